@@ -1,0 +1,37 @@
+"""What all tests share: one thread, no network, the shared data where it is, and one small worked tree."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
+
+import pytest
+import torch
+
+from treeopt.tree import Tree
+
+ROOT_FOLDER = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("TREEOPT_SHARED", ROOT_FOLDER.parent / "shared")).resolve()
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)  # two threads on two busy cores can be ten times slower than one
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The shared data and models; tests that need them skip where they are absent."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the shared data and models ({SHARED} is absent; TREEOPT_SHARED names another place)")
+    return SHARED
+
+
+@pytest.fixture
+def small_tree() -> Tree:
+    """The worked example: two guesses of head 1, and below the first two of head 2 and one of head 3."""
+    return Tree(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)), (0.5, 0.2, 0.25, 0.1, 0.125))

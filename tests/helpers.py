@@ -1,0 +1,44 @@
+"""Makers of records for tests: traces as in real life, and trees of any shape."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treeopt.calibration import MISS, NONE, Calibration, Provenance
+from treeopt.tree import Tree
+
+
+def make_calibration(answers: list[np.ndarray], *, kept: int = 16, ids: list[str] | None = None) -> Calibration:
+    """A calibration from full rank tables, one [G, H] a sequence; `NONE` and `MISS` are put where they belong."""
+    rows = []
+    for table in answers:
+        ranks = np.where(table >= kept, MISS, table).astype(np.uint8)
+        left = np.arange(len(ranks), 0, -1)[:, None]
+        ranks[np.arange(1, ranks.shape[1] + 1)[None, :] >= left] = NONE
+        rows.append(ranks)
+    names = ids or [f"set:{s:08}" for s in range(len(rows))]
+    return Calibration(
+        ranks=np.concatenate(rows),
+        offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+        prompt_ids=tuple(names),
+        token_hashes=tuple(f"{len(row)}-{int(row.sum())}" for row in rows),
+        kept=kept,
+        provenance=Provenance("base", "b1", "heads", "h1", {"answers": "greedy"}, {"sha": "prompts.json"}, {"torch": "2"}),
+    )
+
+
+def random_calibration(seed: int, *, sequences: int = 20, length: int = 50, heads: int = 4, kept: int = 16) -> Calibration:
+    """Ranks that fall off roughly as real ones do, of texts of different lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, length + 1, sequences)
+    return make_calibration([rng.geometric(0.45, (n, heads)) - 1 for n in lengths], kept=kept)
+
+
+def random_tree(seed: int, *, nodes: int, depth: int, ranks: int) -> Tree:
+    """A tree of `nodes` nodes (root counted), grown at random places, with gaps among the ranks."""
+    rng = np.random.default_rng(seed)
+    paths: set[tuple[int, ...]] = {()}
+    while len(paths) < nodes:
+        parents = sorted(path for path in paths if len(path) < depth)
+        paths.add((*parents[rng.integers(len(parents))], int(rng.integers(ranks))))
+    return Tree.from_paths(paths - {()})

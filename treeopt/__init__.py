@@ -1,0 +1,65 @@
+"""treeopt: measure draft heads, build the best tree for them, and decode with it, losslessly.
+
+    from treeopt import compile_tree, load_tree
+    buffers = compile_tree(load_tree("mc_sim_7b_63"))
+
+Importing this package loads neither torch nor transformers; the names below load what they need when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Tree": "treeopt.tree",
+    "Calibration": "treeopt.calibration",
+    "TreeoptError": "treeopt.errors",
+    "load_tree": "treeopt.files.trees",
+    "save_tree": "treeopt.files.trees",
+    "load_calibration": "treeopt.files.calibrations",
+    "save_calibration": "treeopt.files.calibrations",
+    "build_tree": "treeopt.build.trees",
+    "replay": "treeopt.build.replay",
+    "MedusaHeads": "treeopt.models.heads",
+    "load_heads": "treeopt.models.layouts",
+    "run_calibration": "treeopt.calibrate.measure",
+    "Buffers": "treeopt.runtime.buffers",
+    "compile_tree": "treeopt.runtime.buffers",
+    "TreeDecoder": "treeopt.runtime.decode",
+    "validate": "treeopt.runtime.validate",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+if TYPE_CHECKING:
+    from treeopt.build.replay import replay as replay
+    from treeopt.build.trees import build_tree as build_tree
+    from treeopt.calibrate.measure import run_calibration as run_calibration
+    from treeopt.calibration import Calibration as Calibration
+    from treeopt.errors import TreeoptError as TreeoptError
+    from treeopt.files.calibrations import load_calibration as load_calibration
+    from treeopt.files.calibrations import save_calibration as save_calibration
+    from treeopt.files.trees import load_tree as load_tree
+    from treeopt.files.trees import save_tree as save_tree
+    from treeopt.models.heads import MedusaHeads as MedusaHeads
+    from treeopt.models.layouts import load_heads as load_heads
+    from treeopt.runtime.buffers import Buffers as Buffers
+    from treeopt.runtime.buffers import compile_tree as compile_tree
+    from treeopt.runtime.decode import TreeDecoder as TreeDecoder
+    from treeopt.runtime.validate import validate as validate
+    from treeopt.tree import Tree as Tree
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'treeopt' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

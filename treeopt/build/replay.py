@@ -1,0 +1,122 @@
+"""Replay: run a tree over rank traces, exactly as the decoder would step through the same text.
+
+At row t the decoder emits the root g[t] and every draft below it that is right: the longest prefix of row t's ranks
+that is a path of the tree. So the steps of any tree follow from the traces alone: t <- t + 1 + accepted(t).
+Rows past the end of a text are `NONE`, which no path contains, so a step never runs past it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.tree import ROOT, Tree
+
+_CHUNK = 1 << 16  # positions walked at once: the working arrays stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a tree does on traces of P positions in S sequences.
+
+    Args:
+        accepted: int8 [P], drafts that would be accepted if a step began at this position.
+        visited: bool [P], whether a step does begin there.
+        offsets: int64 [S+1], as in the calibration.
+        depth: D of the tree.
+    """
+
+    accepted: NDArray[np.int8]
+    visited: NDArray[np.bool_]
+    offsets: NDArray[np.int64]
+    depth: int
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of all sequences."""
+        return int(self.offsets[-1])
+
+    @property
+    def steps(self) -> int:
+        """Verifications of all sequences."""
+        return int(np.count_nonzero(self.visited))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """tau = all tokens / all steps (not the mean of ratios); 1.0 where there is no text."""
+        return self.tokens / self.steps if self.steps else 1.0
+
+    def steps_by_sequence(self) -> NDArray[np.int64]:
+        """int64 [S]."""
+        total = np.concatenate([[0], np.cumsum(self.visited)])
+        return (total[self.offsets[1:]] - total[self.offsets[:-1]]).astype(np.int64)
+
+    def acceptance_by_depth(self) -> NDArray[np.float64]:
+        """float64 [D]: share of steps that accept d drafts or more, d = 1 .. D."""
+        counts = np.bincount(self.accepted[self.visited], minlength=self.depth + 1)
+        at_least = np.cumsum(counts[::-1])[::-1]
+        return at_least[1 : self.depth + 1] / max(self.steps, 1)
+
+
+def replay(tree: Tree, calibration: Calibration) -> Replay:
+    """Run `tree` over the traces of `calibration`.
+
+    Raises:
+        TreeoptError: E101 where the tree is deeper than the traces' heads; E102 where it has ranks that were not kept.
+    """
+    check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.kept, holder="the calibration")
+    accepted = accepted_drafts(tree, calibration.ranks)
+    return Replay(accepted, _visits(accepted), calibration.offsets, tree.depth)
+
+
+def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
+    """Raise E101 or E102 unless every path has at most `heads` ranks, each below `ranks`."""
+    if tree.depth > heads:
+        what = f"the tree is {tree.depth} deep but {holder} has {heads} heads"
+        fix = f"treeopt build --max-depth {heads}"
+        raise TreeoptError(Code.TREE_TOO_DEEP, what, at=str(list(tree.paths[-1])), fix=fix)
+    if tree.max_rank >= ranks:
+        path = next(path for path in tree.paths if max(path) >= ranks)
+        what = f"the tree asks for rank {max(path)} but {holder} scored {ranks} ranks, 0 to {ranks - 1}"
+        raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {ranks - 1}")
+
+
+def accepted_drafts(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """int8 [P]: length of the longest prefix of each row of `ranks` that is a path of the tree."""
+    table = _child_table(tree)
+    width = table.shape[1] - 1
+    accepted = np.zeros(len(ranks), np.int8)
+    for start in range(0, len(ranks), _CHUNK):
+        chunk = ranks[start : start + _CHUNK]
+        node = np.full(len(chunk), tree.nodes, np.intp)
+        for depth in range(tree.depth):
+            node = table[node, np.minimum(chunk[:, depth], width)]
+            accepted[start : start + _CHUNK] += node != ROOT
+    return accepted
+
+
+def _child_table(tree: Tree) -> NDArray[np.intp]:
+    """[N+1, top_k+1]: the child of a node by rank; node 0 where there is none.
+
+    A walk that left the tree must not come back through the root's children, so the root's own row is moved to index
+    N and row 0 leads nowhere; the walk starts at N. The last column takes every rank the tree does not have.
+    """
+    table = np.zeros((tree.nodes + 1, tree.max_rank + 2), np.intp)
+    for node, path in enumerate(tree.paths, start=1):
+        table[tree.parents[node] or tree.nodes, path[-1]] = node
+    return table
+
+
+def _visits(accepted: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """bool [P]: where steps begin. A step ends at most at the end of its text, so one walk runs through all texts."""
+    stride = (accepted.astype(np.int64) + 1).tolist()
+    visited = bytearray(len(stride))
+    position = 0
+    while position < len(stride):
+        visited[position] = 1
+        position += stride[position]
+    return np.frombuffer(visited, np.bool_)

@@ -1,0 +1,247 @@
+"""Measure: the base model's own continuations, and the rank of each of their tokens under each head.
+
+Tokens are generated first, in batches; then one teacher-forced forward a batch gives the hidden states of every
+position at once, from which all heads are ranked. (The original runs its heads at every decoding step.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+
+import treeopt
+from treeopt.calibrate.prompts import PromptSet, encode
+from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base, check_heads_fit
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.layouts import LoadedHeads
+from treeopt.models.ranks import rank_of
+
+_LOGITS_BYTES = 64 * 1024 * 1024  # logits of all heads alive at once
+
+Progress = Callable[[int, int, str], None]  # done, total, a note
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt's token ids and the ids of its continuation."""
+
+    prompt_id: str
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A prompt that was not run: too long for the context together with the new tokens."""
+
+    prompt_id: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class CalibrationRun:
+    """A calibration, the prompts left out, and how many ready-made answers were cut at the token budget."""
+
+    calibration: Calibration
+    skipped: tuple[Skipped, ...]
+    answers_cut: int
+
+
+def run_calibration(
+    base: Base,
+    loaded: LoadedHeads,
+    prompts: PromptSet,
+    *,
+    max_new_tokens: int = 128,
+    batch_size: int = 16,
+    temperature: float = 0.0,
+    seed: int = 0,
+    chat_template: bool = True,
+    responses: bool = False,
+    progress: Progress = lambda done, total, note: None,
+) -> CalibrationRun:
+    """Trace the heads over continuations of the prompts.
+
+    Args:
+        base: the base model.
+        loaded: its heads.
+        prompts: what to continue; with `responses` each brings the answer to score.
+        max_new_tokens: budget of each continuation; fewer where the model ends the text.
+        batch_size: prompts run together; batched and single runs differ only by rounding.
+        temperature: 0 is greedy; above, tokens are sampled with `seed` (and depend on the batch size).
+        seed: of the sampling.
+        chat_template: put requests through the tokenizer's chat template, where it has one.
+        responses: score the prompts' own answers; nothing is generated.
+        progress: told after each batch.
+
+    Raises:
+        TreeoptError: E212 where the heads do not fit the base, E303 where every prompt is too long, and as `encode`.
+    """
+    check_heads_fit(base, loaded.heads, loaded.name)
+    heads = loaded.heads.to(base.device, base.dtype)
+    texts, skipped, cut = _encode_all(base, prompts, max_new_tokens, chat_template)
+    if not texts:
+        what = f"all {len(skipped)} prompts are too long for {max_new_tokens} new tokens in {base.context}"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
+    torch.manual_seed(seed)
+    kept = min(MAX_RANKS, base.vocab_size)
+    # Prompts of like length share a batch, so that little is padding; the record puts them back in order.
+    order = sorted(range(len(texts)), key=lambda i: (len(texts[i].prompt), i))
+    rows: list[Ranks] = [np.empty((0, heads.num_heads), np.uint8)] * len(texts)
+    done = 0
+    for start in range(0, len(texts), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = [texts[i] for i in chosen]
+        if not responses:
+            batch = continue_texts(base, batch, max_new_tokens, temperature=temperature)
+        for i, text, ranks in zip(chosen, batch, trace_texts(base, heads, batch, kept), strict=True):
+            texts[i], rows[i] = text, ranks
+        done += len(batch)
+        progress(done, len(texts), _first_accuracy(rows))
+    settings = {
+        "answers": "given" if responses else "greedy" if temperature == 0 else f"sampled at {temperature}, seed {seed}",
+        "max_new_tokens": max_new_tokens,
+        "chat_template": _template_hash(base, chat_template),
+        "eos": list(base.eos_ids),
+        "dtype": str(base.dtype).removeprefix("torch."),
+    }
+    provenance = Provenance(
+        model=base.name,
+        model_id=base.fingerprint,
+        heads=loaded.name,
+        heads_id=loaded.fingerprint,
+        settings=settings,
+        prompts={prompts.sha256: prompts.name},
+        made_by=versions(base),
+    )
+    return CalibrationRun(as_calibration(texts, rows, kept, provenance), tuple(skipped), cut)
+
+
+def as_calibration(texts: Sequence[Text], rows: Sequence[Ranks], kept: int, provenance: Provenance) -> Calibration:
+    """The record of texts (in ascending order of prompt id) and their ranks (uint8 [G, H] each)."""
+    return Calibration(
+        ranks=np.concatenate(rows),
+        offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+        prompt_ids=tuple(text.prompt_id for text in texts),
+        token_hashes=tuple(_token_hash(text.answer) for text in texts),
+        kept=kept,
+        provenance=provenance,
+    )
+
+
+@torch.inference_mode()
+def continue_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, temperature: float = 0.0) -> list[Text]:
+    """The texts with the base model's own continuation, by stock `generate`, up to and with the end-of-text token."""
+    longest = max(len(text.prompt) for text in texts)
+    ids = torch.full((len(texts), longest), base.pad_id)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):  # padded on the left: the new tokens follow on the right
+        ids[row, longest - len(text.prompt) :] = torch.tensor(text.prompt)
+        mask[row, longest - len(text.prompt) :] = 1
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
+    out = base.model.generate(
+        ids.to(base.device),
+        attention_mask=mask.to(base.device),
+        generation_config=base.plain_config(max_new_tokens, **sampling),
+    )
+    answers = out[:, longest:].tolist()
+    return [
+        Text(text.prompt_id, text.prompt, cut_at_end(answer, base.eos_ids))
+        for text, answer in zip(texts, answers, strict=True)
+    ]
+
+
+def cut_at_end(answer: list[int], eos_ids: Sequence[int]) -> list[int]:
+    """The tokens up to and with the first that ends the text."""
+    ends = [i for i, token in enumerate(answer) if token in eos_ids]
+    return answer[: ends[0] + 1] if ends else answer
+
+
+@torch.inference_mode()
+def trace_texts(base: Base, heads: MedusaHeads, texts: Sequence[Text], kept: int) -> list[Ranks]:
+    """Ranks of the continuations' tokens, one uint8 [G, H] a text; one forward for all texts.
+
+    Row i is the state in which token g[i] is the root: the hidden state before it. Column h-1 is the rank of g[i+h]
+    under head h; `MISS` from `kept` on, `NONE` beyond the end.
+    """
+    # The last token predicts nothing that came, so it is left out. Padding on the right is never seen: causality.
+    inputs = [text.prompt + text.answer[:-1] for text in texts]
+    ids = torch.full((len(texts), max(map(len, inputs))), base.pad_id)
+    for row, tokens in enumerate(inputs):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+    _, hidden = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=1)
+    states = [hidden[row, len(t.prompt) - 1 : len(t.prompt) - 1 + len(t.answer)] for row, t in enumerate(texts)]
+    targets = torch.cat([_targets(text.answer, heads.num_heads) for text in texts]).to(base.device)  # [n, H]
+    ranks = _rank_rows(base, heads, torch.cat(states), targets, kept)
+    return list(np.split(ranks, np.cumsum([len(text.answer) for text in texts])[:-1]))
+
+
+def _targets(answer: Sequence[int], num_heads: int) -> Tensor:
+    """int64 [G, H]: the token that head h should guess at row i; -1 beyond the end."""
+    padded = torch.tensor([*answer, *[-1] * num_heads])
+    return padded.unfold(0, num_heads + 1, 1)[:, 1:]
+
+
+def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, kept: int) -> NDArray[np.uint8]:
+    """uint8 [n, H] from hidden [n, d] and targets [n, H]; the logits of a few rows are alive at a time."""
+    out = torch.empty(targets.shape, dtype=torch.uint8)
+    chunk = max(1, _LOGITS_BYTES // (heads.num_heads * base.vocab_size * hidden.element_size()))
+    for start in range(0, len(hidden), chunk):
+        true = targets[start : start + chunk].T  # [H, c]
+        logits = heads(hidden[start : start + chunk], base.lm_head)  # [H, c, V]
+        ranks = rank_of(logits.flatten(0, 1), true.flatten().clamp(min=0)).view(true.shape)
+        ranks = ranks.masked_fill(ranks >= kept, MISS).masked_fill(true < 0, NONE)
+        out[start : start + chunk] = ranks.T.to("cpu", torch.uint8)
+    return out.numpy()
+
+
+def _encode_all(
+    base: Base, prompts: PromptSet, max_new_tokens: int, chat_template: bool
+) -> tuple[list[Text], list[Skipped], int]:
+    """Token ids of all prompts that fit, those that do not, and the number of answers cut at the budget."""
+    texts, skipped, cut = [], [], 0
+    for prompt in prompts.prompts:
+        ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
+        if not ids or len(ids) + max_new_tokens > base.context:
+            skipped.append(Skipped(prompt.id, len(ids)))
+            continue
+        cut += len(answer) > max_new_tokens
+        texts.append(Text(prompt.id, ids, answer[:max_new_tokens]))
+    return texts, skipped, cut
+
+
+def versions(base: Base) -> dict[str, str]:
+    """What a measurement ran on."""
+    device = torch.cuda.get_device_name(base.device) if base.device.type == "cuda" else base.device.type
+    return {
+        "treeopt": treeopt.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": device,
+    }
+
+
+def _template_hash(base: Base, used: bool) -> str:
+    template = base.tokenizer.chat_template if used and base.tokenizer is not None else None
+    return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else "none"
+
+
+def _token_hash(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:16]
+
+
+def _first_accuracy(rows: Sequence[Ranks]) -> str:
+    first = np.concatenate(rows)[:, 0]
+    trials = np.count_nonzero(first != NONE)
+    return f"head 1 top-1 {np.count_nonzero(first == 0) / max(trials, 1):.1%}"

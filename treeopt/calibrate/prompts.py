@@ -1,0 +1,231 @@
+"""Prompts from a file, the hub, or a named set, and their token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from transformers import PreTrainedTokenizerBase
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files import strict_yaml
+from treeopt.files.atomic import read_bytes
+from treeopt.files.bundled import prompt_sets
+from treeopt.files.schemas import Schema, check
+from treeopt.files.tensors import canonical_json
+from treeopt.models.hub import hub_reachable, looks_local, unreachable
+
+ALPACA_EVAL = "alpaca_eval"
+_SCHEMA = "treeopt.prompts/1"
+_ASKED = ("instruction", "prompt")  # a request: goes through the chat template
+_PLAIN = "text"  # continued as it stands
+_ANSWERS = ("output", "response", "completion", "answer")
+_ROW_DIGITS = 8
+_FORMATS = (".json", ".jsonl", ".txt", ".parquet")
+
+Message = Mapping[str, str]
+
+
+class PromptSetFile(Schema):
+    """The format `treeopt.prompts/1`: where a named prompt set lies on the hub."""
+
+    schema_name: Literal["treeopt.prompts/1"] = Field(alias="schema")
+    repository: str
+    file: str
+    reference: str
+    license: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: a chat, or plain text to continue; `answer` where the row brings one."""
+
+    id: str
+    messages: tuple[Message, ...] | None
+    text: str | None
+    answer: str | None
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts with their origin: `name` as the user gave it, `sha256` of the file (or of the rows, from a data set)."""
+
+    name: str
+    sha256: str
+    prompts: tuple[Prompt, ...]
+
+
+def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) -> PromptSet:
+    """Prompts by file name, hub data set (`owner/name` or `owner/name:split`) or named set.
+
+    Args:
+        name: a .json, .jsonl, .txt or .parquet file; a hub data set; or a named set such as `alpaca_eval`.
+        limit: only the first rows.
+        answers: demand an answer in each row (`output`, `response`, `completion`, `answer`, or a last assistant message).
+
+    Raises:
+        TreeoptError: E201 where a file is missing, E301 where the hub is needed and does not answer, E302 where a row
+            has no usable field, E303 where there is no row.
+    """
+    path = Path(name).expanduser()
+    if not path.exists() and name in prompt_sets():
+        path = _fetch_set(name)
+    if path.exists() or looks_local(name):
+        digest, rows = _read_file(path)
+    else:
+        digest, rows = _read_dataset(name)
+    rows = rows[:limit]
+    if not rows:
+        raise TreeoptError(Code.PROMPTS_EMPTY, f"{name} holds no prompts")
+    prompts = tuple(_prompt(row, f"{digest[:16]}:{i:0{_ROW_DIGITS}}", name, i, answers) for i, row in enumerate(rows))
+    return PromptSet(name, digest, prompts)
+
+
+def encode(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, *, chat_template: bool
+) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt and of its answer (empty where it has none).
+
+    Args:
+        prompt: what to encode.
+        tokenizer: the base model's.
+        chat_template: put requests through the tokenizer's chat template, where it has one.
+
+    Raises:
+        TreeoptError: E302 where chat messages meet a tokenizer without a template, E304 where there is no tokenizer.
+    """
+    if tokenizer is None:
+        raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
+    templated = chat_template and tokenizer.chat_template is not None
+    messages = prompt.messages
+    if messages is not None and templated:
+        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    elif messages is not None and len(messages) > 1:
+        raise TreeoptError(
+            Code.PROMPTS_INVALID,
+            f"prompt {prompt.id} is a conversation, but no chat template is in use",
+            why="several messages become one text only by the model's chat template",
+            fix="use a tokenizer with a chat template, or prompts with `instruction` or `text`",
+        )
+    else:
+        text = prompt.text if messages is None else messages[0]["content"]
+        ids = tokenizer(text)["input_ids"]
+    answer = [] if prompt.answer is None else tokenizer(prompt.answer, add_special_tokens=False)["input_ids"]
+    return list(ids), list(answer)
+
+
+def _prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
+    if isinstance(row, str):
+        row = {_ASKED[0]: row}
+    fields = row if isinstance(row, dict) else {}
+    messages, text, answer = fields.get("messages"), fields.get(_PLAIN), _first_text(fields, _ANSWERS)
+    asked = _first_text(fields, _ASKED)
+    if _is_chat(messages):
+        if messages[-1]["role"] == "assistant":
+            answer, messages = messages[-1]["content"], messages[:-1]
+        chat: tuple[Message, ...] | None = tuple(messages)
+        text = None
+    elif asked is not None:
+        extra = fields.get("input")
+        content = f"{asked}\n\n{extra}" if isinstance(extra, str) and extra else asked
+        chat, text = ({"role": "user", "content": content},), None
+    elif isinstance(text, str) and text:
+        chat = None
+    else:
+        found = ", ".join(map(str, fields)) or type(row).__name__
+        fix = 'one {"instruction": "..."} a row works'
+        raise TreeoptError(
+            Code.PROMPTS_INVALID, f"row {index} of {name} has no usable field", at=f"it has: {found}", fix=fix
+        )
+    if answers and not answer:
+        what = f"row {index} of {name} has no answer to score"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs one of {', '.join(_ANSWERS)}")
+    return Prompt(prompt_id, chat, text, answer if answers else None)
+
+
+def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    return next((fields[name] for name in names if isinstance(fields.get(name), str) and fields[name]), None)
+
+
+def _is_chat(messages: Any) -> bool:
+    if not isinstance(messages, list) or not messages:
+        return False
+    known = all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)
+    asked = [m for m in messages if m["role"] == "user"] if known else []
+    return bool(asked)
+
+
+def _fetch_set(name: str) -> Path:
+    """The file of a named set, from the hub or its cache."""
+    described = check(strict_yaml.load(prompt_sets()[name]), PromptSetFile, _SCHEMA)
+    from huggingface_hub import hf_hub_download
+
+    offline = not hub_reachable()
+    try:
+        got = hf_hub_download(described.repository, described.file, repo_type="dataset", local_files_only=offline)
+    except Exception as error:  # the client raises many kinds; all mean that the file cannot be had
+        raise unreachable(name, "--prompts", error) from error
+    return Path(got)
+
+
+def _read_file(path: Path) -> tuple[str, list[Any]]:
+    raw = read_bytes(path)
+    digest = hashlib.sha256(raw).hexdigest()
+    if path.suffix == ".parquet":
+        return digest, _read_parquet(path)
+    if path.suffix not in _FORMATS:
+        raise TreeoptError(Code.PROMPTS_INVALID, f"{path} is none of {', '.join(_FORMATS)}")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not UTF-8 text (byte {error.start})") from error
+    if path.suffix == ".txt":
+        return digest, [line for line in text.splitlines() if line.strip()]
+    if path.suffix == ".jsonl":
+        numbered = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
+        return digest, [_parse(path, line, i) for i, line in numbered]
+    rows = _parse(path, text, 1)
+    if not isinstance(rows, list):
+        raise TreeoptError(Code.PROMPTS_INVALID, f"{path} holds a {type(rows).__name__}, not a list of prompts")
+    return digest, rows
+
+
+def _parse(path: Path, text: str, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        row = line + getattr(error, "lineno", 1) - 1
+        what = f"{path} is not JSON: {getattr(error, 'msg', 'nested too deep')}"
+        raise TreeoptError(Code.FILE_INVALID, what, at=f"{path}:{row}:{getattr(error, 'colno', 1)}") from error
+
+
+def _read_parquet(path: Path) -> list[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows: list[Any] = parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not a parquet file: {str(error).splitlines()[0]}") from error
+    return rows
+
+
+def _read_dataset(name: str) -> tuple[str, list[Any]]:
+    """Rows of a hub data set; the split after a colon, else `test`, `validation` or `train`, the first there is."""
+    if not hub_reachable():
+        raise unreachable(name, "--prompts", ConnectionError("not reachable"))
+    import datasets
+
+    repository, _, split = name.partition(":")
+    try:
+        names = datasets.get_dataset_split_names(repository)
+        preferred = [s for s in (split, "test", "validation", "train", *names) if s in names]
+        rows = datasets.load_dataset(repository, split=split or preferred[0]).to_list()
+    except Exception as error:  # the client raises many kinds; all mean that the data set cannot be had
+        raise unreachable(name, "--prompts", error) from error
+    return hashlib.sha256(canonical_json(rows).encode()).hexdigest(), rows

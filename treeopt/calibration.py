@@ -1,0 +1,215 @@
+"""The calibration record: for each decode position, the rank that each head gave to the token that really came.
+
+Everything else is derived from these traces: hits, trials, accuracies, standard errors, and by replay
+(`treeopt.build.replay`) the exact number of tokens per step of any tree.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import Code, TreeoptError
+
+MISS = 254  # the true token's rank lies beyond the ranks that were kept
+NONE = 255  # there is no true token: the text had ended
+MAX_RANKS = 253  # most ranks a calibration can keep
+
+Ranks = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a calibration was measured, so that its numbers can be made again.
+
+    `model_id` and `heads_id` fingerprint the weights; with `settings` they decide what may be merged. `prompts` names
+    each prompt file with its SHA-256; `made_by` the versions and device.
+    """
+
+    model: str
+    model_id: str
+    heads: str
+    heads_id: str
+    settings: Mapping[str, Any]
+    prompts: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the file, its name
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+
+    def mergeable(self) -> dict[str, Any]:
+        """What two calibrations must have in common."""
+        return {"model_id": self.model_id, "heads_id": self.heads_id, "settings": dict(self.settings)}
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Rank traces of S sequences, P positions in all, for H heads.
+
+    Row i of a sequence is the decode state in which generated token g[i] is the root; `ranks[i, h-1]` is the rank of
+    g[i+h] under head h, or `MISS`, or `NONE` where g has no token i+h. A sequence of G tokens has G rows.
+
+    Args:
+        ranks: uint8 [P, H].
+        offsets: int64 [S+1]; sequence s is rows offsets[s] to offsets[s+1].
+        prompt_ids: S strings `<prompt set>:<row>`, ascending; the set is a hash, the row has eight digits.
+        token_hashes: S hashes of the generated tokens.
+        kept: number of ranks kept per head, at most 253; ranks from there on are `MISS`.
+        provenance: how it was measured.
+
+    Raises:
+        TreeoptError: E220 where a rule above is broken.
+    """
+
+    ranks: Ranks
+    offsets: NDArray[np.int64]
+    prompt_ids: tuple[str, ...]
+    token_hashes: tuple[str, ...]
+    kept: int
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        fault = self._fault()
+        if fault:
+            raise TreeoptError(Code.CALIBRATION_INVALID, f"not a calibration: {fault}")
+        self.ranks.setflags(write=False)
+        self.offsets.setflags(write=False)
+
+    def _fault(self) -> str:
+        sequences = len(self.prompt_ids)
+        if self.ranks.dtype != np.uint8 or self.ranks.ndim != 2 or not self.ranks.shape[1]:
+            return f"ranks are {self.ranks.dtype} {list(self.ranks.shape)}, not uint8 [P, H]"
+        if self.offsets.dtype != np.int64 or self.offsets.shape != (sequences + 1,):
+            return f"{sequences} prompts but offsets {self.offsets.dtype} {list(self.offsets.shape)}"
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.ranks) or np.any(np.diff(self.offsets) < 0):
+            return "offsets do not run from 0 to the number of positions"
+        if len(self.token_hashes) != sequences:
+            return f"{sequences} prompts but {len(self.token_hashes)} token hashes"
+        if any(a >= b for a, b in zip(self.prompt_ids, self.prompt_ids[1:], strict=False)):
+            return "prompt ids are not ascending"
+        if not 1 <= self.kept <= MAX_RANKS:
+            return f"{self.kept} ranks kept, not 1 to {MAX_RANKS}"
+        if np.any((self.ranks >= self.kept) & (self.ranks < MISS)):
+            return f"a rank is {self.kept} or more although {self.kept} were kept"
+        # Exactly the tokens beyond the end are NONE: replay relies on it to stop at the end of each text.
+        beyond = np.arange(1, self.num_heads + 1)[None, :] >= self._rows_left()[:, None]
+        if not np.array_equal(self.ranks == NONE, beyond):
+            return "NONE must stand exactly where the text had ended"
+        return ""
+
+    def _rows_left(self) -> NDArray[np.int64]:
+        """For each position, the rows from it to the end of its sequence, itself included: int64 [P]."""
+        return np.repeat(self.offsets[1:], np.diff(self.offsets)) - np.arange(len(self.ranks))
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return int(self.ranks.shape[1])
+
+    @property
+    def positions(self) -> int:
+        """P, the number of generated tokens."""
+        return int(self.ranks.shape[0])
+
+    @property
+    def sequences(self) -> int:
+        """S."""
+        return len(self.prompt_ids)
+
+    @functools.cached_property
+    def hits(self) -> NDArray[np.int64]:
+        """int64 [H, kept]: how often the true token had rank r under head h."""
+        counts = [np.bincount(self.ranks[:, h], minlength=256)[: self.kept] for h in range(self.num_heads)]
+        return np.stack(counts).astype(np.int64)
+
+    @functools.cached_property
+    def trials(self) -> NDArray[np.int64]:
+        """int64 [H]: positions at which head h had a true token to guess; deeper heads have fewer."""
+        return np.count_nonzero(self.ranks != NONE, axis=0).astype(np.int64)
+
+    @functools.cached_property
+    def accuracy(self) -> NDArray[np.float64]:
+        """float64 [H, kept]: share of trials with rank r exactly (top-(r+1) minus top-r; the paper's a_k^(i))."""
+        return self.hits / np.maximum(self.trials, 1)[:, None]
+
+    def standard_error(self, top_k: int) -> NDArray[np.float64]:
+        """float64 [H, top_k]: standard error of `accuracy`, clustered by sequence (tokens of one text are not independent).
+
+        The ratio estimator's: sqrt(S/(S-1) * sum over sequences of (hits - accuracy * trials)^2) / trials.
+        """
+        errors = np.zeros((self.num_heads, top_k))
+        filled = np.flatnonzero(np.diff(self.offsets))  # reduceat gives a row of its own to empty sequences
+        starts = self.offsets[filled]
+        if len(filled) < 2:
+            return np.full_like(errors, np.nan)
+        for h in range(self.num_heads):
+            trials = np.add.reduceat((self.ranks[:, h] != NONE).astype(np.int64), starts)
+            for r in range(min(top_k, self.kept)):
+                hits = np.add.reduceat((self.ranks[:, h] == r).astype(np.int64), starts)
+                spread = np.sum((hits - self.accuracy[h, r] * trials) ** 2)
+                errors[h, r] = np.sqrt(spread * len(filled) / (len(filled) - 1)) / max(self.trials[h], 1)
+        return errors
+
+    def merge(self, other: Calibration) -> Calibration:
+        """Both, by prompt id: associative and commutative; a prompt in both counts once.
+
+        Raises:
+            TreeoptError: E221 where model, heads or settings differ, or one prompt has two different traces.
+        """
+        mine, theirs = self.provenance.mergeable(), other.provenance.mergeable()
+        differing = [key for key in mine if mine[key] != theirs[key]]
+        if self.num_heads != other.num_heads or self.kept != other.kept:
+            differing.append("heads or ranks kept")
+        if differing:
+            lines = [f"{key}: {mine.get(key)} and {theirs.get(key)}" for key in differing if key in mine]
+            raise TreeoptError(
+                Code.CALIBRATION_MISMATCH, f"the calibrations differ in {', '.join(differing)}", at="\n".join(lines)
+            )
+        parts = {prompt: (self, s) for s, prompt in enumerate(self.prompt_ids)}
+        for s, prompt in enumerate(other.prompt_ids):
+            if prompt in parts and not _same_trace(*parts[prompt], other, s):
+                raise TreeoptError(Code.CALIBRATION_MISMATCH, f"prompt {prompt} has a different trace in each calibration")
+            parts.setdefault(prompt, (other, s))
+        chosen = [parts[prompt] for prompt in sorted(parts)]
+        rows = [record.sequence(s) for record, s in chosen]
+        return Calibration(
+            ranks=np.concatenate(rows) if rows else self.ranks.copy(),
+            offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+            prompt_ids=tuple(sorted(parts)),
+            token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
+            kept=self.kept,
+            provenance=_merge_provenance(self.provenance, other.provenance),
+        )
+
+    def sequence(self, s: int) -> Ranks:
+        """uint8 [G, H]: the rows of one sequence."""
+        return self.ranks[self.offsets[s] : self.offsets[s + 1]]
+
+
+def _same_trace(record: Calibration, s: int, other: Calibration, t: int) -> bool:
+    same_tokens = record.token_hashes[s] == other.token_hashes[t]
+    return same_tokens and np.array_equal(record.sequence(s), other.sequence(t))
+
+
+def _merge_provenance(one: Provenance, other: Provenance) -> Provenance:
+    """Names and versions where both agree; else both, sorted, so that the order of merging leaves no trace."""
+    made_by = {
+        key: _both(one.made_by.get(key), other.made_by.get(key)) for key in sorted({*one.made_by, *other.made_by})
+    }
+    names = sorted({*one.prompts.items(), *other.prompts.items()})
+    return Provenance(
+        model=min(one.model, other.model),
+        model_id=one.model_id,
+        heads=min(one.heads, other.heads),
+        heads_id=one.heads_id,
+        settings=one.settings,
+        prompts=dict(reversed(names)),  # one name a file: the first in order
+        made_by=made_by,
+    )
+
+
+def _both(one: Any, other: Any) -> Any:
+    parts = {str(part) for value in (one, other) if value is not None for part in str(value).split(" | ")}
+    return one if one == other else " | ".join(sorted(parts))

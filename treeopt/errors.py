@@ -1,0 +1,93 @@
+"""The error registry: every fault a user can meet, its number and its exit status.
+
+    E1xx  a tree, or a tree with its heads     E4xx  the environment
+    E2xx  a file                               E5xx  decoding
+    E3xx  prompts, hub and data
+
+Raise `TreeoptError(Code.X, what, ...)`; the command line prints it and exits with `Code.X.exit_status`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_USAGE = 2
+EXIT_INPUT = 3
+EXIT_ENVIRONMENT = 4
+EXIT_NOT_LOSSLESS = 5
+EXIT_BELOW_THRESHOLD = 6
+EXIT_INTERRUPTED = 130
+
+
+class Code(enum.Enum):
+    """Number, exit status and the rule that was broken."""
+
+    TREE_TOO_DEEP = ("E101", EXIT_INPUT, "depth d is drafted by head d, so a tree cannot be deeper than its heads")
+    RANK_TOO_LARGE = ("E102", EXIT_INPUT, "a path names ranks that were never scored")
+    TREE_INVALID = ("E103", EXIT_INPUT, "a tree is a prefix-closed set of different paths of ranks from 0")
+    TREE_UNKNOWN = ("E104", EXIT_INPUT, "a tree is a YAML file or a name from `treeopt list`")
+    TREE_NOT_EXPORTABLE = ("E105", EXIT_INPUT, "the layout asked for cannot hold this tree")
+    FILE_MISSING = ("E201", EXIT_INPUT, "a file or folder that was named is not there")
+    FILE_EXISTS = ("E202", EXIT_INPUT, "what took long to make is not overwritten unasked")
+    FILE_INVALID = ("E203", EXIT_INPUT, "a file does not follow its schema")
+    FILE_UNWRITABLE = ("E204", EXIT_INPUT, "the output cannot be written")
+    PICKLE_REFUSED = ("E210", EXIT_INPUT, "only plain tensors are read from .pt files (weights_only=True)")
+    HEADS_INVALID = ("E211", EXIT_INPUT, "a heads checkpoint does not have the Medusa layout")
+    HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads were not made for this base model")
+    CALIBRATION_INVALID = ("E220", EXIT_INPUT, "a calibration breaks one of its own rules")
+    CALIBRATION_MISMATCH = ("E221", EXIT_INPUT, "only calibrations of the same model, heads and settings merge")
+    HUB_UNREACHABLE = ("E301", EXIT_ENVIRONMENT, "not on this machine, and the hub cannot be reached")
+    PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `instruction`, `prompt` or `text`")
+    PROMPTS_EMPTY = ("E303", EXIT_INPUT, "no prompt was left to run")
+    MODEL_INVALID = ("E304", EXIT_INPUT, "the base model cannot be loaded")
+    PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a program that was asked for is not installed")
+    DEVICE_UNUSABLE = ("E402", EXIT_ENVIRONMENT, "the device that was asked for is not usable here")
+    NOT_LOSSLESS = ("E501", EXIT_NOT_LOSSLESS, "tree decoding must give the text of plain greedy decoding")
+    NO_TREES = ("E502", EXIT_INPUT, "this model cannot verify a tree in one forward pass")
+    CONTEXT_FULL = ("E503", EXIT_INPUT, "prompt and new tokens must fit into the model's context")
+    BELOW_THRESHOLD = ("E504", EXIT_BELOW_THRESHOLD, "a figure is below the threshold that was asked for")
+
+    def __init__(self, number: str, exit_status: int, rule: str) -> None:
+        self.number = number
+        self.exit_status = exit_status
+        self.rule = rule
+
+
+class TreeoptError(Exception):
+    """One fault, in the four parts that a user needs.
+
+    Args:
+        code: which fault; decides the exit status.
+        what: what is wrong, with the values.
+        at: where: `file:line:column`, an option, or several of them, one a line.
+        why: the rule in one sentence; the code's own rule where empty.
+        fix: a command or an edit that works.
+    """
+
+    def __init__(self, code: Code, what: str, *, at: str = "", why: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.at = at
+        self.why = why or code.rule
+        self.fix = fix
+
+    @property
+    def exit_status(self) -> int:
+        return self.code.exit_status
+
+    def as_dict(self) -> dict[str, str | int]:
+        """The parts under the names that `--json` prints."""
+        parts = {"what": self.what, "at": self.at, "why": self.why, "fix": self.fix}
+        return {"error": self.code.number, **parts, "exit_status": self.exit_status}
+
+    def __str__(self) -> str:
+        lines = [f"error[{self.code.number}]: {self.what}"]
+        for name, text in (("at", self.at), ("why", self.why), ("fix", self.fix)):
+            if text:
+                first, *rest = text.splitlines()
+                lines.append(f"  {name + ':':4} {first}")
+                lines.extend(f"       {line}" for line in rest)
+        return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""Calibration files: rank traces and their provenance as safetensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+
+from treeopt.calibration import Calibration, Provenance
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.tensors import read_arrays, write_arrays
+
+SCHEMA = "treeopt.calibration/1"
+DEFAULT_FILE = "calibration.safetensors"
+
+
+def save_calibration(
+    calibration: Calibration, path: str | os.PathLike[str], *, overwrite: bool = False
+) -> None:
+    """Write a calibration; equal content gives equal bytes.
+
+    Raises:
+        TreeoptError: E202 where the file exists and `overwrite` is off: calibrations take long to make.
+    """
+    header = {
+        "schema": SCHEMA,
+        "kept": calibration.kept,
+        "prompt_ids": list(calibration.prompt_ids),
+        "token_hashes": list(calibration.token_hashes),
+        "provenance": dataclasses.asdict(calibration.provenance),
+    }
+    arrays = {"ranks": calibration.ranks, "offsets": calibration.offsets}
+    write_arrays(path, arrays, header, overwrite=overwrite)
+
+
+def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration:
+    """Read a calibration.
+
+    Raises:
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E220 where it is not one.
+    """
+    if not os.path.exists(path):
+        raise TreeoptError(
+            Code.FILE_MISSING,
+            f"there is no calibration {path}",
+            why="a tree is built from measured traces",
+            fix=f"treeopt calibrate --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
+        )
+    arrays, header = read_arrays(path, SCHEMA)
+    try:
+        return Calibration(
+            ranks=arrays["ranks"],
+            offsets=arrays["offsets"].astype(np.int64, casting="equiv"),
+            prompt_ids=tuple(header["prompt_ids"]),
+            token_hashes=tuple(header["token_hashes"]),
+            kept=header["kept"],
+            provenance=Provenance(**header["provenance"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a calibration: {error}") from error

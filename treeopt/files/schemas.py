@@ -1,0 +1,48 @@
+"""Checked YAML: a pydantic model says what a file may hold; faults come back as `file:line:column`, several at once."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.strict_yaml import Document
+from treeopt.tree import MAX_FAULTS
+
+
+class Schema(BaseModel):
+    """Base of our files' schemas: unknown keys and silent conversions are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+S = TypeVar("S", bound=Schema)
+
+
+def check(document: Document, schema: type[S], name: str) -> S:
+    """The document as `schema`.
+
+    Raises:
+        TreeoptError: E203 with every fault (at most 10) and its place.
+    """
+    data = document.data
+    found = data.get("schema") if isinstance(data, dict) else None
+    if found != name:
+        what = f"{document.path} says schema {found!r}, but this treeopt reads {name!r}"
+        raise TreeoptError(Code.FILE_INVALID, what, at=document.at(("schema",)))
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        faults = [(tuple(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False)]
+        raise faults_error(document, name, faults) from error
+
+
+def faults_error(document: Document, name: str, faults: list[tuple[tuple[str | int, ...], str]]) -> TreeoptError:
+    """One error that lists the faults of a file, each with its place."""
+    lines = [f"{document.at(where)}  {'.'.join(map(str, where))}: {what}" for where, what in faults[:MAX_FAULTS]]
+    if len(faults) > MAX_FAULTS:
+        lines.append(f"and {len(faults) - MAX_FAULTS} more")
+    count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    what = f"{document.path} is not a {name} file: {count}"
+    return TreeoptError(Code.FILE_INVALID, what, at="\n".join(lines), fix="correct these places, or make the file again")

@@ -1,0 +1,175 @@
+"""The base model: a stock causal language model from `transformers`, unmodified, with its tokenizer."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.fingerprint import fingerprint
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.hub import hub_reachable, looks_local, unreachable
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Settings of a model's generation config that would make stock `generate` something else than plain greedy decoding.
+_PLAIN = {
+    "do_sample": False,
+    "num_beams": 1,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+}
+_NO_LIMIT = 1 << 30  # context of models that do not state one
+
+
+@dataclass(frozen=True)
+class Base:
+    """A loaded base model; `name` is what the user called it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    name: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def lm_head(self) -> nn.Module:
+        """The linear layer from hidden states to the vocabulary."""
+        head: nn.Module = self.model.get_output_embeddings()
+        return head
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the width of the logits."""
+        return int(self.lm_head.weight.shape[0])  # type: ignore[union-attr, arg-type]  # a linear layer
+
+    @property
+    def hidden_size(self) -> int:
+        """d, the width of the LM head's input."""
+        return int(self.lm_head.weight.shape[1])  # type: ignore[union-attr, arg-type]  # a linear layer
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else _NO_LIMIT
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text, by the model's generation config; none is possible."""
+        ids = self.model.generation_config.eos_token_id
+        return tuple(ids) if isinstance(ids, (list, tuple)) else () if ids is None else (int(ids),)
+
+    @property
+    def pad_id(self) -> int:
+        """Filler beyond a text's end; never looked at."""
+        pad = self.model.generation_config.pad_token_id
+        return int(pad) if pad is not None else self.eos_ids[0] if self.eos_ids else 0
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.model)
+
+    def plain_config(self, max_new_tokens: int, **more: Any) -> GenerationConfig:
+        """Stock `generate` without any rule but the end of text; `more` overrides."""
+        eos = list(self.eos_ids) or None
+        settings = {**_PLAIN, "max_new_tokens": max_new_tokens, "eos_token_id": eos, "pad_token_id": self.pad_id, **more}
+        return GenerationConfig(**settings)
+
+    def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+        """One stock forward: logits and last hidden states (after the final norm, what the LM head reads)."""
+        out = self.model(ids, output_hidden_states=-1, **inputs)
+        return out.logits, out.hidden_states[-1]
+
+
+def load_base(name: str, *, dtype: str = "auto", device: str = "auto") -> Base:
+    """A base model from a folder or the hub.
+
+    Args:
+        name: folder or hub name.
+        dtype: `float32`, `bfloat16`, `float16`; `auto` is float32 on the CPU and the checkpoint's own elsewhere.
+        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` is the first accelerator, else the CPU.
+
+    Raises:
+        TreeoptError: E201, E301, E304 where the model cannot be had or read; E402 where the device cannot be used.
+    """
+    place = pick_device(device)
+    wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
+    options: dict[str, Any] = {}
+    path = Path(name).expanduser()
+    if not path.exists():
+        if looks_local(name):
+            raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
+        options["local_files_only"] = not hub_reachable()
+    where = str(path) if path.exists() else name
+    try:
+        # Attention over few tokens in bfloat16 is several times slower through sdpa than eagerly on a CPU.
+        slow_sdpa = place.type == "cpu" and wanted is torch.bfloat16
+        attention = {"attn_implementation": "eager"} if slow_sdpa else {}
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=wanted, **options, **attention)
+    except Exception as error:  # transformers raises many kinds for one fact: this is not a loadable model
+        if not path.exists():
+            raise unreachable(name, "--model", error) from error
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TreeoptError(Code.MODEL_INVALID, f"{name} is not a model that transformers can load", why=said) from error
+    try:
+        model = model.to(place)
+    except (RuntimeError, AssertionError) as error:
+        raise _unusable(str(place), str(error).splitlines()[0]) from error
+    return Base(model.eval(), _load_tokenizer(where, options), os.path.normpath(name) if path.exists() else name)
+
+
+def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:
+    """Raise E212 unless the heads' sizes are the base's."""
+    faults = []
+    if heads.hidden_size != base.hidden_size:
+        faults.append(f"hidden size {heads.hidden_size}, the base has {base.hidden_size}")
+    if heads.vocab_size is not None and heads.vocab_size != base.vocab_size:
+        faults.append(f"vocabulary {heads.vocab_size}, the base has {base.vocab_size}")
+    if faults:
+        what = f"the heads {name} do not fit {base.name}: {'; '.join(faults)}"
+        raise TreeoptError(Code.HEADS_MISMATCH, what, fix="name the base model they were trained on with --model")
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` or a device by name.
+
+    Raises:
+        TreeoptError: E402 where it is not there.
+    """
+    if name == "auto":
+        return torch.accelerator.current_accelerator() or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise _unusable(name, str(error).splitlines()[0]) from error
+    return device
+
+
+def _load_tokenizer(where: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:
+    """The tokenizer, or None where the checkpoint has none: decoding ids works without."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **options)
+    except (OSError, ValueError):
+        return None
+    return tokenizer
+
+
+def _unusable(device: str, why: str) -> TreeoptError:
+    return TreeoptError(Code.DEVICE_UNUSABLE, f"the device {device!r} cannot be used here", why=why, fix="--device cpu")

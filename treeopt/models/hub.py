@@ -1,0 +1,68 @@
+"""Names to files: a local path, a repository already in the cache, or the hub, asked once and briefly.
+
+The hub's own client retries an unreachable host for close to a minute, in silence. Here one short request decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+from treeopt.errors import Code, TreeoptError
+
+PROBE_SECONDS = 4.0
+_FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", ".yaml")  # names may hold other dots
+
+
+@functools.cache
+def hub_reachable() -> bool:
+    """Whether the hub answers within four seconds; False where the user asked to stay offline."""
+    from huggingface_hub import constants, get_session
+
+    if constants.is_offline_mode():
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS)
+    except Exception:  # whatever kept it from answering (its client's types vary by version): not reachable
+        return False
+    return True
+
+
+def looks_local(name: str) -> bool:
+    """Whether a name can only mean a path: hub names are `name` or `owner/name`."""
+    return name.startswith((".", os.sep, "~")) or name.endswith((os.sep, *_FILE_SUFFIXES)) or name.count("/") > 1
+
+
+def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
+    """The folder or file of a heads checkpoint.
+
+    Raises:
+        TreeoptError: E201 for a path that is not there, E301 where only the hub could have it and does not answer.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if looks_local(name) or "/" not in name:
+        raise TreeoptError(Code.FILE_MISSING, f"there is no heads checkpoint {name}", at=f"--heads {name}")
+    from huggingface_hub import snapshot_download
+
+    patterns = ["config.json", *weight_files]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not hub_reachable()))
+    except Exception as error:  # the client raises many kinds; all mean that the repository cannot be had
+        raise unreachable(name, "--heads", error) from error
+
+
+def unreachable(name: str, option: str, error: Exception) -> TreeoptError:
+    """E301 where the hub did not answer, else what the hub said."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if hub_reachable():
+        return TreeoptError(Code.HUB_UNREACHABLE, f"the hub does not give {name}", at=f"{option} {name}", why=said)
+    return TreeoptError(
+        Code.HUB_UNREACHABLE,
+        f"{name!r} is not a path here and not in the cache, and the hub cannot be reached",
+        at=f"{option} {name}",
+        why="offline mode is on, or the hub did not answer within 4 s; nothing was retried",
+        fix=f"give a local path to {option}, or try again with a connection",
+    )

@@ -1,0 +1,182 @@
+"""Heads checkpoints: the original Medusa layout, read strictly.
+
+    {h}.{l}.linear.weight [d, d], {h}.{l}.linear.bias [d]   block l of head h, both from 0
+    {h}.{L}.weight [V, d]                                   the head's LM head; absent where the base's is shared
+
+in `medusa_lm_head.safetensors` or `medusa_lm_head.pt`, beside a `config.json` that names the base model. The number of
+heads comes from the keys: published configs are wrong about it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import read_bytes
+from treeopt.models.fingerprint import fingerprint
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.hub import find_heads
+
+WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
+_LM_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
+_SHOWN = 6  # keys shown in an error
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LoadedHeads:
+    """Heads and what their checkpoint says about itself.
+
+    `base` is the base model's name or folder by the checkpoint's config, None where it names none; `notes` are facts
+    worth telling a user, such as a config that disagrees with the weights.
+    """
+
+    heads: MedusaHeads
+    name: str
+    file: Path
+    base: str | None
+    fingerprint: str
+    notes: tuple[str, ...]
+
+
+def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
+    """Heads from a folder, a weights file, or a hub repository.
+
+    Raises:
+        TreeoptError: E201 where nothing is there, E210 where a .pt asks to run code, E211 where keys or shapes are
+            not the Medusa layout, E301 where a hub repository cannot be reached.
+    """
+    file = _weights_file(find_heads(str(path), WEIGHT_FILES))
+    heads = from_state(_read_state(file), str(file)).eval()
+    config = _read_config(file.parent / "config.json")
+    notes = []
+    claimed = config.get("medusa_num_heads")
+    if claimed is not None and claimed != heads.num_heads:
+        notes.append(f"config.json says {claimed} heads, the weights hold {heads.num_heads}: the weights win")
+    base = config.get("base_model_name_or_path")
+    if base is not None and (file.parent / str(base)).is_dir():
+        base = os.path.normpath(file.parent / str(base))
+    return LoadedHeads(heads, str(path), file, base, fingerprint(heads), tuple(notes))
+
+
+def from_state(state: State, name: str) -> MedusaHeads:
+    """Heads from the original layout's tensors.
+
+    Raises:
+        TreeoptError: E211 naming the keys or shapes that do not fit.
+    """
+    unknown = [key for key in state if not _BLOCK.fullmatch(key) and not _LM_HEAD.fullmatch(key)]
+    if unknown or not state:
+        found = ", ".join(sorted(unknown)[:_SHOWN]) or "no tensors"
+        raise _invalid(name, f"holds keys of another layout: {found}")
+    num_heads = 1 + max(int(key.split(".")[0]) for key in state)
+    blocks = max((1 + int(match[2]) for match in map(_BLOCK.fullmatch, state) if match), default=0)
+    own_lm_head = any(_LM_HEAD.fullmatch(key) for key in state)
+    weights, biases, lm_heads = expected_keys(num_heads, blocks, own_lm_head)
+    wanted = {key for row in (*weights, *biases) for key in row} | set(lm_heads)
+    if wanted != set(state):
+        missing, extra = sorted(wanted - set(state)), sorted(set(state) - wanted)
+        parts = [f"{word} {', '.join(keys[:_SHOWN])}" for word, keys in (("lacks", missing), ("has also", extra)) if keys]
+        raise _invalid(name, f"holds {num_heads} heads of {blocks} blocks but {' and '.join(parts)}")
+    _check_shapes(state, weights, biases, lm_heads, name)
+    hidden = state[lm_heads[0]].shape[1] if own_lm_head else state[weights[0][0]].shape[0]
+    dtype = next(iter(state.values())).dtype
+    empty = torch.zeros(0, num_heads, hidden, hidden, dtype=dtype), torch.zeros(0, num_heads, hidden, dtype=dtype)
+    return MedusaHeads.from_tensors(
+        _stack(state, weights) if blocks else empty[0],
+        _stack(state, biases) if blocks else empty[1],
+        torch.stack([state[key] for key in lm_heads]) if own_lm_head else None,
+    )
+
+
+def expected_keys(num_heads: int, blocks: int, own_lm_head: bool) -> tuple[list[list[str]], list[list[str]], list[str]]:
+    """The layout's keys: block weights [blocks][H], block biases [blocks][H], LM heads [H]."""
+    heads = range(num_heads)
+    weights = [[f"{h}.{layer}.linear.weight" for h in heads] for layer in range(blocks)]
+    biases = [[f"{h}.{layer}.linear.bias" for h in heads] for layer in range(blocks)]
+    return weights, biases, [f"{h}.{blocks}.weight" for h in heads] if own_lm_head else []
+
+
+def _check_shapes(
+    state: State, weights: list[list[str]], biases: list[list[str]], lm_heads: list[str], name: str
+) -> None:
+    for keys in ([key for row in weights for key in row], [key for row in biases for key in row], lm_heads):
+        shapes = {tuple(state[key].shape) for key in keys}
+        if len(shapes) > 1:
+            raise _invalid(name, f"has {keys[0].split('.', 2)[-1]} tensors of different shapes: {sorted(shapes)}")
+    hidden = state[weights[0][0]].shape[-1] if weights else state[lm_heads[0]].shape[-1]
+    faults = [
+        f"{key} has shape {list(state[key].shape)}, not {list(shape)}"
+        for row, shape in ((weights[:1], (hidden, hidden)), (biases[:1], (hidden,)))
+        for key in [key for part in row for key in part]
+        if tuple(state[key].shape) != shape
+    ]
+    if lm_heads and (state[lm_heads[0]].ndim != 2 or state[lm_heads[0]].shape[1] != hidden):
+        faults.append(f"{lm_heads[0]} has shape {list(state[lm_heads[0]].shape)}, not [V, {hidden}]")
+    if faults:
+        raise _invalid(name, faults[0])
+
+
+def _stack(state: State, keys: list[list[str]]) -> Tensor:
+    return torch.stack([torch.stack([state[key] for key in row]) for row in keys])
+
+
+def _weights_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    for name in WEIGHT_FILES:
+        if (path / name).is_file():
+            return path / name
+    raise TreeoptError(Code.FILE_MISSING, f"{path} holds neither {' nor '.join(WEIGHT_FILES)}")
+
+
+def _read_state(file: Path) -> State:
+    if file.suffix == ".safetensors":
+        try:
+            return safetensors.torch.load(read_bytes(file))
+        except SafetensorError as error:
+            raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged or not a safetensors file: {error}") from error
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # torch's own message proposes weights_only=False, which would run the file's code.
+        asked = re.search(r"GLOBAL ([\w.]+)|Unsupported global: GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
+        detail = f" ({next(filter(None, asked.groups()))})" if asked else ""
+        raise TreeoptError(
+            Code.PICKLE_REFUSED,
+            f"{file} was refused: it asks for more than plain tensors{detail}",
+            fix="ask its author for medusa_lm_head.safetensors",
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged: {str(error).splitlines()[0]}") from error
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise _invalid(str(file), "is not a dictionary of tensors")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    """The foreign config beside the weights: what is needed is taken, the rest ignored; none is fine."""
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(read_bytes(file))
+    except ValueError as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{file} is not JSON: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _invalid(name: str, what: str) -> TreeoptError:
+    return TreeoptError(Code.HEADS_INVALID, f"{name} {what}", fix="see the layout in treeopt/models/layouts.py")

@@ -1,0 +1,49 @@
+"""The one order of guesses: logit down, token id up. Calibration ranks by it, and the runtime drafts by it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_ID_BITS = 32
+_ID_MASK = (1 << _ID_BITS) - 1
+
+
+def rank_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """Rank of one token in each row: #(z > z*) + #(z = z*, smaller id).
+
+    Args:
+        logits: float [n, V].
+        ids: int64 [n], each in 0 .. V-1.
+
+    Returns:
+        int32 [n].
+    """
+    assert logits.ndim == 2 and ids.shape == logits.shape[:1]
+    true = logits.gather(1, ids[:, None])  # [n, 1]
+    above = (logits > true).sum(-1, dtype=torch.int32)  # int32: four times faster than the default int64
+    equal = (logits == true).sum(-1, dtype=torch.int32)
+    tied = (equal > 1).nonzero().flatten()
+    if len(tied):
+        before = torch.arange(logits.shape[1], device=logits.device) < ids[tied, None]
+        above[tied] += ((logits[tied] == true[tied]) & before).sum(-1, dtype=torch.int32)
+    return above
+
+
+def top_ids(logits: Tensor, count: int) -> Tensor:
+    """The `count` tokens of rank 0, 1, 2 ... in each row; `rank_of` gives their column back.
+
+    `torch.topk` alone leaves the order of equal logits open. Here logit and id become one integer key without ties.
+
+    Args:
+        logits: float16, bfloat16 or float32 [..., V].
+        count: 1 .. V.
+
+    Returns:
+        int64 [..., count].
+    """
+    bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, which it equals
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers these compare as the floats do
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    key = (ordered.long() << _ID_BITS) + (_ID_MASK - ids)
+    return _ID_MASK - (key.topk(count, dim=-1).values & _ID_MASK)

@@ -1,0 +1,125 @@
+"""Compile: a tree as the tensors that an inference loop needs.
+
+Example, the tree {(0,), (1,), (0, 0)} with top_k 2; nodes are the root and these paths in this order:
+    attention_mask    1 0 0 0    a row is a node, a column what it may see: its ancestors and itself
+                      1 1 0 0
+                      1 0 1 0
+                      1 1 0 1
+    position_ids      0 1 1 2
+    tree_indices      0 1 2 3    into [root, head 1's rank 0, 1, head 2's rank 0, 1]
+    retrieve_indices  0 2 -1     one row a leaf: the nodes from the root to it
+                      0 1  3
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.tree import ROOT, Tree
+
+PAD = -1  # in `retrieve_indices`, beyond the end of a short path
+SCHEMA = "treeopt.buffers/1"
+MEDUSA_TOP_K = 10  # guesses a head that the original code draws, whatever the tree
+_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """The compiled tree of N nodes (root counted), L leaves and depth D.
+
+    Args:
+        attention_mask: bool [N, N], True where the row's node sees the column's.
+        position_ids: int64 [N], depth of each node: position = length of the cached text + this.
+        tree_indices: int64 [N], each node's token among the 1 + D * top_k candidates [root, head 1's guesses, ...].
+        retrieve_indices: int64 [L, D+1], nodes from the root to each leaf, leaves ascending; `PAD` beyond the end. Take
+            real path lengths from it: an index of -1 would silently read the last node.
+        top_k: guesses a head must give, the largest rank + 1.
+    """
+
+    attention_mask: Tensor
+    position_ids: Tensor
+    tree_indices: Tensor
+    retrieve_indices: Tensor
+    top_k: int
+
+    def to(self, device: torch.device | str) -> Buffers:
+        """The same on another device."""
+        return Buffers(*(getattr(self, name).to(device) for name in _NAMES), top_k=self.top_k)
+
+    def as_medusa(self) -> dict[str, Tensor]:
+        """Names, shapes, values and row order of the original `generate_medusa_buffers`.
+
+        medusa_attn_mask float32 [1, 1, N, N]; tree_indices int64 [N] with 10 guesses a head; medusa_position_ids
+        int64 [N]; retrieve_indices int64 [L, D+1], last leaf first, padded with -1.
+
+        Raises:
+            TreeoptError: E105 where a rank is above 9: the original would silently read the next head's guesses.
+        """
+        if self.top_k > MEDUSA_TOP_K:
+            what = f"the tree uses rank {self.top_k - 1}; the original layout has ranks 0 to {MEDUSA_TOP_K - 1}"
+            fix = f"treeopt build --max-rank {MEDUSA_TOP_K - 1}"
+            raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, fix=fix)
+        head, rank = (self.tree_indices - 1) // max(self.top_k, 1), (self.tree_indices - 1) % max(self.top_k, 1)
+        indices = torch.where(self.tree_indices == ROOT, ROOT, 1 + head * MEDUSA_TOP_K + rank)
+        return {
+            "medusa_attn_mask": self.attention_mask.float()[None, None],
+            "tree_indices": indices,
+            "medusa_position_ids": self.position_ids,
+            "retrieve_indices": self.retrieve_indices.flip(0),
+        }
+
+
+def compile_tree(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
+    """The tensors of a tree; see the module's example."""
+    depths = np.array(tree.depths)
+    top_k = tree.max_rank + 1
+    last_ranks = np.array([0, *(path[-1] for path in tree.paths)])
+    indices = 1 + (depths - 1) * top_k + last_ranks
+    indices[ROOT] = ROOT
+    buffers = Buffers(
+        attention_mask=torch.tensor(tree.ancestors),
+        position_ids=torch.from_numpy(depths).long(),
+        tree_indices=torch.from_numpy(indices).long(),
+        retrieve_indices=torch.from_numpy(_leaf_paths(tree)).long(),
+        top_k=top_k,
+    )
+    return buffers.to(device)
+
+
+def _leaf_paths(tree: Tree) -> np.ndarray:
+    """int64 [L, D+1]: the nodes from the root to each leaf, padded with `PAD`."""
+    parents, depths = np.array(tree.parents), np.array(tree.depths)
+    leaves = np.array(tree.leaves)
+    rows = np.full((len(leaves), tree.depth + 1), PAD)
+    node, at = leaves, depths[leaves]
+    for _ in range(tree.depth + 1):  # all leaves climb together; at the root they write the same again
+        rows[np.arange(len(leaves)), at] = node
+        node, at = parents[node], np.maximum(at - 1, 0)
+    return rows
+
+
+def save_buffers(buffers: Buffers, tree: Tree, path: str | os.PathLike[str]) -> None:
+    """Write the tensors as safetensors; equal trees give equal bytes. An existing file is replaced: buffers are cheap."""
+    header = {"schema": SCHEMA, "top_k": buffers.top_k, "nodes": tree.nodes, "depth": tree.depth}
+    arrays = {name: getattr(buffers, name).cpu().numpy() for name in _NAMES}
+    write_arrays(path, arrays, header, overwrite=True)
+
+
+def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Buffers:
+    """Read what `save_buffers` wrote.
+
+    Raises:
+        TreeoptError: E201 where it is missing, E203 where it is damaged or something else.
+    """
+    arrays, header = read_arrays(path, SCHEMA)
+    missing = [name for name in _NAMES if name not in arrays]
+    if missing:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks {', '.join(missing)}")
+    return Buffers(*(torch.from_numpy(arrays[name]) for name in _NAMES), top_k=header["top_k"]).to(device)

@@ -1,0 +1,160 @@
+"""The tree record: which guesses of which heads are verified in one forward pass.
+
+Words (the same in code, files and command line):
+    position t   the last hidden state there; the base's LM head predicts token t+1, the *root* of the tree
+    head h       1..H; predicts token t+1+h from the same hidden state
+    rank         0 = the head's most likely token; ties go to the smaller token id
+    path         one rank a head: `(0, 2)` = head 1's best guess, then head 2's third
+    nodes        the root counts: 64 nodes = the root and 63 paths
+Letters: H heads, K ranks, N nodes (root counted), L leaves, D depth, V vocabulary, d hidden size, B batch, P positions.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import Code, TreeoptError
+
+Path = tuple[int, ...]
+
+ROOT = 0  # index of the root among the nodes; node i > 0 is the tree's i-th path
+MAX_FAULTS = 10  # faults of one tree listed together
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a calibration expects of a tree, in tokens per step (the root counted).
+
+    `independent` is the paper's estimate 1 + sum of the products of accuracies (arXiv:2401.10774, section 2.3.3),
+    `replay` what a decoder yields on the calibration's own text; `top_k` is the number K of ranks they rest on.
+    """
+
+    independent: float
+    replay: float
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A prefix-closed set of rank paths, sorted by (length, path): runtime order = file order, node 0 the root.
+
+    Args:
+        paths: N - 1 paths, without the root. The empty tree is legal: it decodes one token a step.
+        values: N - 1 estimated probabilities that the whole path is right, where the tree was built from a calibration.
+        expected: tokens per step by the calibration the tree was built from.
+        source: where the tree comes from: made_by, calibration, method, reference; not compared.
+
+    Raises:
+        TreeoptError: E103, every fault (at most 10) at once.
+    """
+
+    paths: tuple[Path, ...]
+    values: tuple[float, ...] | None = None
+    expected: Expected | None = field(default=None, compare=False)
+    source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        faults = [text for _, text in path_faults(self.paths)]
+        keys = [(len(path), path) for path in self.paths]
+        if not faults and any(map(operator.gt, keys, keys[1:])):
+            faults = ["paths are not sorted by (length, path); Tree.from_paths sorts them"]
+        if self.values is not None:
+            faults += _value_faults(self)
+        if faults:
+            raise TreeoptError(Code.TREE_INVALID, f"not a tree: {faults[0]}", at="\n".join(faults[1:MAX_FAULTS]))
+
+    @classmethod
+    def from_paths(cls, paths: Iterable[Sequence[int]], values: Iterable[float] | None = None, **more: Any) -> Self:
+        """The tree of these paths in any order; `values` follow their paths."""
+        listed = [_whole(path) for path in paths]
+        order = sorted(range(len(listed)), key=lambda i: (len(listed[i]), listed[i]))
+        given = None if values is None else list(values)
+        kept = None if given is None else tuple(given[i] for i in order)
+        return cls(tuple(listed[i] for i in order), kept, **more)
+
+    @classmethod
+    def chain(cls, depth: int) -> Self:
+        """Each head's best guess, one below the other: `depth` + 1 nodes."""
+        return cls(tuple((0,) * length for length in range(1, depth + 1)))
+
+    @property
+    def nodes(self) -> int:
+        """N, the root counted."""
+        return len(self.paths) + 1
+
+    @property
+    def depth(self) -> int:
+        """D, the number of heads the tree asks for; the root alone has depth 0."""
+        return len(self.paths[-1]) if self.paths else 0
+
+    @functools.cached_property
+    def max_rank(self) -> int:
+        """The largest rank in any path; -1 for the root alone."""
+        return max((max(path) for path in self.paths), default=-1)
+
+    @functools.cached_property
+    def parents(self) -> tuple[int, ...]:
+        """Parent node of each of the N nodes; the root is its own."""
+        index = {path: node for node, path in enumerate(self.paths, start=1)}
+        index[()] = ROOT
+        return (ROOT, *(index[path[:-1]] for path in self.paths))
+
+    @functools.cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each of the N nodes; the root has 0."""
+        return (0, *map(len, self.paths))
+
+    @functools.cached_property
+    def ancestors(self) -> NDArray[np.bool_]:
+        """bool [N, N]: whether the column's node lies on the row's path; itself and the root included."""
+        matrix = np.eye(self.nodes, dtype=np.bool_)
+        parents, depths = np.array(self.parents), np.array(self.depths)
+        for depth in range(1, self.depth + 1):  # a level at a time: the parents' rows are done
+            level = np.flatnonzero(depths == depth)
+            matrix[level] |= matrix[parents[level]]
+        matrix.setflags(write=False)
+        return matrix
+
+    @functools.cached_property
+    def leaves(self) -> tuple[int, ...]:
+        """Nodes without children, ascending; the root where it is alone."""
+        inner = set(self.parents[1:])
+        return tuple(node for node in range(self.nodes) if node not in inner)
+
+
+def path_faults(paths: Sequence[Path]) -> list[tuple[int, str]]:
+    """What keeps `paths` from being a tree, in the order of the paths: (index of the path, what is wrong with it)."""
+    faults: list[tuple[int, str]] = []
+    known = {(), *paths}
+    seen: set[Path] = {()}
+    for i, path in enumerate(paths):
+        if path in seen:
+            faults.append((i, f"{list(path)} is there twice" if path else "[] is the root, which is not listed"))
+        elif path[:-1] not in known:
+            faults.append((i, f"{list(path)} has no parent {list(path[:-1])}"))
+        elif type(path[-1]) is not int or path[-1] < 0:  # the ranks before it are the parent's
+            faults.append((i, f"{list(path)} has a rank that is not a whole number from 0"))
+        seen.add(path)
+    return faults
+
+
+def _whole(path: Sequence[int]) -> Path:
+    try:
+        return tuple(operator.index(rank) for rank in path)
+    except TypeError as error:
+        raise TreeoptError(Code.TREE_INVALID, f"{path!r} is not a path: a path is a list of whole numbers") from error
+
+
+def _value_faults(tree: Tree) -> list[str]:
+    assert tree.values is not None
+    if len(tree.values) != len(tree.paths):
+        return [f"{len(tree.values)} values for {len(tree.paths)} paths"]
+    wrong = [i for i, value in enumerate(tree.values) if not 0.0 <= value <= 1.0]
+    return [f"{list(tree.paths[i])} has value {tree.values[i]}, not a probability" for i in wrong]
