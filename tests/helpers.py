@@ -23,11 +23,15 @@ def make_calibration(answers: list[np.ndarray], *, kept: int = 16, ids: list[str
         prompt_ids=tuple(names),
         token_hashes=tuple(f"{len(row)}-{int(row.sum())}" for row in rows),
         kept=kept,
-        provenance=Provenance("base", "b1", "heads", "h1", {"answers": "greedy"}, {"sha": "prompts.json"}, {"torch": "2"}),
+        provenance=Provenance(
+            "base", "b1", "heads", "h1", {"answers": "greedy"}, {"sha": "prompts.json"}, {"torch": "2"}
+        ),
     )
 
 
-def random_calibration(seed: int, *, sequences: int = 20, length: int = 50, heads: int = 4, kept: int = 16) -> Calibration:
+def random_calibration(
+    seed: int, *, sequences: int = 20, length: int = 50, heads: int = 4, kept: int = 16
+) -> Calibration:
     """Ranks that fall off roughly as real ones do, of texts of different lengths."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, length + 1, sequences)

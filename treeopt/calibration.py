@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ NONE = 255  # there is no true token: the text had ended
 MAX_RANKS = 253  # most ranks a calibration can keep
 
 Ranks = NDArray[np.uint8]
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ class Calibration:
 
     def _rows_left(self) -> NDArray[np.int64]:
         """For each position, the rows from it to the end of its sequence, itself included: int64 [P]."""
-        return np.repeat(self.offsets[1:], np.diff(self.offsets)) - np.arange(len(self.ranks))
+        left: NDArray[np.int64] = np.repeat(self.offsets[1:], np.diff(self.offsets)) - np.arange(len(self.ranks))
+        return left
 
     @property
     def num_heads(self) -> int:
@@ -122,20 +124,20 @@ class Calibration:
     def hits(self) -> NDArray[np.int64]:
         """int64 [H, kept]: how often the true token had rank r under head h."""
         counts = [np.bincount(self.ranks[:, h], minlength=256)[: self.kept] for h in range(self.num_heads)]
-        return np.stack(counts).astype(np.int64)
+        return _frozen(np.stack(counts).astype(np.int64))
 
     @functools.cached_property
     def trials(self) -> NDArray[np.int64]:
         """int64 [H]: positions at which head h had a true token to guess; deeper heads have fewer."""
-        return np.count_nonzero(self.ranks != NONE, axis=0).astype(np.int64)
+        return _frozen(np.sum(self.ranks != NONE, axis=0, dtype=np.int64))
 
     @functools.cached_property
     def accuracy(self) -> NDArray[np.float64]:
         """float64 [H, kept]: share of trials with rank r exactly (top-(r+1) minus top-r; the paper's a_k^(i))."""
-        return self.hits / np.maximum(self.trials, 1)[:, None]
+        return _frozen(self.hits / np.maximum(self.trials, 1)[:, None])
 
     def standard_error(self, top_k: int) -> NDArray[np.float64]:
-        """float64 [H, top_k]: standard error of `accuracy`, clustered by sequence (tokens of one text are not independent).
+        """float64 [H, top_k]: standard error of `accuracy`, clustered by sequence: a text's tokens are not independent.
 
         The ratio estimator's: sqrt(S/(S-1) * sum over sequences of (hits - accuracy * trials)^2) / trials.
         """
@@ -144,12 +146,13 @@ class Calibration:
         starts = self.offsets[filled]
         if len(filled) < 2:
             return np.full_like(errors, np.nan)
-        for h in range(self.num_heads):
+        errors[self.trials == 0] = np.nan
+        for h in np.flatnonzero(self.trials):
             trials = np.add.reduceat((self.ranks[:, h] != NONE).astype(np.int64), starts)
             for r in range(min(top_k, self.kept)):
                 hits = np.add.reduceat((self.ranks[:, h] == r).astype(np.int64), starts)
                 spread = np.sum((hits - self.accuracy[h, r] * trials) ** 2)
-                errors[h, r] = np.sqrt(spread * len(filled) / (len(filled) - 1)) / max(self.trials[h], 1)
+                errors[h, r] = np.sqrt(spread * len(filled) / (len(filled) - 1)) / self.trials[h]
         return errors
 
     def merge(self, other: Calibration) -> Calibration:
@@ -170,7 +173,9 @@ class Calibration:
         parts = {prompt: (self, s) for s, prompt in enumerate(self.prompt_ids)}
         for s, prompt in enumerate(other.prompt_ids):
             if prompt in parts and not _same_trace(*parts[prompt], other, s):
-                raise TreeoptError(Code.CALIBRATION_MISMATCH, f"prompt {prompt} has a different trace in each calibration")
+                raise TreeoptError(
+                    Code.CALIBRATION_MISMATCH, f"prompt {prompt} has a different trace in each calibration"
+                )
             parts.setdefault(prompt, (other, s))
         chosen = [parts[prompt] for prompt in sorted(parts)]
         rows = [record.sequence(s) for record, s in chosen]
@@ -186,6 +191,12 @@ class Calibration:
     def sequence(self, s: int) -> Ranks:
         """uint8 [G, H]: the rows of one sequence."""
         return self.ranks[self.offsets[s] : self.offsets[s + 1]]
+
+
+def _frozen(array: NDArray[T]) -> NDArray[T]:
+    """The array, read-only: what a record derives once must not change."""
+    array.setflags(write=False)
+    return array
 
 
 def _same_trace(record: Calibration, s: int, other: Calibration, t: int) -> bool:
@@ -205,7 +216,7 @@ def _merge_provenance(one: Provenance, other: Provenance) -> Provenance:
         heads=min(one.heads, other.heads),
         heads_id=one.heads_id,
         settings=one.settings,
-        prompts=dict(reversed(names)),  # one name a file: the first in order
+        prompts=dict(sorted(dict(reversed(names)).items())),  # one name a file: the first in order
         made_by=made_by,
     )
 

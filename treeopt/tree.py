@@ -61,6 +61,8 @@ class Tree:
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not self.paths:
+            object.__setattr__(self, "values", None)  # nothing to value: one record for the root alone
         faults = [text for _, text in path_faults(self.paths)]
         keys = [(len(path), path) for path in self.paths]
         if not faults and any(map(operator.gt, keys, keys[1:])):
@@ -76,6 +78,8 @@ class Tree:
         listed = [_whole(path) for path in paths]
         order = sorted(range(len(listed)), key=lambda i: (len(listed[i]), listed[i]))
         given = None if values is None else list(values)
+        if given is not None and len(given) != len(listed):
+            raise TreeoptError(Code.TREE_INVALID, f"not a tree: {len(given)} values for {len(listed)} paths")
         kept = None if given is None else tuple(given[i] for i in order)
         return cls(tuple(listed[i] for i in order), kept, **more)
 
@@ -139,7 +143,7 @@ def path_faults(paths: Sequence[Path]) -> list[tuple[int, str]]:
             faults.append((i, f"{list(path)} is there twice" if path else "[] is the root, which is not listed"))
         elif path[:-1] not in known:
             faults.append((i, f"{list(path)} has no parent {list(path[:-1])}"))
-        elif type(path[-1]) is not int or path[-1] < 0:  # the ranks before it are the parent's
+        elif any(type(rank) is not int or rank < 0 for rank in path):
             faults.append((i, f"{list(path)} has a rank that is not a whole number from 0"))
         seen.add(path)
     return faults

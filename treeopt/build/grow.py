@@ -28,7 +28,7 @@ class Growth:
     Args:
         paths: int32 [M, D], padded with -1; without the root.
         values: float64 [M], never increasing.
-        places: int64 [M], where each node stands in (length, path) order; gives the record's order without sorting tuples.
+        places: int64 [M], where each node stands in (length, path) order: the record's order without sorting tuples.
     """
 
     paths: NDArray[np.int32]
@@ -44,6 +44,7 @@ class Growth:
 
         Values carry six significant digits, as tree files do: far more than a calibration can know.
         """
+        assert nodes is None or nodes >= 1
         count = len(self.values) if nodes is None else min(nodes - 1, len(self.values))
         order = np.argsort(self.places[:count])
         return Tree(_tuples(self.paths[order]), tuple(map(_six_digits, self.values[order].tolist())))

@@ -53,7 +53,8 @@ class Replay:
     def steps_by_sequence(self) -> NDArray[np.int64]:
         """int64 [S]."""
         total = np.concatenate([[0], np.cumsum(self.visited)])
-        return (total[self.offsets[1:]] - total[self.offsets[:-1]]).astype(np.int64)
+        steps: NDArray[np.int64] = np.diff(total[self.offsets])
+        return steps
 
     def acceptance_by_depth(self) -> NDArray[np.float64]:
         """float64 [D]: share of steps that accept d drafts or more, d = 1 .. D."""

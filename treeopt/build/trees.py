@@ -34,6 +34,9 @@ def build_tree(
     Returns:
         The tree with its values, both expectations, and what it was made from.
     """
+    assert nodes >= 1
+    assert top_k >= 1
+    assert max_rank is None or max_rank >= 0
     ranks = min(top_k, calibration.kept, top_k if max_rank is None else max_rank + 1)
     accuracy = calibration.accuracy[:, :ranks]
     tree = grow(IndependentValues(accuracy), nodes, max_depth=max_depth).tree()

@@ -49,6 +49,15 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Encoded:
+    """Prompts as token ids, those left out, and how many answers were cut at the token budget."""
+
+    texts: Sequence[Text]
+    skipped: tuple[Skipped, ...]
+    answers_cut: int
+
+
+@dataclass(frozen=True)
 class CalibrationRun:
     """A calibration, the prompts left out, and how many ready-made answers were cut at the token budget."""
 
@@ -89,10 +98,8 @@ def run_calibration(
     """
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = loaded.heads.to(base.device, base.dtype)
-    texts, skipped, cut = _encode_all(base, prompts, max_new_tokens, chat_template)
-    if not texts:
-        what = f"all {len(skipped)} prompts are too long for {max_new_tokens} new tokens in {base.context}"
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
+    encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template)
+    texts = list(encoded.texts)
     torch.manual_seed(seed)
     kept = min(MAX_RANKS, base.vocab_size)
     # Prompts of like length share a batch, so that little is padding; the record puts them back in order.
@@ -124,7 +131,7 @@ def run_calibration(
         prompts={prompts.sha256: prompts.name},
         made_by=versions(base),
     )
-    return CalibrationRun(as_calibration(texts, rows, kept, provenance), tuple(skipped), cut)
+    return CalibrationRun(as_calibration(texts, rows, kept, provenance), encoded.skipped, encoded.answers_cut)
 
 
 def as_calibration(texts: Sequence[Text], rows: Sequence[Ranks], kept: int, provenance: Provenance) -> Calibration:
@@ -205,10 +212,8 @@ def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, 
     return out.numpy()
 
 
-def _encode_all(
-    base: Base, prompts: PromptSet, max_new_tokens: int, chat_template: bool
-) -> tuple[list[Text], list[Skipped], int]:
-    """Token ids of all prompts that fit, those that do not, and the number of answers cut at the budget."""
+def encode_prompts(base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True) -> Encoded:
+    """Token ids of all prompts that fit with `max_new_tokens` into the context; the others are named, not cut."""
     texts, skipped, cut = [], [], 0
     for prompt in prompts.prompts:
         ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
@@ -217,7 +222,10 @@ def _encode_all(
             continue
         cut += len(answer) > max_new_tokens
         texts.append(Text(prompt.id, ids, answer[:max_new_tokens]))
-    return texts, skipped, cut
+    if not texts:
+        what = f"none of {len(skipped)} prompts fits with {max_new_tokens} new tokens into {base.context}"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
+    return Encoded(texts, tuple(skipped), cut)
 
 
 def versions(base: Base) -> dict[str, str]:
@@ -243,5 +251,5 @@ def _token_hash(tokens: Sequence[int]) -> str:
 
 def _first_accuracy(rows: Sequence[Ranks]) -> str:
     first = np.concatenate(rows)[:, 0]
-    trials = np.count_nonzero(first != NONE)
-    return f"head 1 top-1 {np.count_nonzero(first == 0) / max(trials, 1):.1%}"
+    hits, trials = int(np.count_nonzero(first == 0)), int(np.count_nonzero(first != NONE))
+    return f"head 1 top-1 {hits / max(trials, 1):.1%}"

@@ -66,7 +66,8 @@ def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) 
     Args:
         name: a .json, .jsonl, .txt or .parquet file; a hub data set; or a named set such as `alpaca_eval`.
         limit: only the first rows.
-        answers: demand an answer in each row (`output`, `response`, `completion`, `answer`, or a last assistant message).
+        answers: demand an answer in each row: `output`, `response`, `completion`, `answer`, or a last assistant
+            message.
 
     Raises:
         TreeoptError: E201 where a file is missing, E301 where the hub is needed and does not answer, E302 where a row
@@ -123,20 +124,17 @@ def _prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> P
     if isinstance(row, str):
         row = {_ASKED[0]: row}
     fields = row if isinstance(row, dict) else {}
-    messages, text, answer = fields.get("messages"), fields.get(_PLAIN), _first_text(fields, _ANSWERS)
-    asked = _first_text(fields, _ASKED)
-    if _is_chat(messages):
-        if messages[-1]["role"] == "assistant":
-            answer, messages = messages[-1]["content"], messages[:-1]
-        chat: tuple[Message, ...] | None = tuple(messages)
+    text, answer, asked = fields.get(_PLAIN), _first_text(fields, _ANSWERS), _first_text(fields, _ASKED)
+    chat = _chat(fields.get("messages"))
+    if chat is not None:
         text = None
+        if chat[-1]["role"] == "assistant":
+            answer, chat = chat[-1]["content"], chat[:-1]
     elif asked is not None:
         extra = fields.get("input")
         content = f"{asked}\n\n{extra}" if isinstance(extra, str) and extra else asked
         chat, text = ({"role": "user", "content": content},), None
-    elif isinstance(text, str) and text:
-        chat = None
-    else:
+    elif not isinstance(text, str) or not text:
         found = ", ".join(map(str, fields)) or type(row).__name__
         fix = 'one {"instruction": "..."} a row works'
         raise TreeoptError(
@@ -152,12 +150,12 @@ def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return next((fields[name] for name in names if isinstance(fields.get(name), str) and fields[name]), None)
 
 
-def _is_chat(messages: Any) -> bool:
-    if not isinstance(messages, list) or not messages:
-        return False
-    known = all(isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)
-    asked = [m for m in messages if m["role"] == "user"] if known else []
-    return bool(asked)
+def _chat(messages: Any) -> tuple[Message, ...] | None:
+    """Chat messages with a user's among them, else None."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    known = all(isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)
+    return tuple(messages) if known and any(m["role"] == "user" for m in messages) else None
 
 
 def _fetch_set(name: str) -> Path:

@@ -62,16 +62,13 @@ def write_text(path: str | os.PathLike[str], content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def read_bytes(path: str | os.PathLike[str], *, limit: int | None = None) -> bytes:
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """The content of a file that must exist.
 
     Raises:
-        TreeoptError: E201 where it is missing, E203 where it is a folder, unreadable, or longer than `limit` bytes.
+        TreeoptError: E201 where it is missing, E203 where it is a folder or unreadable.
     """
     try:
-        size = os.stat(path).st_size
-        if limit is not None and size > limit:
-            raise TreeoptError(Code.FILE_INVALID, f"{path} has {size:,} bytes; at most {limit:,} are read")
         return Path(path).read_bytes()
     except FileNotFoundError as error:
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}") from error

@@ -21,9 +21,7 @@ def data_root(kind: str) -> Path:
     for folder in (package / "data" / kind, package.parent / kind):
         if folder.is_dir():
             return folder
-    raise TreeoptError(
-        Code.FILE_MISSING, f"the installed treeopt lacks its {kind} folder", fix="install treeopt again"
-    )
+    raise TreeoptError(Code.FILE_MISSING, f"the installed treeopt lacks its {kind} folder", fix="install treeopt again")
 
 
 def zoo() -> dict[str, Path]:

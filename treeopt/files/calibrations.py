@@ -4,33 +4,57 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
 
 from treeopt.calibration import Calibration, Provenance
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.schemas import Schema
 from treeopt.files.tensors import read_arrays, write_arrays
 
 SCHEMA = "treeopt.calibration/1"
 DEFAULT_FILE = "calibration.safetensors"
 
 
-def save_calibration(
-    calibration: Calibration, path: str | os.PathLike[str], *, overwrite: bool = False
-) -> None:
+class ProvenanceHeader(Schema):
+    """`treeopt.calibration.Provenance` as it stands in a file."""
+
+    model: str
+    model_id: str
+    heads: str
+    heads_id: str
+    settings: dict[str, Any]
+    prompts: dict[str, str]
+    made_by: dict[str, Any]
+
+
+class Header(Schema):
+    """What a calibration file holds beside its arrays."""
+
+    schema_name: Literal["treeopt.calibration/1"] = Field(alias="schema")
+    kept: int
+    prompt_ids: list[str]
+    token_hashes: list[str]
+    provenance: ProvenanceHeader
+
+
+def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a calibration; equal content gives equal bytes.
 
     Raises:
         TreeoptError: E202 where the file exists and `overwrite` is off: calibrations take long to make.
     """
-    header = {
+    header: dict[str, Any] = {
         "schema": SCHEMA,
         "kept": calibration.kept,
         "prompt_ids": list(calibration.prompt_ids),
         "token_hashes": list(calibration.token_hashes),
         "provenance": dataclasses.asdict(calibration.provenance),
     }
-    arrays = {"ranks": calibration.ranks, "offsets": calibration.offsets}
+    arrays: dict[str, NDArray[Any]] = {"ranks": calibration.ranks, "offsets": calibration.offsets}
     write_arrays(path, arrays, header, overwrite=overwrite)
 
 
@@ -47,15 +71,22 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             why="a tree is built from measured traces",
             fix=f"treeopt calibrate --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
         )
-    arrays, header = read_arrays(path, SCHEMA)
+    arrays, found = read_arrays(path, SCHEMA)
     try:
+        header = Header.model_validate(found)
         return Calibration(
             ranks=arrays["ranks"],
             offsets=arrays["offsets"].astype(np.int64, casting="equiv"),
-            prompt_ids=tuple(header["prompt_ids"]),
-            token_hashes=tuple(header["token_hashes"]),
-            kept=header["kept"],
-            provenance=Provenance(**header["provenance"]),
+            prompt_ids=tuple(header.prompt_ids),
+            token_hashes=tuple(header.token_hashes),
+            kept=header.kept,
+            provenance=Provenance(**header.provenance.model_dump()),
         )
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        what = f"{path} has a damaged header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise TreeoptError(Code.FILE_INVALID, what) from error
     except (KeyError, TypeError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a calibration: {error}") from error
+    except TreeoptError as error:
+        raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at) from error

@@ -45,4 +45,6 @@ def faults_error(document: Document, name: str, faults: list[tuple[tuple[str | i
         lines.append(f"and {len(faults) - MAX_FAULTS} more")
     count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
     what = f"{document.path} is not a {name} file: {count}"
-    return TreeoptError(Code.FILE_INVALID, what, at="\n".join(lines), fix="correct these places, or make the file again")
+    return TreeoptError(
+        Code.FILE_INVALID, what, at="\n".join(lines), fix="correct these places, or make the file again"
+    )

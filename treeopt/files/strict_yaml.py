@@ -7,6 +7,7 @@ aliases without bound. Here each of these is an error with file, line and column
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ MAX_DEPTH = 20
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-_SCALARS = {
+_SCALARS: dict[str, Callable[[str], Any]] = {
     "bool": {"true": True, "false": False}.get,
     "null": {"null": None, "~": None, "": None}.get,
     "float": lambda text: float(text.replace("_", "x")),
@@ -53,17 +54,18 @@ def load(path: Path) -> Document:
     Raises:
         TreeoptError: E201 where it is missing; E203 where it is too large, not YAML, empty, or beyond the rules above.
     """
-    raw = read_bytes(path, limit=MAX_BYTES)
+    raw = read_bytes(path)
+    if len(raw) > MAX_BYTES:
+        raise _fault(path, 1, 1, f"has {len(raw):,} bytes; at most {MAX_BYTES:,} are read")
     try:
         text = raw.decode()
         _check_events(path, text)
         node = yaml.compose(text, Loader=_LOADER)
     except UnicodeDecodeError as error:
-        raise _fault(path, 1, 1, f"is not UTF-8 text (byte {error.start})") from error
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise _fault(path, line, 1, f"is not UTF-8 text (byte {error.start})") from error
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        raise _fault(path, line, column, f"is not YAML: {error.problem}") from error
+        raise _fault(path, *_place(error.problem_mark), f"is not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise _fault(path, 1, 1, f"is not YAML: {str(error).splitlines()[0]}") from error
     if node is None:
@@ -76,19 +78,21 @@ def _check_events(path: Path, text: str) -> None:
     """Refuse aliases and deep nesting before anything recursive sees the document."""
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
-        mark = event.start_mark
+        line, column = _place(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
-            raise _fault(path, mark.line + 1, mark.column + 1, "uses an alias (*name), which is not read")
+            raise _fault(path, line, column, "uses an alias (*name), which is not read")
+        if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
+            raise _fault(path, line, column, f"uses the tag {event.tag}, which is not read")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                raise _fault(path, mark.line + 1, mark.column + 1, f"is nested more than {MAX_DEPTH} deep")
+                raise _fault(path, line, column, f"is nested more than {MAX_DEPTH} deep")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
 def _convert(path: Path, node: yaml.Node, where: Where, marks: Marks) -> Any:
-    marks[where] = (node.start_mark.line + 1, node.start_mark.column + 1)
+    marks[where] = _place(node.start_mark)
     if isinstance(node, yaml.SequenceNode):
         return [_convert(path, child, (*where, i), marks) for i, child in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
@@ -99,7 +103,7 @@ def _convert(path: Path, node: yaml.Node, where: Where, marks: Marks) -> Any:
 def _convert_mapping(path: Path, node: yaml.MappingNode, where: Where, marks: Marks) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        line, column = key_node.start_mark.line + 1, key_node.start_mark.column + 1
+        line, column = _place(key_node.start_mark)
         if not isinstance(key_node, yaml.ScalarNode):
             raise _fault(path, line, column, "has a key that is not a word")
         key = key_node.value
@@ -121,9 +125,13 @@ def _convert_scalar(path: Path, node: yaml.Node) -> Any:
             value = None
         if value is not None or (kind == "null" and text in ("null", "~", "")):
             return value
-    line, column = node.start_mark.line + 1, node.start_mark.column + 1
     hint = "write it as a plain decimal number, true, false, or in quotes"
-    raise _fault(path, line, column, f"has {text!r}, which YAML readers disagree about; {hint}")
+    raise _fault(path, *_place(node.start_mark), f"has {text!r}, which YAML readers disagree about; {hint}")
+
+
+def _place(mark: Any) -> tuple[int, int]:
+    """Line and column from 1 of one of PyYAML's marks, which can be missing."""
+    return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
 
 
 def _fault(path: Path, line: int, column: int, what: str) -> TreeoptError:

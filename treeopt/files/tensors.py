@@ -22,8 +22,8 @@ _KEY = "treeopt"
 
 
 def canonical_json(data: Any) -> str:
-    """One text for equal data: sorted keys, no spaces, no NaN."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """One ASCII text for equal data: sorted keys, no spaces, no NaN."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def write_arrays(
@@ -52,8 +52,10 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
         header = json.loads(metadata[_KEY])
     except SafetensorError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is damaged or not a safetensors file: {error}") from error
-    except (KeyError, ValueError) as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} was not written by treeopt: it has no {_KEY!r} header") from error
+    except (KeyError, ValueError, RecursionError) as error:
+        raise TreeoptError(
+            Code.FILE_INVALID, f"{path} was not written by treeopt: it has no {_KEY!r} header"
+        ) from error
     found = header.get("schema") if isinstance(header, dict) else None
     if found != schema:
         raise TreeoptError(Code.FILE_INVALID, f"{path} holds {found!r}, but {schema!r} is needed here")

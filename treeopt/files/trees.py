@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from treeopt.files.schemas import Schema, check, faults_error
 from treeopt.tree import Expected, Tree, path_faults
 
 SCHEMA = "treeopt.tree/1"
+_UNPRINTED = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -56,10 +58,10 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
         TreeoptError: E104 where there is no such file or name; E203 where the file is not a tree.
     """
     path = Path(name_or_path)
-    if not path.exists() and str(name_or_path) in zoo():
+    if not os.path.exists(path):
+        if str(name_or_path) not in zoo():
+            raise _unknown(str(name_or_path))
         path = zoo()[str(name_or_path)]
-    if not path.exists():
-        raise _unknown(str(name_or_path))
     document = strict_yaml.load(path)
     content = check(document, TreeFile, SCHEMA)
     paths = [tuple(line.path) for line in content.paths]
@@ -101,7 +103,8 @@ def tree_yaml(tree: Tree) -> str:
         e = tree.expected
         lines.append("# tokens per step = 1 + accepted drafts per step, over the calibration's text")
         lines.append(
-            f"expected_tokens_per_step: {{independent: {e.independent}, replay: {e.replay}, top_k: {e.top_k}}}"
+            f"expected_tokens_per_step: {{independent: {_decimal(e.independent)}, replay: {_decimal(e.replay)}, "
+            f"top_k: {e.top_k}}}"
         )
     for key in ("method", "calibration"):
         if tree.source.get(key):
@@ -116,8 +119,10 @@ def tree_yaml(tree: Tree) -> str:
 
 
 def _flow(value: Any) -> str:
-    """A scalar as YAML; JSON's notation of strings and numbers is also YAML's."""
-    return json.dumps(value, ensure_ascii=False)
+    """A scalar as YAML: JSON's notation of strings and numbers is also YAML's, but for characters it does not print."""
+    if isinstance(value, str):  # a file name that is not UTF-8 must not make the file unreadable
+        value = value.encode(errors="replace").decode()
+    return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _decimal(value: float) -> str:

@@ -41,27 +41,29 @@ class Base:
     @property
     def device(self) -> torch.device:
         """Where inputs go."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.dtype
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
-    def lm_head(self) -> nn.Module:
+    def lm_head(self) -> nn.Linear:
         """The linear layer from hidden states to the vocabulary."""
-        head: nn.Module = self.model.get_output_embeddings()
+        head: nn.Linear = self.model.get_output_embeddings()
         return head
 
     @property
     def vocab_size(self) -> int:
         """V, the width of the logits."""
-        return int(self.lm_head.weight.shape[0])  # type: ignore[union-attr, arg-type]  # a linear layer
+        return self.lm_head.weight.shape[0]
 
     @property
     def hidden_size(self) -> int:
         """d, the width of the LM head's input."""
-        return int(self.lm_head.weight.shape[1])  # type: ignore[union-attr, arg-type]  # a linear layer
+        return self.lm_head.weight.shape[1]
 
     @property
     def context(self) -> int:
@@ -88,7 +90,13 @@ class Base:
     def plain_config(self, max_new_tokens: int, **more: Any) -> GenerationConfig:
         """Stock `generate` without any rule but the end of text; `more` overrides."""
         eos = list(self.eos_ids) or None
-        settings = {**_PLAIN, "max_new_tokens": max_new_tokens, "eos_token_id": eos, "pad_token_id": self.pad_id, **more}
+        settings = {
+            **_PLAIN,
+            "max_new_tokens": max_new_tokens,
+            "eos_token_id": eos,
+            "pad_token_id": self.pad_id,
+            **more,
+        }
         return GenerationConfig(**settings)
 
     def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:

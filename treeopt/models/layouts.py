@@ -89,7 +89,9 @@ def from_state(state: State, name: str) -> MedusaHeads:
     wanted = {key for row in (*weights, *biases) for key in row} | set(lm_heads)
     if wanted != set(state):
         missing, extra = sorted(wanted - set(state)), sorted(set(state) - wanted)
-        parts = [f"{word} {', '.join(keys[:_SHOWN])}" for word, keys in (("lacks", missing), ("has also", extra)) if keys]
+        parts = [
+            f"{word} {', '.join(keys[:_SHOWN])}" for word, keys in (("lacks", missing), ("has also", extra)) if keys
+        ]
         raise _invalid(name, f"holds {num_heads} heads of {blocks} blocks but {' and '.join(parts)}")
     _check_shapes(state, weights, biases, lm_heads, name)
     hidden = state[lm_heads[0]].shape[1] if own_lm_head else state[weights[0][0]].shape[0]

@@ -37,7 +37,9 @@ def check_trees(base: Base) -> None:
     except TreeoptError:
         raise
     except Exception as error:  # whatever a foreign model raises on a tree: it cannot do trees
-        raise _refused(base, f"its forward failed on a tree: {str(error).splitlines()[0] if str(error) else error!r}") from error
+        raise _refused(
+            base, f"its forward failed on a tree: {str(error).splitlines()[0] if str(error) else error!r}"
+        ) from error
     spread = (alone.float() - alone.float().mean(-1, keepdim=True)).abs().max()
     difference = (logits.float() - alone.float()).abs().max() / spread.clamp_min(1e-12)
     if not difference <= _TOLERANCE.get(base.dtype, _LOW_PRECISION):

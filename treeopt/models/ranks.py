@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_CACHED_VALUES = 1 << 18  # logits compared at once on a CPU: they and the flags stay in its cache
 _ID_BITS = 32
 _ID_MASK = (1 << _ID_BITS) - 1
 
@@ -19,11 +20,20 @@ def rank_of(logits: Tensor, ids: Tensor) -> Tensor:
     Returns:
         int32 [n].
     """
-    assert logits.ndim == 2 and ids.shape == logits.shape[:1]
+    assert ids.shape == logits.shape[:1], f"{list(ids.shape)} ids for logits {list(logits.shape)}"
+    if logits.device.type != "cpu":
+        return _rank_rows(logits, ids)
+    rows = max(1, _CACHED_VALUES // logits.shape[1])
+    parts = zip(torch.split(logits, rows), torch.split(ids, rows), strict=True)
+    return torch.cat([_rank_rows(*part) for part in parts])
+
+
+def _rank_rows(logits: Tensor, ids: Tensor) -> Tensor:
     true = logits.gather(1, ids[:, None])  # [n, 1]
-    above = (logits > true).sum(-1, dtype=torch.int32)  # int32: four times faster than the default int64
-    equal = (logits == true).sum(-1, dtype=torch.int32)
-    tied = (equal > 1).nonzero().flatten()
+    # Comparing into floats and summing them is exact below 2^24 and, on a CPU, ten times faster than through booleans.
+    flags = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    above = torch.gt(logits, true, out=flags).sum(-1).int()
+    tied = (torch.eq(logits, true, out=flags).sum(-1) > 1).nonzero().flatten()
     if len(tied):
         before = torch.arange(logits.shape[1], device=logits.device) < ids[tied, None]
         above[tied] += ((logits[tied] == true[tied]) & before).sum(-1, dtype=torch.int32)

@@ -51,7 +51,7 @@ class Buffers:
 
     def to(self, device: torch.device | str) -> Buffers:
         """The same on another device."""
-        return Buffers(*(getattr(self, name).to(device) for name in _NAMES), top_k=self.top_k)
+        return Buffers(**{name: getattr(self, name).to(device) for name in _NAMES}, top_k=self.top_k)
 
     def as_medusa(self) -> dict[str, Tensor]:
         """Names, shapes, values and row order of the original `generate_medusa_buffers`.
@@ -84,7 +84,7 @@ def compile_tree(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
     indices = 1 + (depths - 1) * top_k + last_ranks
     indices[ROOT] = ROOT
     buffers = Buffers(
-        attention_mask=torch.tensor(tree.ancestors),
+        attention_mask=torch.from_numpy(tree.ancestors.copy()),
         position_ids=torch.from_numpy(depths).long(),
         tree_indices=torch.from_numpy(indices).long(),
         retrieve_indices=torch.from_numpy(_leaf_paths(tree)).long(),
@@ -106,7 +106,7 @@ def _leaf_paths(tree: Tree) -> np.ndarray:
 
 
 def save_buffers(buffers: Buffers, tree: Tree, path: str | os.PathLike[str]) -> None:
-    """Write the tensors as safetensors; equal trees give equal bytes. An existing file is replaced: buffers are cheap."""
+    """Write the tensors as safetensors; equal trees give equal bytes. An existing file is replaced."""
     header = {"schema": SCHEMA, "top_k": buffers.top_k, "nodes": tree.nodes, "depth": tree.depth}
     arrays = {name: getattr(buffers, name).cpu().numpy() for name in _NAMES}
     write_arrays(path, arrays, header, overwrite=True)
@@ -122,4 +122,5 @@ def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu
     missing = [name for name in _NAMES if name not in arrays]
     if missing:
         raise TreeoptError(Code.FILE_INVALID, f"{path} lacks {', '.join(missing)}")
-    return Buffers(*(torch.from_numpy(arrays[name]) for name in _NAMES), top_k=header["top_k"]).to(device)
+    tensors = {name: torch.from_numpy(arrays[name]) for name in _NAMES}
+    return Buffers(**tensors, top_k=header["top_k"]).to(device)

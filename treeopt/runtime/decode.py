@@ -81,7 +81,9 @@ class TreeDecoder:
         """Prefill a prompt; iterating over the result runs one step at a time and yields the tokens of each."""
         prompt = torch.as_tensor(ids, device=self.base.device).reshape(-1).long()
         if max_new_tokens < 1:
-            raise TreeoptError(Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one")
+            raise TreeoptError(
+                Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one"
+            )
         logits, hidden = self.forward.begin(prompt, max_new_tokens)
         return Decoding(self, logits.argmax(-1), hidden, max_new_tokens)
 

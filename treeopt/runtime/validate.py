@@ -144,11 +144,10 @@ def validate(
         spent += [stock_spent, single_spent, tree_spent]
         texts.append(Text(prompt.prompt_id, prompt.prompt, stock))
         decoded.append(treed)
-        for tokens in (treed.tokens, single.tokens):
-            if tokens != stock:
-                differences.append(_difference(base, prompt, stock, tokens))
-                break
-        progress(len(texts), len(prompts), f"{'lossless' if not differences else 'NOT lossless'}")
+        wrong = next((found for found in (treed.tokens, single.tokens) if found != stock), None)
+        if wrong is not None:
+            differences.append(_difference(base, prompt, stock, wrong))
+        progress(len(texts), len(prompts), "lossless" if not differences else "NOT lossless")
     predicted = predict(base, decoder.heads or heads, tree, texts)
     steps = predicted.steps_by_sequence().tolist()
     results = tuple(

@@ -1,0 +1,1 @@
+"""Trees for people: SVG, DOT and plain text."""

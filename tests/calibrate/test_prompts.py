@@ -1,0 +1,332 @@
+"""Prompts: every file form and field is read, and what cannot be used is refused by file and row."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from treeopt.calibrate import prompts as prompts_module
+from treeopt.calibrate.prompts import Prompt, PromptSet, encode, load_prompts
+from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
+from treeopt.models import hub
+
+ROWS = [{"instruction": "Name a bird."}, {"instruction": "Name a fish.", "output": "A carp."}]
+TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shared: Path) -> PreTrainedTokenizerBase:
+    """The shared model's tokenizer, which has no chat template."""
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(shared / "models" / "tinystories-260k")
+    assert loaded.chat_template is None
+    return loaded
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """An empty folder, an empty hub cache and no hub; the list takes every address that is connected to."""
+    tried: list[object] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: False)
+    monkeypatch.setattr(prompts_module, "hub_reachable", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(socket.socket, "connect", lambda _self, address: tried.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_more, **_named: tried.append(host))
+    monkeypatch.setattr("datasets.get_dataset_split_names", lambda name, **_named: tried.append(name))
+    return tried
+
+
+def write_rows(file: Path, rows: list[Any]) -> Path:
+    """A prompt file in the form that its suffix names."""
+    if file.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif file.suffix == ".txt":
+        file.write_text("".join(row + "\n" for row in rows))
+    else:
+        file.write_text(json.dumps(rows))
+    return file
+
+
+def one(tmp_path: Path, row: Any, **options: Any) -> Prompt:
+    """The prompt made of one row."""
+    return load_prompts(str(write_rows(tmp_path / "one.json", [row])), **options).prompts[0]
+
+
+def refusal(name: Path | str, **options: Any) -> TreeoptError:
+    """The error that loading ends with."""
+    with pytest.raises(TreeoptError) as caught:
+        load_prompts(str(name), **options)
+    return caught.value
+
+
+def contents(prompts: PromptSet) -> list[str]:
+    """What each prompt says."""
+    return [prompt.text if prompt.messages is None else prompt.messages[-1]["content"] for prompt in prompts.prompts]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_load_prompts_rows(tmp_path: Path, suffix: str) -> None:
+    """The same rows come out of all three forms."""
+    prompts = load_prompts(str(write_rows(tmp_path / f"rows{suffix}", ROWS)))
+    assert contents(prompts) == ["Name a bird.", "Name a fish."]
+    assert prompts.prompts[0].messages == ({"role": "user", "content": "Name a bird."},)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".json", ".jsonl"])
+def test_load_prompts_plain_strings(tmp_path: Path, suffix: str) -> None:
+    """A bare string, or a line of a .txt, is a request."""
+    prompts = load_prompts(str(write_rows(tmp_path / f"rows{suffix}", ["Name a bird.", "Näme ä fish."])))
+    assert contents(prompts) == ["Name a bird.", "Näme ä fish."]
+    assert prompts.prompts[1].messages == ({"role": "user", "content": "Näme ä fish."},)
+
+
+@pytest.mark.parametrize(("suffix", "line"), [(".txt", "{}"), (".jsonl", '"{}"')])
+def test_load_prompts_blank_lines(tmp_path: Path, suffix: str, line: str) -> None:
+    """Blank lines are no prompts."""
+    (tmp_path / f"rows{suffix}").write_text("\n".join(["", line.format("a"), "  ", line.format("b"), ""]))
+    assert contents(load_prompts(str(tmp_path / f"rows{suffix}"))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("field", ["instruction", "prompt"])
+def test_load_prompts_request_fields(tmp_path: Path, field: str) -> None:
+    """`instruction` and `prompt` are requests."""
+    prompt = one(tmp_path, {field: "Name a bird.", "other": 3})
+    assert (prompt.messages, prompt.text) == (({"role": "user", "content": "Name a bird."},), None)
+
+
+def test_load_prompts_text_field(tmp_path: Path) -> None:
+    """`text` is continued as it stands."""
+    prompt = one(tmp_path, {"text": "Once upon a time"})
+    assert (prompt.messages, prompt.text) == (None, "Once upon a time")
+
+
+def test_load_prompts_instruction_with_input(tmp_path: Path) -> None:
+    """An `input` follows its instruction after a blank line; an empty one adds nothing."""
+    with_input = one(tmp_path, {"instruction": "Translate.", "input": "a bird"})
+    without = one(tmp_path, {"instruction": "Translate.", "input": ""})
+    assert with_input.messages == ({"role": "user", "content": "Translate.\n\na bird"},)
+    assert without.messages == ({"role": "user", "content": "Translate."},)
+
+
+def test_load_prompts_messages(tmp_path: Path) -> None:
+    """A chat is taken whole; a last answer of the assistant is the answer, not part of the prompt."""
+    asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    chat = [*asked, {"role": "assistant", "content": "Hello"}]
+    assert one(tmp_path, {"messages": asked}).messages == tuple(asked)
+    answered = one(tmp_path, {"messages": chat}, answers=True)
+    assert (answered.messages, answered.answer) == (tuple(asked), "Hello")
+
+
+@pytest.mark.parametrize("field", ["output", "response", "completion", "answer"])
+def test_load_prompts_answers(tmp_path: Path, field: str) -> None:
+    """An answer is read where it is wanted, and only there."""
+    row = {"instruction": "Name a bird.", field: "A wren."}
+    assert one(tmp_path, row, answers=True).answer == "A wren."
+    assert one(tmp_path, row).answer is None
+
+
+def test_load_prompts_answers_missing(tmp_path: Path) -> None:
+    """A row without an answer is refused where answers are wanted, by file and row."""
+    file = write_rows(tmp_path / "rows.json", [{"prompt": "a", "answer": "b"}, {"prompt": "c"}])
+    error = refusal(file, answers=True)
+    assert error.code is Code.PROMPTS_INVALID
+    assert f"row 1 of {file}" in error.what
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Name a bird."},
+        {"instruction": ""},
+        {"instruction": 3},
+        {"text": None},
+        {"messages": []},
+        {"messages": "Hi"},
+        {"messages": [{"role": "assistant", "content": "Hello"}]},
+        {"messages": [{"role": "user"}]},
+        {},
+        ["Name a bird."],
+        7,
+        None,
+    ],
+)
+def test_load_prompts_unusable_row(tmp_path: Path, row: Any) -> None:
+    """A row without a usable field is refused, with file, row and the fields that it has."""
+    file = write_rows(tmp_path / "rows.json", ["fine", row])
+    error = refusal(file)
+    assert (error.code, error.exit_status) == (Code.PROMPTS_INVALID, EXIT_INPUT)
+    assert f"row 1 of {file}" in error.what
+    if isinstance(row, dict):
+        assert all(field in error.at for field in row)
+
+
+def test_load_prompts_limit(tmp_path: Path) -> None:
+    """A limit takes the first rows and leaves their ids as they are."""
+    file = str(write_rows(tmp_path / "rows.txt", list("abcde")))
+    whole, part = load_prompts(file), load_prompts(file, limit=2)
+    assert contents(part) == ["a", "b"]
+    assert part.prompts == whole.prompts[:2]
+    assert part.sha256 == whole.sha256
+
+
+def test_load_prompts_limit_hides_faults(tmp_path: Path) -> None:
+    """Rows beyond the limit are not looked at."""
+    assert contents(load_prompts(str(write_rows(tmp_path / "rows.json", ["a", 7])), limit=1)) == ["a"]
+
+
+def test_load_prompts_ids(tmp_path: Path) -> None:
+    """A prompt's id is 16 digits of the file's SHA-256 and its row, so ids ascend with the rows."""
+    file = write_rows(tmp_path / "rows.txt", ["a"] * 12)
+    prompts = load_prompts(str(file))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert prompts.sha256 == digest
+    assert [prompt.id for prompt in prompts.prompts[::11]] == [f"{digest[:16]}:00000000", f"{digest[:16]}:00000011"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("rows.json", '[\n "a",\n "b"\n "c"]', ":4:2"),
+        ("rows.jsonl", '"a"\n\n{"text": }\n', ":3:10"),
+        ("rows.json", "", ":1:1"),
+    ],
+)
+def test_load_prompts_broken_json(tmp_path: Path, name: str, text: str, place: str) -> None:
+    """Broken JSON is reported with file, line and column."""
+    (tmp_path / name).write_text(text)
+    error = refusal(tmp_path / name)
+    assert error.code is Code.FILE_INVALID
+    assert error.at == f"{tmp_path / name}{place}"
+
+
+def test_load_prompts_deep_json(tmp_path: Path) -> None:
+    """JSON nested too deep to be read is a damaged file, not a crash."""
+    (tmp_path / "rows.json").write_text("[" * 100_000)
+    assert refusal(tmp_path / "rows.json").code is Code.FILE_INVALID
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("rows.parquet", b"PAR1 but not really PAR1"), ("rows.txt", b"\xff\xfe")]
+)
+def test_load_prompts_damaged(tmp_path: Path, name: str, content: bytes) -> None:
+    """A parquet file that is none, and bytes that are no UTF-8, are damaged files."""
+    (tmp_path / name).write_bytes(content)
+    error = refusal(tmp_path / name)
+    assert error.code is Code.FILE_INVALID
+    assert name in error.what
+
+
+@pytest.mark.parametrize(("name", "text"), [("rows.json", "[]"), ("rows.jsonl", "\n"), ("rows.txt", " \n")])
+def test_load_prompts_empty(tmp_path: Path, name: str, text: str) -> None:
+    """A file without rows, or a limit of none, leaves no prompt."""
+    (tmp_path / name).write_text(text)
+    assert refusal(tmp_path / name).code is Code.PROMPTS_EMPTY
+    assert refusal(write_rows(tmp_path / "full.txt", ["a"]), limit=0).code is Code.PROMPTS_EMPTY
+
+
+@pytest.mark.parametrize("name", ["absent.json", "./absent", "absent.txt", "/no/such/place"])
+def test_load_prompts_missing(offline: list[object], name: str) -> None:
+    """A name that can only be a path is a missing file, and the hub is not asked."""
+    error = refusal(name)
+    assert (error.code, error.exit_status) == (Code.FILE_MISSING, EXIT_INPUT)
+    assert name.removeprefix("./") in error.what
+    assert offline == []
+
+
+def test_load_prompts_other_form(tmp_path: Path) -> None:
+    """A file of another form, and JSON that is not a list, are refused with what would work."""
+    (tmp_path / "rows.csv").write_text("a,b")
+    (tmp_path / "rows.json").write_text('{"instruction": "a"}')
+    assert ".jsonl" in refusal(tmp_path / "rows.csv").what
+    assert "not a list" in refusal(tmp_path / "rows.json").what
+
+
+@pytest.mark.parametrize("name", ["owner/prompts", "owner/prompts:train", "alpaca_eval"])
+def test_load_prompts_hub_offline(offline: list[object], name: str) -> None:
+    """A hub data set and a named set end offline in one environment error, and no connection is tried."""
+    error = refusal(name)
+    assert (error.code, error.exit_status) == (Code.HUB_UNREACHABLE, EXIT_ENVIRONMENT)
+    assert name in error.what
+    assert "--prompts" in error.fix
+    assert offline == []
+
+
+def test_hub_reachable_offline_mode(offline: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user asked to stay offline the hub is not even tried."""
+    monkeypatch.undo()
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
+    monkeypatch.setattr(socket.socket, "connect", lambda _self, address: offline.append(address))
+    assert hub.hub_reachable.__wrapped__() is False
+    assert offline == []
+
+
+def test_load_prompts_alpaca_eval(shared: Path) -> None:
+    """The local copy of AlpacaEval gives its 805 instructions as requests."""
+    prompts = load_prompts(str(shared / "data" / "alpaca_eval.json"))
+    assert len(prompts.prompts) == 805
+    assert contents(prompts)[1] == "How did US states get their names?"
+    assert all(prompt.messages is not None and len(prompt.messages) == 1 for prompt in prompts.prompts)
+
+
+def test_encode_without_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Without a template a request is encoded as it stands, as plain text is; answers get no special tokens."""
+    asked = Prompt("a:0", ({"role": "user", "content": "One day"},), None, "a bird")
+    plain = Prompt("a:1", None, "One day", None)
+    ids, answer = encode(asked, tokenizer, chat_template=True)
+    assert ids == tokenizer("One day")["input_ids"]
+    assert answer == tokenizer("a bird", add_special_tokens=False)["input_ids"]
+    assert encode(plain, tokenizer, chat_template=True) == (ids, [])
+
+
+def test_encode_with_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A template is used for requests and chats, not for plain text, and not where it is switched off."""
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = TEMPLATE
+    chat = (
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho"},
+        {"role": "user", "content": "Hu"},
+    )
+
+    def texts(prompt: Prompt, **options: bool) -> str:
+        return templated.decode(encode(prompt, templated, **options)[0], skip_special_tokens=True)
+
+    asked = Prompt("a:0", chat[:1], None, None)
+    assert texts(asked, chat_template=True) == "[user] Hi\n[assistant]"
+    assert texts(asked, chat_template=False) == "Hi"
+    assert texts(Prompt("a:1", None, "Hi", None), chat_template=True) == "Hi"
+    whole = texts(Prompt("a:2", chat, None, None), chat_template=True)
+    assert whole == "[user] Hi\n[assistant] Ho\n[user] Hu\n[assistant]"
+
+
+def test_encode_chat_needs_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A conversation cannot become one text without a template."""
+    chat = ({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"})
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = TEMPLATE
+    for one_tokenizer, used in ((tokenizer, True), (templated, False)):
+        with pytest.raises(TreeoptError) as caught:
+            encode(Prompt("set:7", chat, None, None), one_tokenizer, chat_template=used)
+        assert caught.value.code is Code.PROMPTS_INVALID
+        assert "set:7" in caught.value.what
+
+
+def test_encode_without_tokenizer() -> None:
+    """A base model without a tokenizer cannot take prompts."""
+    with pytest.raises(TreeoptError) as caught:
+        encode(Prompt("set:0", None, "Hi", None), None, chat_template=True)
+    assert caught.value.code is Code.MODEL_INVALID

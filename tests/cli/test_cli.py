@@ -1,0 +1,285 @@
+"""The program as a user meets it: outputs, exit statuses, errors, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from helpers import random_calibration
+
+from treeopt.cli.app import COMMANDS, program
+from treeopt.files.calibrations import save_calibration
+from treeopt.files.trees import load_tree, save_tree
+from treeopt.tree import Tree
+
+HEADS = "models/tinystories-260k-medusa"
+OPENINGS = "data/story_openings.json"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def treeopt(*arguments: str | Path, status: int = 0) -> Result:
+    """Run the program in this process and check its exit status."""
+    result = CliRunner().invoke(program, [str(argument) for argument in arguments])
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result
+
+
+def treeopt_json(*arguments: str | Path, status: int = 0) -> dict[str, Any]:
+    """The one JSON object on standard output."""
+    result = treeopt(*arguments, "--json", status=status)
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+def error_number(result: Result) -> str:
+    """The number of the one error on standard error."""
+    found = re.findall(r"^error\[(E\d+)\]", result.stderr, flags=re.MULTILINE)
+    assert len(found) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    return str(found[0])
+
+
+@pytest.fixture
+def calibration_file() -> str:
+    """A small calibration under the default name."""
+    save_calibration(random_calibration(1), "calibration.safetensors")
+    return "calibration.safetensors"
+
+
+def test_commands_named_in_help_exist() -> None:
+    """Every command of the table can be imported and helps itself."""
+    for name in COMMANDS:
+        assert "Usage:" in treeopt(name, "--help").stdout
+
+
+@pytest.mark.usefixtures("calibration_file")
+def test_build_prints_both_estimates_with_k() -> None:
+    """The two figures are named, K is stated, and the JSON holds the same tree as the file."""
+    text = treeopt("build", "--nodes", "16", "-o", "t.yaml").stdout
+    assert "independent" in text
+    assert "replay" in text
+    assert "K = 16" in text
+    data = treeopt_json("build", "--nodes", "16", "-o", "t.yaml")
+    tree = load_tree("t.yaml")
+    assert data["nodes"] == tree.nodes == 16
+    assert (data["depth"], data["leaves"], data["top_k"]) == (tree.depth, len(tree.leaves), 16)
+    assert [tuple(path) for path in data["paths"]] == list(tree.paths)
+    assert tree.expected is not None
+    assert data["expected_tokens_per_step"] == {
+        "independent": tree.expected.independent,
+        "replay": tree.expected.replay,
+    }
+
+
+@pytest.mark.usefixtures("calibration_file")
+def test_build_respects_its_limits() -> None:
+    """--max-depth, --max-rank and --top-k cut the tree."""
+    data = treeopt_json("build", "--nodes", "40", "--max-depth", "2", "--max-rank", "3", "-o", "t.yaml")
+    assert max(map(len, data["paths"])) == 2
+    assert max(max(path) for path in data["paths"]) == 3
+    assert treeopt_json("build", "--nodes", "40", "--top-k", "2", "-o", "t.yaml")["top_k"] == 2
+
+
+@pytest.mark.usefixtures("calibration_file")
+def test_build_beyond_all_value_warns() -> None:
+    """A budget larger than what has value gives the real size and a warning."""
+    result = treeopt("build", "--nodes", "1000000", "--top-k", "2", "--max-depth", "1", "-o", "t.yaml")
+    assert "warning: 3 nodes, not 1000000" in result.stderr
+
+
+def test_build_without_calibration_names_the_command() -> None:
+    """The default calibration file is missing: exit 3 and the line to run."""
+    result = treeopt("build", status=3)
+    assert error_number(result) == "E201"
+    assert "treeopt calibrate --heads" in result.stderr
+
+
+def test_compile_and_render_take_zoo_names() -> None:
+    """A zoo name works wherever a tree file does; outputs are named after it and overwritten freely."""
+    for _ in range(2):
+        data = treeopt_json("compile", "mc_sim_7b_63")
+        assert data["shapes"]["retrieve_indices"] == [42, 5]
+        treeopt("render", "mc_sim_7b_63")
+    assert Path("mc_sim_7b_63.safetensors").stat().st_size > 1000
+    assert Path("mc_sim_7b_63.svg").read_text().startswith("<svg")
+    assert "digraph" in (treeopt("render", "mc_sim_7b_63", "-o", "t.dot"), Path("t.dot").read_text())[1]
+
+
+def test_list_and_show() -> None:
+    """The zoo is listed; a tree is shown as text and replayed over a calibration."""
+    assert "mc_sim_7b_63\t64\t4\t42" in treeopt("list").stdout
+    assert len(treeopt_json("list")["trees"]) == 9
+    save_calibration(random_calibration(2), "c.safetensors")
+    save_tree(Tree.chain(3), "chain.yaml")
+    text = treeopt("show", "chain.yaml", "--calibration", "c.safetensors").stdout
+    assert "╙── root" in text
+    assert "tokens per step" in text
+    data = treeopt_json("show", "chain.yaml", "--calibration", "c.safetensors")
+    assert data["replay"]["tokens_per_step"] > 1
+    assert data["paths"] == [[0], [0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("content", "number"),
+    [
+        ("", "E203"),
+        ("schema: treeopt.tree/1\nnodes: 2\npaths:\n- {path: [0, 0]}\n", "E203"),
+        ("schema: treeopt.tree/2\n", "E203"),
+    ],
+)
+def test_broken_tree_is_one_error(content: str, number: str) -> None:
+    """A tree file that is not one ends every command with exit 3 and its place."""
+    Path("bad.yaml").write_text(content)
+    for arguments in (["compile", "bad.yaml"], ["render", "bad.yaml"], ["show", "bad.yaml"]):
+        result = treeopt(*arguments, status=3)
+        assert error_number(result) == number
+        assert re.search(r"bad\.yaml:\d+:\d+", result.stderr)
+    assert sorted(path.name for path in Path().iterdir()) == ["bad.yaml"]
+
+
+def test_error_as_json() -> None:
+    """With --json the error is one object on standard error."""
+    result = treeopt("show", "mc_sim_7b_36", "--json", status=3)
+    error = json.loads(result.stderr)
+    assert (error["error"], error["exit_status"], result.stdout) == ("E104", 3, "")
+    assert "mc_sim_7b_63" in error["fix"]
+
+
+def test_unexpected_error_is_a_bug_with_exit_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What we did not foresee says that it is a bug, and shows its traceback only when asked."""
+
+    def fail() -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("treeopt.cli.list_command.zoo", fail)
+    result = treeopt("list", status=1)
+    assert "this is a bug" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in treeopt("list", "--debug", status=1).stderr
+
+
+def test_usage_errors_exit_2() -> None:
+    """What click refuses exits 2."""
+    treeopt("build", "--nodes", "0", status=2)
+    treeopt("calibrate", status=2)
+    treeopt("no-such-command", status=2)
+    treeopt("calibrate", "--heads", "x", status=2)
+
+
+def test_calibrate_refuses_an_existing_file_before_any_work(shared: Path) -> None:
+    """A calibration took long: without --force it stays, and nothing is loaded."""
+    Path("c.safetensors").write_text("precious")
+    begin = ["calibrate", "--heads", "no-such-heads/", "--prompts", shared / OPENINGS]
+    assert error_number(treeopt(*begin, "-o", "c.safetensors", status=3)) == "E202"
+    assert Path("c.safetensors").read_text() == "precious"
+    assert error_number(treeopt(*begin, "-o", "no/such/c.safetensors", status=3)) == "E204"
+
+
+def test_calibrate_errors_are_clear(shared: Path) -> None:
+    """A missing folder, a missing prompt file, prompts without a field, and an unreachable hub."""
+    Path("bad.json").write_text('[{"foo": 1}]')
+    heads, openings = shared / HEADS, shared / OPENINGS
+    cases: list[tuple[Path | str, Path | str, str, int]] = [
+        ("no-such-heads/", openings, "E201", 3),
+        (heads, "no-such.json", "E201", 3),
+        (heads, "bad.json", "E302", 3),
+        ("owner/heads", openings, "E301", 4),
+        (heads, "alpaca_eval", "E301", 4),
+        (heads, "owner/prompts", "E301", 4),
+        (shared / "models/tinystories-260k", openings, "E201", 3),
+    ]
+    for head, prompts, number, status in cases:
+        result = treeopt("calibrate", "--heads", head, "--prompts", prompts, "-q", status=status)
+        assert error_number(result) == number, (head, prompts)
+    assert not Path("calibration.safetensors").exists()
+
+
+def test_whole_job_on_the_real_model(shared: Path) -> None:
+    """Calibrate, build, validate: the figures agree with each other, and force overwrites with equal bytes."""
+    model = ["--heads", shared / HEADS, "--prompts", shared / OPENINGS, "--limit", "16", "--max-new-tokens", "48"]
+    data = treeopt_json("calibrate", *model, "--batch-size", "1")
+    assert (data["heads"], data["prompts"], data["skipped"], data["positions"]) == (5, 16, 0, 16 * 48)
+    assert data["trials"] == [16 * (48 - h) for h in range(1, 6)]
+    assert [len(row) for row in data["accuracy"]] == [32] * 5
+    first = Path("calibration.safetensors").read_bytes()
+    treeopt("calibrate", *model, "--batch-size", "1", "--force", "-q")
+    assert Path("calibration.safetensors").read_bytes() == first
+    built = treeopt_json("build", "--nodes", "24", "-o", "t.yaml")
+    found = treeopt_json("validate", *model, "--tree", "t.yaml")
+    assert found["lossless"] is True
+    assert found["tokens"] == 16 * 48
+    assert found["tokens_per_step"] == found["tokens"] / found["steps"] == found["predicted_tokens_per_step"]
+    # The very texts that were calibrated: expected = measured.
+    assert found["expected_tokens_per_step"] == built["expected_tokens_per_step"]["replay"]
+    assert found["tokens_per_step"] == pytest.approx(found["expected_tokens_per_step"], abs=1e-6)
+    assert found["speedup"] == pytest.approx(found["tokens_per_step"] / found["overhead"])
+    assert found["tokens_per_second"].keys() == {"tree", "one_by_one", "generate"}
+    text = treeopt("validate", *model, "--tree", "t.yaml").stdout
+    assert "lossless        yes: 16/16 prompts" in text
+    assert "steps agree on 16/16 prompts" in text
+
+
+def test_validate_refuses_a_tree_deeper_than_the_heads(shared: Path) -> None:
+    """Six heads asked of five: exit 3."""
+    save_tree(Tree.chain(6), "deep.yaml")
+    arguments = ["validate", "--heads", shared / HEADS, "--prompts", shared / OPENINGS, "--tree", "deep.yaml", "-q"]
+    assert error_number(treeopt(*arguments, status=3)) == "E101"
+
+
+def test_validate_exits_5_where_a_text_differs(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that accepts everything is found out, with the first place where it went wrong."""
+    monkeypatch.setattr("treeopt.runtime.accept.greedy", lambda tokens, *rest: tokens.new_tensor(len(tokens) - 1))
+    save_tree(Tree.chain(3), "chain.yaml")
+    arguments = ["validate", "--heads", shared / HEADS, "--prompts", shared / OPENINGS, "--tree", "chain.yaml"]
+    result = treeopt(*arguments, "--limit", "2", "--max-new-tokens", "24", "-q", status=5)
+    assert "error[E501]: 2 of 2 texts differ" in result.stderr
+    assert "lossless        NO: 0/2 prompts" in result.stdout
+
+
+def test_progress_is_lines_where_there_is_no_terminal(shared: Path) -> None:
+    """Without a terminal: lines with count and share on standard error, none with -q."""
+    arguments = ["calibrate", "--heads", shared / HEADS, "--prompts", shared / OPENINGS, "--limit", "4", "--force"]
+    arguments += ["--max-new-tokens", "8", "--batch-size", "2"]
+    assert re.search(r"^calibrate 2/4 50% \d+ s left  head 1 top-1", treeopt(*arguments).stderr, flags=re.MULTILINE)
+    assert treeopt(*arguments, "-q").stderr == ""
+
+
+def test_interrupt_exits_130_and_leaves_no_file(shared: Path, tmp_path: Path) -> None:
+    """Ctrl-C in the middle: exit 130, one line, nothing half-written."""
+    command = [sys.executable, "-m", "treeopt", "calibrate", "--heads", str(shared / HEADS)]
+    command += ["--prompts", str(shared / OPENINGS), "--batch-size", "1", "--max-new-tokens", "160"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+    assert process.stderr is not None
+    for line in process.stderr:  # the model is loaded and the work has begun
+        if line.startswith("prompts"):
+            break
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait(timeout=60) == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closed_pipe_ends_quietly() -> None:
+    """`treeopt show ... | head -1` prints no error."""
+    line = f"{sys.executable} -m treeopt show mc_sim_7b_63 | head -1"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout == "64 nodes, depth 4, 42 leaves\n"
+    assert done.stderr == ""

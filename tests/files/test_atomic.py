@@ -1,0 +1,174 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import check_writable, read_bytes, write_bytes, write_text
+
+
+@pytest.fixture
+def restore_umask() -> Iterator[None]:
+    """Puts the umask back."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def disk_full(*_: object, **__: object) -> NoReturn:
+    """What a full disk answers."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync", "chmod"])
+def test_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Where the disk refuses, the old file stays and no temporary file does: E204."""
+    target = tmp_path / "tree.yaml"
+    target.write_text("old")
+    monkeypatch.setattr(os, call, disk_full)
+    with pytest.raises(TreeoptError) as caught:
+        write_text(target, "new")
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert caught.value.code.number == "E204"
+    assert "No space left on device" in caught.value.what
+    assert os.listdir(tmp_path) == ["tree.yaml"]
+    assert target.read_text() == "old"
+
+
+def test_failing_write_leaves_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there was no file, there is none after a failure."""
+    monkeypatch.setattr(os, "replace", disk_full)
+    with pytest.raises(TreeoptError):
+        write_text(tmp_path / "tree.yaml", "new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_failing_temporary_file_is_unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not even the temporary file can be made, the old file stays: E204."""
+    target = tmp_path / "tree.yaml"
+    target.write_text("old")
+    monkeypatch.setattr(tempfile, "mkstemp", disk_full)
+    with pytest.raises(TreeoptError) as caught:
+        write_text(target, "new")
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert target.read_text() == "old"
+
+
+def test_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption cleans up and goes on as itself."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    target = tmp_path / "tree.yaml"
+    target.write_text("old")
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(target, "new")
+    assert os.listdir(tmp_path) == ["tree.yaml"]
+    assert target.read_text() == "old"
+
+
+def test_write_replaces_the_whole_file(tmp_path: Path) -> None:
+    """A shorter content leaves nothing of a longer one."""
+    target = tmp_path / "tree.yaml"
+    target.write_text("a long old text")
+    write_text(target, "τ = 2.5\n")
+    assert target.read_bytes() == b"\xcf\x84 = 2.5\n"
+    assert os.listdir(tmp_path) == ["tree.yaml"]
+
+
+def test_write_into_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare name is a file of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    write_bytes("tree.yaml", b"x")
+    assert (tmp_path / "tree.yaml").read_bytes() == b"x"
+
+
+def test_missing_folder_is_unwritable(tmp_path: Path) -> None:
+    """E204 names the folder and how to make it."""
+    with pytest.raises(TreeoptError) as caught:
+        write_text(tmp_path / "absent" / "tree.yaml", "new")
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert caught.value.fix == f"mkdir -p {tmp_path / 'absent'}"
+    assert os.listdir(tmp_path) == []
+
+
+def test_folder_as_target_is_unwritable(tmp_path: Path) -> None:
+    """E204 where the target is a folder, overwriting or not."""
+    for overwrite in (True, False):
+        with pytest.raises(TreeoptError) as caught:
+            write_bytes(tmp_path, b"new", overwrite=overwrite)
+        assert caught.value.code is Code.FILE_UNWRITABLE
+        assert "is a folder" in caught.value.what
+
+
+def test_file_as_folder_is_unwritable(tmp_path: Path) -> None:
+    """E204 where a file stands in the place of the folder."""
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(TreeoptError) as caught:
+        write_text(tmp_path / "file" / "tree.yaml", "new")
+    assert caught.value.code is Code.FILE_UNWRITABLE
+
+
+def test_read_only_folder_is_unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E204 where the folder takes no files; asked of the system, because root may write anywhere."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(TreeoptError) as caught:
+        check_writable(tmp_path / "tree.yaml", overwrite=True)
+    assert caught.value.code is Code.FILE_UNWRITABLE
+
+
+@pytest.mark.usefixtures("restore_umask")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_follow_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    """A written file has the permissions of any new file, and the umask is as before."""
+    os.umask(umask)
+    write_text(tmp_path / "tree.yaml", "new")
+    assert stat.S_IMODE((tmp_path / "tree.yaml").stat().st_mode) == mode
+    assert os.umask(umask) == umask
+
+
+def test_existing_file_is_kept_unless_overwriting(tmp_path: Path) -> None:
+    """E202 names --force; with it the file is replaced."""
+    target = tmp_path / "calibration.safetensors"
+    target.write_text("old")
+    with pytest.raises(TreeoptError) as caught:
+        write_bytes(target, b"new", overwrite=False)
+    assert caught.value.code is Code.FILE_EXISTS
+    assert caught.value.code.number == "E202"
+    assert "--force" in caught.value.fix
+    assert target.read_text() == "old"
+    write_bytes(target, b"new", overwrite=True)
+    assert target.read_text() == "new"
+
+
+def test_check_writable_writes_nothing(tmp_path: Path) -> None:
+    """The check before long work gives the path and leaves no trace."""
+    assert check_writable(tmp_path / "new", overwrite=False) == tmp_path / "new"
+    assert os.listdir(tmp_path) == []
+
+
+def test_read_missing_file(tmp_path: Path) -> None:
+    """E201 names the file."""
+    with pytest.raises(TreeoptError) as caught:
+        read_bytes(tmp_path / "absent")
+    assert caught.value.code is Code.FILE_MISSING
+    assert caught.value.code.number == "E201"
+    assert str(tmp_path / "absent") in caught.value.what
+
+
+def test_read_folder(tmp_path: Path) -> None:
+    """A folder is no file: E203."""
+    with pytest.raises(TreeoptError) as caught:
+        read_bytes(tmp_path)
+    assert caught.value.code is Code.FILE_INVALID

@@ -1,0 +1,246 @@
+"""Calibration files: what is written comes back equal, and what is no calibration is one clear error."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import helpers
+import numpy as np
+import pytest
+from helpers import make_calibration, random_calibration
+
+import treeopt
+from treeopt.calibration import Calibration, Provenance
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.calibrations import DEFAULT_FILE, SCHEMA, load_calibration, save_calibration
+from treeopt.files.tensors import read_arrays, write_arrays
+
+WRITER = """
+import dataclasses, sys
+from helpers import random_calibration
+from treeopt.files.calibrations import save_calibration
+calibration = random_calibration(5)
+names = {"torch", "device", "transformers", "dtype"}  # a set: its order follows the hash seed
+provenance = dataclasses.replace(calibration.provenance, made_by={name: name for name in names})
+save_calibration(dataclasses.replace(calibration, provenance=provenance), sys.argv[1])
+"""
+
+
+def check_equal(one: Calibration, other: Calibration) -> None:
+    """Compare every field."""
+    assert one.ranks.dtype == other.ranks.dtype == np.uint8
+    assert one.offsets.dtype == other.offsets.dtype == np.int64
+    assert one.ranks.tolist() == other.ranks.tolist()
+    assert one.offsets.tolist() == other.offsets.tolist()
+    assert one.prompt_ids == other.prompt_ids
+    assert one.token_hashes == other.token_hashes
+    assert one.kept == other.kept
+    assert one.provenance == other.provenance
+
+
+def refusal(path: Path) -> TreeoptError:
+    """The error with which a file is refused."""
+    with pytest.raises(TreeoptError) as caught:
+        load_calibration(path)
+    return caught.value
+
+
+def test_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
+    """Two processes that hash differently write the same bytes."""
+    places = [str(Path(treeopt.__file__).parents[1]), str(Path(helpers.__file__).parent)]
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(places)}
+        subprocess.run([sys.executable, "-c", WRITER, str(tmp_path / seed)], env=environment, check=True)
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+    assert load_calibration(tmp_path / "1").ranks.tolist() == random_calibration(5).ranks.tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_round_trip(tmp_path: Path, seed: int) -> None:
+    """A calibration comes back equal in every field, and can be written again to the byte."""
+    calibration = random_calibration(seed, heads=1 + seed, kept=3 + seed)
+    save_calibration(calibration, tmp_path / "one")
+    loaded = load_calibration(tmp_path / "one")
+    check_equal(loaded, calibration)
+    save_calibration(loaded, tmp_path / "other")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+
+
+def test_round_trip_of_provenance(tmp_path: Path) -> None:
+    """Nested settings and letters of any language come back."""
+    provenance = Provenance(
+        "modèle",
+        "b1",
+        "头",
+        "h1",
+        {"max_new_tokens": 64, "nested": {"a": [1, None]}},
+        {"s": "a.json"},
+        {"torch": "2.10"},
+    )
+    calibration = dataclasses.replace(random_calibration(0), provenance=provenance)
+    save_calibration(calibration, tmp_path / "file")
+    check_equal(load_calibration(tmp_path / "file"), calibration)
+
+
+def test_round_trip_without_text(tmp_path: Path) -> None:
+    """Prompts that got no answer at all are a calibration."""
+    calibration = make_calibration([np.zeros((0, 3)), np.zeros((0, 3))])
+    save_calibration(calibration, tmp_path / "file")
+    check_equal(load_calibration(tmp_path / "file"), calibration)
+
+
+def test_loaded_arrays_are_read_only(tmp_path: Path) -> None:
+    """A loaded record is as fixed as a made one."""
+    save_calibration(random_calibration(0), tmp_path / "file")
+    with pytest.raises(ValueError, match="read-only"):
+        load_calibration(tmp_path / "file").ranks[0, 0] = 1
+
+
+def test_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
+    """E201 gives the command that makes a calibration, with the name that was asked for."""
+    path = tmp_path / "mine.safetensors"
+    error = refusal(path)
+    assert error.code is Code.FILE_MISSING
+    assert error.code.number == "E201"
+    assert error.fix.startswith("treeopt calibrate ")
+    assert error.fix.endswith(f"-o {path}")
+
+
+def test_default_file_is_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a name, calibration.safetensors of the current folder is read."""
+    monkeypatch.chdir(tmp_path)
+    assert DEFAULT_FILE == "calibration.safetensors"
+    with pytest.raises(TreeoptError) as caught:
+        load_calibration()
+    assert caught.value.code is Code.FILE_MISSING
+    save_calibration(random_calibration(0), "calibration.safetensors")
+    check_equal(load_calibration(), random_calibration(0))
+
+
+def test_existing_file_is_kept(tmp_path: Path) -> None:
+    """A calibration took long to make: without overwriting it is E202 and stays as it was."""
+    path = tmp_path / "calibration.safetensors"
+    save_calibration(random_calibration(0), path)
+    before = path.read_bytes()
+    with pytest.raises(TreeoptError) as caught:
+        save_calibration(random_calibration(1), path)
+    assert caught.value.code is Code.FILE_EXISTS
+    assert caught.value.code.number == "E202"
+    assert path.read_bytes() == before
+    save_calibration(random_calibration(1), path, overwrite=True)
+    check_equal(load_calibration(path), random_calibration(1))
+
+
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
+    """A file that was cut anywhere is E203."""
+    save_calibration(random_calibration(0, sequences=3, length=5), tmp_path / "file")
+    whole = (tmp_path / "file").read_bytes()
+    for length in [*range(0, len(whole), 7), len(whole) - 1]:
+        (tmp_path / "cut").write_bytes(whole[:length])
+        assert refusal(tmp_path / "cut").code is Code.FILE_INVALID
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"schema: treeopt.tree/1\nnodes: 1\npaths: []\n", b"PK\x03\x04", b"\xff" * 99]
+)
+def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    """A file of another kind is E203 and is named."""
+    (tmp_path / "foreign").write_bytes(content)
+    error = refusal(tmp_path / "foreign")
+    assert error.code is Code.FILE_INVALID
+    assert error.code.number == "E203"
+    assert str(tmp_path / "foreign") in error.what
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    """An array file of another kind is E203 that names both schemas."""
+    write_arrays(tmp_path / "file", {"ranks": np.zeros(3)}, {"schema": "treeopt.buffers/1"}, overwrite=False)
+    error = refusal(tmp_path / "file")
+    assert error.code is Code.FILE_INVALID
+    assert "treeopt.buffers/1" in error.what
+    assert SCHEMA in error.what
+
+
+@pytest.mark.parametrize("part", ["kept", "prompt_ids", "token_hashes", "provenance"])
+def test_missing_part_of_the_header_is_refused(tmp_path: Path, part: str) -> None:
+    """A header that lacks a part is E203 and names it."""
+    error = altered(tmp_path, drop=part)
+    assert error.code is Code.FILE_INVALID
+    assert part in error.what
+
+
+@pytest.mark.parametrize("part", ["ranks", "offsets"])
+def test_missing_array_is_refused(tmp_path: Path, part: str) -> None:
+    """A file that lacks an array is E203 and names it."""
+    error = altered(tmp_path, drop=part)
+    assert error.code is Code.FILE_INVALID
+    assert part in error.what
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"kept": "16"}, {"kept": None}, {"prompt_ids": None}, {"token_hashes": 3}, {"provenance": {}}, {"provenance": []}],
+    ids=str,
+)
+def test_wrong_type_in_the_header_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
+    """A header part of another type is E203."""
+    assert altered(tmp_path, header=header).code is Code.FILE_INVALID
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float64])
+def test_offsets_of_another_type_are_refused(tmp_path: Path, dtype: type) -> None:
+    """Offsets are never converted in silence."""
+    assert altered(tmp_path, arrays={"offsets": np.arange(21).astype(dtype)}).code is Code.FILE_INVALID
+
+
+def test_broken_rule_of_the_record_is_refused(tmp_path: Path) -> None:
+    """Well-formed content that breaks a rule of the record is E220."""
+    error = altered(tmp_path, arrays={"ranks": np.zeros((7, 4), np.uint8)})
+    assert error.code is Code.CALIBRATION_INVALID
+    assert error.code.number == "E220"
+
+
+def altered(
+    folder: Path, *, header: dict[str, Any] | None = None, arrays: dict[str, Any] | None = None, drop: str = ""
+) -> TreeoptError:
+    """The error with which a calibration file with some parts changed or dropped is refused."""
+    save_calibration(random_calibration(0), folder / "whole")
+    good_arrays, good_header = read_arrays(folder / "whole", SCHEMA)
+    new_arrays = {name: part for name, part in {**good_arrays, **(arrays or {})}.items() if name != drop}
+    new_header = {name: part for name, part in {**good_header, **(header or {})}.items() if name != drop}
+    write_arrays(folder / "altered", new_arrays, new_header, overwrite=False)
+    return refusal(folder / "altered")
+
+
+def test_every_damaged_byte_is_read_or_refused(tmp_path: Path) -> None:
+    """Damage anywhere ends in a calibration or in one of our errors, never in another exception."""
+    save_calibration(random_calibration(0, sequences=2, length=5), tmp_path / "file")
+    whole = (tmp_path / "file").read_bytes()
+    refused: list[TreeoptError] = []
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x15
+        (tmp_path / "damaged").write_bytes(damaged)
+        try:
+            load_calibration(tmp_path / "damaged")
+        except TreeoptError as error:
+            refused.append(error)
+    assert len(refused) > 100
+    assert {error.code for error in refused} == {Code.FILE_INVALID, Code.CALIBRATION_INVALID}
+
+
+@pytest.mark.parametrize(("key", "value"), [("kept", 16.0), ("prompt_ids", "abc"), ("provenance", {"model": 5})])
+def test_damaged_header_is_one_error(tmp_path: Path, key: str, value: object) -> None:
+    """A header of the wrong types is E203 and names the file."""
+    target = tmp_path / "c.safetensors"
+    save_calibration(random_calibration(3), target)
+    arrays, header = read_arrays(target, SCHEMA)
+    write_arrays(target, arrays, {**header, key: value}, overwrite=True)
+    with pytest.raises(TreeoptError, match="damaged header") as caught:
+        load_calibration(target)
+    assert caught.value.code is Code.FILE_INVALID

@@ -1,0 +1,309 @@
+"""Tree files: what is written comes back equal, and what is no tree is one clear error."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import random_tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files import strict_yaml
+from treeopt.files.bundled import zoo
+from treeopt.files.trees import load_tree, save_tree, tree_yaml
+from treeopt.tree import Expected, Tree
+
+HEAD = "schema: treeopt.tree/1\nnodes: 3\npaths:\n"
+ZOO = [
+    "mc_sim_7b_63",
+    "vicuna_13b_stage1",
+    "vicuna_13b_stage2",
+    "vicuna_33b_stage1",
+    "vicuna_33b_stage2",
+    "vicuna_7b_stage1",
+    "vicuna_7b_stage1_ablation",
+    "vicuna_7b_stage2",
+    "zephyr_stage2",
+]
+
+BROKEN: dict[str, tuple[str | bytes, str, str]] = {  # content, line:column, a word of the message
+    "empty file": ("", "1:1", "is empty"),
+    "comments only": ("# no tree\n", "1:1", "is empty"),
+    "alias bomb": (
+        "schema: treeopt.tree/1\na: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b]\nnodes: 1\npaths: []\n",
+        "3:8",
+        "alias",
+    ),
+    "duplicate key": ("schema: treeopt.tree/1\nnodes: 1\nnodes: 1\npaths: []\n", "3:1", "twice"),
+    "duplicate key in a path": (HEAD + "- {path: [0], path: [0]}\n- {path: [1]}\n", "4:15", "twice"),
+    "unknown key": ("schema: treeopt.tree/1\nnodes: 1\ncolour: red\npaths: []\n", "3:9", "colour"),
+    "unknown key in a path": (HEAD + "- {path: [0], colour: 1}\n- {path: [1]}\n", "4:23", "colour"),
+    "merge key": ("schema: treeopt.tree/1\nnodes: 1\n<<: {reference: x}\npaths: []\n", "3:5", "<<"),
+    "newer schema": ("schema: treeopt.tree/2\nnodes: 1\npaths: []\n", "1:9", "treeopt.tree/2"),
+    "another schema": ("nodes: 1\nschema: treeopt.prompts/1\npaths: []\n", "2:9", "treeopt.prompts/1"),
+    "no schema": ("nodes: 1\npaths: []\n", "1:1", "treeopt.tree/1"),
+    "a list": ("- a\n- b\n", "1:1", "treeopt.tree/1"),
+    "a word": ("tree\n", "1:1", "treeopt.tree/1"),
+    "no paths": ("schema: treeopt.tree/1\nnodes: 1\n", "1:1", "paths"),
+    "paths left empty": ("schema: treeopt.tree/1\nnodes: 1\npaths:\n", "3:7", "paths"),
+    "deep nesting": ("[" * 3000, "1:21", "nested"),
+    "deep nesting, closed": ("schema: treeopt.tree/1\npaths: " + "[" * 3000 + "]" * 3000, "2:27", "nested"),
+    "deep nesting of maps": ("{a: " * 3000, "1:81", "nested"),
+    "deep nesting in blocks": ("- " * 3000 + "a\n", "1:41", "nested"),
+    "octal rank": (HEAD + "- {path: [0]}\n- {path: [010]}\n", "5:11", "'010'"),
+    "sexagesimal rank": (HEAD + "- {path: [0]}\n- {path: [1:30]}\n", "5:11", "'1:30'"),
+    "no as rank": (HEAD + "- {path: [0]}\n- {path: [no]}\n", "5:11", "'no'"),
+    "hexadecimal rank": (HEAD + "- {path: [0]}\n- {path: [0x1]}\n", "5:11", "'0x1'"),
+    "rank of 5000 digits": (HEAD + "- {path: [0]}\n- {path: [" + "9" * 5000 + "]}\n", "5:11", "999"),
+    "true as rank": (HEAD + "- {path: [0]}\n- {path: [true]}\n", "5:11", "integer"),
+    "float rank": (HEAD + "- {path: [0]}\n- {path: [1.0]}\n", "5:11", "integer"),
+    "text as rank": (HEAD + '- {path: [0]}\n- {path: ["1"]}\n', "5:11", "integer"),
+    "null as rank": (HEAD + "- {path: [0]}\n- {path: [null]}\n", "5:11", "integer"),
+    "negative rank": (HEAD + "- {path: [0]}\n- {path: [-1]}\n", "5:3", "[-1]"),
+    "orphan path": (HEAD + "- {path: [0]}\n- {path: [1, 0]}\n", "5:3", "no parent [1]"),
+    "duplicate path": (HEAD + "- {path: [0]}\n- {path: [0]}\n", "5:3", "[0] is there twice"),
+    "root among the paths": (HEAD + "- {path: [0]}\n- {path: []}\n", "5:3", "root"),
+    "too few nodes": (HEAD.replace("3", "2") + "- {path: [0]}\n- {path: [1]}\n", "2:8", "root and paths are 3"),
+    "too many nodes": (HEAD.replace("3", "4") + "- {path: [0]}\n- {path: [1]}\n", "2:8", "root and paths are 3"),
+    "values on some paths only": (HEAD + "- {path: [0], value: 0.5}\n- {path: [1]}\n", "5:3", "no value"),
+    "value above one": (HEAD + "- {path: [0], value: 1.5}\n- {path: [1], value: 0.1}\n", "4:22", "less than or equal"),
+    "value not a number": (HEAD + "- {path: [0], value: .nan}\n- {path: [1], value: 0.1}\n", "4:22", "'.nan'"),
+    "not UTF-8": (b"schema: \xff\xfe\n", "1:1", "UTF-8"),
+    "UTF-16": ("schema: treeopt.tree/1\n".encode("utf-16"), "1:1", "UTF-8"),
+    "tab": ("schema: treeopt.tree/1\n\tnodes: 1\n", "2:1", "not YAML"),
+    "garbage": ("}{ no YAML", "1:1", "not YAML"),
+    "zero byte": ("schema: treeopt\0tree\n", "1:1", "not YAML"),
+    "bad indentation": ("schema: treeopt.tree/1\n  nodes: 1\n", "2:8", "not YAML"),
+    "two documents": ("schema: treeopt.tree/1\nnodes: 1\npaths: []\n---\na: 1\n", "4:1", "not YAML"),
+    "a list as key": ("? [a]\n: 1\n", "1:3", "key"),
+    "object as scalar": (HEAD + "- {path: [0]}\n- {path: [!!python/object/apply:os.system x]}\n", "5:11", "os.system"),
+    "object as paths": (
+        "schema: treeopt.tree/1\nnodes: 1\npaths: !!python/object/apply:os.system ['touch pwned']\n",
+        "3:",
+        "",
+    ),
+    "object as document": ("!!python/object/apply:os.system ['touch pwned']\n", "1:1", ""),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_file_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What is no tree is E203 with file, line and column, and nothing in the file is executed."""
+    monkeypatch.chdir(tmp_path)
+    content, place, word = BROKEN[name]
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TreeoptError) as caught:
+        load_tree(path)
+    error = caught.value
+    assert error.code is Code.FILE_INVALID
+    assert error.code.number == "E203"
+    assert len(error.at.splitlines()) == 1
+    found = re.match(re.escape(str(path)) + r":(\d+:\d+)(\s|$)", error.at)
+    assert found, error.at
+    assert found[1].startswith(place)
+    assert word in error.what + error.at
+    assert [file.name for file in tmp_path.iterdir()] == ["broken.yaml"]
+
+
+def test_too_large_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file beyond the limit is E203 that names both sizes; one within it is read."""
+    path = tmp_path / "tree.yaml"
+    path.write_text(HEAD + "- {path: [0]}\n- {path: [1]}\n")
+    monkeypatch.setattr(strict_yaml, "MAX_BYTES", 67)
+    assert load_tree(path).nodes == 3
+    monkeypatch.setattr(strict_yaml, "MAX_BYTES", 66)
+    with pytest.raises(TreeoptError) as caught:
+        load_tree(path)
+    assert caught.value.code is Code.FILE_INVALID
+    assert f"{path} has 67 bytes; at most 66" in caught.value.what
+
+
+def test_several_faults_come_together(tmp_path: Path) -> None:
+    """Three faults in three places are one error with three lines."""
+    path = tmp_path / "tree.yaml"
+    path.write_text("schema: treeopt.tree/1\nnodes: 9\npaths:\n- {path: [0]}\n- {path: [0]}\n- {path: [2, 1]}\n")
+    with pytest.raises(TreeoptError) as caught:
+        load_tree(path)
+    places = [line.split("  ")[0].removeprefix(f"{path}:") for line in caught.value.at.splitlines()]
+    assert places == ["5:3", "6:3", "2:8"]
+
+
+def test_many_faults_are_cut(tmp_path: Path) -> None:
+    """Ten faults are listed, the others counted."""
+    path = tmp_path / "tree.yaml"
+    lines = "".join(f"- {{path: [{rank}, 0]}}\n" for rank in range(25))
+    path.write_text(f"schema: treeopt.tree/1\nnodes: 26\npaths:\n{lines}")
+    with pytest.raises(TreeoptError) as caught:
+        load_tree(path)
+    listed = caught.value.at.splitlines()
+    assert len(listed) == 11
+    assert listed[-1] == "and 15 more"
+    assert "25 faults" in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["absent.yaml", "absent.yml", "folder/absent"])
+def test_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What looks like a file and is none is E201."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TreeoptError) as caught:
+        load_tree(name)
+    assert caught.value.code is Code.FILE_MISSING
+    assert caught.value.code.number == "E201"
+    assert name in caught.value.what
+
+
+def test_unknown_name_with_a_suggestion() -> None:
+    """A name that is nearly one of the zoo is E104 and suggests it."""
+    with pytest.raises(TreeoptError) as caught:
+        load_tree("mc_sim_7b_36")
+    assert caught.value.code is Code.TREE_UNKNOWN
+    assert caught.value.code.number == "E104"
+    assert "mc_sim_7b_63" in caught.value.fix
+
+
+def test_unknown_name_without_a_suggestion() -> None:
+    """A name like no other says where the names are."""
+    with pytest.raises(TreeoptError) as caught:
+        load_tree("oak")
+    assert caught.value.code is Code.TREE_UNKNOWN
+    assert "treeopt list" in caught.value.fix
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cn", "Cs"], include_characters="\t\n\0\x1b"))
+DETAILS = st.dictionaries(st.sampled_from(["model", "top_k", "prompts"]), TEXT | st.integers(), min_size=1)
+SOURCES = st.fixed_dictionaries(
+    {}, optional={"made_by": TEXT, "reference": TEXT, "method": DETAILS, "calibration": DETAILS}
+)
+TOKENS = st.floats(1.0, 1000.0)
+EXPECTED = st.builds(Expected, independent=TOKENS, replay=TOKENS, top_k=st.integers(1, 253))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Tree:
+    """Trees of any shape, with and without values, figures and source."""
+    tree = random_tree(draw(st.integers(0, 10**6)), nodes=draw(st.integers(1, 25)), depth=5, ranks=12)
+    count = len(tree.paths)
+    values: Any = None
+    if count and draw(st.booleans()):
+        values = tuple(draw(st.lists(st.floats(0.0, 1.0), min_size=count, max_size=count)))
+    return Tree(tree.paths, values, draw(st.none() | EXPECTED), draw(SOURCES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=trees())
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> None:
+    """A tree comes back equal in paths, values, expected and source, and its file can be written again to the byte."""
+    path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
+    save_tree(tree, path)
+    loaded = load_tree(path)
+    assert loaded == tree
+    assert loaded.expected == tree.expected
+    assert loaded.source == tree.source
+    assert tree_yaml(loaded).encode() == path.read_bytes()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 5e-324, 1e-7, 1.5e-7, 0.1, 1 / 3])
+def test_round_trip_of_a_value(tmp_path: Path, value: float) -> None:
+    """Every float is written so that YAML reads the same number."""
+    save_tree(Tree(((0,),), (value,)), tmp_path / "tree.yaml")
+    assert load_tree(tmp_path / "tree.yaml").values == (value,)
+
+
+def test_text_of_a_tree_file(small_tree: Tree) -> None:
+    """One line a path, in the order of the record, behind the schema and the number of nodes."""
+    assert tree_yaml(small_tree) == (
+        "# 6 nodes = 1 root + 5 drafts, depth 3, 3 leaves\n"
+        "schema: treeopt.tree/1\n"
+        "nodes: 6\n"
+        "paths:\n"
+        "- {path: [0], value: 0.5}\n"
+        "- {path: [1], value: 0.2}\n"
+        "- {path: [0, 0], value: 0.25}\n"
+        "- {path: [0, 1], value: 0.1}\n"
+        "- {path: [0, 0, 0], value: 0.125}\n"
+    )
+
+
+def test_written_twice_is_equal(tmp_path: Path, small_tree: Tree) -> None:
+    """Equal trees give equal bytes, and an existing file is replaced."""
+    save_tree(small_tree, tmp_path / "one.yaml")
+    save_tree(Tree(((0,),)), tmp_path / "other.yaml")
+    save_tree(Tree(small_tree.paths, small_tree.values), tmp_path / "other.yaml")
+    assert (tmp_path / "one.yaml").read_bytes() == (tmp_path / "other.yaml").read_bytes()
+
+
+def test_paths_in_any_order_are_read(tmp_path: Path, small_tree: Tree) -> None:
+    """Lines may be moved by hand: order is no content, children may stand before their parents."""
+    head, lines = tree_yaml(small_tree).split("paths:\n")
+    shuffled = lines.splitlines(keepends=True)
+    random.Random(3).shuffle(shuffled)
+    assert "".join(shuffled) != lines
+    (tmp_path / "tree.yaml").write_text(f"{head}paths:\n{''.join(shuffled)}")
+    assert load_tree(tmp_path / "tree.yaml") == small_tree
+
+
+@pytest.mark.parametrize("change", [lambda text: text.replace("\n", "\r\n"), lambda text: "\ufeff" + text])
+def test_files_of_other_editors_are_read(tmp_path: Path, small_tree: Tree, change: Any) -> None:
+    """Windows line ends and a byte order mark change nothing."""
+    (tmp_path / "tree.yaml").write_bytes(change(tree_yaml(small_tree)).encode())
+    assert load_tree(str(tmp_path / "tree.yaml")) == small_tree
+
+
+def test_zoo_names() -> None:
+    """The zoo has the nine published trees."""
+    assert sorted(zoo()) == ZOO
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_zoo_tree_is_as_published(shared: Path, name: str) -> None:
+    """A tree of the zoo has the root and the 63 published paths, no values, and says where it comes from."""
+    published = json.loads((shared / "data" / "published_trees.json").read_text())["trees"]
+    tree = load_tree(name)
+    assert tree.nodes == 64
+    assert tree == Tree.from_paths(published[name])
+    assert tree.values is None
+    assert "arXiv:2401.10774" in tree.source["reference"]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_zoo_file_is_as_written(name: str) -> None:
+    """A file of the zoo has the form that treeopt writes."""
+    assert zoo()[name].read_text() == tree_yaml(load_tree(name))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "- {path: !!python/object/apply:os.system [0]}",
+        "- !!set {path: [0]}",
+        "- {!!str path: [0]}",
+    ],
+)
+def test_tags_are_refused_everywhere(tmp_path: Path, line: str) -> None:
+    """A tag on a list, a mapping or a key is refused, not ignored."""
+    target = tmp_path / "tagged.yaml"
+    target.write_text(f"schema: treeopt.tree/1\nnodes: 2\npaths:\n{line}\n")
+    with pytest.raises(TreeoptError, match="uses the tag") as caught:
+        load_tree(target)
+    assert ":4:" in caught.value.at
+
+
+def test_names_of_any_characters_survive(tmp_path: Path) -> None:
+    """Control characters, a line separator and a file name that is not UTF-8 leave a readable file."""
+    target = tmp_path / "tree.yaml"
+    save_tree(Tree(((0,),), source={"made_by": "a\x7f\x85b\ufeff\udce9"}), target)
+    assert load_tree(target).source["made_by"] == "a\x7f\x85b\ufeff?"
+
+
+def test_name_too_long_for_a_file_is_an_unknown_tree() -> None:
+    """A name longer than any file's is E104, not the system's error."""
+    with pytest.raises(TreeoptError) as caught:
+        load_tree("x" * 300)
+    assert caught.value.code is Code.TREE_UNKNOWN

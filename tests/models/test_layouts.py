@@ -1,0 +1,302 @@
+"""Layouts: both published file forms are read alike, and every way to be wrong is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
+from treeopt.models import hub
+from treeopt.models.layouts import from_state, load_heads
+
+HEADS, HIDDEN, VOCAB = 3, 4, 7
+
+
+def make_state(*, blocks: int = 1, own: bool = True, heads: int = HEADS) -> dict[str, Tensor]:
+    """A state dictionary in the original layout, every value different from all others."""
+    state: dict[str, Tensor] = {}
+    for h in range(heads):
+        for layer in range(blocks):
+            state[f"{h}.{layer}.linear.weight"] = torch.randn(HIDDEN, HIDDEN)
+            state[f"{h}.{layer}.linear.bias"] = torch.randn(HIDDEN)
+        if own:
+            state[f"{h}.{blocks}.weight"] = torch.randn(VOCAB, HIDDEN)
+    return state
+
+
+def write(folder: Path, state: dict[str, Tensor], config: object = None) -> Path:
+    """A heads folder with safetensors weights, and a config where one is given."""
+    folder.mkdir(exist_ok=True)
+    safetensors.torch.save_file(state, folder / "medusa_lm_head.safetensors")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def refusal(path: Path | str) -> TreeoptError:
+    """The error that loading ends with."""
+    with pytest.raises(TreeoptError) as caught:
+        load_heads(path)
+    return caught.value
+
+
+class RunsCode:
+    """Unpickles by running a shell command that leaves a file behind."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch '{self.marker}'",)
+
+
+def test_load_heads_both_forms(shared: Path) -> None:
+    """The published .safetensors and .pt hold equal tensors, so they have one fingerprint."""
+    folder = shared / "models" / "tinystories-260k-medusa"
+    one = load_heads(folder / "medusa_lm_head.safetensors")
+    other = load_heads(folder / "medusa_lm_head.pt")
+    assert one.heads.num_heads == 5
+    for name, tensor in one.heads.state_dict().items():
+        assert torch.equal(tensor, other.heads.state_dict()[name])
+    assert one.fingerprint == other.fingerprint
+
+
+def test_load_heads_folder(shared: Path) -> None:
+    """A folder gives its safetensors file, and the base's folder relative to itself, wherever one stands."""
+    loaded = load_heads(shared / "models" / "tinystories-260k-medusa")
+    assert loaded.file.name == "medusa_lm_head.safetensors"
+    assert loaded.base == str(shared / "models" / "tinystories-260k")
+    assert loaded.notes == ()
+
+
+@pytest.mark.parametrize(("blocks", "own"), [(0, True), (1, True), (2, True), (1, False), (2, False)])
+def test_from_state_places(blocks: int, own: bool) -> None:
+    """Each tensor lands at its head and block; without LM heads the base's is shared."""
+    state = make_state(blocks=blocks, own=own)
+    heads = from_state(state, "made")
+    assert (heads.num_heads, heads.hidden_size) == (HEADS, HIDDEN)
+    assert heads.weight.shape[0] == blocks
+    for h in range(HEADS):
+        for layer in range(blocks):
+            assert torch.equal(heads.weight[layer, h], state[f"{h}.{layer}.linear.weight"])
+            assert torch.equal(heads.bias[layer, h], state[f"{h}.{layer}.linear.bias"])
+        if heads.lm_head is not None:
+            assert torch.equal(heads.lm_head[h], state[f"{h}.{blocks}.weight"])
+    assert (heads.lm_head is not None) == own
+
+
+def test_from_state_empty() -> None:
+    """A file without any tensor holds no heads."""
+    with pytest.raises(TreeoptError) as caught:
+        from_state({}, "made")
+    assert caught.value.code is Code.HEADS_INVALID
+
+
+def test_from_state_twelve_heads() -> None:
+    """Heads are counted as numbers: head 10 comes after head 9, not after head 1."""
+    state = make_state(heads=12)
+    heads = from_state(state, "made")
+    assert heads.num_heads == 12
+    assert torch.equal(heads.weight[0, 10], state["10.0.linear.weight"])
+
+
+def test_load_heads_config_lies(tmp_path: Path) -> None:
+    """Where config.json claims another number of heads the weights win, and a note says so."""
+    loaded = load_heads(write(tmp_path, make_state(), {"medusa_num_heads": 2}))
+    assert loaded.heads.num_heads == 3
+    assert len(loaded.notes) == 1
+    assert "2 heads" in loaded.notes[0]
+    assert "hold 3" in loaded.notes[0]
+
+
+def test_load_heads_config_right_or_absent(tmp_path: Path) -> None:
+    """A config that agrees, or none at all, leaves no note."""
+    assert load_heads(write(tmp_path / "with", make_state(), {"medusa_num_heads": 3})).notes == ()
+    bare = load_heads(write(tmp_path / "without", make_state()))
+    assert (bare.notes, bare.base) == ((), None)
+
+
+def test_load_heads_base_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base path is taken from the heads' folder, not from the current one; what is no folder stays a hub name."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    near = load_heads(write(tmp_path / "near", make_state(), {"base_model_name_or_path": "../base"}))
+    far = load_heads(write(tmp_path / "far", make_state(), {"base_model_name_or_path": "owner/base"}))
+    assert near.base == str(tmp_path / "base")
+    assert far.base == "owner/base"
+
+
+def test_load_heads_shared_lm_head_file(tmp_path: Path) -> None:
+    """The second version of the layout, blocks only, is read as heads that share the base's LM head."""
+    assert load_heads(write(tmp_path, make_state(own=False), {"version": "2"})).heads.vocab_size is None
+
+
+def test_load_heads_plain_pt(tmp_path: Path) -> None:
+    """A .pt with an ordered dictionary of tensors is read."""
+    state = make_state()
+    torch.save(state, tmp_path / "medusa_lm_head.pt")
+    assert torch.equal(load_heads(tmp_path).heads.weight[0, 2], state["2.0.linear.weight"])
+
+
+@pytest.mark.parametrize("form", ["zip", "old", "pickle"])
+def test_load_heads_running_code(tmp_path: Path, form: str) -> None:
+    """A .pt that would run a command is refused, the command does not run, and no unsafe way out is proposed."""
+    marker, file = tmp_path / "ran", tmp_path / "medusa_lm_head.pt"
+    state = {**make_state(), "0.0.linear.weight": RunsCode(marker)}
+    if form == "pickle":
+        file.write_bytes(pickle.dumps(RunsCode(marker), protocol=2))
+    else:
+        torch.save(state, file, _use_new_zipfile_serialization=form == "zip")
+    error = refusal(tmp_path)
+    assert not marker.exists()
+    assert error.code is Code.PICKLE_REFUSED
+    assert error.exit_status == EXIT_INPUT
+    assert "weights_only=False" not in str(error)
+    assert str(file) in str(error)
+
+
+def test_running_code_would_run(tmp_path: Path) -> None:
+    """The file of the test above is a real danger: unpickled without care, it runs its command."""
+    marker = tmp_path / "ran"
+    pickle.loads(pickle.dumps(RunsCode(marker)))
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("name", ["medusa_lm_head.safetensors", "medusa_lm_head.pt"])
+@pytest.mark.parametrize("share", [0.5, 0.99])
+def test_load_heads_truncated(tmp_path: Path, shared: Path, name: str, share: float) -> None:
+    """Half a file, or all but its end, is reported as damaged."""
+    raw = (shared / "models" / "tinystories-260k-medusa" / name).read_bytes()
+    (tmp_path / name).write_bytes(raw[: int(len(raw) * share)])
+    error = refusal(tmp_path)
+    assert error.code is Code.FILE_INVALID
+    assert name in error.what
+
+
+def test_load_heads_missing_key(tmp_path: Path) -> None:
+    """A key that other heads have and one lacks is named."""
+    state = make_state()
+    del state["1.0.linear.bias"]
+    error = refusal(write(tmp_path, state))
+    assert error.code is Code.HEADS_INVALID
+    assert "1.0.linear.bias" in error.what
+
+
+def test_load_heads_missing_head(tmp_path: Path) -> None:
+    """A head left out in the middle is named."""
+    state = {key: tensor for key, tensor in make_state().items() if not key.startswith("1.")}
+    error = refusal(write(tmp_path, state))
+    assert error.code is Code.HEADS_INVALID
+    assert "1.1.weight" in error.what
+
+
+def test_load_heads_extra_key(tmp_path: Path) -> None:
+    """A second LM head of one head is named."""
+    error = refusal(write(tmp_path, {**make_state(), "2.4.weight": torch.zeros(VOCAB, HIDDEN)}))
+    assert error.code is Code.HEADS_INVALID
+    assert "2.4.weight" in error.what
+
+
+def test_load_heads_unknown_keys(tmp_path: Path) -> None:
+    """Keys of another layout are named, at most six of them."""
+    state = {**make_state(), **{f"medusa_head.{i}.weight": torch.zeros(1) for i in range(9)}}
+    error = refusal(write(tmp_path, state))
+    assert error.code is Code.HEADS_INVALID
+    assert error.what.count("medusa_head.") == 6
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [
+        ("0.1.weight", (VOCAB + 1, HIDDEN)),  # heads of different vocabularies
+        ("0.1.weight", (VOCAB, HIDDEN + 1)),
+        ("1.0.linear.weight", (HIDDEN, HIDDEN + 1)),
+        ("1.0.linear.bias", (HIDDEN + 1,)),
+        ("1.0.linear.bias", (1, HIDDEN)),
+    ],
+)
+def test_load_heads_one_wrong_shape(tmp_path: Path, key: str, shape: tuple[int, ...]) -> None:
+    """One tensor of another shape than its kind is refused."""
+    error = refusal(write(tmp_path, {**make_state(), key: torch.zeros(shape)}))
+    assert error.code is Code.HEADS_INVALID
+
+
+@pytest.mark.parametrize(
+    ("suffix", "shape"),
+    [
+        ("0.linear.weight", (HIDDEN, HIDDEN + 1)),
+        ("0.linear.weight", (HIDDEN + 1, HIDDEN)),
+        ("0.linear.bias", (HIDDEN + 1,)),
+        ("1.weight", (VOCAB, HIDDEN + 1)),
+        ("1.weight", (HIDDEN,)),
+    ],
+)
+def test_load_heads_all_wrong_shape(tmp_path: Path, suffix: str, shape: tuple[int, ...]) -> None:
+    """Tensors that agree with each other but not with the hidden size are refused, and one is named."""
+    wrong = {f"{h}.{suffix}": torch.zeros(shape) for h in range(HEADS)}
+    error = refusal(write(tmp_path, {**make_state(), **wrong}))
+    assert error.code is Code.HEADS_INVALID
+    assert "has shape" in error.what
+
+
+def test_load_heads_pt_of_something_else(tmp_path: Path) -> None:
+    """A .pt that holds a bare tensor, or numbers, is not a checkpoint."""
+    for content in (torch.zeros(3), {"0.0.weight": 3.0}):
+        torch.save(content, tmp_path / "medusa_lm_head.pt")
+        assert refusal(tmp_path).code is Code.HEADS_INVALID
+
+
+def test_load_heads_missing_folder(tmp_path: Path) -> None:
+    """A path that is not there, and a folder without weights, are missing files."""
+    absent = refusal(tmp_path / "absent")
+    assert (absent.code, absent.exit_status) == (Code.FILE_MISSING, EXIT_INPUT)
+    assert "absent" in absent.what
+    assert "medusa_lm_head.safetensors" in refusal(tmp_path).what
+
+
+def test_load_heads_broken_config(tmp_path: Path) -> None:
+    """A config that is not JSON is a damaged file, and it is named."""
+    write(tmp_path, make_state())
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 3,')
+    error = refusal(tmp_path)
+    assert error.code is Code.FILE_INVALID
+    assert "config.json" in error.what
+
+
+def test_load_heads_hub_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub name ends offline in one environment error, and no connection is tried."""
+    tried: list[object] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: False)
+    monkeypatch.setattr(socket.socket, "connect", lambda _self, address: tried.append(address))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    error = refusal("owner/some-medusa-heads")
+    assert (error.code, error.exit_status) == (Code.HUB_UNREACHABLE, EXIT_ENVIRONMENT)
+    assert "owner/some-medusa-heads" in error.what
+    assert tried == []
+
+
+def test_load_heads_name_without_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare name can be no heads repository: it is a missing folder."""
+    monkeypatch.chdir(tmp_path)
+    assert refusal("some-heads").code is Code.FILE_MISSING
+
+
+def test_fingerprint_follows_weights(tmp_path: Path, shared: Path) -> None:
+    """The fingerprint is that of the weights, not of the folder, and changes with one value."""
+    file = shared / "models" / "tinystories-260k-medusa" / "medusa_lm_head.safetensors"
+    shutil.copyfile(file, tmp_path / file.name)
+    assert load_heads(tmp_path).fingerprint == load_heads(file).fingerprint
+    state = safetensors.torch.load_file(file)
+    state["0.0.linear.bias"] = state["0.0.linear.bias"] + 1.0
+    assert load_heads(write(tmp_path / "other", state)).fingerprint != load_heads(file).fingerprint

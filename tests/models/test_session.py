@@ -1,0 +1,192 @@
+"""Session: a tree in one forward gives every node the logits of its own path, on stock models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers import random_tree
+from tiny import TREE_FAMILIES, VOCAB, WINDOW, random_heads, tiny_base
+from torch import Tensor
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
+from treeopt.models.probe import check_trees
+from treeopt.models.session import TreeForward
+from treeopt.runtime.decode import TreeDecoder
+from treeopt.tree import ROOT, Tree
+
+PREFIX = 2 * WINDOW + 5  # longer than any sliding window here
+
+
+def tokens_of(seed: int, count: int) -> Tensor:
+    """Random token ids, int64 [count]."""
+    return torch.randint(VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def path_to(tree: Tree, node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    path = [node]
+    while path[0] != ROOT:
+        path.insert(0, tree.parents[path[0]])
+    return path
+
+
+@torch.inference_mode()
+def alone(base: Base, prefix: Tensor, tree: Tree, tokens: Tensor) -> Tensor:
+    """Logits [N, V] of each node: a stock forward without cache over the prefix and the node's path."""
+    rows = [torch.cat([prefix, tokens[path_to(tree, node)]]) for node in range(tree.nodes)]
+    return torch.stack([base.model(row[None], use_cache=False).logits[0, -1] for row in rows])
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+@torch.inference_mode()
+def test_verify_equals_paths(family: str, seed: int) -> None:
+    """Every node's logits are those of its path run alone, also behind a prefix longer than the window."""
+    base = tiny_base(family, seed)
+    tree = random_tree(seed, nodes=(1, 9, 40)[seed], depth=5, ranks=6)
+    prefix, tokens = tokens_of(seed, PREFIX), tokens_of(seed + 100, tree.nodes)
+    forward = TreeForward(base, tree)
+    first, _ = forward.begin(prefix, 20)
+    logits, _ = forward.verify(tokens)
+    torch.testing.assert_close(first, base.model(prefix[None]).logits[0, -1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits, alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@torch.inference_mode()
+def test_verify_after_keeps(family: str) -> None:
+    """After each of several kept paths, scattered over the tree, the next tree is right as well."""
+    base, tree = tiny_base(family, 5), random_tree(5, nodes=12, depth=4, ranks=5)
+    rng = np.random.default_rng(5)
+    prefix = tokens_of(5, WINDOW - 4)  # the window begins to move during the test
+    forward = TreeForward(base, tree)
+    forward.begin(prefix, 60)
+    for step in range(6):
+        tokens = tokens_of(10 + step, tree.nodes)
+        logits, _ = forward.verify(tokens)
+        torch.testing.assert_close(logits, alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+        kept = path_to(tree, int(rng.integers(tree.nodes)))
+        forward.keep(kept)
+        prefix = torch.cat([prefix, tokens[kept]])
+        assert forward.length == len(prefix)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
+@torch.inference_mode()
+def test_verify_window_inside_tree(family: str) -> None:
+    """A window shorter than the tree is deep hides a node's own far ancestors, by position and not by index."""
+    base, tree = tiny_base(family, sliding_window=3), random_tree(7, nodes=40, depth=8, ranks=3)
+    assert tree.depth >= 6
+    prefix, tokens = tokens_of(7, 9), tokens_of(8, tree.nodes)
+    forward = TreeForward(base, tree)
+    forward.begin(prefix, 10)
+    torch.testing.assert_close(forward.verify(tokens)[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@torch.inference_mode()
+def test_verify_hidden_states(family: str) -> None:
+    """The hidden states returned are what the LM head reads: it gives the logits back."""
+    base, tree = tiny_base(family, 1), random_tree(1, nodes=10, depth=3, ranks=4)
+    forward = TreeForward(base, tree)
+    first, state = forward.begin(tokens_of(1, 7), 9)
+    logits, hidden = forward.verify(tokens_of(2, tree.nodes))
+    torch.testing.assert_close(base.lm_head(state), first)
+    torch.testing.assert_close(base.lm_head(hidden), logits)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-mixed"])
+@torch.inference_mode()
+def test_verify_both_attentions(family: str, attention: str) -> None:
+    """Eager and sdpa attention read the mask alike."""
+    base, tree = tiny_base(family, attn_implementation=attention), random_tree(2, nodes=15, depth=4, ranks=4)
+    assert base.model.config._attn_implementation == attention
+    prefix, tokens = tokens_of(3, PREFIX), tokens_of(4, tree.nodes)
+    forward = TreeForward(base, tree)
+    forward.begin(prefix, 10)
+    torch.testing.assert_close(forward.verify(tokens)[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_begin_second_text() -> None:
+    """A second text, longer or shorter than the first, starts from nothing."""
+    base, tree = tiny_base("mistral"), random_tree(3, nodes=10, depth=3, ranks=4)
+    forward, tokens = TreeForward(base, tree), tokens_of(9, 10)
+    for seed, length in ((1, 20), (2, 60), (3, 5)):
+        prefix = tokens_of(seed, length)
+        forward.begin(prefix, 10)
+        torch.testing.assert_close(forward.verify(tokens)[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_check_trees_accepted(family: str) -> None:
+    """The probe lets every family pass whose trees are right."""
+    check_trees(tiny_base(family))
+
+
+@pytest.mark.parametrize("family", ["mpt", "gpt_neo", "mamba"])
+def test_check_trees_refused(family: str) -> None:
+    """Positions by cache index, windows by cache index, and recurrent state are refused, and the model is named."""
+    with pytest.raises(TreeoptError) as caught:
+        check_trees(tiny_base(family))
+    assert caught.value.code is Code.NO_TREES
+    assert family in caught.value.what
+
+
+@pytest.mark.parametrize("family", ["mpt", "gpt_neo", "mamba"])
+def test_decoder_model_refused(family: str) -> None:
+    """A decoder cannot be made around a model that cannot verify trees."""
+    base = tiny_base(family)
+    with pytest.raises(TreeoptError) as caught:
+        TreeDecoder(base, None, Tree(()))
+    assert caught.value.code is Code.NO_TREES
+
+
+@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2", "other"])
+def test_tree_forward_other_attention(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    """Attention that does not read a mask of floats is refused before anything runs, with a way out."""
+    base = tiny_base("llama")
+    monkeypatch.setattr(base.model.config, "_attn_implementation_internal", attention)
+    with pytest.raises(TreeoptError) as caught:
+        TreeForward(base, Tree(()))
+    assert caught.value.code is Code.NO_TREES
+    assert attention in caught.value.what
+    assert "sdpa" in caught.value.fix
+
+
+@pytest.mark.parametrize(("prompt", "new"), [(40, 1), (1, 40), (30, 11), (41, 0)])
+def test_begin_context_full(prompt: int, new: int) -> None:
+    """One token more than the context holds is refused, with both numbers and the limit."""
+    forward = TreeForward(tiny_base("llama", max_position_embeddings=40), Tree(()))
+    with pytest.raises(TreeoptError) as caught:
+        forward.begin(tokens_of(0, prompt), new)
+    assert caught.value.code is Code.CONTEXT_FULL
+    assert "holds 40" in caught.value.what
+    assert f"{prompt} prompt tokens" in caught.value.what
+
+
+def test_begin_empty_prompt() -> None:
+    """An empty prompt has no state to draft from and is refused."""
+    forward = TreeForward(tiny_base("llama"), Tree(()))
+    with pytest.raises(TreeoptError) as caught:
+        forward.begin(tokens_of(0, 0), 5)
+    assert caught.value.code is Code.CONTEXT_FULL
+
+
+@pytest.mark.parametrize("prompt", [20, 39])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_generate_to_context_end(family: str, prompt: int) -> None:
+    """A tree that reaches beyond the last position decodes up to the very end, as stock generate does."""
+    limit = {"n_positions" if family == "gpt2" else "max_position_embeddings": 40}
+    base, tree = tiny_base(family, **limit), random_tree(1, nodes=40, depth=8, ranks=5)
+    assert tree.depth == 8
+    ids = tokens_of(2, prompt)[None]
+    stock = base.model.generate(
+        ids, attention_mask=torch.ones_like(ids), generation_config=base.plain_config(40 - prompt)
+    )
+    decoded = TreeDecoder(base, random_heads(base, 8), tree).generate(ids, 40 - prompt)
+    assert decoded.tokens == stock[0, prompt:].tolist()
+    assert len(decoded.tokens) == 40 - prompt

@@ -1,0 +1,328 @@
+"""The calibration record: what is derived from its traces, its rules, and merging."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import make_calibration, random_calibration
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.calibration import MISS, NONE, Calibration, Provenance
+from treeopt.errors import Code, TreeoptError
+
+SEQUENCES = 8  # of the calibration that the merge tests take parts of
+
+
+def two_texts() -> Calibration:
+    """Three tokens and two, two heads, four ranks kept; rank 7 is a miss."""
+    return make_calibration([np.array([[0, 1], [7, 0], [0, 0]]), np.array([[0, 0], [0, 0]])], kept=4)
+
+
+def fields(calibration: Calibration) -> dict[str, Any]:
+    """Every field, comparable with ==."""
+    return {
+        "ranks": calibration.ranks.tolist(),
+        "dtypes": (calibration.ranks.dtype, calibration.offsets.dtype),
+        "offsets": calibration.offsets.tolist(),
+        "prompt_ids": calibration.prompt_ids,
+        "token_hashes": calibration.token_hashes,
+        "kept": calibration.kept,
+        "provenance": dataclasses.asdict(calibration.provenance),
+    }
+
+
+def part(whole: Calibration, members: set[int], **provenance: Any) -> Calibration:
+    """The calibration of some sequences of another."""
+    chosen = sorted(members)
+    rows = [whole.sequence(s) for s in chosen]
+    return Calibration(
+        ranks=np.concatenate([np.zeros((0, whole.num_heads), np.uint8), *rows]),
+        offsets=np.cumsum([0, *map(len, rows)]).astype(np.int64),
+        prompt_ids=tuple(whole.prompt_ids[s] for s in chosen),
+        token_hashes=tuple(whole.token_hashes[s] for s in chosen),
+        kept=whole.kept,
+        provenance=dataclasses.replace(whole.provenance, **provenance),
+    )
+
+
+def refusal(**changes: Any) -> TreeoptError:
+    """The error with which the record refuses `two_texts` with some fields changed."""
+    with pytest.raises(TreeoptError) as caught:
+        dataclasses.replace(two_texts(), **changes)
+    assert caught.value.code is Code.CALIBRATION_INVALID
+    assert caught.value.code.number == "E220"
+    return caught.value
+
+
+def test_sentinels_of_the_worked_example() -> None:
+    """The last h tokens of a text leave head h nothing to guess; a rank beyond those kept is a miss."""
+    calibration = two_texts()
+    assert (MISS, NONE) == (254, 255)
+    assert calibration.ranks.tolist() == [[0, 1], [254, 255], [255, 255], [0, 255], [255, 255]]
+    assert calibration.offsets.tolist() == [0, 3, 5]
+    assert (calibration.num_heads, calibration.positions, calibration.sequences) == (2, 5, 2)
+
+
+def test_derived_counts_of_the_worked_example() -> None:
+    """Misses are trials but no hits; ends of texts are neither."""
+    calibration = two_texts()
+    assert calibration.hits.tolist() == [[2, 0, 0, 0], [0, 1, 0, 0]]
+    assert calibration.trials.tolist() == [3, 1]
+    assert calibration.accuracy.tolist() == [[2 / 3, 0, 0, 0], [0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hits_trials_accuracy_equal_counting(seed: int) -> None:
+    """The derived figures equal those of a loop over sequences, positions and heads."""
+    calibration = random_calibration(seed, sequences=12, length=30)
+    hits = [[0] * calibration.kept for _ in range(calibration.num_heads)]
+    trials = [0] * calibration.num_heads
+    for s in range(calibration.sequences):
+        rows = calibration.sequence(s).tolist()
+        for position, row in enumerate(rows):
+            for head, rank in enumerate(row):
+                if position + 1 + head < len(rows):
+                    trials[head] += 1
+                    if rank != MISS:
+                        hits[head][rank] += 1
+    assert calibration.hits.tolist() == hits
+    assert calibration.trials.tolist() == trials
+    assert calibration.accuracy.tolist() == [[n / trial for n in row] for row, trial in zip(hits, trials, strict=True)]
+    assert trials == sorted(trials, reverse=True)
+
+
+def naive_standard_error(calibration: Calibration, head: int, rank: int) -> float:
+    """The ratio estimator's standard error with sequences as clusters, in plain Python."""
+    clusters = []
+    for s in range(calibration.sequences):
+        column = calibration.sequence(s)[:, head].tolist()
+        if column:
+            clusters.append((column.count(rank), len(column) - column.count(NONE)))
+    trials = sum(n for _, n in clusters)
+    accuracy = sum(hits for hits, _ in clusters) / trials
+    spread = sum((hits - accuracy * n) ** 2 for hits, n in clusters)
+    return float(math.sqrt(len(clusters) / (len(clusters) - 1) * spread) / trials)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_standard_error_equals_naive(seed: int) -> None:
+    """The vectorised standard error equals the formula written out."""
+    calibration = random_calibration(seed, sequences=12, length=30, heads=3)
+    naive = [[naive_standard_error(calibration, head, rank) for rank in range(6)] for head in range(3)]
+    np.testing.assert_allclose(calibration.standard_error(6), naive, rtol=1e-12)
+
+
+def test_standard_error_with_an_empty_sequence() -> None:
+    """A prompt that got no answer is no cluster."""
+    rng = np.random.default_rng(0)
+    tables = [rng.integers(0, 3, (length, 2)) for length in (9, 0, 7, 5, 0)]
+    calibration = make_calibration(tables)
+    naive = [[naive_standard_error(calibration, head, rank) for rank in range(3)] for head in range(2)]
+    np.testing.assert_allclose(calibration.standard_error(3), naive, rtol=1e-12)
+
+
+def test_standard_error_clusters_by_sequence() -> None:
+    """Texts that are all hits or all misses tell less than as many mixed positions."""
+    apart = make_calibration([np.full((9, 1), rank) for rank in (0, 1, 0, 1)])
+    mixed = make_calibration([np.array([[0], [1]] * 5)[:9] for _ in range(4)])
+    assert apart.accuracy[0, 0] == mixed.accuracy[0, 0] == 0.5
+    assert mixed.standard_error(1)[0, 0] == 0.0
+    assert apart.standard_error(1)[0, 0] == pytest.approx(math.sqrt(4 / 3 * 4 * 16) / 32)
+
+
+def test_standard_error_of_one_text_is_unknown() -> None:
+    """One text has no spread between texts."""
+    assert np.isnan(make_calibration([np.zeros((9, 2))]).standard_error(3)).all()
+
+
+def test_none_before_the_end_is_refused() -> None:
+    """A missing token inside a text breaks replay, so it is refused."""
+    ranks = two_texts().ranks.copy()
+    ranks[0, 0] = NONE
+    assert "NONE" in refusal(ranks=ranks).what
+
+
+def test_rank_beyond_the_end_is_refused() -> None:
+    """A rank for a token that does not exist is refused, be it a miss."""
+    for rank in (0, MISS):
+        ranks = two_texts().ranks.copy()
+        ranks[2, 0] = rank
+        assert "NONE" in refusal(ranks=ranks).what
+
+
+def test_none_at_a_boundary_between_texts() -> None:
+    """Moving a boundary moves the places of NONE with it."""
+    assert "NONE" in refusal(offsets=np.array([0, 2, 5])).what
+
+
+@pytest.mark.parametrize("rank", [4, 16, 253])
+def test_rank_beyond_kept_is_refused(rank: int) -> None:
+    """A rank that was not kept must be stored as a miss."""
+    ranks = two_texts().ranks.copy()
+    ranks[0, 0] = rank
+    assert "4 were kept" in refusal(ranks=ranks).what
+
+
+@pytest.mark.parametrize("kept", [0, -1, 254, 256])
+def test_kept_out_of_range_is_refused(kept: int) -> None:
+    """Between 1 and 253 ranks are kept, so that the sentinels stay free."""
+    assert "ranks kept" in refusal(kept=kept).what
+
+
+def test_most_ranks_kept_leave_the_sentinels_free() -> None:
+    """With 253 ranks kept, rank 252 is a rank and 253 is a miss."""
+    calibration = make_calibration([np.array([[252], [253], [0]])], kept=253)
+    assert calibration.ranks.tolist() == [[252], [254], [255]]
+    assert calibration.hits[0, 252] == 1
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [("set:00000001", "set:00000000"), ("set:00000000", "set:00000000")],
+    ids=["descending", "equal"],
+)
+def test_prompt_ids_not_ascending_are_refused(ids: tuple[str, str]) -> None:
+    """Prompt ids ascend and differ, so that equal content has one form."""
+    assert "prompt ids" in refusal(prompt_ids=ids).what
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[1, 3, 5], [0, 3, 4], [0, 6, 5], [0, 5], [0, 1, 3, 5]],
+    ids=["not from 0", "not to the end", "descending", "too few", "too many"],
+)
+def test_offsets_that_do_not_fit_are_refused(offsets: list[int]) -> None:
+    """Offsets run from 0 to the number of positions, one sequence a prompt."""
+    assert "offsets" in refusal(offsets=np.array(offsets)).what
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.float32])
+def test_ranks_of_another_type_are_refused(dtype: type) -> None:
+    """Ranks are uint8."""
+    assert "uint8" in refusal(ranks=two_texts().ranks.astype(dtype)).what
+
+
+def test_ranks_of_another_shape_are_refused() -> None:
+    """Ranks have a row a position and a column a head."""
+    assert "[P, H]" in refusal(ranks=two_texts().ranks[:, 0].copy()).what
+    assert "[P, H]" in refusal(ranks=two_texts().ranks[:, :0].copy()).what
+
+
+def test_token_hashes_that_do_not_fit_are_refused() -> None:
+    """Each prompt has one hash of its answer."""
+    assert "token hashes" in refusal(token_hashes=("one",)).what
+
+
+def test_arrays_are_read_only() -> None:
+    """Ranks, offsets and the rows of a sequence cannot be written to."""
+    calibration = two_texts()
+    for array in (calibration.ranks, calibration.offsets, calibration.sequence(0)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+MEMBERS = st.sets(st.integers(0, SEQUENCES - 1))
+MADE_BY = st.dictionaries(st.sampled_from(["torch", "device"]), st.sampled_from(["2.10", "2.11", "cpu", 3]))
+PROMPTS = st.dictionaries(st.sampled_from(["sha1", "sha2"]), st.sampled_from(["a.json", "b.json", "c.json"]))
+NAMES = st.sampled_from(["here/base", "there/base"])
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Calibration:
+    """Some sequences of one calibration, measured anywhere."""
+    whole = random_calibration(1, sequences=SEQUENCES, length=6, heads=2, kept=4)
+    provenance = {"made_by": draw(MADE_BY), "prompts": draw(PROMPTS), "model": draw(NAMES), "heads": draw(NAMES)}
+    return part(whole, draw(MEMBERS), **provenance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(one=parts(), other=parts())
+def test_merge_is_commutative(one: Calibration, other: Calibration) -> None:
+    """The order of merging leaves no trace in any field."""
+    assert fields(one.merge(other)) == fields(other.merge(one))
+
+
+@settings(max_examples=60, deadline=None)
+@given(one=parts(), other=parts(), third=parts())
+def test_merge_is_associative(one: Calibration, other: Calibration, third: Calibration) -> None:
+    """The grouping of merging leaves no trace in any field."""
+    assert fields(one.merge(other).merge(third)) == fields(one.merge(other.merge(third)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(one=parts())
+def test_merge_is_idempotent(one: Calibration) -> None:
+    """A calibration merged with itself is itself."""
+    assert fields(one.merge(one)) == fields(one)
+
+
+@settings(max_examples=40, deadline=None)
+@given(one=MEMBERS, other=MEMBERS)
+def test_merge_is_the_union(one: set[int], other: set[int]) -> None:
+    """Merged parts are the part of all their sequences; a prompt in both counts once."""
+    whole = random_calibration(2, sequences=SEQUENCES, length=6)
+    assert fields(part(whole, one).merge(part(whole, other))) == fields(part(whole, one | other))
+
+
+def test_merge_keeps_both_names_of_a_version() -> None:
+    """Where versions differ, both are kept, sorted."""
+    whole = two_texts()
+    merged = part(whole, {0}, made_by={"torch": "2.11"}).merge(part(whole, {1}, made_by={"torch": "2.10"}))
+    assert merged.provenance.made_by == {"torch": "2.10 | 2.11"}
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"model_id": "b2"}, "model_id"),
+        ({"heads_id": "h2"}, "heads_id"),
+        ({"settings": {"answers": "sampled"}}, "settings"),
+        ({"settings": {"answers": "greedy", "seed": 0}}, "settings"),
+    ],
+)
+def test_merge_of_another_measurement_is_refused(change: dict[str, Any], word: str) -> None:
+    """Another model, other heads or other settings do not merge."""
+    whole = two_texts()
+    with pytest.raises(TreeoptError) as caught:
+        whole.merge(part(whole, {0}, **change))
+    assert caught.value.code is Code.CALIBRATION_MISMATCH
+    assert caught.value.code.number == "E221"
+    assert word in caught.value.what
+    assert word in caught.value.at
+
+
+@pytest.mark.parametrize(("heads", "kept"), [(3, 4), (2, 5)])
+def test_merge_of_another_shape_is_refused(heads: int, kept: int) -> None:
+    """Another number of heads or of ranks kept does not merge."""
+    with pytest.raises(TreeoptError) as caught:
+        two_texts().merge(make_calibration([np.zeros((3, heads))], kept=kept, ids=["set:00000009"]))
+    assert caught.value.code is Code.CALIBRATION_MISMATCH
+
+
+def test_merge_of_two_traces_of_one_prompt_is_refused() -> None:
+    """One prompt has one trace."""
+    other = make_calibration([np.array([[1, 1], [7, 0], [0, 0]])], kept=4)
+    with pytest.raises(TreeoptError) as caught:
+        two_texts().merge(other)
+    assert caught.value.code is Code.CALIBRATION_MISMATCH
+    assert "set:00000000" in caught.value.what
+
+
+def test_merge_of_two_answers_of_one_prompt_is_refused() -> None:
+    """Equal ranks of different answers are different traces."""
+    whole = two_texts()
+    with pytest.raises(TreeoptError) as caught:
+        whole.merge(dataclasses.replace(whole, token_hashes=("other", whole.token_hashes[1])))
+    assert caught.value.code is Code.CALIBRATION_MISMATCH
+
+
+def test_provenance_names_and_versions_do_not_hinder_merging() -> None:
+    """Only weights and settings decide what merges."""
+    here = Provenance("a", "b1", "c", "h1", {"answers": "greedy"}, {"x": "y"}, {"torch": "2"})
+    there = Provenance("z", "b1", "z", "h1", {"answers": "greedy"})
+    assert here.mergeable() == there.mergeable()

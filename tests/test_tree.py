@@ -1,0 +1,209 @@
+"""The tree record: what is derived from its paths, and what is not a tree."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from helpers import random_tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.tree import MAX_FAULTS, Tree
+
+
+def refusal(paths: object, values: object = None) -> TreeoptError:
+    """The error with which the record refuses these paths and values."""
+    with pytest.raises(TreeoptError) as caught:
+        Tree(paths, values)  # type: ignore[arg-type]
+    return caught.value
+
+
+def test_parents_of_the_worked_example(small_tree: Tree) -> None:
+    """Each node names its parent; the root is its own."""
+    assert small_tree.parents == (0, 0, 0, 1, 1, 3)
+
+
+def test_depths_of_the_worked_example(small_tree: Tree) -> None:
+    """A node is as deep as its path is long."""
+    assert small_tree.depths == (0, 1, 1, 2, 2, 3)
+
+
+def test_leaves_of_the_worked_example(small_tree: Tree) -> None:
+    """Leaves are the nodes that no other names as its parent."""
+    assert small_tree.leaves == (2, 4, 5)
+
+
+def test_ancestors_of_the_worked_example(small_tree: Tree) -> None:
+    """A row of the matrix marks the root, the node and all between."""
+    assert small_tree.ancestors.astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [1, 1, 0, 1, 0, 1],
+    ]
+
+
+def test_sizes_of_the_worked_example(small_tree: Tree) -> None:
+    """The root counts as a node; depth and largest rank are those of the paths."""
+    assert (small_tree.nodes, small_tree.depth, small_tree.max_rank) == (6, 3, 1)
+
+
+def test_one_node_tree() -> None:
+    """The root alone is a tree: a leaf of depth 0 without ranks."""
+    tree = Tree(())
+    assert (tree.nodes, tree.depth, tree.max_rank) == (1, 0, -1)
+    assert (tree.parents, tree.depths, tree.leaves) == ((0,), (0,), (0,))
+    assert tree.ancestors.tolist() == [[True]]
+
+
+def test_chain_of_three() -> None:
+    """A chain is each head's best guess, one below the other."""
+    tree = Tree.chain(3)
+    assert tree.paths == ((0,), (0, 0), (0, 0, 0))
+    assert (tree.nodes, tree.parents, tree.leaves) == (4, (0, 0, 1, 2), (3,))
+    assert tree.ancestors.tolist() == np.tril(np.ones((4, 4), bool)).tolist()
+
+
+def test_chain_of_none_is_the_root() -> None:
+    """A chain of depth 0 is the root alone."""
+    assert Tree.chain(0) == Tree(())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ancestors_equal_prefixes(seed: int) -> None:
+    """A node is an ancestor of another exactly where its path is a prefix of the other's."""
+    tree = random_tree(seed, nodes=30, depth=5, ranks=6)
+    paths = [(), *tree.paths]
+    prefixes = [[row[: len(column)] == column for column in paths] for row in paths]
+    assert tree.ancestors.tolist() == prefixes
+
+
+def test_ancestors_are_read_only(small_tree: Tree) -> None:
+    """What a record hands out cannot be written to."""
+    with pytest.raises(ValueError, match="read-only"):
+        small_tree.ancestors[0, 0] = False
+
+
+@pytest.mark.parametrize(
+    ("paths", "word"),
+    [
+        pytest.param(((0,), (1, 0)), "no parent", id="orphan"),
+        pytest.param(((0,), (0, 0, 0)), "no parent", id="orphan of the second level"),
+        pytest.param(((0,), (0,)), "twice", id="duplicate"),
+        pytest.param(((), (0,)), "root", id="empty path"),
+        pytest.param(((-1,),), "whole number", id="negative rank"),
+        pytest.param(((0,), (0, -1)), "whole number", id="negative rank below"),
+        pytest.param(((True,),), "whole number", id="bool rank"),
+        pytest.param(((0.0,),), "whole number", id="float rank"),
+        pytest.param((("0",),), "whole number", id="text as rank"),
+        pytest.param(((np.int64(0),),), "whole number", id="numpy rank"),
+        pytest.param(((1,), (0,)), "not sorted", id="unsorted ranks"),
+        pytest.param(((0,), (0, 0), (1,)), "not sorted", id="unsorted lengths"),
+    ],
+)
+def test_paths_that_are_no_tree(paths: object, word: str) -> None:
+    """A fault of the paths is E103 and is named."""
+    error = refusal(paths)
+    assert error.code is Code.TREE_INVALID
+    assert error.code.number == "E103"
+    assert word in error.what
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        pytest.param((0.5,), "1 values for 2 paths", id="too few"),
+        pytest.param((0.5, 0.2, 0.1), "3 values for 2 paths", id="too many"),
+        pytest.param((), "0 values for 2 paths", id="none"),
+        pytest.param((0.5, -0.1), "[1] has value -0.1", id="negative"),
+        pytest.param((1.5, 0.1), "[0] has value 1.5", id="above one"),
+        pytest.param((0.5, float("nan")), "[1] has value nan", id="not a number"),
+        pytest.param((float("inf"), 0.5), "[0] has value inf", id="infinite"),
+    ],
+)
+def test_values_that_are_no_probabilities(values: tuple[float, ...], word: str) -> None:
+    """Each path has a probability or none has; anything else is E103."""
+    error = refusal(((0,), (1,)), values)
+    assert error.code is Code.TREE_INVALID
+    assert word in error.what
+
+
+def test_value_limits_are_probabilities() -> None:
+    """0 and 1 are probabilities."""
+    assert Tree(((0,), (1,)), (1.0, 0.0)).values == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("paths", [[(0.5,)], [("a",)], [(None,)], [0]])
+def test_from_paths_what_is_no_path(paths: list[object]) -> None:
+    """From outside, too, only whole numbers are ranks."""
+    with pytest.raises(TreeoptError) as caught:
+        Tree.from_paths(paths)  # type: ignore[arg-type]
+    assert caught.value.code is Code.TREE_INVALID
+
+
+def test_from_paths_numpy_integers() -> None:
+    """Integers of numpy become plain ones."""
+    tree = Tree.from_paths(np.array([[1], [0]]))
+    assert tree.paths == ((0,), (1,))
+    assert type(tree.paths[0][0]) is int
+
+
+def test_faults_are_listed_together() -> None:
+    """Three faults come in one error, in the order of the paths."""
+    error = refusal(((0,), (0,), (-1,), (3, 1)))
+    listed = [error.what, *error.at.splitlines()]
+    assert len(listed) == 3
+    assert "[0] is there twice" in listed[0]
+    assert "[-1] has a rank" in listed[1]
+    assert "[3, 1] has no parent [3]" in listed[2]
+
+
+def test_faults_beyond_ten_are_cut() -> None:
+    """At most ten faults are listed, however many there are."""
+    error = refusal(tuple((rank, 0) for rank in range(25)))
+    assert MAX_FAULTS == 10
+    assert 1 + len(error.at.splitlines()) == 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), nodes=st.integers(1, 25), order=st.randoms(use_true_random=False), valued=st.booleans()
+)
+def test_from_paths_sorts_any_order(seed: int, nodes: int, order: random.Random, valued: bool) -> None:
+    """Paths in any order give the same tree, and each value stays with its path."""
+    tree = random_tree(seed, nodes=nodes, depth=4, ranks=7)
+    pairs = [(path, node / 100) for node, path in enumerate(tree.paths)]
+    order.shuffle(pairs)
+    built = Tree.from_paths([path for path, _ in pairs], [value for _, value in pairs] if valued else None)
+    assert built.paths == tuple(sorted(tree.paths, key=lambda path: (len(path), path)))
+    assert built.values == (tuple(node / 100 for node in range(len(tree.paths))) if valued and pairs else None)
+
+
+def test_equality_source_does_not_count(small_tree: Tree) -> None:
+    """Trees are equal by paths and values, wherever they come from."""
+    assert small_tree == Tree(small_tree.paths, small_tree.values, source={"made_by": "hand"})
+    assert small_tree != Tree(small_tree.paths)
+
+
+def test_from_paths_with_the_wrong_number_of_values() -> None:
+    """Too few and too many values are E103, whatever the order of the paths."""
+    for values in ([0.5], [0.5, 0.4, 0.3]):
+        with pytest.raises(TreeoptError) as caught:
+            Tree.from_paths([(1,), (0,)], values)
+        assert caught.value.code is Code.TREE_INVALID
+
+
+def test_root_alone_is_one_record() -> None:
+    """No values and an empty list of values are the same one-node tree."""
+    assert Tree((), ()) == Tree(())
+
+
+def test_every_rank_is_checked() -> None:
+    """A bool in the middle of a path is found although it equals its parent's rank."""
+    with pytest.raises(TreeoptError, match="whole number"):
+        Tree(((1,), (True, 0)))

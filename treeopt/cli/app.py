@@ -1,0 +1,78 @@
+"""The program `treeopt`: commands are imported when called, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+
+import click
+
+import treeopt
+from treeopt.errors import EXIT_INTERRUPTED
+
+# Command -> one line of help; its module is treeopt.cli.<command>_command with the click command `command`.
+COMMANDS = {
+    "calibrate": "Measure how often each head's guesses are right.",
+    "build": "Grow the best tree for a number of nodes.",
+    "compile": "Turn a tree into attention mask, positions and indices.",
+    "render": "Draw a tree as SVG, DOT, or what graphviz offers.",
+    "validate": "Decode with a tree: lossless? as predicted? faster?",
+    "list": "List the trees and prompt sets that come with treeopt.",
+    "show": "Print a tree, and what a calibration expects of it.",
+}
+
+# What the libraries below say on their own would break results, logs and progress bars.
+_QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and help lines without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"treeopt.cli.{cmd_name}_command").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(treeopt.__version__, prog_name="treeopt")
+def program() -> None:
+    """Measure draft heads, build the best tree for them, and decode with it, losslessly.
+
+    \b
+    treeopt calibrate --heads HEADS --prompts PROMPTS    measure the heads
+    treeopt build --nodes 64 -o tree.yaml                grow the tree
+    treeopt validate --heads HEADS --tree tree.yaml --prompts PROMPTS
+    """
+
+
+def main() -> None:
+    """Run the program and exit with a status of `treeopt.errors`."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    if hasattr(signal, "SIGPIPE"):  # a closed pipe (`treeopt list | head`) ends the program, quietly
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        status = program.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,38 @@
+"""`treeopt compile`: a tree to tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from treeopt.cli.console import Console, command
+from treeopt.files.atomic import check_writable
+from treeopt.files.trees import load_tree
+
+
+@command("compile")
+@click.argument("tree")
+@click.option("-o", "--output", help="[default: TREE.safetensors]")
+def run(console: Console, tree: str, output: str | None) -> None:
+    """Turn TREE (a file, or a name from `treeopt list`) into attention mask, position ids and indices."""
+    target = output or f"{Path(tree).stem}.safetensors"
+    check_writable(target, overwrite=True)
+    record = load_tree(tree)
+    from treeopt.runtime.buffers import compile_tree, save_buffers
+
+    buffers = compile_tree(record)
+    save_buffers(buffers, record, target)
+    shapes = {
+        name: list(getattr(buffers, name).shape)
+        for name in ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
+    }
+    for name, shape in shapes.items():
+        console.say(f"{name:17} {str(getattr(buffers, name).dtype).removeprefix('torch.'):6} {shape}")
+    console.note(f"wrote {target}")
+    console.result(
+        {"nodes": record.nodes, "depth": record.depth, "top_k": buffers.top_k, "shapes": shapes, "output": target}
+    )
+
+
+command = run

@@ -1,0 +1,202 @@
+"""What the commands share: options, output, progress, and how errors reach the user.
+
+Results go to standard output, everything else to standard error. With `--json` standard output holds one object.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from treeopt.errors import EXIT_BUG, EXIT_INTERRUPTED, TreeoptError
+
+_HEARTBEAT_SECONDS = 30.0
+_HEARTBEAT_SHARE = 0.1
+
+Progress = Callable[[int, int, str], None]
+
+
+class Console:
+    """Where a command prints; made from the options `--json` and `--quiet`."""
+
+    def __init__(self, as_json: bool, quiet: bool) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+
+    def say(self, text: str = "") -> None:
+        """A line of the result, for people."""
+        if not self.as_json:
+            click.echo(text)
+
+    def note(self, text: str) -> None:
+        """A line beside the result: what was found, written, or is worth knowing."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    def result(self, data: Mapping[str, Any]) -> None:
+        """The result, for programs."""
+        if self.as_json:
+            click.echo(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False))
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Aligned columns on a terminal, tabs in a pipe; the first column to the left, the others to the right."""
+        if self.as_json:
+            return
+        if not sys.stdout.isatty():
+            for row in (header, *rows):
+                click.echo("\t".join(row))
+            return
+        from rich.console import Console as RichConsole
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False)
+        for i, name in enumerate(header):
+            table.add_column(name, justify="right" if i else "left")
+        for row in rows:
+            table.add_row(*row)
+        RichConsole().print(table)
+
+    @contextmanager
+    def progress(self, name: str) -> Iterator[Progress]:
+        """A callback (done, total, note): a bar on a terminal, a line now and then elsewhere."""
+        if self.quiet:
+            yield lambda done, total, note: None
+        elif sys.stderr.isatty():
+            with _bar(name) as update:
+                yield update
+        else:
+            yield _heartbeat(name)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Progress]:
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=RichConsole(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None, note="")
+
+        def update(done: int, total: int, note: str) -> None:
+            bar.update(task, completed=done, total=total, note=note)
+
+        yield update
+
+
+def _heartbeat(name: str) -> Progress:
+    """A line each 30 seconds or 10 %, whichever comes first."""
+    begin = time.monotonic()
+    last_time, last_share = begin, 0.0
+
+    def update(done: int, total: int, note: str) -> None:
+        nonlocal last_time, last_share
+        now, share = time.monotonic(), done / total
+        if share - last_share < _HEARTBEAT_SHARE and now - last_time < _HEARTBEAT_SECONDS and done < total:
+            return
+        last_time, last_share = now, share
+        left = (now - begin) * (1 - share) / share
+        click.echo(f"{name} {done}/{total} {share:.0%} {left:.0f} s left  {note}", err=True)
+
+    return update
+
+
+class Command(click.Command):
+    """A command whose faults reach the user in one form: our errors with their own exit status, bugs as bugs."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        as_json, debug = ctx.params.pop("as_json"), ctx.params.pop("debug")
+        ctx.params["console"] = Console(as_json, ctx.params.pop("quiet"))
+        try:
+            return super().invoke(ctx)
+        except TreeoptError as error:
+            if debug:
+                traceback.print_exc()
+            click.echo(json.dumps(error.as_dict(), ensure_ascii=False) if as_json else str(error), err=True)
+            ctx.exit(error.exit_status)
+        except KeyboardInterrupt:
+            click.echo("interrupted: files are written whole or not at all, and none was begun", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+            at = f"{place.filename}:{place.lineno}"
+            if as_json:
+                click.echo(json.dumps({"error": "bug", "what": what, "at": at, "exit_status": EXIT_BUG}), err=True)
+            else:
+                click.echo(f"error: {what}\n  at:  {at}\n  why: this is a bug in treeopt; please report it", err=True)
+                click.echo("  fix: run it again with --debug for the traceback", err=True)
+            ctx.exit(EXIT_BUG)
+
+
+def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command with the options that all have; the function gets a `console`."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        for option in (
+            click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+            click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
+            click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        ):
+            function = option(function)
+        return click.command(name, cls=Command, **settings)(function)
+
+    return decorate
+
+
+def _plain(data: Any) -> Any:
+    """JSON's own types: mappings, lists, numbers; not-a-number becomes null."""
+    if isinstance(data, Mapping):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_plain(value) for value in data]
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    return data
+
+
+def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
+    """The options that say which model runs, and how."""
+    dtypes = click.Choice(["auto", "float32", "bfloat16", "float16"])
+    for option in (
+        click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ..."),
+        click.option("--dtype", type=dtypes, default=dtype, show_default=True, help="auto: float32 on a CPU."),
+        click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config]."),
+        click.option("--heads", required=True, help="Heads: folder, weights file or hub name."),
+    ):
+        function = option(function)
+    return function
+
+
+def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which prompts are continued, and how far."""
+    for option in (
+        click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's, where it has one."),
+        click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True),
+        click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts."),
+        click.option("--prompts", help="File (.json .jsonl .txt .parquet), hub data set, or alpaca_eval."),
+    ):
+        function = option(function)
+    return function
+
+
+calibration_option = click.option(
+    "--calibration", default="calibration.safetensors", show_default=True, help="Traces, by `treeopt calibrate`."
+)

@@ -1,0 +1,27 @@
+"""`treeopt list`: what comes with treeopt."""
+
+from __future__ import annotations
+
+from treeopt.cli.console import Console, command
+from treeopt.files.bundled import prompt_sets, zoo
+from treeopt.files.trees import load_tree
+
+
+@command("list")
+def run(console: Console) -> None:
+    """List the trees of the zoo (their names work wherever a tree file does) and the named prompt sets."""
+    trees = {name: load_tree(path) for name, path in zoo().items()}
+    rows = [
+        [name, str(tree.nodes), str(tree.depth), str(len(tree.leaves)), str(tree.source.get("reference", ""))]
+        for name, tree in trees.items()
+    ]
+    console.table(["tree", "nodes", "depth", "leaves", "source"], rows)
+    console.say(f"prompt sets: {', '.join(prompt_sets())}")
+    described = [
+        {"name": name, "nodes": tree.nodes, "depth": tree.depth, "leaves": len(tree.leaves), **tree.source}
+        for name, tree in trees.items()
+    ]
+    console.result({"trees": described, "prompt_sets": list(prompt_sets())})
+
+
+command = run
