@@ -330,3 +330,23 @@ def test_encode_without_tokenizer() -> None:
     with pytest.raises(TreeoptError) as caught:
         encode(Prompt("set:0", None, "Hi", None), None, chat_template=True)
     assert caught.value.code is Code.MODEL_INVALID
+
+
+def test_line_separators_inside_a_row_do_not_split_it(tmp_path: Path) -> None:
+    """A raw U+2028 in a JSON string belongs to it; a byte order mark and CRLF are no part of the text."""
+    file = tmp_path / "p.jsonl"
+    file.write_bytes('\ufeff{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\r\n'.encode())
+    assert [one.messages[0]["content"] for one in load_prompts(str(file)).prompts if one.messages] == ["a\u2028b", "c"]
+
+
+def test_suffix_in_capitals_is_read(tmp_path: Path) -> None:
+    """ROWS.JSON is a .json file."""
+    file = tmp_path / "ROWS.JSON"
+    file.write_text('["a"]')
+    assert len(load_prompts(str(file)).prompts) == 1
+
+
+def test_alpaca_answers_include_an_empty_one(shared: Path) -> None:
+    """AlpacaEval's two rows with an empty answer are read; they are left out where answers are scored."""
+    prompts = load_prompts(str(shared / "data/alpaca_eval.json"), answers=True).prompts
+    assert [i for i, prompt in enumerate(prompts) if not prompt.answer] == [247, 504]

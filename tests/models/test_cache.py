@@ -36,9 +36,8 @@ def test_tree_cache_stock_generate(family: str) -> None:
     """Stock generate gives the same text on this cache as on its own."""
     base = tiny_base(family, 3)
     ids = torch.arange(25)[None] * 7 % 61
-    inputs = {"attention_mask": torch.ones_like(ids), "generation_config": base.plain_config(30)}
-    own = base.model.generate(ids, **inputs)
-    ours = base.model.generate(ids, past_key_values=TreeCache(60), **inputs)
+    own = base.generate(ids, torch.ones_like(ids), 30)
+    ours = base.generate(ids, torch.ones_like(ids), 30, past_key_values=TreeCache(60))
     assert ours.tolist() == own.tolist()
 
 
@@ -48,10 +47,8 @@ def test_tree_cache_batched_generate() -> None:
     ids = torch.arange(30).view(2, 15)
     mask = torch.ones_like(ids)
     mask[0, :6] = 0
-    inputs = {"attention_mask": mask, "generation_config": base.plain_config(12)}
-    assert torch.equal(
-        base.model.generate(ids, past_key_values=TreeCache(40), **inputs), base.model.generate(ids, **inputs)
-    )
+    ours = base.generate(ids, mask, 12, past_key_values=TreeCache(40))
+    assert torch.equal(ours, base.generate(ids, mask, 12))
 
 
 @pytest.mark.parametrize(

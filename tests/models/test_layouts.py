@@ -300,3 +300,30 @@ def test_fingerprint_follows_weights(tmp_path: Path, shared: Path) -> None:
     state = safetensors.torch.load_file(file)
     state["0.0.linear.bias"] = state["0.0.linear.bias"] + 1.0
     assert load_heads(write(tmp_path / "other", state)).fingerprint != load_heads(file).fingerprint
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello world this is not a pt", b"<html>", b"version https://git-lfs\n", b"PK\x03"]
+)
+def test_bytes_that_are_no_checkpoint_are_damage(tmp_path: Path, content: bytes) -> None:
+    """An empty file, a web page or a git-lfs pointer is E203: damaged, not an attack."""
+    file = tmp_path / "medusa_lm_head.pt"
+    file.write_bytes(content)
+    with pytest.raises(TreeoptError) as caught:
+        load_heads(tmp_path)
+    assert caught.value.code is Code.FILE_INVALID
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"0.0.weight": torch.zeros(())},
+        {"0.0.linear.weight": torch.zeros(()), "0.0.linear.bias": torch.zeros(())},
+        {"0.0.weight": torch.zeros(4, 3, dtype=torch.int64)},
+    ],
+)
+def test_tensors_of_the_wrong_kind_are_refused(state: dict[str, torch.Tensor]) -> None:
+    """Numbers without dimensions and integers are E211."""
+    with pytest.raises(TreeoptError) as caught:
+        from_state(state, "crafted")
+    assert caught.value.code is Code.HEADS_INVALID

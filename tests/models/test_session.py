@@ -184,9 +184,7 @@ def test_generate_to_context_end(family: str, prompt: int) -> None:
     base, tree = tiny_base(family, **limit), random_tree(1, nodes=40, depth=8, ranks=5)
     assert tree.depth == 8
     ids = tokens_of(2, prompt)[None]
-    stock = base.model.generate(
-        ids, attention_mask=torch.ones_like(ids), generation_config=base.plain_config(40 - prompt)
-    )
+    stock = base.generate(ids, torch.ones_like(ids), 40 - prompt)
     decoded = TreeDecoder(base, random_heads(base, 8), tree).generate(ids, 40 - prompt)
     assert decoded.tokens == stock[0, prompt:].tolist()
     assert len(decoded.tokens) == 40 - prompt

@@ -48,9 +48,7 @@ STORY_TREES = {
 def stock(base: Base, prompt: list[int], max_new_tokens: int) -> list[int]:
     """The base model's own greedy continuation."""
     ids = torch.tensor([prompt], device=base.device)
-    out = base.model.generate(
-        ids, attention_mask=torch.ones_like(ids), generation_config=base.plain_config(max_new_tokens)
-    )
+    out = base.generate(ids, torch.ones_like(ids), max_new_tokens)
     return out[0, len(prompt) :].tolist()
 
 
@@ -367,3 +365,24 @@ def test_generate_predicted_steps_end_of_text(
 def test_decoded_tokens_per_step() -> None:
     """tau of one text is its tokens over its steps."""
     assert Decoded([5, 6, 7, 8, 9, 1], [3, 1, 2]).tokens_per_step == 2.0
+
+
+def test_own_generation_rules_are_set_aside() -> None:
+    """Penalties and forbidden tokens in the model's own generation config change neither text, and stay in place."""
+    base = tiny_base("llama", 5)
+    prompt = [3, 8, 21, 40]
+    plain = stock(base, prompt, 24)
+    config = base.model.generation_config
+    config.suppress_tokens, config.repetition_penalty, config.min_new_tokens = [plain[0]], 1.7, 5
+    config.return_dict_in_generate = True
+    decoder = TreeDecoder(base, random_heads(base, 3), Tree.chain(3))
+    assert decoder.generate(prompt, 24).tokens == stock(base, prompt, 24) == plain
+    assert base.model.generation_config is config
+
+
+@pytest.mark.parametrize("ids", [[[3, 8], [4, 9]], [1.7, 2.0], [3, 61], [-1, 3]])
+def test_wrong_token_ids_are_refused(ids: list[object]) -> None:
+    """Two texts, fractions, and ids outside the vocabulary are a ValueError, not another text."""
+    decoder = TreeDecoder(tiny_base("llama", 5), None, Tree(()))
+    with pytest.raises(ValueError, match="token id"):
+        decoder.generate(torch.tensor(ids), 4)

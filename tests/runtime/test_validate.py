@@ -140,7 +140,7 @@ def test_validate_end_of_text() -> None:
     heads = cycle_heads(base, 4, 1)
     free = validate(base, heads, Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
     assert [(r.tokens, r.steps) for r in free.results] == [(20, 4)]
-    text = base.model.generate(torch.tensor([[3, 8]]), generation_config=base.plain_config(20))[0, 2:].tolist()
+    text = base.generate(torch.tensor([[3, 8]]), torch.ones(1, 2).long(), 20)[0, 2:].tolist()
     base.model.generation_config.eos_token_id = text[12]
     ended = validate(base, heads, Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
     assert ended.results == (PromptResult("a:0", 13, 3, 3),)
@@ -163,7 +163,7 @@ def test_validate_planted_acceptance(
     assert result.prediction_misses
     for text, difference in zip(texts, result.differences, strict=False):
         ids = torch.tensor([text.prompt])
-        out = base.model.generate(ids, generation_config=base.plain_config(NEW_TOKENS))[0, len(text.prompt) :].tolist()
+        out = base.generate(ids, torch.ones_like(ids), NEW_TOKENS)[0, len(text.prompt) :].tolist()
         assert difference.greedy_token == out[difference.position]
         assert difference.tree_token != difference.greedy_token
         prefix = torch.tensor([[*text.prompt, *out[: difference.position]]])
@@ -186,7 +186,7 @@ def test_validate_planted_single_steps(base: Base, loaded: LoadedHeads, monkeypa
 def test_validate_planted_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that goes on where stock generate had ended differs there, with no token on the one side."""
     base = cycle_base(1)
-    out = base.model.generate(torch.tensor([[3, 8]]), generation_config=base.plain_config(20))[0, 2:].tolist()
+    out = base.generate(torch.tensor([[3, 8]]), torch.ones(1, 2).long(), 20)[0, 2:].tolist()
     base.model.generation_config.eos_token_id = out[7]
     monkeypatch.setattr("treeopt.runtime.decode.Decoding._emit", emit_past_the_end)
     result = validate(base, cycle_heads(base, 4, 1), Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)

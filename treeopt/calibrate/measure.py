@@ -42,10 +42,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A prompt that was not run: too long for the context together with the new tokens."""
+    """A prompt that was not run: its length in tokens, and why."""
 
     prompt_id: str
     tokens: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,9 @@ def run_calibration(
     """
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = loaded.heads.to(base.device, base.dtype)
-    encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template)
+    assert batch_size >= 1
+    assert temperature >= 0
+    encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template, scored=responses)
     texts = list(encoded.texts)
     torch.manual_seed(seed)
     kept = min(MAX_RANKS, base.vocab_size)
@@ -155,12 +158,7 @@ def continue_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, te
     for row, text in enumerate(texts):  # padded on the left: the new tokens follow on the right
         ids[row, longest - len(text.prompt) :] = torch.tensor(text.prompt)
         mask[row, longest - len(text.prompt) :] = 1
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
-    out = base.model.generate(
-        ids.to(base.device),
-        attention_mask=mask.to(base.device),
-        generation_config=base.plain_config(max_new_tokens, **sampling),
-    )
+    out = base.generate(ids.to(base.device), mask.to(base.device), max_new_tokens, temperature=temperature)
     answers = out[:, longest:].tolist()
     return [
         Text(text.prompt_id, text.prompt, cut_at_end(answer, base.eos_ids))
@@ -212,18 +210,37 @@ def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, 
     return out.numpy()
 
 
-def encode_prompts(base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True) -> Encoded:
-    """Token ids of all prompts that fit with `max_new_tokens` into the context; the others are named, not cut."""
+def encode_prompts(
+    base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True, scored: bool = False
+) -> Encoded:
+    """Token ids of all prompts that fit with `max_new_tokens` into the context; the others are named, not cut.
+
+    With `scored`, prompts with an empty answer are left out too.
+
+    Raises:
+        TreeoptError: E303 where no prompt is left, and as `encode`.
+    """
+    assert max_new_tokens >= 1
     texts, skipped, cut = [], [], 0
     for prompt in prompts.prompts:
         ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
-        if not ids or len(ids) + max_new_tokens > base.context:
-            skipped.append(Skipped(prompt.id, len(ids)))
+        reason = ""
+        if not ids:
+            reason = "no tokens"
+        elif len(ids) + max_new_tokens > base.context:
+            reason = "too long for the context"
+        elif scored and not answer:
+            reason = "empty answer"
+        if reason:
+            skipped.append(Skipped(prompt.id, len(ids), reason))
             continue
         cut += len(answer) > max_new_tokens
         texts.append(Text(prompt.id, ids, answer[:max_new_tokens]))
     if not texts:
-        what = f"none of {len(skipped)} prompts fits with {max_new_tokens} new tokens into {base.context}"
+        reasons = ", ".join(sorted({s.reason for s in skipped}))
+        what = (
+            f"none of {len(skipped)} prompts can be run with {max_new_tokens} new tokens in {base.context}: {reasons}"
+        )
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
     return Encoded(texts, tuple(skipped), cut)
 

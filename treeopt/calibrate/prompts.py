@@ -80,6 +80,7 @@ def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) 
         digest, rows = _read_file(path)
     else:
         digest, rows = _read_dataset(name)
+    assert limit is None or limit >= 0
     rows = rows[:limit]
     if not rows:
         raise TreeoptError(Code.PROMPTS_EMPTY, f"{name} holds no prompts")
@@ -115,16 +116,22 @@ def encode(
         )
     else:
         text = prompt.text if messages is None else messages[0]["content"]
-        ids = tokenizer(text)["input_ids"]
-    answer = [] if prompt.answer is None else tokenizer(prompt.answer, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(_whole_text(text))["input_ids"]
+    answer = tokenizer(_whole_text(prompt.answer), add_special_tokens=False)["input_ids"] if prompt.answer else []
     return list(ids), list(answer)
+
+
+def _whole_text(text: str | None) -> str:
+    """Text that a tokenizer takes: half of a surrogate pair, which JSON can hold, becomes a question mark."""
+    return (text or "").encode(errors="replace").decode()
 
 
 def _prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
     if isinstance(row, str):
         row = {_ASKED[0]: row}
     fields = row if isinstance(row, dict) else {}
-    text, answer, asked = fields.get(_PLAIN), _first_text(fields, _ANSWERS), _first_text(fields, _ASKED)
+    text, answer = fields.get(_PLAIN), _first_text(fields, _ANSWERS)
+    asked = _first_text(fields, _ASKED) or None  # an empty request is none
     chat = _chat(fields.get("messages"))
     if chat is not None:
         text = None
@@ -140,14 +147,16 @@ def _prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> P
         raise TreeoptError(
             Code.PROMPTS_INVALID, f"row {index} of {name} has no usable field", at=f"it has: {found}", fix=fix
         )
-    if answers and not answer:
+    if answers and answer is None:
         what = f"row {index} of {name} has no answer to score"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs one of {', '.join(_ANSWERS)}")
     return Prompt(prompt_id, chat, text, answer if answers else None)
 
 
 def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    return next((fields[name] for name in names if isinstance(fields.get(name), str) and fields[name]), None)
+    """The first of these fields that holds text; an empty one only where no other does."""
+    texts = [fields[name] for name in names if isinstance(fields.get(name), str)]
+    return next(filter(None, texts), texts[0] if texts else None)
 
 
 def _chat(messages: Any) -> tuple[Message, ...] | None:
@@ -174,19 +183,21 @@ def _fetch_set(name: str) -> Path:
 def _read_file(path: Path) -> tuple[str, list[Any]]:
     raw = read_bytes(path)
     digest = hashlib.sha256(raw).hexdigest()
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         return digest, _read_parquet(path)
-    if path.suffix not in _FORMATS:
+    if suffix not in _FORMATS:
         raise TreeoptError(Code.PROMPTS_INVALID, f"{path} is none of {', '.join(_FORMATS)}")
     try:
-        text = raw.decode()
+        text = raw.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not UTF-8 text (byte {error.start})") from error
-    if path.suffix == ".txt":
-        return digest, [line for line in text.splitlines() if line.strip()]
-    if path.suffix == ".jsonl":
-        numbered = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
-        return digest, [_parse(path, line, i) for i, line in numbered]
+    # Not splitlines: a JSON string may hold the other characters that it splits at.
+    lines = [(i, line.removesuffix("\r")) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if suffix == ".txt":
+        return digest, [line for _, line in lines]
+    if suffix == ".jsonl":
+        return digest, [_parse(path, line, i) for i, line in lines]
     rows = _parse(path, text, 1)
     if not isinstance(rows, list):
         raise TreeoptError(Code.PROMPTS_INVALID, f"{path} holds a {type(rows).__name__}, not a list of prompts")
@@ -198,7 +209,8 @@ def _parse(path: Path, text: str, line: int) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         row = line + getattr(error, "lineno", 1) - 1
-        what = f"{path} is not JSON: {getattr(error, 'msg', 'nested too deep')}"
+        said = getattr(error, "msg", "nested too deep" if isinstance(error, RecursionError) else str(error))
+        what = f"{path} is not JSON: {said}"
         raise TreeoptError(Code.FILE_INVALID, what, at=f"{path}:{row}:{getattr(error, 'colno', 1)}") from error
 
 
@@ -222,8 +234,11 @@ def _read_dataset(name: str) -> tuple[str, list[Any]]:
     repository, _, split = name.partition(":")
     try:
         names = datasets.get_dataset_split_names(repository)
-        preferred = [s for s in (split, "test", "validation", "train", *names) if s in names]
-        rows = datasets.load_dataset(repository, split=split or preferred[0]).to_list()
+        chosen = split or next(s for s in ("test", "validation", "train", *names) if s in names)
+        rows = datasets.load_dataset(repository, split=chosen).to_list() if chosen in names else None
     except Exception as error:  # the client raises many kinds; all mean that the data set cannot be had
         raise unreachable(name, "--prompts", error) from error
+    if rows is None:
+        what = f"the data set {repository} has no split {split!r}"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"it has {', '.join(names)}", fix=f"{repository}:{names[0]}")
     return hashlib.sha256(canonical_json(rows).encode()).hexdigest(), rows

@@ -91,10 +91,11 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
     )
     if run.skipped:
         named = ", ".join(
-            f"row {int(s.prompt_id.split(':')[1])} ({s.tokens} tokens)" for s in run.skipped[:_SHOWN_SKIPPED]
+            f"row {int(s.prompt_id.split(':')[1])} ({s.reason}, {s.tokens} tokens)"
+            for s in run.skipped[:_SHOWN_SKIPPED]
         )
         more = f" and {len(run.skipped) - _SHOWN_SKIPPED} more" if len(run.skipped) > _SHOWN_SKIPPED else ""
-        console.say(f"skipped {len(run.skipped)} prompts too long for the context: {named}{more}")
+        console.say(f"skipped {len(run.skipped)} prompts: {named}{more}")
     if run.answers_cut:
         console.say(f"{run.answers_cut} given answers were cut at --max-new-tokens")
     console.note(f"wrote {output}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
@@ -103,7 +104,7 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
             "heads": calibration.num_heads,
             "prompts": calibration.sequences,
             "skipped": len(run.skipped),
-            "skipped_prompts": [{"id": s.prompt_id, "tokens": s.tokens} for s in run.skipped],
+            "skipped_prompts": [vars(skipped) for skipped in run.skipped],
             "answers_cut": run.answers_cut,
             "positions": calibration.positions,
             "top_k": top_k,

@@ -81,7 +81,7 @@ def _report(console: Console, found: Validation, nodes: int, skipped: int) -> No
         f"(batch 1, {found.made_by['device']}, {found.made_by['threads']} threads, prefill left out)"
     )
     if skipped:
-        console.say(f"skipped {skipped} prompts too long for the context")
+        console.say(f"skipped {skipped} prompts (too long for the context, or empty)")
     console.result(
         {
             "lossless": found.lossless,

@@ -18,15 +18,6 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import hub_reachable, looks_local, unreachable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Settings of a model's generation config that would make stock `generate` something else than plain greedy decoding.
-_PLAIN = {
-    "do_sample": False,
-    "num_beams": 1,
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "min_length": 0,
-}
 _NO_LIMIT = 1 << 30  # context of models that do not state one
 
 
@@ -75,7 +66,7 @@ class Base:
     def eos_ids(self) -> tuple[int, ...]:
         """Tokens that end a text, by the model's generation config; none is possible."""
         ids = self.model.generation_config.eos_token_id
-        return tuple(ids) if isinstance(ids, (list, tuple)) else () if ids is None else (int(ids),)
+        return () if ids is None else tuple(torch.as_tensor(ids).reshape(-1).tolist())
 
     @property
     def pad_id(self) -> int:
@@ -87,17 +78,34 @@ class Base:
     def fingerprint(self) -> str:
         return fingerprint(self.model)
 
-    def plain_config(self, max_new_tokens: int, **more: Any) -> GenerationConfig:
-        """Stock `generate` without any rule but the end of text; `more` overrides."""
+    def generate(
+        self, ids: Tensor, mask: Tensor, max_new_tokens: int, *, temperature: float = 0.0, **more: Any
+    ) -> Tensor:
+        """Stock `generate` under no rule but the end of text.
+
+        A model's own generation config may hold penalties, forbidden tokens and the like, which `generate` adds to
+        every config that it is given; so it is set aside for the call.
+
+        Args:
+            ids: int64 [B, T], padded on the left.
+            mask: int64 [B, T], 0 at the padding.
+            max_new_tokens: budget.
+            temperature: 0 is greedy; above, tokens are sampled from the whole distribution.
+            more: for `generate` itself, such as stopping criteria.
+
+        Returns:
+            int64 [B, T + new].
+        """
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
         eos = list(self.eos_ids) or None
-        settings = {
-            **_PLAIN,
-            "max_new_tokens": max_new_tokens,
-            "eos_token_id": eos,
-            "pad_token_id": self.pad_id,
-            **more,
-        }
-        return GenerationConfig(**settings)
+        config = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=self.pad_id, **sampling)
+        own = self.model.generation_config
+        self.model.generation_config = GenerationConfig()
+        try:
+            out: Tensor = self.model.generate(ids, attention_mask=mask, generation_config=config, **more)
+        finally:
+            self.model.generation_config = own
+        return out
 
     def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
         """One stock forward: logits and last hidden states (after the final norm, what the LM head reads)."""

@@ -93,6 +93,9 @@ def from_state(state: State, name: str) -> MedusaHeads:
             f"{word} {', '.join(keys[:_SHOWN])}" for word, keys in (("lacks", missing), ("has also", extra)) if keys
         ]
         raise _invalid(name, f"holds {num_heads} heads of {blocks} blocks but {' and '.join(parts)}")
+    kinds = {str(tensor.dtype) for tensor in state.values()}
+    if len(kinds) > 1 or not next(iter(state.values())).is_floating_point():
+        raise _invalid(name, f"holds tensors of {', '.join(sorted(kinds))}, not of one floating-point type")
     _check_shapes(state, weights, biases, lm_heads, name)
     hidden = state[lm_heads[0]].shape[1] if own_lm_head else state[weights[0][0]].shape[0]
     dtype = next(iter(state.values())).dtype
@@ -119,7 +122,8 @@ def _check_shapes(
         shapes = {tuple(state[key].shape) for key in keys}
         if len(shapes) > 1:
             raise _invalid(name, f"has {keys[0].split('.', 2)[-1]} tensors of different shapes: {sorted(shapes)}")
-    hidden = state[weights[0][0]].shape[-1] if weights else state[lm_heads[0]].shape[-1]
+    first = state[weights[0][0] if weights else lm_heads[0]].shape
+    hidden = first[-1] if first else 0
     faults = [
         f"{key} has shape {list(state[key].shape)}, not {list(shape)}"
         for row, shape in ((weights[:1], (hidden, hidden)), (biases[:1], (hidden,)))
@@ -153,17 +157,14 @@ def _read_state(file: Path) -> State:
             raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged or not a safetensors file: {error}") from error
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        # torch's own message proposes weights_only=False, which would run the file's code.
-        asked = re.search(r"GLOBAL ([\w.]+)|Unsupported global: GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
-        detail = f" ({next(filter(None, asked.groups()))})" if asked else ""
-        raise TreeoptError(
-            Code.PICKLE_REFUSED,
-            f"{file} was refused: it asks for more than plain tensors{detail}",
-            fix="ask its author for medusa_lm_head.safetensors",
-        ) from error
-    except (RuntimeError, EOFError, OSError) as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # what torch.load raises on bytes that are no checkpoint varies without end
+        # Its own message on a refused pickle proposes weights_only=False, which would run the file's code.
+        asked = re.search(r"(?:GLOBAL|class|function) ([\w.]+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and asked:
+            what = f"{file} was refused: it asks for more than plain tensors ({asked[1]})"
+            fix = "ask its author for medusa_lm_head.safetensors"
+            raise TreeoptError(Code.PICKLE_REFUSED, what, fix=fix) from error
+        raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged or not a checkpoint of PyTorch") from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise _invalid(str(file), "is not a dictionary of tensors")
     return {str(key): value for key, value in loaded.items()}
@@ -175,7 +176,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(read_bytes(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{file} is not JSON: {error}") from error
     return config if isinstance(config, dict) else {}
 

@@ -26,9 +26,11 @@ def check_trees(base: Base) -> None:
     """Raise E502 unless every node of a small tree gets the logits of its path run alone."""
     if getattr(base.model, "_is_stateful", False):
         raise _refused(base, "its layers carry a state that cannot step back")
-    total = base.vocab_size
-    tokens = (torch.arange(_PREFIX + _TREE.nodes, device=base.device) * 7 + 3) % total
-    prefix, nodes = tokens[:_PREFIX], tokens[_PREFIX:]
+    length = min(_PREFIX, base.context - _TREE.nodes)
+    if length < 1:
+        raise _refused(base, f"its context of {base.context} tokens holds no tree")
+    tokens = (torch.arange(length + _TREE.nodes, device=base.device) * 7 + 3) % base.vocab_size
+    prefix, nodes = tokens[:length], tokens[length:]
     try:
         forward = TreeForward(base, _TREE)
         forward.begin(prefix, _TREE.nodes)

@@ -79,13 +79,25 @@ class TreeDecoder:
     @torch.inference_mode()
     def start(self, ids: Tensor | Sequence[int], max_new_tokens: int) -> Decoding:
         """Prefill a prompt; iterating over the result runs one step at a time and yields the tokens of each."""
-        prompt = torch.as_tensor(ids, device=self.base.device).reshape(-1).long()
+        prompt = _one_prompt(ids, self.base)
         if max_new_tokens < 1:
             raise TreeoptError(
                 Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one"
             )
         logits, hidden = self.forward.begin(prompt, max_new_tokens)
         return Decoding(self, logits.argmax(-1), hidden, max_new_tokens)
+
+
+def _one_prompt(ids: Tensor | Sequence[int], base: Base) -> Tensor:
+    """The ids as int64 [T] on the model's device; ValueError where they are no token ids of one text."""
+    prompt = torch.as_tensor(ids, device=base.device)
+    if prompt.ndim == 2 and len(prompt) == 1:
+        prompt = prompt[0]
+    if prompt.ndim != 1 or (prompt.is_floating_point() and len(prompt)):
+        raise ValueError(f"token ids are {prompt.dtype} {list(prompt.shape)}, not integers [T] or [1, T]")
+    if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) < base.vocab_size:
+        raise ValueError(f"a token id lies outside the vocabulary of {base.vocab_size}")
+    return prompt.long()
 
 
 class Decoding(Iterator[list[int]]):

@@ -206,12 +206,8 @@ def _stock(base: Base, prompt: Sequence[int], max_new_tokens: int) -> tuple[list
     ids = torch.tensor([list(prompt)], device=base.device)
     clock = _FirstTokenClock(base)
     begin = _now(base)
-    out = base.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        generation_config=base.plain_config(max_new_tokens),
-        stopping_criteria=StoppingCriteriaList([clock]),
-    )
+    criteria = StoppingCriteriaList([clock])
+    out = base.generate(ids, torch.ones_like(ids), max_new_tokens, stopping_criteria=criteria)
     end = _now(base)
     first = clock.first if clock.first is not None else end
     return out[0, len(prompt) :].tolist(), (first - begin, end - first)
