@@ -13,16 +13,16 @@ PACKAGE = Path(treeopt.__file__).parent
 MAY_IMPORT = {
     "errors": set(),
     "records": {"errors"},
-    "files": {"errors", "records", "treeopt"},
-    "build": {"errors", "records", "files", "treeopt"},
+    "files": {"errors", "records"},
+    "build": {"errors", "records", "files"},
     "models": {"errors", "records", "files", "build"},
-    "calibrate": {"errors", "records", "files", "build", "models", "treeopt"},
+    "calibrate": {"errors", "records", "files", "build", "models"},
     "runtime": {"errors", "records", "files", "build", "models", "calibrate"},
     "view": {"errors", "records", "files", "build"},
-    "cli": {"errors", "records", "files", "build", "models", "calibrate", "runtime", "view", "treeopt"},
+    "cli": {"errors", "records", "files", "build", "models", "calibrate", "runtime", "view"},
     "treeopt": {"errors", "records", "files", "build", "models", "calibrate", "runtime"},  # lazy exports
 }
-RECORDS = {"tree", "calibration"}
+RECORDS = {"tree", "calibration", "version"}
 NO_TORCH = {"errors", "records", "files", "build", "view"}
 HEAVY = {"torch", "transformers", "accelerate", "datasets"}
 

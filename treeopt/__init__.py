@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from treeopt.version import VERSION
+
+__version__ = VERSION
 
 _HOMES = {
     "Tree": "treeopt.tree",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import treeopt
 from treeopt.build.grow import grow
 from treeopt.build.replay import replay
 from treeopt.build.values import IndependentValues
 from treeopt.calibration import Calibration
 from treeopt.tree import Expected, Tree
+from treeopt.version import VERSION
 
 DEFAULT_TOP_K = 32
 
@@ -46,7 +46,7 @@ def build_tree(
         top_k=ranks,
     )
     source = {
-        "made_by": f"treeopt {treeopt.__version__}",
+        "made_by": f"treeopt {VERSION}",
         "method": {"values": "independent", "weights": "uniform", "nodes_asked": nodes, "top_k": ranks},
         "calibration": _describe(calibration),
     }

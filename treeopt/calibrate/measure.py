@@ -17,7 +17,6 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-import treeopt
 from treeopt.calibrate.prompts import PromptSet, encode
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks
 from treeopt.errors import Code, TreeoptError
@@ -25,6 +24,7 @@ from treeopt.models.base import Base, check_heads_fit
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.ranks import rank_of
+from treeopt.version import VERSION
 
 _LOGITS_BYTES = 64 * 1024 * 1024  # logits of all heads alive at once
 
@@ -249,7 +249,7 @@ def versions(base: Base) -> dict[str, str]:
     """What a measurement ran on."""
     device = torch.cuda.get_device_name(base.device) if base.device.type == "cuda" else base.device.type
     return {
-        "treeopt": treeopt.__version__,
+        "treeopt": VERSION,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "python": platform.python_version(),

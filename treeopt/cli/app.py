@@ -9,8 +9,8 @@ import sys
 
 import click
 
-import treeopt
 from treeopt.errors import EXIT_INTERRUPTED
+from treeopt.version import VERSION
 
 # Command -> one line of help; its module is treeopt.cli.<command>_command with the click command `command`.
 COMMANDS = {
@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(treeopt.__version__, prog_name="treeopt")
+@click.version_option(VERSION, prog_name="treeopt")
 def program() -> None:
     """Measure draft heads, build the best tree for them, and decode with it, losslessly.
 

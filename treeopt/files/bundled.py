@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import treeopt
 from treeopt.errors import Code, TreeoptError
 
 _KINDS = ("trees", "calibration")
@@ -17,7 +16,7 @@ def data_root(kind: str) -> Path:
         TreeoptError: E201 where the installation lacks it.
     """
     assert kind in _KINDS
-    package = Path(treeopt.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for folder in (package / "data" / kind, package.parent / kind):
         if folder.is_dir():
             return folder
