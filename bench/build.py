@@ -12,7 +12,7 @@ import numpy as np
 from timing import interleaved, machine, verdict
 
 from treeopt.build.grow import grow
-from treeopt.build.replay import Replay, _visits, accepted_drafts
+from treeopt.build.replay import Replay, accepted_drafts, visits
 from treeopt.build.values import IndependentValues
 from treeopt.runtime.buffers import compile_tree
 from treeopt.tree import Tree
@@ -68,7 +68,7 @@ def main() -> None:
 
     def replay_all() -> float:
         accepted = accepted_drafts(tree, ranks)
-        return Replay(accepted, _visits(accepted), offsets, tree.depth).tokens_per_step
+        return Replay(accepted, visits(accepted), offsets, tree.depth).tokens_per_step
 
     print(
         verdict(

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "cli": {"errors", "records", "files", "build", "models", "calibrate", "runtime", "view"},
     "treeopt": {"errors", "records", "files", "build", "models", "calibrate", "runtime"},  # lazy exports
 }
-RECORDS = {"tree", "calibration", "version"}
+RECORDS = {"tree", "calibration", "latency", "progress", "version"}
 NO_TORCH = {"errors", "records", "files", "build", "view"}
 HEAVY = {"torch", "transformers", "accelerate", "datasets"}
 

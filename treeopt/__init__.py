@@ -18,11 +18,13 @@ __version__ = VERSION
 _HOMES = {
     "Tree": "treeopt.tree",
     "Calibration": "treeopt.calibration",
+    "LatencyProfile": "treeopt.latency",
     "TreeoptError": "treeopt.errors",
     "load_tree": "treeopt.files.trees",
     "save_tree": "treeopt.files.trees",
     "load_calibration": "treeopt.files.calibrations",
     "save_calibration": "treeopt.files.calibrations",
+    "load_profile": "treeopt.files.profiles",
     "build_tree": "treeopt.build.trees",
     "replay": "treeopt.build.replay",
     "MedusaHeads": "treeopt.models.heads",
@@ -31,6 +33,7 @@ _HOMES = {
     "Buffers": "treeopt.runtime.buffers",
     "compile_tree": "treeopt.runtime.buffers",
     "TreeDecoder": "treeopt.runtime.decode",
+    "measure_profile": "treeopt.runtime.profile",
     "validate": "treeopt.runtime.validate",
 }
 
@@ -44,13 +47,16 @@ if TYPE_CHECKING:
     from treeopt.errors import TreeoptError as TreeoptError
     from treeopt.files.calibrations import load_calibration as load_calibration
     from treeopt.files.calibrations import save_calibration as save_calibration
+    from treeopt.files.profiles import load_profile as load_profile
     from treeopt.files.trees import load_tree as load_tree
     from treeopt.files.trees import save_tree as save_tree
+    from treeopt.latency import LatencyProfile as LatencyProfile
     from treeopt.models.heads import MedusaHeads as MedusaHeads
     from treeopt.models.layouts import load_heads as load_heads
     from treeopt.runtime.buffers import Buffers as Buffers
     from treeopt.runtime.buffers import compile_tree as compile_tree
     from treeopt.runtime.decode import TreeDecoder as TreeDecoder
+    from treeopt.runtime.profile import measure_profile as measure_profile
     from treeopt.runtime.validate import validate as validate
     from treeopt.tree import Tree as Tree
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import enum
 
-EXIT_OK = 0
+# 0 is success, 2 a wrong command line (click's own).
 EXIT_BUG = 1
-EXIT_USAGE = 2
 EXIT_INPUT = 3
 EXIT_ENVIRONMENT = 4
 EXIT_NOT_LOSSLESS = 5
-EXIT_BELOW_THRESHOLD = 6
 EXIT_INTERRUPTED = 130
 
 
@@ -38,16 +36,18 @@ class Code(enum.Enum):
     HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads were not made for this base model")
     CALIBRATION_INVALID = ("E220", EXIT_INPUT, "a calibration breaks one of its own rules")
     CALIBRATION_MISMATCH = ("E221", EXIT_INPUT, "only calibrations of the same model, heads and settings merge")
+    PROFILE_INVALID = ("E230", EXIT_INPUT, "a latency profile holds positive seconds, once for each size")
     HUB_UNREACHABLE = ("E301", EXIT_ENVIRONMENT, "not on this machine, and the hub cannot be reached")
     PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `instruction`, `prompt` or `text`")
     PROMPTS_EMPTY = ("E303", EXIT_INPUT, "no prompt was left to run")
     MODEL_INVALID = ("E304", EXIT_INPUT, "the base model cannot be loaded")
     PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a program that was asked for is not installed")
+    OUT_OF_MEMORY = ("E403", EXIT_ENVIRONMENT, "this machine has too little memory or disk for it")
     DEVICE_UNUSABLE = ("E402", EXIT_ENVIRONMENT, "the device that was asked for is not usable here")
     NOT_LOSSLESS = ("E501", EXIT_NOT_LOSSLESS, "tree decoding must give the text of plain greedy decoding")
     NO_TREES = ("E502", EXIT_INPUT, "this model cannot verify a tree in one forward pass")
     CONTEXT_FULL = ("E503", EXIT_INPUT, "prompt and new tokens must fit into the model's context")
-    BELOW_THRESHOLD = ("E504", EXIT_BELOW_THRESHOLD, "a figure is below the threshold that was asked for")
+    NOT_FINITE = ("E504", EXIT_INPUT, "a model or its heads gave something that is not a number")
 
     def __init__(self, number: str, exit_status: int, rule: str) -> None:
         self.number = number
@@ -91,3 +91,8 @@ class TreeoptError(Exception):
                 lines.append(f"  {name + ':':4} {first}")
                 lines.extend(f"       {line}" for line in rest)
         return "\n".join(lines)
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign exception says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

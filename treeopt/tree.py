@@ -133,6 +133,18 @@ class Tree:
         return tuple(node for node in range(self.nodes) if node not in inner)
 
 
+def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
+    """Raise E101 or E102 unless every path has at most `heads` ranks, each below `ranks`."""
+    if tree.depth > heads:
+        what = f"the tree is {tree.depth} deep but {holder} has {heads} heads"
+        fix = f"treeopt build --max-depth {heads}"
+        raise TreeoptError(Code.TREE_TOO_DEEP, what, at=str(list(tree.paths[-1])), fix=fix)
+    if tree.max_rank >= ranks:
+        path = next(path for path in tree.paths if max(path) >= ranks)
+        what = f"the tree asks for rank {max(path)} but {holder} scored {ranks} ranks, 0 to {ranks - 1}"
+        raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {ranks - 1}")
+
+
 def path_faults(paths: Sequence[Path]) -> list[tuple[int, str]]:
     """What keeps `paths` from being a tree, in the order of the paths: (index of the path, what is wrong with it)."""
     faults: list[tuple[int, str]] = []

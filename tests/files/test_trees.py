@@ -65,7 +65,7 @@ BROKEN: dict[str, tuple[str | bytes, str, str]] = {  # content, line:column, a w
     "float rank": (HEAD + "- {path: [0]}\n- {path: [1.0]}\n", "5:11", "integer"),
     "text as rank": (HEAD + '- {path: [0]}\n- {path: ["1"]}\n', "5:11", "integer"),
     "null as rank": (HEAD + "- {path: [0]}\n- {path: [null]}\n", "5:11", "integer"),
-    "negative rank": (HEAD + "- {path: [0]}\n- {path: [-1]}\n", "5:3", "[-1]"),
+    "negative rank": (HEAD + "- {path: [0]}\n- {path: [-1]}\n", "5:11", "greater than or equal to 0"),
     "orphan path": (HEAD + "- {path: [0]}\n- {path: [1, 0]}\n", "5:3", "no parent [1]"),
     "duplicate path": (HEAD + "- {path: [0]}\n- {path: [0]}\n", "5:3", "[0] is there twice"),
     "root among the paths": (HEAD + "- {path: [0]}\n- {path: []}\n", "5:3", "root"),
@@ -307,3 +307,23 @@ def test_name_too_long_for_a_file_is_an_unknown_tree() -> None:
     with pytest.raises(TreeoptError) as caught:
         load_tree("x" * 300)
     assert caught.value.code is Code.TREE_UNKNOWN
+
+
+def test_edited_tree_loses_its_expectation(tmp_path: Path) -> None:
+    """Figures of the old tree do not stand for the one that a user made of it by hand."""
+    target = tmp_path / "tree.yaml"
+    save_tree(Tree(((0,), (1,)), (0.5, 0.2), Expected(1.7, 1.6, 9)), target)
+    assert load_tree(target).expected == Expected(1.7, 1.6, 9)
+    text = target.read_text().replace("nodes: 3", "nodes: 2").replace("- {path: [1], value: 0.2}\n", "")
+    target.write_text(text)
+    assert load_tree(target) == Tree(((0,),), (0.5,))
+    assert load_tree(target).expected is None
+
+
+def test_tree_too_large_to_read_back_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be read is refused before it is written."""
+    monkeypatch.setattr(strict_yaml, "MAX_BYTES", 200)
+    with pytest.raises(TreeoptError) as caught:
+        save_tree(Tree.chain(30), tmp_path / "tree.yaml")
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert list(tmp_path.iterdir()) == []

@@ -327,3 +327,17 @@ def test_tensors_of_the_wrong_kind_are_refused(state: dict[str, torch.Tensor]) -
     with pytest.raises(TreeoptError) as caught:
         from_state(state, "crafted")
     assert caught.value.code is Code.HEADS_INVALID
+
+
+def test_weights_that_are_not_numbers_are_refused() -> None:
+    """A NaN would win every comparison and score 100 %: E211."""
+    state = {"0.0.weight": torch.full((4, 3), float("nan"))}
+    with pytest.raises(TreeoptError, match="not numbers"):
+        from_state(state, "crafted")
+
+
+def test_huge_head_number_is_refused_at_once() -> None:
+    """A key that names head 30,000,000 does not make a list of as many."""
+    with pytest.raises(TreeoptError) as caught:
+        from_state({"30000000.0.weight": torch.zeros(4, 3)}, "crafted")
+    assert caught.value.code is Code.HEADS_INVALID

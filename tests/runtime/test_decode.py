@@ -386,3 +386,30 @@ def test_wrong_token_ids_are_refused(ids: list[object]) -> None:
     decoder = TreeDecoder(tiny_base("llama", 5), None, Tree(()))
     with pytest.raises(ValueError, match="token id"):
         decoder.generate(torch.tensor(ids), 4)
+
+
+def test_decoder_leaves_the_callers_heads_alone() -> None:
+    """Heads of another dtype are copied, not converted in place."""
+    base = tiny_base("llama", 5)
+    heads = random_heads(base, 2).to(torch.float64)
+    TreeDecoder(base, heads, Tree.chain(2))
+    assert heads.bias.dtype is torch.float64
+
+
+def test_model_in_training_mode_is_refused() -> None:
+    """Dropout would look like a model that cannot do trees; the error says what to call."""
+    base = tiny_base("llama", 5)
+    base.model.train()
+    with pytest.raises(TreeoptError, match="training mode"):
+        TreeDecoder(base, None, Tree(()))
+
+
+def test_logits_that_are_not_numbers_are_an_error() -> None:
+    """A model that gives NaN is E504, not a text."""
+    base = tiny_base("llama", 5)
+    decoder = TreeDecoder(base, None, Tree(()))
+    with torch.no_grad():
+        base.model.get_output_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(TreeoptError) as caught:
+        decoder.generate([3, 8], 4)
+    assert caught.value.code is Code.NOT_FINITE

@@ -165,11 +165,11 @@ def test_validate_planted_acceptance(
         ids = torch.tensor([text.prompt])
         out = base.generate(ids, torch.ones_like(ids), NEW_TOKENS)[0, len(text.prompt) :].tolist()
         assert difference.greedy_token == out[difference.position]
-        assert difference.tree_token != difference.greedy_token
+        assert difference.found_token != difference.greedy_token
         prefix = torch.tensor([[*text.prompt, *out[: difference.position]]])
         with torch.inference_mode():
             logits = base.model(prefix).logits[0, -1]
-        gap = float(logits[difference.greedy_token] - logits[difference.tree_token])
+        gap = float(logits[difference.greedy_token] - logits[difference.found_token])
         assert gap > 0
         assert difference.gap == pytest.approx(gap, abs=1e-4)
 
@@ -191,7 +191,7 @@ def test_validate_planted_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treeopt.runtime.decode.Decoding._emit", emit_past_the_end)
     result = validate(base, cycle_heads(base, 4, 1), Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
     (difference,) = result.differences
-    assert (difference.position, difference.greedy_token, difference.tree_token) == (8, -1, out[8])
+    assert (difference.position, difference.greedy_token, difference.found_token) == (8, -1, out[8])
     assert math.isnan(difference.gap)
 
 

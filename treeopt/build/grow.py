@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.build.values import Floats, Values
+from treeopt.build.trie import Floats
+from treeopt.build.values import Values
 from treeopt.tree import Path, Tree
 
 _PAD = -1  # beyond the end of a path; sorts before every rank

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
-from treeopt.tree import ROOT, Tree
+from treeopt.tree import Tree, check_tree_fits
 
 _CHUNK = 1 << 16  # positions walked at once: the working arrays stay in the processor's cache
 
@@ -71,33 +70,27 @@ def replay(tree: Tree, calibration: Calibration) -> Replay:
     """
     check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.kept, holder="the calibration")
     accepted = accepted_drafts(tree, calibration.ranks)
-    return Replay(accepted, _visits(accepted), calibration.offsets, tree.depth)
+    return Replay(accepted, visits(accepted), calibration.offsets, tree.depth)
 
 
-def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
-    """Raise E101 or E102 unless every path has at most `heads` ranks, each below `ranks`."""
-    if tree.depth > heads:
-        what = f"the tree is {tree.depth} deep but {holder} has {heads} heads"
-        fix = f"treeopt build --max-depth {heads}"
-        raise TreeoptError(Code.TREE_TOO_DEEP, what, at=str(list(tree.paths[-1])), fix=fix)
-    if tree.max_rank >= ranks:
-        path = next(path for path in tree.paths if max(path) >= ranks)
-        what = f"the tree asks for rank {max(path)} but {holder} scored {ranks} ranks, 0 to {ranks - 1}"
-        raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {ranks - 1}")
-
-
-def accepted_drafts(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """int8 [P]: length of the longest prefix of each row of `ranks` that is a path of the tree."""
+def deepest_nodes(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """int32 [P]: the node of the longest prefix of each row of `ranks` that is a path of the tree; the root if none."""
     table = _child_table(tree)
     width = table.shape[1] - 1
-    accepted = np.zeros(len(ranks), np.int8)
+    deepest = np.zeros(len(ranks), np.int32)
     for start in range(0, len(ranks), _CHUNK):
         chunk = ranks[start : start + _CHUNK]
         node = np.full(len(chunk), tree.nodes, np.intp)
         for depth in range(tree.depth):
             node = table[node, np.minimum(chunk[:, depth], width)]
-            accepted[start : start + _CHUNK] += node != ROOT
-    return accepted
+            # A child's index is larger than its parent's, and a walk that has left the tree stays at 0.
+            np.maximum(deepest[start : start + _CHUNK], node, out=deepest[start : start + _CHUNK], casting="unsafe")
+    return deepest
+
+
+def accepted_drafts(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """int8 [P]: length of the longest prefix of each row of `ranks` that is a path of the tree."""
+    return np.array(tree.depths, np.int8)[deepest_nodes(tree, ranks)]
 
 
 def _child_table(tree: Tree) -> NDArray[np.intp]:
@@ -112,7 +105,7 @@ def _child_table(tree: Tree) -> NDArray[np.intp]:
     return table
 
 
-def _visits(accepted: NDArray[np.int8]) -> NDArray[np.bool_]:
+def visits(accepted: NDArray[np.int8]) -> NDArray[np.bool_]:
     """bool [P]: where steps begin. A step ends at most at the end of its text, so one walk runs through all texts."""
     stride = (accepted.astype(np.int64) + 1).tolist()
     visited = bytearray(len(stride))

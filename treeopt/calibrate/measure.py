@@ -7,55 +7,24 @@ position at once, from which all heads are ranked. (The original runs its heads 
 from __future__ import annotations
 
 import hashlib
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.calibrate.prompts import PromptSet, encode
+from treeopt.calibrate.prompts import PromptSet, Skipped, Text, encode_prompts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, check_heads_fit
+from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.ranks import rank_of
-from treeopt.version import VERSION
+from treeopt.progress import Progress, silent
 
 _LOGITS_BYTES = 64 * 1024 * 1024  # logits of all heads alive at once
-
-Progress = Callable[[int, int, str], None]  # done, total, a note
-
-
-@dataclass(frozen=True)
-class Text:
-    """A prompt's token ids and the ids of its continuation."""
-
-    prompt_id: str
-    prompt: list[int]
-    answer: list[int]
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A prompt that was not run: its length in tokens, and why."""
-
-    prompt_id: str
-    tokens: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Prompts as token ids, those left out, and how many answers were cut at the token budget."""
-
-    texts: Sequence[Text]
-    skipped: tuple[Skipped, ...]
-    answers_cut: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +47,7 @@ def run_calibration(
     seed: int = 0,
     chat_template: bool = True,
     responses: bool = False,
-    progress: Progress = lambda done, total, note: None,
+    progress: Progress = silent,
 ) -> CalibrationRun:
     """Trace the heads over continuations of the prompts.
 
@@ -98,12 +67,13 @@ def run_calibration(
         TreeoptError: E212 where the heads do not fit the base, E303 where every prompt is too long, and as `encode`.
     """
     check_heads_fit(base, loaded.heads, loaded.name)
-    heads = loaded.heads.to(base.device, base.dtype)
+    heads = heads_like(base, loaded.heads)
     assert batch_size >= 1
     assert temperature >= 0
     encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template, scored=responses)
     texts = list(encoded.texts)
-    torch.manual_seed(seed)
+    if temperature > 0:
+        torch.manual_seed(seed)
     kept = min(MAX_RANKS, base.vocab_size)
     # Prompts of like length share a batch, so that little is padding; the record puts them back in order.
     order = sorted(range(len(texts)), key=lambda i: (len(texts[i].prompt), i))
@@ -123,7 +93,7 @@ def run_calibration(
         "max_new_tokens": max_new_tokens,
         "chat_template": _template_hash(base, chat_template),
         "eos": list(base.eos_ids),
-        "dtype": str(base.dtype).removeprefix("torch."),
+        "dtype": base.dtype_name,
     }
     provenance = Provenance(
         model=base.name,
@@ -132,7 +102,7 @@ def run_calibration(
         heads_id=loaded.fingerprint,
         settings=settings,
         prompts={prompts.sha256: prompts.name},
-        made_by=versions(base),
+        made_by=base.versions(),
     )
     return CalibrationRun(as_calibration(texts, rows, kept, provenance), encoded.skipped, encoded.answers_cut)
 
@@ -204,57 +174,12 @@ def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, 
     for start in range(0, len(hidden), chunk):
         true = targets[start : start + chunk].T  # [H, c]
         logits = heads(hidden[start : start + chunk], base.lm_head)  # [H, c, V]
+        if not torch.isfinite(logits.sum(dtype=torch.float32)):
+            raise TreeoptError(Code.NOT_FINITE, f"the heads give logits that are not numbers, in rows {start} and on")
         ranks = rank_of(logits.flatten(0, 1), true.flatten().clamp(min=0)).view(true.shape)
         ranks = ranks.masked_fill(ranks >= kept, MISS).masked_fill(true < 0, NONE)
         out[start : start + chunk] = ranks.T.to("cpu", torch.uint8)
     return out.numpy()
-
-
-def encode_prompts(
-    base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True, scored: bool = False
-) -> Encoded:
-    """Token ids of all prompts that fit with `max_new_tokens` into the context; the others are named, not cut.
-
-    With `scored`, prompts with an empty answer are left out too.
-
-    Raises:
-        TreeoptError: E303 where no prompt is left, and as `encode`.
-    """
-    assert max_new_tokens >= 1
-    texts, skipped, cut = [], [], 0
-    for prompt in prompts.prompts:
-        ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
-        reason = ""
-        if not ids:
-            reason = "no tokens"
-        elif len(ids) + max_new_tokens > base.context:
-            reason = "too long for the context"
-        elif scored and not answer:
-            reason = "empty answer"
-        if reason:
-            skipped.append(Skipped(prompt.id, len(ids), reason))
-            continue
-        cut += len(answer) > max_new_tokens
-        texts.append(Text(prompt.id, ids, answer[:max_new_tokens]))
-    if not texts:
-        reasons = ", ".join(sorted({s.reason for s in skipped}))
-        what = (
-            f"none of {len(skipped)} prompts can be run with {max_new_tokens} new tokens in {base.context}: {reasons}"
-        )
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
-    return Encoded(texts, tuple(skipped), cut)
-
-
-def versions(base: Base) -> dict[str, str]:
-    """What a measurement ran on."""
-    device = torch.cuda.get_device_name(base.device) if base.device.type == "cuda" else base.device.type
-    return {
-        "treeopt": VERSION,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "device": device,
-    }
 
 
 def _template_hash(base: Base, used: bool) -> str:

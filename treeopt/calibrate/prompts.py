@@ -18,6 +18,7 @@ from treeopt.files.atomic import read_bytes
 from treeopt.files.bundled import prompt_sets
 from treeopt.files.schemas import Schema, check
 from treeopt.files.tensors import canonical_json
+from treeopt.models.base import Base
 from treeopt.models.hub import hub_reachable, looks_local, unreachable
 
 ALPACA_EVAL = "alpaca_eval"
@@ -58,6 +59,33 @@ class PromptSet:
     name: str
     sha256: str
     prompts: tuple[Prompt, ...]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt's token ids and the ids of its continuation."""
+
+    prompt_id: str
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A prompt that was not run: its length in tokens, and why."""
+
+    prompt_id: str
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Prompts as token ids, those left out, and how many answers were cut at the token budget."""
+
+    texts: Sequence[Text]
+    skipped: tuple[Skipped, ...]
+    answers_cut: int
 
 
 def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) -> PromptSet:
@@ -119,6 +147,41 @@ def encode(
         ids = tokenizer(_whole_text(text))["input_ids"]
     answer = tokenizer(_whole_text(prompt.answer), add_special_tokens=False)["input_ids"] if prompt.answer else []
     return list(ids), list(answer)
+
+
+def encode_prompts(
+    base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True, scored: bool = False
+) -> Encoded:
+    """Token ids of all prompts that fit with `max_new_tokens` into the context; the others are named, not cut.
+
+    With `scored`, prompts with an empty answer are left out too.
+
+    Raises:
+        TreeoptError: E303 where no prompt is left, and as `encode`.
+    """
+    assert max_new_tokens >= 1
+    texts, skipped, cut = [], [], 0
+    for prompt in prompts.prompts:
+        ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
+        reason = ""
+        if not ids:
+            reason = "no tokens"
+        elif len(ids) + max_new_tokens > base.context:
+            reason = "too long for the context"
+        elif scored and not answer:
+            reason = "empty answer"
+        if reason:
+            skipped.append(Skipped(prompt.id, len(ids), reason))
+            continue
+        cut += len(answer) > max_new_tokens
+        texts.append(Text(prompt.id, ids, answer[:max_new_tokens]))
+    if not texts:
+        reasons = ", ".join(sorted({s.reason for s in skipped}))
+        what = (
+            f"none of {len(skipped)} prompts can be run with {max_new_tokens} new tokens in {base.context}: {reasons}"
+        )
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
+    return Encoded(texts, tuple(skipped), cut)
 
 
 def _whole_text(text: str | None) -> str:

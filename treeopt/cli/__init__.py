@@ -1,5 +1,16 @@
 """The command line: a command parses, calls one library function, prints. It holds no logic that the library lacks."""
 
-from treeopt.cli.app import main
+import sys
 
-__all__ = ["main"]
+
+def main() -> None:
+    """The program `treeopt`. Ctrl-C ends it with status 130, from its first import on."""
+    try:
+        from treeopt.cli.app import run
+
+        run()
+    except KeyboardInterrupt:
+        from treeopt.errors import EXIT_INTERRUPTED
+
+        sys.stderr.write("interrupted: no file is half-written\n")
+        sys.exit(EXIT_INTERRUPTED)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
-import signal
 import sys
 
 import click
 
-from treeopt.errors import EXIT_INTERRUPTED
 from treeopt.version import VERSION
 
 # Command -> one line of help; its module is treeopt.cli.<command>_command with the click command `command`.
 COMMANDS = {
     "calibrate": "Measure how often each head's guesses are right.",
+    "profile": "Time a decode step by the size of the tree.",
     "build": "Grow the best tree for a number of nodes.",
     "compile": "Turn a tree into attention mask, positions and indices.",
     "render": "Draw a tree as SVG, DOT, or what graphviz offers.",
@@ -30,6 +30,8 @@ _QUIET = {
     "TQDM_DISABLE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+_EXIT_PIPE = 141  # what shells report of a program that a closed pipe ended
 
 
 class LazyGroup(click.Group):
@@ -61,18 +63,23 @@ def program() -> None:
     """
 
 
-def main() -> None:
-    """Run the program and exit with a status of `treeopt.errors`."""
+def run() -> None:
+    """Run the program and exit with a status of `treeopt.errors`; KeyboardInterrupt passes through."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    if hasattr(signal, "SIGPIPE"):  # a closed pipe (`treeopt list | head`) ends the program, quietly
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         status = program.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        if "--json" in sys.argv:
+            data = {"error": "usage", "what": error.format_message(), "exit_status": error.exit_code}
+            click.echo(json.dumps(data), err=True)
+        else:
+            error.show()
         sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    except BrokenPipeError:  # `treeopt list | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        sys.exit(_EXIT_PIPE)
     sys.exit(status if isinstance(status, int) else 0)

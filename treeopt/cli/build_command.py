@@ -8,8 +8,8 @@ import click
 
 from treeopt.build.trees import DEFAULT_TOP_K, build_tree
 from treeopt.cli.console import Console, calibration_option, command
-from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import load_calibration
+from treeopt.files.outputs import check_output
 from treeopt.files.trees import save_tree
 
 
@@ -26,7 +26,7 @@ def run(console: Console, **options: Any) -> None:
     Best first by the product of the heads' accuracies, as in the paper; then the tree is replayed over the traces,
     which is exactly what a decoder would do on that text.
     """
-    check_writable(options["output"], overwrite=True)
+    check_output(options["output"], options["calibration"])
     calibration = load_calibration(options["calibration"])
     limits = {name: options[name] for name in ("top_k", "max_depth", "max_rank")}
     tree = build_tree(calibration, options["nodes"], **limits)
@@ -34,7 +34,7 @@ def run(console: Console, **options: Any) -> None:
     assert tree.expected is not None
     expected = tree.expected
     if tree.nodes < options["nodes"]:
-        console.note(
+        console.warn(
             f"warning: {tree.nodes} nodes, not {options['nodes']}: no further path was ever right in this calibration "
             f"(K = {expected.top_k})"
         )

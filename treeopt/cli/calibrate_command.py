@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.build.trees import DEFAULT_TOP_K
-from treeopt.cli.console import Console, command, model_options, prompt_options
+from treeopt.cli.console import Console, command, model_options, prompt_options, say_skipped
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from treeopt.calibrate.measure import CalibrationRun
 
 _SHOWN_RANKS = 4
-_SHOWN_SKIPPED = 5
 
 
 @command("calibrate")
@@ -46,7 +45,7 @@ def run(console: Console, **options: Any) -> None:
     base, loaded = load_pair(options["heads"], options["model"], dtype=options["dtype"], device=options["device"])
     for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
         console.note(note)
-    console.note(f"model    {base.name}  {str(base.dtype).removeprefix('torch.')} on {base.device}")
+    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     with console.progress("calibrate") as progress:
         run = run_calibration(
@@ -89,13 +88,7 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
         f"{calibration.sequences} texts, {calibration.positions} positions; share of trials in which the guess of that "
         "rank was right; ± one standard error, clustered by text"
     )
-    if run.skipped:
-        named = ", ".join(
-            f"row {int(s.prompt_id.split(':')[1])} ({s.reason}, {s.tokens} tokens)"
-            for s in run.skipped[:_SHOWN_SKIPPED]
-        )
-        more = f" and {len(run.skipped) - _SHOWN_SKIPPED} more" if len(run.skipped) > _SHOWN_SKIPPED else ""
-        console.say(f"skipped {len(run.skipped)} prompts: {named}{more}")
+    say_skipped(console, run.skipped)
     if run.answers_cut:
         console.say(f"{run.answers_cut} given answers were cut at --max-new-tokens")
     console.note(f"wrote {output}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")

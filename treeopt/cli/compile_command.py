@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.files.atomic import check_writable
+from treeopt.files.outputs import check_output
 from treeopt.files.trees import load_tree
 
 
@@ -17,16 +17,13 @@ from treeopt.files.trees import load_tree
 def run(console: Console, tree: str, output: str | None) -> None:
     """Turn TREE (a file, or a name from `treeopt list`) into attention mask, position ids and indices."""
     target = output or f"{Path(tree).stem}.safetensors"
-    check_writable(target, overwrite=True)
+    check_output(target, tree)
     record = load_tree(tree)
-    from treeopt.runtime.buffers import compile_tree, save_buffers
+    from treeopt.runtime.buffers import BUFFER_NAMES, compile_tree, save_buffers
 
     buffers = compile_tree(record)
     save_buffers(buffers, record, target)
-    shapes = {
-        name: list(getattr(buffers, name).shape)
-        for name in ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
-    }
+    shapes = {name: list(getattr(buffers, name).shape) for name in BUFFER_NAMES}
     for name, shape in shapes.items():
         console.say(f"{name:17} {str(getattr(buffers, name).dtype).removeprefix('torch.'):6} {shape}")
     console.note(f"wrote {target}")

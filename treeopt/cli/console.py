@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error. With `--json` 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import sys
@@ -16,12 +17,13 @@ from typing import Any
 
 import click
 
-from treeopt.errors import EXIT_BUG, EXIT_INTERRUPTED, TreeoptError
+from treeopt.errors import EXIT_BUG, Code, TreeoptError
+from treeopt.files.calibrations import DEFAULT_FILE
+from treeopt.progress import Progress, silent
 
 _HEARTBEAT_SECONDS = 30.0
 _HEARTBEAT_SHARE = 0.1
-
-Progress = Callable[[int, int, str], None]
+_SHOWN_SKIPPED = 5
 
 
 class Console:
@@ -29,7 +31,7 @@ class Console:
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json = as_json
-        self.quiet = quiet
+        self.quiet = quiet or as_json  # programs read the result; errors alone stand beside it
 
     def say(self, text: str = "") -> None:
         """A line of the result, for people."""
@@ -41,6 +43,11 @@ class Console:
         if not self.quiet:
             click.echo(text, err=True)
 
+    def warn(self, text: str) -> None:
+        """A line that --quiet does not silence."""
+        if not self.as_json:
+            click.echo(text, err=True)
+
     def result(self, data: Mapping[str, Any]) -> None:
         """The result, for programs."""
         if self.as_json:
@@ -50,7 +57,7 @@ class Console:
         """Aligned columns on a terminal, tabs in a pipe; the first column to the left, the others to the right."""
         if self.as_json:
             return
-        if not sys.stdout.isatty():
+        if not (sys.stdout and sys.stdout.isatty()):
             for row in (header, *rows):
                 click.echo("\t".join(row))
             return
@@ -68,8 +75,8 @@ class Console:
     def progress(self, name: str) -> Iterator[Progress]:
         """A callback (done, total, note): a bar on a terminal, a line now and then elsewhere."""
         if self.quiet:
-            yield lambda done, total, note: None
-        elif sys.stderr.isatty():
+            yield silent
+        elif sys.stderr and sys.stderr.isatty():
             with _bar(name) as update:
                 yield update
         else:
@@ -122,28 +129,42 @@ class Command(click.Command):
         ctx.params["console"] = Console(as_json, ctx.params.pop("quiet"))
         try:
             return super().invoke(ctx)
-        except TreeoptError as error:
+        except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
+            raise  # for the program's entry
+        except (MemoryError, TreeoptError, OSError) as error:
             if debug:
                 traceback.print_exc()
-            click.echo(json.dumps(error.as_dict(), ensure_ascii=False) if as_json else str(error), err=True)
-            ctx.exit(error.exit_status)
-        except KeyboardInterrupt:
-            click.echo("interrupted: files are written whole or not at all, and none was begun", err=True)
-            ctx.exit(EXIT_INTERRUPTED)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
-            raise
+            known = error if isinstance(error, TreeoptError) else _exhausted(error)
+            if known is None:
+                _say_bug(error, as_json)
+                ctx.exit(EXIT_BUG)
+            click.echo(json.dumps(known.as_dict(), ensure_ascii=False) if as_json else str(known), err=True)
+            ctx.exit(known.exit_status)
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-            at = f"{place.filename}:{place.lineno}"
-            if as_json:
-                click.echo(json.dumps({"error": "bug", "what": what, "at": at, "exit_status": EXIT_BUG}), err=True)
-            else:
-                click.echo(f"error: {what}\n  at:  {at}\n  why: this is a bug in treeopt; please report it", err=True)
-                click.echo("  fix: run it again with --debug for the traceback", err=True)
+            _say_bug(error, as_json)
             ctx.exit(EXIT_BUG)
+
+
+def _exhausted(error: MemoryError | OSError) -> TreeoptError | None:
+    """Too little memory or disk, as our error; None for any other fault of the system."""
+    if isinstance(error, MemoryError) or error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        return TreeoptError(
+            Code.OUT_OF_MEMORY, str(error) or "out of memory", fix="ask for less, or use a larger machine"
+        )
+    return None
+
+
+def _say_bug(error: Exception, as_json: bool) -> None:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+    at = f"{place.filename}:{place.lineno}"
+    if as_json:
+        click.echo(json.dumps({"error": "bug", "what": what, "at": at, "exit_status": EXIT_BUG}), err=True)
+    else:
+        click.echo(f"error: {what}\n  at:  {at}\n  why: this is a bug in treeopt; please report it", err=True)
+        click.echo("  fix: run it again with --debug for the traceback", err=True)
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -172,6 +193,15 @@ def _plain(data: Any) -> Any:
     return data
 
 
+def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
+    """Name the prompts that were not run (records with prompt_id, tokens and reason)."""
+    if not skipped:
+        return
+    named = [f"row {int(s.prompt_id.split(':')[1])} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
+    more = f" and {len(skipped) - _SHOWN_SKIPPED} more" if len(skipped) > _SHOWN_SKIPPED else ""
+    console.say(f"skipped {len(skipped)} prompts: {', '.join(named)}{more}")
+
+
 def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
     """The options that say which model runs, and how."""
     dtypes = click.Choice(["auto", "float32", "bfloat16", "float16"])
@@ -198,5 +228,5 @@ def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 calibration_option = click.option(
-    "--calibration", default="calibration.safetensors", show_default=True, help="Traces, by `treeopt calibrate`."
+    "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, by `treeopt calibrate`."
 )

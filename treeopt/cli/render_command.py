@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.files.atomic import check_writable, write_bytes
+from treeopt.files.atomic import write_bytes
+from treeopt.files.outputs import check_output
 from treeopt.files.trees import load_tree
 
 
@@ -18,7 +19,7 @@ from treeopt.files.trees import load_tree
 def run(console: Console, tree: str, output: str | None, title: str) -> None:
     """Draw TREE (a file, or a name from `treeopt list`): a column a head, width and colour by a node's value."""
     target = Path(output or f"{Path(tree).stem}.svg")
-    check_writable(target, overwrite=True)
+    check_output(target, tree)
     record = load_tree(tree)
     from treeopt.view.picture import render
 

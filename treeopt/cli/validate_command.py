@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command, model_options, prompt_options
+from treeopt.cli.console import Console, command, model_options, prompt_options, say_skipped
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 
 if TYPE_CHECKING:
+    from treeopt.calibrate.prompts import Skipped
     from treeopt.runtime.validate import Validation
 
 _SHOWN = 5
@@ -30,8 +32,7 @@ def run(console: Console, **options: Any) -> None:
     if options["prompts"] is None:
         raise click.UsageError("Missing option '--prompts'.")
     tree = load_tree(options["tree"])
-    from treeopt.calibrate.measure import encode_prompts
-    from treeopt.calibrate.prompts import load_prompts
+    from treeopt.calibrate.prompts import encode_prompts, load_prompts
     from treeopt.models.pair import load_pair
     from treeopt.runtime.validate import validate
 
@@ -42,7 +43,17 @@ def run(console: Console, **options: Any) -> None:
         found = validate(
             base, loaded.heads, tree, encoded.texts, max_new_tokens=options["max_new_tokens"], progress=progress
         )
-    _report(console, found, tree.nodes, len(encoded.skipped))
+    _report(console, found, tree.nodes, encoded.skipped)
+    made_for = tree.source.get("calibration", {}).get("heads_id")
+    if made_for not in (None, loaded.fingerprint):
+        console.warn(
+            f"warning: {options['tree']} was built for other heads ({made_for}, these are {loaded.fingerprint})"
+        )
+    if found.lossless and found.prediction_misses:
+        console.warn(
+            f"warning: {len(found.prediction_misses)} prompts took other steps than predicted: two guesses of nearly "
+            "equal logits changed ranks by rounding, or there is a bug"
+        )
     if not found.lossless:
         raise _not_lossless(found)
 
@@ -50,7 +61,7 @@ def run(console: Console, **options: Any) -> None:
 command = run
 
 
-def _report(console: Console, found: Validation, nodes: int, skipped: int) -> None:
+def _report(console: Console, found: Validation, nodes: int, skipped: Sequence[Skipped]) -> None:
     total, wrong, misses = len(found.results), len(found.differences), len(found.prediction_misses)
     verdict = "yes" if found.lossless else "NO"
     console.say(
@@ -76,17 +87,18 @@ def _report(console: Console, found: Validation, nodes: int, skipped: int) -> No
         rate = pace.tokens_per_second
         rows.append([name, f"{pace.tokens / pace.steps:.2f}", "-" if rate is None else f"{rate:.0f}"])
     console.table(["", "tokens/step", "tokens/s"], rows)
+    overhead, speedup = ("-" if x is None else f"{x:.2f}" for x in (found.overhead, found.speedup))
     console.say(
-        f"overhead {found.overhead:.2f}  speedup {found.speedup:.2f} over one by one "
+        f"overhead {overhead}  speedup {speedup} over one by one "
         f"(batch 1, {found.made_by['device']}, {found.made_by['threads']} threads, prefill left out)"
     )
-    if skipped:
-        console.say(f"skipped {skipped} prompts (too long for the context, or empty)")
+    say_skipped(console, skipped)
     console.result(
         {
             "lossless": found.lossless,
             "prompts": total,
-            "skipped": skipped,
+            "skipped": len(skipped),
+            "skipped_prompts": [vars(one) for one in skipped],
             "tokens": found.tree.tokens,
             "steps": found.tree.steps,
             "tokens_per_step": found.tokens_per_step,
@@ -117,7 +129,7 @@ def _report(console: Console, found: Validation, nodes: int, skipped: int) -> No
 
 def _not_lossless(found: Validation) -> TreeoptError:
     lines = [
-        f"prompt {d.prompt_id}, token {d.position}: greedy {d.greedy_token}, tree {d.tree_token}, gap {d.gap:.2g}"
+        f"prompt {d.prompt_id}, token {d.position}: greedy {d.greedy_token}, {d.way} {d.found_token}, gap {d.gap:.2g}"
         for d in found.differences[:_SHOWN]
     ]
     what = f"{len(found.differences)} of {len(found.results)} texts differ from greedy decoding"

@@ -16,17 +16,23 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     Raises:
         TreeoptError: E202 where it exists and `overwrite` is off, E204 where its folder is missing or not writable.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))  # through a link to the file itself
     folder = target.parent
     if target.is_dir():
-        raise TreeoptError(Code.FILE_UNWRITABLE, f"{target} is a folder", fix="name a file in it")
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"{path} is a folder", fix="name a file in it")
+    if target.exists() and not target.is_file():
+        raise TreeoptError(
+            Code.FILE_UNWRITABLE, f"{path} is a device or pipe, which cannot be written whole or not at all"
+        )
     if not folder.is_dir():
-        raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {folder} does not exist", fix=f"mkdir -p {folder}")
+        raise TreeoptError(
+            Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} does not exist", fix=f"mkdir -p {Path(path).parent}"
+        )
     if not os.access(folder, os.W_OK):
-        raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {folder} cannot be written to")
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} cannot be written to")
     if target.exists() and not overwrite:
         raise TreeoptError(
-            Code.FILE_EXISTS, f"{target} exists", fix="choose another name with -o, or overwrite it with --force"
+            Code.FILE_EXISTS, f"{path} exists", fix="choose another name with -o, or overwrite it with --force"
         )
     return target
 

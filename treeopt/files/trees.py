@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
+import hashlib
 import os
-import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,17 +16,20 @@ from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
 from treeopt.files.bundled import zoo
 from treeopt.files.schemas import Schema, check, faults_error
+from treeopt.files.tensors import canonical_json
+from treeopt.files.yaml_text import decimal, flow
 from treeopt.tree import Expected, Tree, path_faults
+from treeopt.tree import Path as RankPath
 
 SCHEMA = "treeopt.tree/1"
-_UNPRINTED = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
+MAX_RANK = 2**31 - 1
 _SUFFIXES = (".yaml", ".yml")
 
 
 class PathLine(Schema):
     """One node: its ranks, one a head, and the estimated probability that all of them are right."""
 
-    path: list[int]
+    path: list[Annotated[int, Field(ge=0, le=MAX_RANK)]]
     value: float | None = Field(default=None, ge=0.0, le=1.0)
 
 
@@ -36,6 +39,7 @@ class ExpectedLine(Schema):
     independent: float = Field(ge=1.0)
     replay: float = Field(ge=1.0)
     top_k: int = Field(ge=1)
+    of: str = Field(description="hash of the paths that these figures are of")
 
 
 class TreeFile(Schema):
@@ -58,7 +62,7 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
         TreeoptError: E104 where there is no such file or name; E203 where the file is not a tree.
     """
     path = Path(name_or_path)
-    if not os.path.exists(path):
+    if not str(name_or_path) or not os.path.exists(path):
         if str(name_or_path) not in zoo():
             raise _unknown(str(name_or_path))
         path = zoo()[str(name_or_path)]
@@ -75,18 +79,24 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
         raise faults_error(document, SCHEMA, faults)
     known = [value for value in values if value is not None]
     expected = content.expected_tokens_per_step
+    if expected and expected.of != _paths_hash(tuple(paths)):
+        expected = None  # edited by hand since: what was expected of the old tree does not hold
     source = content.model_dump(include={"made_by", "reference", "method", "calibration"}, exclude_none=True)
     return Tree.from_paths(
         paths,
         known if known else None,
-        expected=Expected(**expected.model_dump()) if expected else None,
+        expected=Expected(**expected.model_dump(exclude={"of"})) if expected else None,
         source=source,
     )
 
 
 def save_tree(tree: Tree, path: str | os.PathLike[str]) -> None:
     """Write a tree as YAML; `load_tree` gives back an equal one. An existing file is replaced: trees are cheap."""
-    write_text(path, tree_yaml(tree))
+    text = tree_yaml(tree)
+    if len(text) > strict_yaml.MAX_BYTES:
+        what = f"a tree of {tree.nodes:,} nodes makes a file of {len(text):,} bytes"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=f"at most {strict_yaml.MAX_BYTES:,} are read")
+    write_text(path, text)
 
 
 def tree_yaml(tree: Tree) -> str:
@@ -97,39 +107,29 @@ def tree_yaml(tree: Tree) -> str:
     ]
     for key in ("made_by", "reference"):
         if key in tree.source:
-            lines.append(f"{key}: {_flow(tree.source[key])}")
+            lines.append(f"{key}: {flow(tree.source[key])}")
     lines.append(f"nodes: {tree.nodes}")
     if tree.expected:
         e = tree.expected
         lines.append("# tokens per step = 1 + accepted drafts per step, over the calibration's text")
         lines.append(
-            f"expected_tokens_per_step: {{independent: {_decimal(e.independent)}, replay: {_decimal(e.replay)}, "
-            f"top_k: {e.top_k}}}"
+            f"expected_tokens_per_step: {{independent: {decimal(e.independent)}, replay: {decimal(e.replay)}, "
+            f"top_k: {e.top_k}, of: {flow(_paths_hash(tree.paths))}}}"
         )
     for key in ("method", "calibration"):
         if tree.source.get(key):
             lines.append(f"{key}:")
-            lines.extend(f"  {name}: {_flow(value)}" for name, value in tree.source[key].items())
+            lines.extend(f"  {name}: {flow(value)}" for name, value in tree.source[key].items())
     lines.append("paths:" if tree.paths else "paths: []")
     values = tree.values or (None,) * len(tree.paths)
     for ranks, value in zip(tree.paths, values, strict=True):
-        tail = "" if value is None else f", value: {_decimal(value)}"
+        tail = "" if value is None else f", value: {decimal(value)}"
         lines.append(f"- {{path: {list(ranks)}{tail}}}")
     return "\n".join(lines) + "\n"
 
 
-def _flow(value: Any) -> str:
-    """A scalar as YAML: JSON's notation of strings and numbers is also YAML's, but for characters it does not print."""
-    if isinstance(value, str):  # a file name that is not UTF-8 must not make the file unreadable
-        value = value.encode(errors="replace").decode()
-    return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
-
-
-def _decimal(value: float) -> str:
-    """The shortest notation that reads back equal, with the point that YAML 1.1 demands of a float."""
-    text = repr(float(value))
-    mantissa, exponent, power = text.partition("e")
-    return text if not exponent or "." in mantissa else f"{mantissa}.0e{power}"
+def _paths_hash(paths: Sequence[RankPath]) -> str:
+    return hashlib.sha256(canonical_json(sorted(paths)).encode()).hexdigest()[:12]
 
 
 def _unknown(name: str) -> TreeoptError:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import hub_reachable, looks_local, unreachable
+from treeopt.version import VERSION
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_LIMIT = 1 << 30  # context of models that do not state one
@@ -39,6 +43,11 @@ class Base:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """`float32`, `bfloat16`, ..."""
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def lm_head(self) -> nn.Linear:
@@ -107,6 +116,17 @@ class Base:
             self.model.generation_config = own
         return out
 
+    def versions(self) -> dict[str, str]:
+        """What a measurement with this model runs on."""
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        return {
+            "treeopt": VERSION,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+            "device": device,
+        }
+
     def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
         """One stock forward: logits and last hidden states (after the final norm, what the LM head reads)."""
         out = self.model(ids, output_hidden_states=-1, **inputs)
@@ -141,12 +161,12 @@ def load_base(name: str, *, dtype: str = "auto", device: str = "auto") -> Base:
     except Exception as error:  # transformers raises many kinds for one fact: this is not a loadable model
         if not path.exists():
             raise unreachable(name, "--model", error) from error
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise TreeoptError(Code.MODEL_INVALID, f"{name} is not a model that transformers can load", why=said) from error
+        what = f"{name} is not a model that transformers can load"
+        raise TreeoptError(Code.MODEL_INVALID, what, why=first_line(error)) from error
     try:
         model = model.to(place)
     except (RuntimeError, AssertionError) as error:
-        raise _unusable(str(place), str(error).splitlines()[0]) from error
+        raise _unusable(str(place), first_line(error)) from error
     return Base(model.eval(), _load_tokenizer(where, options), os.path.normpath(name) if path.exists() else name)
 
 
@@ -162,6 +182,13 @@ def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:
         raise TreeoptError(Code.HEADS_MISMATCH, what, fix="name the base model they were trained on with --model")
 
 
+def heads_like(base: Base, heads: MedusaHeads) -> MedusaHeads:
+    """The heads on the base's device and in its dtype; the caller's own stay as they are."""
+    if (heads.bias.device, heads.bias.dtype) == (base.device, base.dtype):
+        return heads
+    return copy.deepcopy(heads).to(base.device, base.dtype)
+
+
 def pick_device(name: str) -> torch.device:
     """`auto` or a device by name.
 
@@ -174,7 +201,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise _unusable(name, str(error).splitlines()[0]) from error
+        raise _unusable(name, first_line(error)) from error
     return device
 
 

@@ -9,7 +9,7 @@ import functools
 import os
 from pathlib import Path
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, first_line
 
 PROBE_SECONDS = 4.0
 _FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", ".yaml")  # names may hold other dots
@@ -56,9 +56,9 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
 
 def unreachable(name: str, option: str, error: Exception) -> TreeoptError:
     """E301 where the hub did not answer, else what the hub said."""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if hub_reachable():
-        return TreeoptError(Code.HUB_UNREACHABLE, f"the hub does not give {name}", at=f"{option} {name}", why=said)
+        what = f"the hub does not give {name}"
+        return TreeoptError(Code.HUB_UNREACHABLE, what, at=f"{option} {name}", why=first_line(error))
     return TreeoptError(
         Code.HUB_UNREACHABLE,
         f"{name!r} is not a path here and not in the cache, and the hub cannot be reached",

@@ -84,6 +84,8 @@ def from_state(state: State, name: str) -> MedusaHeads:
         raise _invalid(name, f"holds keys of another layout: {found}")
     num_heads = 1 + max(int(key.split(".")[0]) for key in state)
     blocks = max((1 + int(match[2]) for match in map(_BLOCK.fullmatch, state) if match), default=0)
+    if max(num_heads, blocks) > len(state):  # checked first: what follows is as long as these numbers are large
+        raise _invalid(name, f"names head {num_heads - 1} but holds {len(state)} tensors")
     own_lm_head = any(_LM_HEAD.fullmatch(key) for key in state)
     weights, biases, lm_heads = expected_keys(num_heads, blocks, own_lm_head)
     wanted = {key for row in (*weights, *biases) for key in row} | set(lm_heads)
@@ -93,6 +95,9 @@ def from_state(state: State, name: str) -> MedusaHeads:
             f"{word} {', '.join(keys[:_SHOWN])}" for word, keys in (("lacks", missing), ("has also", extra)) if keys
         ]
         raise _invalid(name, f"holds {num_heads} heads of {blocks} blocks but {' and '.join(parts)}")
+    broken = next((key for key, tensor in state.items() if not torch.isfinite(tensor).all()), None)
+    if broken is not None:
+        raise _invalid(name, f"has values in {broken} that are not numbers")
     kinds = {str(tensor.dtype) for tensor in state.values()}
     if len(kinds) > 1 or not next(iter(state.values())).is_floating_point():
         raise _invalid(name, f"holds tensors of {', '.join(sorted(kinds))}, not of one floating-point type")

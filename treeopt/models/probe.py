@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
 from treeopt.models.session import TreeForward
 from treeopt.tree import Tree
@@ -26,6 +26,10 @@ def check_trees(base: Base) -> None:
     """Raise E502 unless every node of a small tree gets the logits of its path run alone."""
     if getattr(base.model, "_is_stateful", False):
         raise _refused(base, "its layers carry a state that cannot step back")
+    if base.model.training:
+        what = f"{base.name} is in training mode"
+        why = "dropout makes every forward different"
+        raise TreeoptError(Code.NO_TREES, what, why=why, fix="call model.eval() first")
     length = min(_PREFIX, base.context - _TREE.nodes)
     if length < 1:
         raise _refused(base, f"its context of {base.context} tokens holds no tree")
@@ -39,9 +43,7 @@ def check_trees(base: Base) -> None:
     except TreeoptError:
         raise
     except Exception as error:  # whatever a foreign model raises on a tree: it cannot do trees
-        raise _refused(
-            base, f"its forward failed on a tree: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from error
+        raise _refused(base, f"its forward failed on a tree: {first_line(error)}") from error
     spread = (alone.float() - alone.float().mean(-1, keepdim=True)).abs().max()
     difference = (logits.float() - alone.float()).abs().max() / spread.clamp_min(1e-12)
     if not difference <= _TOLERANCE.get(base.dtype, _LOW_PRECISION):

@@ -27,7 +27,7 @@ from treeopt.tree import ROOT, Tree
 PAD = -1  # in `retrieve_indices`, beyond the end of a short path
 SCHEMA = "treeopt.buffers/1"
 MEDUSA_TOP_K = 10  # guesses a head that the original code draws, whatever the tree
-_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
+BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Buffers:
 
     def to(self, device: torch.device | str) -> Buffers:
         """The same on another device."""
-        return Buffers(**{name: getattr(self, name).to(device) for name in _NAMES}, top_k=self.top_k)
+        return Buffers(**{name: getattr(self, name).to(device) for name in BUFFER_NAMES}, top_k=self.top_k)
 
     def as_medusa(self) -> dict[str, Tensor]:
         """Names, shapes, values and row order of the original `generate_medusa_buffers`.
@@ -108,7 +108,7 @@ def _leaf_paths(tree: Tree) -> np.ndarray:
 def save_buffers(buffers: Buffers, tree: Tree, path: str | os.PathLike[str]) -> None:
     """Write the tensors as safetensors; equal trees give equal bytes. An existing file is replaced."""
     header = {"schema": SCHEMA, "top_k": buffers.top_k, "nodes": tree.nodes, "depth": tree.depth}
-    arrays = {name: getattr(buffers, name).cpu().numpy() for name in _NAMES}
+    arrays = {name: getattr(buffers, name).cpu().numpy() for name in BUFFER_NAMES}
     write_arrays(path, arrays, header, overwrite=True)
 
 
@@ -119,8 +119,10 @@ def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu
         TreeoptError: E201 where it is missing, E203 where it is damaged or something else.
     """
     arrays, header = read_arrays(path, SCHEMA)
-    missing = [name for name in _NAMES if name not in arrays]
+    missing = [name for name in BUFFER_NAMES if name not in arrays]
     if missing:
         raise TreeoptError(Code.FILE_INVALID, f"{path} lacks {', '.join(missing)}")
-    tensors = {name: torch.from_numpy(arrays[name]) for name in _NAMES}
+    tensors = {name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}
+    if not isinstance(header.get("top_k"), int):
+        raise TreeoptError(Code.FILE_INVALID, f"{path} does not say its top_k")
     return Buffers(**tensors, top_k=header["top_k"]).to(device)

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treeopt.build.replay import check_tree_fits
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, check_heads_fit
+from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.probe import check_trees
 from treeopt.models.session import TreeForward
 from treeopt.runtime import accept, propose
 from treeopt.runtime.buffers import compile_tree
-from treeopt.tree import ROOT, Tree
+from treeopt.tree import ROOT, Tree, check_tree_fits
 
 
 @dataclass(frozen=True)
@@ -43,22 +42,26 @@ class TreeDecoder:
         base: a loaded `Base`, or any stock causal language model of `transformers`.
         heads: its draft heads; None only with the one-node tree, which is plain decoding on the same loop.
         tree: at most as deep as there are heads.
+        probe: check that the base can verify trees; off where the same base has just been checked.
 
     Raises:
         TreeoptError: E101, E102 where the tree asks for more than the heads give, E212 where the heads do not fit the
             base, E502 where the base cannot verify trees.
     """
 
-    def __init__(self, base: Base | PreTrainedModel, heads: MedusaHeads | None, tree: Tree) -> None:
+    def __init__(
+        self, base: Base | PreTrainedModel, heads: MedusaHeads | None, tree: Tree, *, probe: bool = True
+    ) -> None:
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
         self.tree = tree
         self.heads = heads
         if heads is not None:
             check_heads_fit(self.base, heads, "given")
-            self.heads = heads.to(self.base.device, self.base.dtype)
+            self.heads = heads_like(self.base, heads)
         num_heads = heads.num_heads if heads is not None else 0
         check_tree_fits(tree, heads=num_heads, ranks=self.base.vocab_size, holder="the model")
-        check_trees(self.base)
+        if probe:
+            check_trees(self.base)
         self.forward = TreeForward(self.base, tree)
         self.buffers = compile_tree(tree, self.base.device)
         self.parents = torch.tensor(tree.parents, device=self.base.device)
@@ -85,6 +88,8 @@ class TreeDecoder:
                 Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one"
             )
         logits, hidden = self.forward.begin(prompt, max_new_tokens)
+        if not torch.isfinite(logits).all():
+            raise TreeoptError(Code.NOT_FINITE, f"{self.base.name} gives logits that are not numbers after the prompt")
         return Decoding(self, logits.argmax(-1), hidden, max_new_tokens)
 
 

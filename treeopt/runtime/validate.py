@@ -6,7 +6,6 @@ the tree. The prediction comes from a separate teacher-forced pass over the text
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,12 +15,15 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from treeopt.build.replay import Replay, replay
-from treeopt.calibrate.measure import Progress, Text, as_calibration, trace_texts, versions
+from treeopt.calibrate.measure import as_calibration, trace_texts
+from treeopt.calibrate.prompts import Text
 from treeopt.calibration import MAX_RANKS, Provenance
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
+from treeopt.progress import Progress, silent
+from treeopt.runtime.clock import now
 from treeopt.runtime.decode import Decoded, TreeDecoder
-from treeopt.tree import Tree
+from treeopt.tree import Tree, check_tree_fits
 
 _WARM_UP_TOKENS = 8
 
@@ -30,13 +32,14 @@ _WARM_UP_TOKENS = 8
 class Difference:
     """The first place where a text differs from plain greedy decoding; `gap` is between the two tokens' logits there.
 
-    A token is -1 where that text had already ended.
+    `way` says which text: `tree`, or `one by one`. A token is -1 where its text had already ended.
     """
 
     prompt_id: str
+    way: str
     position: int
     greedy_token: int
-    tree_token: int
+    found_token: int
     gap: float
 
 
@@ -96,14 +99,16 @@ class Validation:
         return tuple(result for result in self.results if result.steps != result.predicted_steps)
 
     @property
-    def overhead(self) -> float:
-        """Seconds of a tree step / seconds of a one-token step of our own loop without heads."""
+    def overhead(self) -> float | None:
+        """Seconds of a tree step / seconds of a one-token step of our own loop without heads; None untimed."""
+        if self.tree.tokens_per_second is None or self.one_by_one.tokens_per_second is None:
+            return None
         return (self.tree.seconds / self.tree.steps) / (self.one_by_one.seconds / self.one_by_one.steps)
 
     @property
-    def speedup(self) -> float:
-        """Tokens a second with the tree / one by one = tau / overhead."""
-        return self.tokens_per_step / self.overhead
+    def speedup(self) -> float | None:
+        """Tokens a second with the tree / one by one = tau / overhead; None untimed."""
+        return None if self.overhead is None else self.tokens_per_step / self.overhead
 
 
 def validate(
@@ -113,7 +118,7 @@ def validate(
     prompts: Sequence[Text],
     *,
     max_new_tokens: int = 128,
-    progress: Progress = lambda done, total, note: None,
+    progress: Progress = silent,
 ) -> Validation:
     """Decode every prompt three ways and compare.
 
@@ -129,7 +134,9 @@ def validate(
         TreeoptError: as `TreeDecoder`, and E503 where a prompt does not fit into the context.
     """
     assert prompts
-    decoder, plain = TreeDecoder(base, heads, tree), TreeDecoder(base, None, Tree(()))
+    kept = min(MAX_RANKS, base.vocab_size)
+    check_tree_fits(tree, heads=heads.num_heads, ranks=kept, holder="the prediction")
+    decoder, plain = TreeDecoder(base, heads, tree), TreeDecoder(base, None, Tree(()), probe=False)
     for one in (decoder, plain):
         one.generate(prompts[0].prompt, min(_WARM_UP_TOKENS, max_new_tokens))
     _stock(base, prompts[0].prompt, min(_WARM_UP_TOKENS, max_new_tokens))
@@ -144,9 +151,10 @@ def validate(
         spent += [stock_spent, single_spent, tree_spent]
         texts.append(Text(prompt.prompt_id, prompt.prompt, stock))
         decoded.append(treed)
-        wrong = next((found for found in (treed.tokens, single.tokens) if found != stock), None)
+        ways = {"tree": treed.tokens, "one by one": single.tokens}
+        wrong = next((way for way, found in ways.items() if found != stock), None)
         if wrong is not None:
-            differences.append(_difference(base, prompt, stock, wrong))
+            differences.append(_difference(base, prompt, wrong, stock, ways[wrong]))
         progress(len(texts), len(prompts), "lossless" if not differences else "NOT lossless")
     predicted = predict(base, decoder.heads or heads, tree, texts)
     steps = predicted.steps_by_sequence().tolist()
@@ -164,7 +172,7 @@ def validate(
         tree=Pace(sum(r.tokens for r in results), sum(r.steps for r in results), spent[2, 1], spent[2, 0], len(texts)),
         one_by_one=Pace(tokens, tokens, spent[1, 1], spent[1, 0], len(texts)),
         generate=Pace(tokens, tokens, spent[0, 1], spent[0, 0], len(texts)),
-        made_by={**versions(base), "threads": str(torch.get_num_threads()), "dtype": str(base.dtype).split(".")[-1]},
+        made_by={**base.versions(), "threads": str(torch.get_num_threads()), "dtype": base.dtype_name},
     )
 
 
@@ -177,11 +185,11 @@ def predict(base: Base, heads: MedusaHeads, tree: Tree, texts: Sequence[Text]) -
 
 def _timed(decoder: TreeDecoder, prompt: Sequence[int], max_new_tokens: int) -> tuple[Decoded, tuple[float, float]]:
     """A text and its (prefill, decoding) seconds."""
-    begin = _now(decoder.base)
+    begin = now(decoder.base)
     decoding = decoder.start(prompt, max_new_tokens)
-    ready = _now(decoder.base)
+    ready = now(decoder.base)
     steps = list(decoding)
-    end = _now(decoder.base)
+    end = now(decoder.base)
     tokens = [token for step in steps for token in step]
     return Decoded(tokens, [len(step) for step in steps]), (ready - begin, end - ready)
 
@@ -196,7 +204,7 @@ class _FirstTokenClock(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         if self.first is None:
-            self.first = _now(self._base)
+            self.first = now(self._base)
         return self._go_on
 
 
@@ -205,30 +213,23 @@ def _stock(base: Base, prompt: Sequence[int], max_new_tokens: int) -> tuple[list
     """The model's own greedy `generate` of one prompt, and its (prefill, decoding) seconds."""
     ids = torch.tensor([list(prompt)], device=base.device)
     clock = _FirstTokenClock(base)
-    begin = _now(base)
+    begin = now(base)
     criteria = StoppingCriteriaList([clock])
     out = base.generate(ids, torch.ones_like(ids), max_new_tokens, stopping_criteria=criteria)
-    end = _now(base)
+    end = now(base)
     first = clock.first if clock.first is not None else end
     return out[0, len(prompt) :].tolist(), (first - begin, end - first)
 
 
-def _now(base: Base) -> float:
-    """Seconds, after all work given to the device is done."""
-    if base.device.type != "cpu":
-        torch.accelerator.synchronize(base.device)
-    return time.perf_counter()
-
-
 @torch.inference_mode()
-def _difference(base: Base, prompt: Text, greedy: Sequence[int], found: Sequence[int]) -> Difference:
+def _difference(base: Base, prompt: Text, way: str, greedy: Sequence[int], found: Sequence[int]) -> Difference:
     shared = min(len(greedy), len(found))
     at = next((i for i in range(shared) if greedy[i] != found[i]), shared)
     ids = torch.tensor([[*prompt.prompt, *greedy[:at]]], device=base.device)
     logits = base.forward(ids, use_cache=False)[0][0, -1].float()
     one, other = (tokens[at] if at < len(tokens) else -1 for tokens in (greedy, found))
     gap = abs(float(logits[one] - logits[other])) if min(one, other) >= 0 else float("nan")
-    return Difference(prompt.prompt_id, at, one, other, gap)
+    return Difference(prompt.prompt_id, way, at, one, other, gap)
 
 
 def _by_depth(decoded: Sequence[Decoded], depth: int) -> tuple[float, ...]:

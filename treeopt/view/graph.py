@@ -47,7 +47,10 @@ def render_with_dot(tree: Tree, file_format: str) -> bytes:
             why="treeopt itself draws .svg and .dot; every other format is drawn by graphviz",
             fix="install graphviz (Debian: apt-get install graphviz), or use -o tree.svg",
         ) from error
-    except (ValueError, graphviz.CalledProcessError) as error:
+    except graphviz.CalledProcessError as error:
+        said = (error.stderr or b"").decode(errors="replace").strip() or "no message"
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"dot failed: {said.splitlines()[0]}", fix="-o tree.svg") from error
+    except ValueError as error:
         raise TreeoptError(
             Code.FILE_UNWRITABLE, f"graphviz cannot write .{file_format} files", fix="-o tree.svg"
         ) from error

@@ -36,7 +36,9 @@ def render_svg(tree: Tree, title: str = "") -> str:
     rows, shares = _rows(drawn), _shares(drawn)
     places = [(_LEFT + depth * _COLUMN, _TOP + row * _ROW) for depth, row in zip(drawn.depths, rows, strict=True)]
     width, height = _LEFT + (drawn.depth + 1) * _COLUMN, _TOP + (max(rows) + 1) * _ROW
-    heading = title or f"{tree.nodes} nodes, depth {tree.depth}, {len(tree.leaves)} leaves"
+    heading = (
+        "".join(filter(str.isprintable, title)) or f"{tree.nodes} nodes, depth {tree.depth}, {len(tree.leaves)} leaves"
+    )
     if drawn.nodes < tree.nodes:
         heading += f" ({drawn.nodes} drawn)"
     lines = [

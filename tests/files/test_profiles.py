@@ -1,0 +1,145 @@
+"""Profile files: what is written comes back equal, and what is no profile is one clear error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.profiles import load_profile, profile_yaml, save_profile
+from treeopt.latency import LatencyPoint, LatencyProfile
+
+PROVENANCE = {
+    "made_by": "treeopt 0",
+    "model": "../models/base: large",
+    "heads": "heads # 2",
+    "device": "NVIDIA H200",
+    "dtype": "float32",
+    "threads": 2,
+    "attention": "sdpa",
+    "repeats": 20,
+    "versions": {"python": "3.11", "torch": "2.10", "transformers": "5.23"},
+}
+PROFILE = LatencyProfile(
+    (
+        LatencyPoint(1, 1, 512, 0.00123, 0.0012, 0.0013),
+        LatencyPoint(8, 1, 512, 0.002, 0.002, 0.002),
+        LatencyPoint(1, 4, 512, 1e-05, 9e-06, 2.0),
+    ),
+    PROVENANCE,
+)
+HEAD = "schema: treeopt.latency/1\npoints:\n"
+GOOD = "- {nodes: 1, batch: 1, context: 8, seconds: 0.2, low: 0.1, high: 0.3}\n"
+
+BROKEN: dict[str, tuple[str, str, str]] = {  # content, line:column, a word of the message
+    "empty": ("", "1:1", "is empty"),
+    "another schema": ("schema: treeopt.tree/1\npoints: []\n", "1:9", "treeopt.tree/1"),
+    "no points": ("schema: treeopt.latency/1\n", "1:1", "points"),
+    "points empty": ("schema: treeopt.latency/1\npoints: []\n", "2:9", "at least 1"),
+    "unknown key": ("colour: red\n" + HEAD + GOOD, "1:9", "colour"),
+    "unknown version": ("versions: {numpy: '2'}\n" + HEAD + GOOD, "1:19", "numpy"),
+    "key of a point missing": (HEAD + GOOD + "- {nodes: 2}\n", "4:3", "batch"),
+    "unknown key of a point": (HEAD + GOOD[:-2] + ", colour: 1}\n", "3:79", "colour"),
+    "no nodes": (HEAD + GOOD.replace("nodes: 1", "nodes: 0"), "3:11", "greater than or equal to 1"),
+    "nodes not whole": (HEAD + GOOD.replace("nodes: 1", "nodes: 1.5"), "3:11", "integer"),
+    "seconds zero": (HEAD + GOOD.replace("0.2", "0.0"), "3:45", "greater than 0"),
+    "seconds text": (HEAD + GOOD.replace("0.2", "'0.2'"), "3:45", "number"),
+    "seconds infinite": (HEAD + GOOD.replace("0.2", "1.0e+999"), "3:45", "finite"),
+    "seconds not a number": (HEAD + GOOD.replace("0.2", ".nan"), "3:45", "'.nan'"),
+    "quartiles swapped": (HEAD + GOOD.replace("0.1", "0.25"), "3:3", "ascending"),
+    "one size twice": (HEAD + GOOD + GOOD.replace("0.2", "0.25"), "4:3", "earlier point"),
+    "negative low quartile": (HEAD + GOOD.replace("0.1", "-0.1"), "3:55", "greater than 0"),
+    "threads text": ("threads: two\n" + HEAD + GOOD, "1:10", "integer"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_file_is_one_error(tmp_path: Path, name: str) -> None:
+    """What is no profile is E203 with file, line and column."""
+    content, place, word = BROKEN[name]
+    path = tmp_path / "broken.yaml"
+    path.write_text(content)
+    with pytest.raises(TreeoptError) as caught:
+        load_profile(path)
+    error = caught.value
+    assert error.code is Code.FILE_INVALID
+    found = re.match(re.escape(str(path)) + r":(\d+:\d+)(\s|$)", error.at)
+    assert found, error.at
+    assert found[1] == place
+    assert word in error.what + error.at
+
+
+def test_missing_file_names_the_command(tmp_path: Path) -> None:
+    """No file is E201 with the line that makes one."""
+    with pytest.raises(TreeoptError) as caught:
+        load_profile(tmp_path / "none.yaml")
+    assert caught.value.code is Code.FILE_MISSING
+    assert "treeopt profile --heads" in caught.value.fix
+
+
+def test_round_trip_is_equal_and_stable(tmp_path: Path) -> None:
+    """A profile comes back equal with its provenance, and writes the same bytes again."""
+    path = tmp_path / "profile.yaml"
+    save_profile(PROFILE, path)
+    first = path.read_bytes()
+    loaded = load_profile(path)
+    assert loaded == PROFILE
+    assert loaded.provenance == PROVENANCE
+    save_profile(loaded, path)  # overwritten unasked: cheap to make again
+    assert path.read_bytes() == first
+
+
+def test_order_of_provenance_leaves_no_trace() -> None:
+    """Equal profiles give equal text, in whatever order their provenance was put together."""
+    versions = dict(reversed(PROVENANCE["versions"].items()))  # type: ignore[attr-defined]  # a dict in the table above
+    turned = dict(reversed({**PROVENANCE, "versions": versions}.items()))
+    assert profile_yaml(LatencyProfile(PROFILE.points, turned)) == profile_yaml(PROFILE)
+
+
+def test_one_line_a_point() -> None:
+    """The text is what people read: one line a point, numbers in plain notation."""
+    lines = profile_yaml(PROFILE).splitlines()
+    assert "schema: treeopt.latency/1" in lines
+    assert lines[-3:] == [
+        "- {nodes: 1, batch: 1, context: 512, seconds: 0.00123, low: 0.0012, high: 0.0013}",
+        "- {nodes: 8, batch: 1, context: 512, seconds: 0.002, low: 0.002, high: 0.002}",
+        "- {nodes: 1, batch: 4, context: 512, seconds: 1.0e-05, low: 9.0e-06, high: 2.0}",
+    ]
+
+
+def test_points_in_any_order_are_read(tmp_path: Path) -> None:
+    """A file sorted by hand is a profile too."""
+    path = tmp_path / "profile.yaml"
+    *head, one, two, three = profile_yaml(PROFILE).splitlines()
+    path.write_text("\n".join([*head, three, one, two]) + "\n")
+    assert load_profile(path) == PROFILE
+
+
+def test_profile_without_provenance(tmp_path: Path) -> None:
+    """Provenance is optional: a modelled profile may say nothing of threads and repeats."""
+    bare = LatencyProfile(PROFILE.points)
+    save_profile(bare, tmp_path / "bare.yaml")
+    assert load_profile(tmp_path / "bare.yaml") == bare
+
+
+@pytest.mark.parametrize("wrong", [{"colour": "red"}, {"threads": "two"}, {"versions": {"numpy": "2"}}])
+def test_provenance_that_could_not_be_read_is_not_written(tmp_path: Path, wrong: dict[str, object]) -> None:
+    """What the format does not hold is E230 before anything is written."""
+    with pytest.raises(TreeoptError, match=next(iter(wrong))) as caught:
+        save_profile(LatencyProfile(PROFILE.points, wrong), tmp_path / "profile.yaml")
+    assert caught.value.code is Code.PROFILE_INVALID
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(st.lists(st.floats(1e-12, 1e6), min_size=3, max_size=3))
+def test_seconds_mean_the_same_to_every_reader(values: list[float]) -> None:
+    """Any seconds are read back to the last bit by a plain YAML 1.1 reader."""
+    low, median, high = sorted(values)
+    text = profile_yaml(LatencyProfile((LatencyPoint(1, 1, 1, median, low, high),)))
+    (line,) = yaml.safe_load(text)["points"]
+    assert (line["low"], line["seconds"], line["high"]) == (low, median, high)

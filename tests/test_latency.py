@@ -1,0 +1,161 @@
+"""The latency record: its rules, its curves, smoothing and interpolation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import LatencyPoint, LatencyProfile, monotone, repeated
+
+
+def point(nodes: int, seconds: float, *, batch: int = 1, context: int = 512) -> LatencyPoint:
+    """A point whose quartiles lie a tenth around the median."""
+    return LatencyPoint(nodes, batch, context, seconds, 0.9 * seconds, 1.1 * seconds)
+
+
+def profile_of(curve: dict[int, float], **where: int) -> LatencyProfile:
+    """A profile of one curve, nodes -> seconds."""
+    return LatencyProfile.from_points([point(nodes, seconds, **where) for nodes, seconds in curve.items()])
+
+
+def by_extremes(values: list[float]) -> list[float]:
+    """Isotonic regression by its min-max formula: at i the least, over ends, of the greatest mean of any stretch."""
+    n = len(values)
+    return [min(max(float(np.mean(values[a : b + 1])) for a in range(i + 1)) for b in range(i, n)) for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"nodes": 0}, "nodes is 0"),
+        ({"nodes": 2.0}, "nodes is 2.0"),
+        ({"nodes": True}, "nodes is True"),
+        ({"batch": 0}, "batch is 0"),
+        ({"context": -1}, "context is -1"),
+        ({"low": 0.0}, "low 0.0"),
+        ({"seconds": -1.0}, "seconds -1.0"),
+        ({"low": 2.5}, "low 2.5"),
+        ({"high": 1.5}, "high 1.5"),
+        ({"high": float("inf")}, "high inf"),
+        ({"seconds": float("nan")}, "seconds nan"),
+    ],
+)
+def test_broken_point_is_refused(change: dict[str, Any], word: str) -> None:
+    """A point with a size below 1, or seconds that are not positive and ascending, is E230 that names them."""
+    with pytest.raises(TreeoptError, match=word) as caught:
+        LatencyPoint(**{"nodes": 4, "batch": 1, "context": 8, "seconds": 2.0, "low": 1.0, "high": 3.0, **change})
+    assert caught.value.code is Code.PROFILE_INVALID
+    assert (caught.value.code.number, caught.value.exit_status) == ("E230", 3)
+
+
+def test_modelled_point_has_no_spread() -> None:
+    """Quartiles may equal the median."""
+    assert LatencyPoint(1, 1, 1, 0.5, 0.5, 0.5).key == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("points", "word"),
+    [
+        ([], "no points"),
+        ([point(1, 1.0), point(1, 1.0)], "1 nodes, batch 1, context 512 is there twice"),
+        ([point(2, 1.0), point(1, 1.0)], "not sorted"),
+        ([point(1, 1.0, batch=2), point(2, 1.0)], "not sorted"),
+    ],
+)
+def test_broken_profile_is_refused(points: list[LatencyPoint], word: str) -> None:
+    """A profile without points, with one size twice or out of order is E230."""
+    with pytest.raises(TreeoptError, match=word) as caught:
+        LatencyProfile(tuple(points))
+    assert caught.value.code is Code.PROFILE_INVALID
+
+
+def test_from_points_sorts() -> None:
+    """Points come in any order; they stand by batch, context, nodes."""
+    keys = [(2, 8, 1), (1, 16, 4), (1, 8, 4), (1, 16, 1)]
+    profile = LatencyProfile.from_points([point(n, 1.0, batch=b, context=c) for b, c, n in keys])
+    assert [p.key for p in profile.points] == [(1, 8, 4), (1, 16, 1), (1, 16, 4), (2, 8, 1)]
+    assert profile.batches == (1, 2)
+    assert profile.contexts == (8, 16)
+
+
+def test_equality_sees_points_and_provenance() -> None:
+    """Profiles are equal by points and provenance, and can be hashed."""
+    one, same = profile_of({1: 1.0}), profile_of({1: 1.0})
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != LatencyProfile(one.points, {"device": "cpu"})
+
+
+def test_repeated_names_the_later_point() -> None:
+    """Of equal sizes the later ones are named; another batch or context is another size."""
+    points = [point(1, 1.0), point(1, 1.0, batch=2), point(1, 2.0), point(1, 1.0, context=9), point(1, 3.0)]
+    assert repeated(points) == [2, 4]
+
+
+def test_curve_of_each_batch_and_context() -> None:
+    """A curve holds the raw medians of its own batch and context; without a context, of the largest with that batch."""
+    profile = LatencyProfile.from_points(
+        [
+            *profile_of({1: 1.0, 4: 3.0, 2: 3.5}).points,
+            *profile_of({1: 5.0}, context=1024).points,
+            *profile_of({1: 7.0, 8: 9.0}, batch=2, context=256).points,
+        ]
+    )
+    nodes, seconds = profile.curve(1, 512)
+    assert (nodes.tolist(), seconds.tolist()) == ([1, 2, 4], [1.0, 3.5, 3.0])
+    assert profile.curve()[1].tolist() == [5.0]
+    assert profile.curve(2)[1].tolist() == [7.0, 9.0]
+    assert profile.seconds(1, 2) == 7.0
+
+
+@pytest.mark.parametrize(("batch", "context"), [(3, None), (1, 100), (2, 512)])
+def test_unmeasured_curve_names_what_there_is(batch: int, context: int | None) -> None:
+    """A batch or context that was not measured is E230 that lists those that were."""
+    profile = LatencyProfile((point(1, 1.0), point(1, 1.0, batch=2, context=64)))
+    with pytest.raises(TreeoptError, match="holds batch 1 with context 512, batch 2 with context 64") as caught:
+        profile.curve(batch, context)
+    assert caught.value.code is Code.PROFILE_INVALID
+    assert f"batch {batch}" in caught.value.what
+
+
+def test_seconds_interpolates_the_smoothed_curve() -> None:
+    """Measured sizes give the smoothed medians, sizes between them the straight line."""
+    profile = profile_of({1: 1.0, 4: 4.0, 8: 2.0, 16: 11.0})
+    found = [profile.seconds(n) for n in (1, 2, 3, 4, 6, 8, 12, 16)]
+    assert found == pytest.approx([1.0, 5 / 3, 7 / 3, 3.0, 3.0, 3.0, 7.0, 11.0])
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 65])
+def test_seconds_outside_the_measured_sizes_is_refused(nodes: int) -> None:
+    """Nothing is extrapolated, upwards or downwards."""
+    with pytest.raises(TreeoptError, match="holds sizes from 2 to 64 nodes") as caught:
+        profile_of({2: 1.0, 64: 2.0}).seconds(nodes)
+    assert caught.value.code is Code.PROFILE_INVALID
+    assert "treeopt profile" in caught.value.fix
+
+
+def test_monotone_known_cases() -> None:
+    """Violators are pooled, as far back as needed; what ascends stays."""
+    cases = [
+        ([], []),
+        ([2.0], [2.0]),
+        ([1.0, 3.0, 2.0, 4.0], [1.0, 2.5, 2.5, 4.0]),
+        ([3.0, 2.0, 1.0], [2.0, 2.0, 2.0]),
+        ([1.0, 4.0, 5.0, 0.0], [1.0, 3.0, 3.0, 3.0]),
+        ([1.0, 1.0, 2.0], [1.0, 1.0, 2.0]),
+    ]
+    for values, expected in cases:
+        assert monotone(np.array(values)).tolist() == expected
+
+
+@given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12))
+def test_monotone_is_isotonic_regression(values: list[float]) -> None:
+    """Any sequence becomes the one of the min-max formula, and never decreases."""
+    smooth = monotone(np.array(values))
+    np.testing.assert_allclose(smooth, by_extremes(values), rtol=1e-12)
+    assert np.all(np.diff(smooth) >= 0)

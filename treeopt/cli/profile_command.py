@@ -1,0 +1,93 @@
+"""`treeopt profile`: what a step costs on this machine, by the size of the tree."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import click
+
+from treeopt.cli.console import Console, command, model_options
+from treeopt.files.outputs import check_output
+from treeopt.files.profiles import DEFAULT_FILE, save_profile
+from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[int, ...]:
+    """Whole numbers from 1, separated by commas or by repeating the option."""
+    parts = [part for text in value for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise click.BadParameter(
+            f"{','.join(value)!r} is not a list of whole numbers from 1, such as 1,2,4", ctx, param
+        )
+    return tuple(map(int, parts))
+
+
+_numbers_option = functools.partial(click.option, multiple=True, callback=_numbers, metavar="N,N,...")
+
+
+@command("profile")
+@functools.partial(model_options, dtype="auto")
+@_numbers_option(
+    "--sizes",
+    default=[",".join(map(str, DEFAULT_NODES))],
+    help="Nodes, root counted; 1 is always timed.",
+    show_default=True,
+)
+@_numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or what the model has room for].")
+@_numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
+@click.option("--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Steps a size.")
+@click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
+def run(console: Console, **options: Any) -> None:
+    """Time one decode step, heads included, at growing sizes of the tree.
+
+    All sizes take turns in every round. The step of one node runs without heads: what plain decoding costs on the same
+    loop, and what overheads refer to.
+    """
+    check_output(options["output"])
+    from treeopt.models.pair import load_pair
+    from treeopt.runtime.profile import largest_context, measure_profile
+
+    base, loaded = load_pair(options["heads"], options["model"], dtype=options["dtype"], device=options["device"])
+    room = largest_context(base, loaded.heads, options["sizes"])
+    contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
+    console.note(f"heads    {loaded.heads.num_heads} in {loaded.file}")
+    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
+    with console.progress("profile") as progress:
+        profile = measure_profile(
+            base,
+            loaded,
+            nodes=options["sizes"],
+            contexts=contexts,
+            batches=options["batch"],
+            repeats=options["repeats"],
+            progress=progress,
+        )
+    save_profile(profile, options["output"])
+    _report(console, profile, options["output"])
+
+
+command = run
+
+
+def _report(console: Console, profile: LatencyProfile, output: str) -> None:
+    ones = {(p.batch, p.context): p.seconds for p in profile.points if p.nodes == ONE_NODE}
+    rows = [
+        [
+            str(point.nodes),
+            str(point.batch),
+            str(point.context),
+            f"{point.seconds * 1e3:.3f}",
+            f"{(point.high - point.low) / point.seconds:.0%}",
+            f"{point.seconds / ones[point.batch, point.context]:.2f}",
+        ]
+        for point in profile.points
+    ]
+    console.table(["nodes", "batch", "context", "ms per step", "spread", "to one node"], rows)
+    source = profile.provenance
+    console.say(
+        f"median of {source['repeats']} steps ({source['dtype']}, {source['device']}, {source['threads']} threads, "
+        f"{source['attention']} attention); spread: between the quartiles, of the median; one node runs no heads"
+    )
+    console.note(f"wrote {output}")
+    console.result({"points": [vars(point) for point in profile.points], "provenance": source, "output": output})

@@ -1,0 +1,129 @@
+"""Latency profiles as YAML: one line a point, sorted, so that two profiles differ line by line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files import strict_yaml
+from treeopt.files.atomic import write_text
+from treeopt.files.schemas import Schema, check, faults_error
+from treeopt.files.yaml_text import decimal, flow
+from treeopt.latency import LatencyPoint, LatencyProfile, repeated
+
+SCHEMA = "treeopt.latency/1"
+DEFAULT_FILE = "profile.yaml"
+
+
+class PointLine(Schema):
+    """One measured size: nodes (root counted), batch, cached tokens; seconds of a step with its quartiles."""
+
+    nodes: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    context: int = Field(ge=1)
+    seconds: float = Field(gt=0.0, allow_inf_nan=False)
+    low: float = Field(gt=0.0, allow_inf_nan=False)
+    high: float = Field(gt=0.0, allow_inf_nan=False)
+
+
+class VersionsBlock(Schema):
+    """The software below treeopt."""
+
+    python: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+
+
+class ProvenanceBlock(Schema):
+    """What was measured, where, and how often."""
+
+    made_by: str | None = None
+    model: str | None = None
+    heads: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = Field(default=None, ge=1)
+    attention: str | None = None
+    repeats: int | None = Field(default=None, ge=1, description="steps of each size; absent where modelled")
+    versions: VersionsBlock | None = None
+
+
+class ProfileFile(ProvenanceBlock):
+    """The format `treeopt.latency/1`."""
+
+    schema_name: Literal["treeopt.latency/1"] = Field(alias="schema")
+    points: list[PointLine] = Field(min_length=1)
+
+
+def load_profile(path: str | os.PathLike[str] = DEFAULT_FILE) -> LatencyProfile:
+    """Read a latency profile; its points may stand in any order.
+
+    Raises:
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 where it is not one.
+    """
+    if not os.path.exists(path):
+        raise TreeoptError(
+            Code.FILE_MISSING,
+            f"there is no latency profile {path}",
+            why="what a tree costs is measured, on the machine that will run it",
+            fix=f"treeopt profile --heads HEADS_FOLDER -o {path}",
+        )
+    document = strict_yaml.load(Path(path))
+    content = check(document, ProfileFile, SCHEMA)
+    points: list[LatencyPoint] = []
+    faults: list[tuple[tuple[str | int, ...], str]] = []
+    for i, line in enumerate(content.points):
+        try:
+            points.append(LatencyPoint(**line.model_dump()))
+        except TreeoptError as error:
+            faults.append((("points", i), error.what))
+    if not faults:
+        faults = [(("points", i), "batch, context and nodes are those of an earlier point") for i in repeated(points)]
+    if faults:
+        raise faults_error(document, SCHEMA, faults)
+    provenance = content.model_dump(include=set(ProvenanceBlock.model_fields), exclude_none=True)
+    return LatencyProfile.from_points(points, provenance)
+
+
+def save_profile(profile: LatencyProfile, path: str | os.PathLike[str]) -> None:
+    """Write a profile as YAML; `load_profile` gives back an equal one. An existing file is replaced: a minute's work.
+
+    Raises:
+        TreeoptError: E230 where its provenance says what the format does not hold, E204 where the disk refuses.
+    """
+    write_text(path, profile_yaml(profile))
+
+
+def profile_yaml(profile: LatencyProfile) -> str:
+    """The text of a profile file."""
+    try:
+        ProvenanceBlock.model_validate(dict(profile.provenance))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        what = f"a profile's provenance cannot hold {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise TreeoptError(Code.PROFILE_INVALID, what) from error
+    lines = [
+        "# seconds of one decode step: median, lower and upper quartile; nodes count the root; context in tokens",
+        "# the step of 1 node runs no heads: overhead = seconds / its seconds",
+        f"schema: {SCHEMA}",
+    ]
+    for name in ProvenanceBlock.model_fields:
+        if name in profile.provenance:
+            lines += _entry(name, profile.provenance[name])
+    lines.append("points:")
+    for point in profile.points:
+        size = f"nodes: {point.nodes}, batch: {point.batch}, context: {point.context}"
+        spread = f"low: {decimal(point.low)}, high: {decimal(point.high)}"
+        lines.append(f"- {{{size}, seconds: {decimal(point.seconds)}, {spread}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _entry(name: str, value: Any) -> list[str]:
+    """One key with its scalar, or with a block of scalars."""
+    if not isinstance(value, dict):
+        return [f"{name}: {flow(value)}"]
+    return [f"{name}:", *(f"  {key}: {flow(value[key])}" for key in sorted(value))]

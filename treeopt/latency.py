@@ -1,0 +1,191 @@
+"""The latency record: seconds of one decode step by the number of nodes, the batch and the length of the context.
+
+What a tree gains is a matter of the calibration, what it costs a matter of this record; `treeopt.build.budget` weighs
+one against the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import Code, TreeoptError
+
+ONE_NODE = 1  # the tree of the root alone: plain decoding, without heads; what overheads refer to
+DEFAULT_NODES = (ONE_NODE, 2, 4, 8, 16, 32, 64, 128, 256)  # the sizes that are measured unless others are asked for
+DEFAULT_CONTEXT = 512  # tokens in the cache: a prompt and some of its answer
+DEFAULT_REPEATS = 20  # steps of each size: quartiles rest on five of them each
+_FIX = "treeopt profile --sizes --context --batch measures what is asked for"
+
+
+@dataclass(frozen=True)
+class LatencyPoint:
+    """Seconds of one decode step of a tree of `nodes` nodes (root counted): median, lower and upper quartile.
+
+    A step drafts with the heads, verifies `batch` x `nodes` tokens after `context` cached ones, accepts and keeps. The
+    step of `ONE_NODE` runs no heads, as a tree of the root alone needs none: overheads refer to it.
+
+    Args:
+        nodes: N, at least 1.
+        batch: texts decoded together, at least 1.
+        context: tokens in the cache before the step, at least 1.
+        seconds: the median; above 0.
+        low: the lower quartile; equal to `seconds` where the profile is modelled.
+        high: the upper quartile, likewise.
+
+    Raises:
+        TreeoptError: E230 where a rule above is broken.
+    """
+
+    nodes: int
+    batch: int
+    context: int
+    seconds: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "batch", "context"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise _invalid(f"{name} is {value!r}, not a whole number from 1")
+        if not 0.0 < self.low <= self.seconds <= self.high < math.inf:
+            order = f"low {self.low}, seconds {self.seconds}, high {self.high}"
+            raise _invalid(f"{_named(self.key)} has {order}; these must be positive and ascending")
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """(batch, context, nodes): what a profile is sorted by, and holds once."""
+        return self.batch, self.context, self.nodes
+
+
+@dataclass(frozen=True)
+class LatencyProfile:
+    """Measured or modelled points of one model with its heads on one device: a curve for each batch and context.
+
+    Args:
+        points: at least one, sorted by (batch, context, nodes), each size once; `from_points` sorts.
+        provenance: where the seconds come from: made_by, model, heads, device, dtype, threads, attention, repeats,
+            versions.
+
+    Raises:
+        TreeoptError: E230 where points are missing, repeated or not sorted.
+    """
+
+    points: tuple[LatencyPoint, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise _invalid("it has no points")
+        for i in repeated(self.points):
+            raise _invalid(f"{_named(self.points[i].key)} is there twice")
+        keys = [point.key for point in self.points]
+        if keys != sorted(keys):
+            raise _invalid("points are not sorted by (batch, context, nodes); LatencyProfile.from_points sorts them")
+
+    @classmethod
+    def from_points(cls, points: Iterable[LatencyPoint], provenance: Mapping[str, Any] | None = None) -> Self:
+        """The profile of these points in any order."""
+        return cls(tuple(sorted(points, key=lambda point: point.key)), provenance or {})
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batches measured, ascending."""
+        return tuple(sorted({point.batch for point in self.points}))
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """The contexts measured with any batch, ascending, in tokens."""
+        return tuple(sorted({point.context for point in self.points}))
+
+    def curve(self, batch: int = 1, context: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The medians of one batch and context, as they were measured.
+
+        Args:
+            batch: texts decoded together.
+            context: cached tokens; the largest measured with this batch where None.
+
+        Returns:
+            Sizes int64 [n] in nodes (root counted), ascending, and seconds float64 [n].
+
+        Raises:
+            TreeoptError: E230 where this batch or context was not measured.
+        """
+        wanted = self._largest_context(batch) if context is None else context
+        chosen = [point for point in self.points if (point.batch, point.context) == (batch, wanted)]
+        if not chosen:
+            pairs = dict.fromkeys(f"batch {point.batch} with context {point.context}" for point in self.points)
+            asked = f"batch {batch}" + ("" if wanted is None else f" with context {wanted}")
+            raise _unmeasured(asked, ", ".join(pairs))
+        return np.array([point.nodes for point in chosen]), np.array([point.seconds for point in chosen])
+
+    def seconds(self, nodes: int, batch: int = 1, context: int | None = None) -> float:
+        """Seconds of a step of any size between the smallest and the largest measured one.
+
+        A larger tree does more of the same work, so a shorter time of it is noise: the medians are first made
+        non-decreasing (`monotone`), then interpolated linearly. All heads' cost lies between the first two sizes, so
+        measure 1 and 2 nodes.
+
+        Args:
+            nodes: N, root counted.
+            batch: as `curve`.
+            context: as `curve`.
+
+        Raises:
+            TreeoptError: E230 where the size lies outside the measured ones, and as `curve`.
+        """
+        sizes, medians = self.curve(batch, context)
+        if not sizes[0] <= nodes <= sizes[-1]:
+            raise _unmeasured(f"a tree of {nodes} nodes", f"sizes from {sizes[0]} to {sizes[-1]} nodes")
+        return float(np.interp(nodes, sizes, monotone(medians)))
+
+    def _largest_context(self, batch: int) -> int | None:
+        """The largest context measured with this batch; None where there is none."""
+        return max((point.context for point in self.points if point.batch == batch), default=None)
+
+
+def repeated(points: Sequence[LatencyPoint]) -> list[int]:
+    """Indices of the points whose batch, context and nodes an earlier one has already."""
+    first: dict[tuple[int, int, int], int] = {}
+    return [i for i, point in enumerate(points) if first.setdefault(point.key, i) != i]
+
+
+def monotone(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The non-decreasing sequence nearest in least squares: isotonic regression, all weights equal.
+
+    Pool adjacent violators: a value below the mean of the pool before it joins that pool.
+
+    Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
+    """
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        mean, count = value, 1
+        while means and means[-1] > mean:
+            before, members = means.pop(), counts.pop()
+            mean, count = (before * members + mean * count) / (members + count), members + count
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(np.array(means), counts)
+
+
+def _named(key: tuple[int, int, int]) -> str:
+    batch, context, nodes = key
+    return f"the point of {nodes} nodes, batch {batch}, context {context}"
+
+
+def _invalid(fault: str) -> TreeoptError:
+    return TreeoptError(Code.PROFILE_INVALID, f"not a latency profile: {fault}")
+
+
+def _unmeasured(asked: str, measured: str) -> TreeoptError:
+    why = "seconds are interpolated between measured sizes, never guessed beyond them"
+    return TreeoptError(
+        Code.PROFILE_INVALID, f"the profile does not hold {asked}; it holds {measured}", why=why, fix=_FIX
+    )

@@ -1,0 +1,16 @@
+"""The clock that every figure of seconds in this room is read from."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from treeopt.models.base import Base
+
+
+def now(base: Base) -> float:
+    """Seconds, after all work given to the device is done."""
+    if base.device.type != "cpu":
+        torch.accelerator.synchronize(base.device)
+    return time.perf_counter()

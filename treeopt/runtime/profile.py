@@ -1,0 +1,254 @@
+"""Profile: seconds of one decode step by the size of the tree, measured on the machine that will run it.
+
+A step is the decoder's: draft with the heads at one position, verify all nodes in one forward, accept, keep. All sizes
+take turns in every round, so that the machine's moods hit all alike; the first round is not counted. A timed step
+follows some of its own size, as in decoding: right after a large tree's it would find the processor's caches emptied
+(the one-node step of a small model is then a quarter slower, and every overhead too small).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treeopt.build.grow import Growth, grow
+from treeopt.build.values import IndependentValues
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import (
+    DEFAULT_CONTEXT,
+    DEFAULT_NODES,
+    DEFAULT_REPEATS,
+    ONE_NODE,
+    LatencyPoint,
+    LatencyProfile,
+)
+from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.cache import TreeCache
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.layouts import LoadedHeads
+from treeopt.models.masks import TreeMasks, layer_windows
+from treeopt.models.probe import check_trees
+from treeopt.models.ranks import top_ids
+from treeopt.progress import Progress, silent
+from treeopt.runtime import accept
+from treeopt.runtime.buffers import compile_tree
+from treeopt.runtime.clock import now
+from treeopt.tree import Tree
+from treeopt.version import VERSION
+
+_LEAD_IN = 3  # steps of the same size before a timed one: what the size before left behind is gone
+_QUARTILES = (0.25, 0.5, 0.75)
+_DIGITS = 9  # decimals of a second: the clock counts nanoseconds
+# The generic tree's accuracies: 0.6 for the first head's best guess, falling by depth and by rank as measured ones do.
+_FIRST, _BY_DEPTH, _BY_RANK = 0.6, 0.85, 2.0
+
+
+def measure_profile(
+    base: Base,
+    loaded: LoadedHeads,
+    *,
+    nodes: Sequence[int] = DEFAULT_NODES,
+    contexts: Sequence[int] = (DEFAULT_CONTEXT,),
+    batches: Sequence[int] = (1,),
+    repeats: int = DEFAULT_REPEATS,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> LatencyProfile:
+    """Time one decode step of a generic tree of each size, at each batch and context.
+
+    The decoder serves one text; a batch is timed as `batch` rows that share the tree's mask and positions, with
+    acceptance, and the nodes to keep, worked out for one row.
+
+    Args:
+        base: the base model.
+        loaded: its draft heads.
+        nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured.
+        contexts: tokens in the cache before the step; random ones, as only their number matters.
+        batches: texts decoded together.
+        repeats: counted steps of each size.
+        seed: of the tokens in the cache.
+        progress: told after each round of steps.
+
+    Raises:
+        TreeoptError: E212 where the heads do not fit the base; E230 where these heads and this vocabulary make no tree
+            of a size asked for; E502 where the base cannot verify trees; E503 where a context is empty, or does not fit
+            into the model's own together with the tree's depth.
+    """
+    assert min(nodes) >= 1
+    assert min(batches) >= 1
+    assert repeats >= 1
+    check_heads_fit(base, loaded.heads, loaded.name)
+    heads = heads_like(base, loaded.heads)
+    trees = _trees(base, heads, nodes)
+    _check_contexts(contexts, _room(base, trees[-1]), base, trees[-1])
+    check_trees(base)
+    pairs = [(batch, context) for batch in sorted(set(batches)) for context in sorted(set(contexts))]
+    rounds = repeats + 1  # the first is the warm-up
+    points: list[LatencyPoint] = []
+    for i, (batch, context) in enumerate(pairs):
+        steps = [TimedStep(tree, base, heads, context) for tree in trees]
+        text = CachedText(base, batch, context, capacity=context + trees[-1].nodes, seed=seed)
+        spent = np.empty((rounds, len(steps)))
+        for row in range(rounds):
+            spent[row] = [_in_stride(step, text) for step in steps]
+            progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
+        points += _points(trees, batch, context, spent[1:])
+    return LatencyProfile.from_points(points, _provenance(base, loaded, repeats))
+
+
+def largest_context(base: Base, heads: MedusaHeads, nodes: Sequence[int] = DEFAULT_NODES) -> int:
+    """The most cached tokens that leave room for a step of each of these sizes; below 1 where there is none.
+
+    Raises:
+        TreeoptError: E230 where there is no tree of a size.
+    """
+    return _room(base, _trees(base, heads, nodes)[-1])
+
+
+def generic_growth(nodes: int, heads: int, ranks: int) -> Growth:
+    """Growth of a tree shaped like real ones: accuracies fall by depth and by rank.
+
+    Args:
+        nodes: the budget, root counted.
+        heads: H, the deepest level.
+        ranks: ranks of each head.
+    """
+    depth, rank = np.arange(heads)[:, None], np.arange(min(ranks, nodes))[None, :]
+    return grow(IndependentValues(_FIRST * _BY_DEPTH**depth / (1.0 + rank) ** _BY_RANK), nodes)
+
+
+class CachedText:
+    """`batch` rows of `context` random tokens in a cache with room for a tree: where every timed step begins.
+
+    Attributes:
+        cache: holds `context` entries between steps.
+        roots: int64 [B, 1], the token that the base chooses after each row.
+        hidden: [B, d], the state that chose it.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, base: Base, batch: int, context: int, *, capacity: int, seed: int) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        ids = torch.randint(base.vocab_size, (batch, context), generator=rng).to(base.device)
+        self.context = context
+        self.cache = TreeCache(capacity)
+        logits, hidden = base.forward(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        self.roots = logits[:, -1].argmax(-1, keepdim=True)
+        self.hidden = hidden[:, -1]
+
+    def restore_(self) -> None:
+        """Forget what a step has kept."""
+        self.cache.crop(self.context - self.cache.get_seq_length())
+
+
+class TimedStep:
+    """One decode step of one tree after `context` cached tokens, made ready as the decoder makes it."""
+
+    def __init__(self, tree: Tree, base: Base, heads: MedusaHeads, context: int) -> None:
+        self.tree = tree
+        self._base = base
+        self._heads = heads
+        self._context = context
+        self._buffers = compile_tree(tree, base.device)
+        self._parents = torch.tensor(tree.parents, device=base.device)
+        masks = TreeMasks(tree, layer_windows(base.model.config), context, base.dtype, base.device)
+        self._mask = masks.at(context)
+        # Random text accepts nothing, but keeping deep nodes means moving rows: every step keeps the same deep path.
+        self._kept = np.flatnonzero(tree.ancestors[-1]).tolist()
+
+    @torch.inference_mode()
+    def seconds(self, text: CachedText) -> float:
+        """Run the step once on `text`, whose cache is as before afterwards."""
+        begin = now(self._base)
+        tokens = self.draft(text)
+        logits = self.verify(tokens, text)
+        choice = logits.max(-1).indices  # [B, N]
+        last = accept.greedy(tokens[0], choice[0], self._parents, self._buffers.attention_mask)
+        last.item()  # the decoder, too, waits here to know what to keep
+        text.cache.keep(text.context, self._kept)
+        end = now(self._base)
+        text.restore_()
+        return end - begin
+
+    def draft(self, text: CachedText) -> Tensor:
+        """int64 [B, N]: the roots and a draft for every other node, as `propose.plain_drafts` for each row."""
+        if not self.tree.depth:
+            return text.roots
+        logits = self._heads(text.hidden, self._base.lm_head, self.tree.depth)  # [D, B, V]
+        guesses = top_ids(logits, self._buffers.top_k).transpose(0, 1)  # [B, D, top_k]
+        return torch.cat([text.roots, guesses.flatten(1)], dim=1)[:, self._buffers.tree_indices]
+
+    def verify(self, tokens: Tensor, text: CachedText) -> Tensor:
+        """Logits [B, N, V] by one forward over all nodes of all rows."""
+        positions = self._buffers.position_ids + text.context
+        logits, _ = self._base.forward(
+            tokens,
+            attention_mask=self._mask,
+            position_ids=positions.expand(len(tokens), -1),
+            past_key_values=text.cache,
+            use_cache=True,
+        )
+        return logits
+
+
+def _in_stride(step: TimedStep, text: CachedText) -> float:
+    """Seconds of a step that follows `_LEAD_IN` of its own size."""
+    for _ in range(_LEAD_IN):
+        step.seconds(text)
+    return step.seconds(text)
+
+
+def _trees(base: Base, heads: MedusaHeads, nodes: Sequence[int]) -> list[Tree]:
+    """The generic tree of each size, ascending, the one-node tree first; each contains the ones before it."""
+    sizes = sorted({ONE_NODE, *nodes})
+    growth = generic_growth(sizes[-1], heads.num_heads, base.vocab_size)
+    largest = len(growth.values) + 1
+    if sizes[-1] > largest:
+        what = (
+            f"there is no tree of {sizes[-1]} nodes: {heads.num_heads} heads of {base.vocab_size} tokens make {largest}"
+        )
+        raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {largest}")
+    return [growth.tree(size) for size in sizes]
+
+
+def _room(base: Base, tree: Tree) -> int:
+    """Cached tokens that leave a position for the root and for each level below it."""
+    return base.context - tree.depth - 1
+
+
+def _check_contexts(contexts: Sequence[int], room: int, base: Base, tree: Tree) -> None:
+    for context in contexts:
+        if not 1 <= context <= room:
+            what = (
+                f"{context} cached tokens, a root and {tree.depth} drafts below it; {base.name} holds {base.context} "
+                "tokens"
+            )
+            raise TreeoptError(Code.CONTEXT_FULL, what, fix=f"--context from 1 to {room}" if room >= 1 else "")
+
+
+def _points(trees: Sequence[Tree], batch: int, context: int, spent: NDArray[np.float64]) -> list[LatencyPoint]:
+    """Medians and quartiles of `spent`, seconds [repeats, sizes]."""
+    quartiles = np.quantile(spent, _QUARTILES, axis=0).round(_DIGITS).T.tolist()
+    return [
+        LatencyPoint(tree.nodes, batch, context, seconds=median, low=low, high=high)
+        for tree, (low, median, high) in zip(trees, quartiles, strict=True)
+    ]
+
+
+def _provenance(base: Base, loaded: LoadedHeads, repeats: int) -> dict[str, object]:
+    found = base.versions()
+    return {
+        "made_by": f"treeopt {VERSION}",
+        "model": base.name,
+        "heads": loaded.name,
+        "device": found["device"],
+        "dtype": base.dtype_name,
+        "threads": torch.get_num_threads(),
+        "attention": base.model.config._attn_implementation,
+        "repeats": repeats,
+        "versions": {name: found[name] for name in ("python", "torch", "transformers")},
+    }
