@@ -7,7 +7,7 @@ Everything else is derived from these traces: hits, trials, accuracies, standard
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -181,16 +181,32 @@ class Calibration:
         rows = [record.sequence(s) for record, s in chosen]
         return Calibration(
             ranks=np.concatenate(rows) if rows else self.ranks.copy(),
-            offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+            offsets=_offsets(rows),
             prompt_ids=tuple(sorted(parts)),
             token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
             kept=self.kept,
             provenance=_merge_provenance(self.provenance, other.provenance),
         )
 
+    def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Calibration:
+        """Only these sequences (indices, ascending); with provenance and prompt ids as they are."""
+        rows = [self.sequence(s) for s in chosen]
+        return Calibration(
+            ranks=np.concatenate([self.ranks[:0], *rows]),
+            offsets=_offsets(rows),
+            prompt_ids=tuple(self.prompt_ids[s] for s in chosen),
+            token_hashes=tuple(self.token_hashes[s] for s in chosen),
+            kept=self.kept,
+            provenance=self.provenance,
+        )
+
     def sequence(self, s: int) -> Ranks:
         """uint8 [G, H]: the rows of one sequence."""
         return self.ranks[self.offsets[s] : self.offsets[s + 1]]
+
+
+def _offsets(rows: Sequence[Ranks]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
 
 
 def _frozen(array: NDArray[T]) -> NDArray[T]:

@@ -7,8 +7,9 @@ default is the paper's tree wherever the data cannot show that another is better
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +18,15 @@ from numpy.typing import NDArray
 from treeopt.build.grow import Growth, grow
 from treeopt.build.refine import Limits, refine
 from treeopt.build.replay import accepted_drafts, visits
-from treeopt.build.trie import Floats, PathTrie
+from treeopt.build.trie import Counts, Floats, PathTrie
 from treeopt.build.values import IndependentValues, JointValues, Values
-from treeopt.calibration import MISS, NONE, Calibration
+from treeopt.calibration import NONE, Calibration
 from treeopt.tree import Tree
 
 FOLDS = 5
-STRENGTHS = (64.0, 256.0, 1024.0, 4096.0)
-ROUNDS = 3  # build, replay, count where steps begin, build again: trees stop changing, or circle, by then
+STRENGTHS = (64.0, 256.0, 1024.0)
+_SETTLING_STRENGTH = 256.0
+_ROUNDS = 3  # by then trees stop changing, or circle
 VALUES = ("independent", "joint")
 WEIGHTS = ("uniform", "visits")
 
@@ -103,83 +105,148 @@ class Fitter:
         """Built when a joint estimate first needs it."""
         return PathTrie(self.calibration.ranks, self.limits.top_k)
 
-    def build(self, method: Method, texts: NDArray[np.bool_] | None = None) -> tuple[Growth, Tree]:
-        """Growth and tree of one method from some of the texts (bool [S]); all where None."""
+    def build(self, methods: Sequence[Method], texts: NDArray[np.bool_] | None = None) -> list[tuple[Growth, Tree]]:
+        """Growth and tree of each method from some of the texts (bool [S]); from all where None.
+
+        Methods share what they count, so several cost little more than one.
+        """
         chosen = self._weights if texts is None else self._weights * texts
-        weights = np.repeat(chosen, self._lengths)
-        growth = self._grow(self._estimate(method, weights, None))
-        best = growth, growth.tree(self.limits.nodes)
-        if method.weights == "visits":
-            best = self._fixed_point(method, weights, best)
-        if method.refined:
-            tree = refine(best[1], self.calibration.ranks, weights, self.limits, seconds=self.refine_seconds)
-            best = best[0], tree
-        return best
+        part = _Part(self, np.repeat(chosen, self._lengths))
+        growths: dict[Method, Growth] = {}
+        built = []
+        for method in methods:
+            unrefined = dataclasses.replace(method, refined=False)
+            if unrefined not in growths:
+                growths[unrefined] = self.grow(part.estimate(unrefined))
+            tree = growths[unrefined].tree(self.limits.nodes)
+            if method.refined:
+                tree = refine(tree, self.calibration.ranks, part.weights, self.limits, seconds=self.refine_seconds)
+            built.append((growths[unrefined], tree))
+        return built
 
-    def steps(self, tree: Tree) -> NDArray[np.int64]:
-        """int64 [S]: steps of a tree on every text."""
-        begun = np.concatenate([[0], np.cumsum(visits(accepted_drafts(tree, self.calibration.ranks)))])
-        steps: NDArray[np.int64] = np.diff(begun[self.calibration.offsets])
-        return steps
-
-    def choose(self, candidates: Sequence[Method], *, seed: int = 0) -> Fit:
-        """The candidate with the fewest (weighted) steps on texts it was not fitted to, fitted to all."""
-        trials: dict[str, int] = {}
-        winner, unseen = candidates[0], None
-        if len(candidates) > 1 and self.calibration.sequences >= FOLDS:
-            folds = np.random.default_rng(seed).permutation(np.arange(self.calibration.sequences) % FOLDS)
-            results = {method: self._unseen_steps(method, folds) for method in candidates}
-            # `min` keeps the first of equals, and candidates come from the simplest on.
-            winner = min(results, key=lambda method: float(results[method] @ self._weights))
-            trials = {str(method): int(steps.sum()) for method, steps in results.items()}
-            unseen = results[winner]
-        growth, tree = self.build(winner)
-        return Fit(growth, tree, winner, trials, unseen)
-
-    def _unseen_steps(self, method: Method, folds: NDArray[np.int64]) -> NDArray[np.int64]:
-        steps = np.zeros(self.calibration.sequences, np.int64)
-        for fold in range(FOLDS):
-            _, tree = self.build(method, folds != fold)
-            steps[folds == fold] = self.steps(tree)[folds == fold]
-        return steps
-
-    def _fixed_point(self, method: Method, weights: Floats, first: tuple[Growth, Tree]) -> tuple[Growth, Tree]:
-        """Count where the tree's own steps begin, build again, until it stays; of a circle, its best on these texts."""
-        seen: dict[Tree, tuple[float, Growth]] = {}
-        growth, tree = first
-        for _ in range(ROUNDS + 1):
-            begun = visits(accepted_drafts(tree, self.calibration.ranks))
-            cost = float(weights[begun].sum())
-            if tree in seen:
-                break
-            seen[tree] = (cost, growth)
-            growth = self._grow(self._estimate(method, weights, begun))
-            tree = growth.tree(self.limits.nodes)
-        if tree in seen and list(seen)[-1] == tree:
-            return growth, tree
-        # Values of the first tree are not weighted by visits, so it does not compete.
-        later = list(seen)[1:]
-        best = min(later, key=lambda one: seen[one][0])
-        return seen[best][1], best
-
-    def _grow(self, values: Values) -> Growth:
+    def grow(self, values: Values) -> Growth:
+        """Growth within the limits."""
         return grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
 
-    def _estimate(self, method: Method, weights: Floats, begun: NDArray[np.bool_] | None) -> Values:
-        visited = None if begun is None else weights * begun
-        if method.values == "independent":
-            return IndependentValues(self._accuracy(weights if visited is None else visited))
-        counts = None if visited is None else self.trie.count(visited)
-        return JointValues(self.trie, self.trie.count(weights), method.strength, counts)
+    def steps(self, tree: Tree, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """int64 [texts]: steps of a tree on some of the texts (bool [S]); on all where None."""
+        ranks, lengths = self.calibration.ranks, self._lengths
+        if texts is not None:
+            ranks, lengths = ranks[np.repeat(texts, lengths)], lengths[texts]
+        begun = np.concatenate([[0], np.cumsum(visits(accepted_drafts(tree, ranks)))])
+        steps: NDArray[np.int64] = np.diff(begun[np.concatenate([[0], np.cumsum(lengths)])])
+        return steps
 
-    def _accuracy(self, weights: Floats) -> Floats:
-        """float64 [H, K]: weighted accuracies."""
-        top_k = self.limits.top_k
+    def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
+        """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all."""
+        winner, trials, unseen = methods[0], {}, None
+        if self.calibration.sequences >= FOLDS:
+            results = self._unseen_steps(methods, self._folds(seed))
+            winner, unseen = self._winner(methods, results)
+            trials = {str(method): int(steps.sum()) for method, steps in zip(methods, results, strict=True)}
+        [(growth, tree)] = self.build([winner])
+        return Fit(growth, tree, winner, trials, unseen)
+
+    def _winner(
+        self, methods: Sequence[Method], results: Sequence[NDArray[np.int64]]
+    ) -> tuple[Method, NDArray[np.int64]]:
+        """The method with the fewest steps; of its kin, the one that backs off most and is not clearly worse.
+
+        Strengths differ by less than their own noise, and the cautious choice varies least: so the greatest strength
+        within one standard error (paired, over texts) of the best. The paper's method, first of all, wins every tie.
+        """
+        best = int(np.argmin([steps @ self._weights for steps in results]))
+        for i in range(len(methods) - 1, best, -1):
+            if dataclasses.replace(methods[i], strength=methods[best].strength) == methods[best]:
+                excess = (results[i] - results[best]) * self._weights
+                if excess.sum() <= np.std(excess) * np.sqrt(len(excess)):
+                    return methods[i], results[i]
+        return methods[best], results[best]
+
+    def unseen_by_size(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[NDArray[np.int64]]:
+        """For each size int64 [S]: steps on every text by a tree that was fitted without it (with it, below 5 texts).
+
+        The sizes of one fold come from one growth at the limit's size, which no size may exceed.
+        """
+        assert max(sizes) <= self.limits.nodes
+        folds = self._folds(seed)
+        found = [np.zeros(self.calibration.sequences, np.int64) for _ in sizes]
+        for fold in np.unique(folds):
+            texts = None if len(folds) < FOLDS else folds != fold
+            [(growth, _)] = self.build([dataclasses.replace(method, refined=False)], texts)
+            for steps, nodes in zip(found, sizes, strict=True):
+                steps[folds == fold] = self.steps(growth.tree(nodes), folds == fold)
+        return found
+
+    def _folds(self, seed: int) -> NDArray[np.int64]:
+        """int64 [S]: a part for each text, at random and of equal sizes; one part where there are too few texts."""
+        texts = self.calibration.sequences
+        order = np.arange(texts) % FOLDS if texts >= FOLDS else np.zeros(texts, np.int64)
+        return np.random.default_rng(seed).permutation(order)
+
+    def _unseen_steps(self, methods: Sequence[Method], folds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """For each method int64 [S]: steps on every text by a tree that was fitted without it."""
+        found = [np.zeros(self.calibration.sequences, np.int64) for _ in methods]
+        for fold in range(FOLDS):
+            for steps, (_, tree) in zip(found, self.build(methods, folds != fold), strict=True):
+                steps[folds == fold] = self.steps(tree, folds == fold)
+        return found
+
+
+class _Part:
+    """Positions with their weights (float64 [P]), and what the estimates from them have in common, counted once."""
+
+    def __init__(self, fitter: Fitter, weights: Floats) -> None:
+        self.weights = weights
+        self._fitter = fitter
+
+    def estimate(self, method: Method) -> Values:
+        """The node values of a method."""
+        uniform = method.weights == "uniform"
+        if method.values == "independent":
+            return self._independent(self.weights if uniform else self._begun)
+        counts = None if uniform else self._visits
+        return JointValues(self._fitter.trie, self._uniform, method.strength, counts)
+
+    @functools.cached_property
+    def _uniform(self) -> list[Counts]:
+        return self._fitter.trie.count(self.weights)
+
+    @functools.cached_property
+    def _visits(self) -> list[Counts]:
+        """Counts where steps of joint trees begin; how strongly these back off hardly moves them."""
+        trie = self._fitter.trie
+        begun = self._settle(lambda begun: JointValues(trie, self._uniform, _SETTLING_STRENGTH, trie.count(begun)))
+        return trie.count(begun)
+
+    @functools.cached_property
+    def _begun(self) -> Floats:
+        return self._settle(self._independent)
+
+    def _settle(self, estimate: Callable[[Floats], Values]) -> Floats:
+        """How often a step begins at each position (float64 [P], weighted), under trees built from that very knowledge.
+
+        Build, replay, count where steps begin, build again, until a tree comes back or a few rounds have passed. Then
+        the rounds are averaged: each replay is one chain of steps out of many that nearly equal trees would take, and
+        the mean of a few varies less than the last (measured in docs/method.md).
+        """
+        fitter = self._fitter
+        tree = fitter.grow(self._independent(self.weights)).tree(fitter.limits.nodes)
+        seen: dict[Tree, Floats] = {}
+        while tree not in seen and len(seen) <= _ROUNDS:
+            seen[tree] = self.weights * visits(accepted_drafts(tree, fitter.calibration.ranks))
+            tree = fitter.grow(estimate(seen[tree])).tree(fitter.limits.nodes)
+        mean: Floats = sum(seen.values(), np.zeros(len(self.weights))) / len(seen)
+        return mean
+
+    def _independent(self, weights: Floats) -> IndependentValues:
+        """Weighted accuracies."""
+        top_k = self._fitter.limits.top_k
         rows = []
-        for column in self.calibration.ranks.T:
+        for column in self._fitter.calibration.ranks.T:
             hits = np.bincount(column, weights=weights, minlength=NONE + 1)
-            rows.append(hits[:top_k] / max(hits[: MISS + 1].sum(), 1e-300))
-        return np.array(rows)
+            rows.append(hits[:top_k] / max(hits[:NONE].sum(), 1e-300))
+        return IndependentValues(np.array(rows))
 
 
 def candidates(values: str, weights: str, *, refined: bool) -> list[Method]:

@@ -43,7 +43,7 @@ class Growth:
     def tree(self, nodes: int | None = None) -> Tree:
         """The best tree of at most `nodes` nodes, root counted; of all nodes where None.
 
-        Values carry six significant digits, as tree files do: far more than a calibration can know.
+        Values carry six significant digits: far more than a calibration can know.
         """
         assert nodes is None or nodes >= 1
         count = len(self.values) if nodes is None else min(nodes - 1, len(self.values))

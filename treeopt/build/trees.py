@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from treeopt.build.grow import grow
-from treeopt.build.replay import replay
-from treeopt.build.values import IndependentValues
+import numpy as np
+
+from treeopt.build.fit import Fit, Fitter, Method, candidates
+from treeopt.build.intervals import prediction_interval
+from treeopt.build.refine import Limits
+from treeopt.build.replay import deepest_nodes, replay, visits
+from treeopt.build.trie import Floats
 from treeopt.calibration import Calibration
 from treeopt.tree import Expected, Tree
 from treeopt.version import VERSION
@@ -21,8 +25,14 @@ def build_tree(
     top_k: int = DEFAULT_TOP_K,
     max_depth: int | None = None,
     max_rank: int | None = None,
+    values: str = "joint",
+    weights: str = "visits",
+    refine_seconds: float = 0.0,
 ) -> Tree:
-    """The tree with the greatest expected tokens per step under a budget of nodes.
+    """The tree with the most tokens per step under a budget of nodes.
+
+    With `values="independent", weights="uniform"` it is the paper's. Otherwise the methods wished for compete with the
+    paper's on texts they were not fitted to, and the best is built.
 
     Args:
         calibration: the rank traces.
@@ -30,30 +40,85 @@ def build_tree(
         top_k: K, the ranks of each head that are considered.
         max_depth: no path is longer; the number of heads where None.
         max_rank: no rank is larger (9 for engines that draft ten tokens a head).
+        values: `independent` (products of accuracies) or `joint` (how often exactly that path was right).
+        weights: `uniform` (every position alike) or `visits` (where steps begin).
+        refine_seconds: time for exchanging nodes one by one afterwards; 0 does not.
 
     Returns:
-        The tree with its values, both expectations, and what it was made from.
+        The tree with its values, what is expected of it, and what it was made from.
+
+    Raises:
+        ValueError: where a number is out of range or a name unknown.
     """
-    assert nodes >= 1
-    assert top_k >= 1
-    assert max_rank is None or max_rank >= 0
+    limits = tree_limits(calibration, nodes, top_k=top_k, max_depth=max_depth, max_rank=max_rank)
+    fitter = Fitter(calibration, limits, refine_seconds=refine_seconds)
+    return describe(fitter, fitter.choose(candidates(values, weights, refined=refine_seconds > 0)))
+
+
+def tree_limits(
+    calibration: Calibration,
+    nodes: int,
+    *,
+    top_k: int = DEFAULT_TOP_K,
+    max_depth: int | None = None,
+    max_rank: int | None = None,
+) -> Limits:
+    """What a tree may be; ValueError where a number is out of range."""
+    if nodes < 1 or top_k < 1 or (max_rank or 0) < 0 or (max_depth or 0) < 0:
+        raise ValueError(f"nodes {nodes}, top_k {top_k}, max_rank {max_rank}, max_depth {max_depth}: out of range")
     ranks = min(top_k, calibration.kept, top_k if max_rank is None else max_rank + 1)
-    accuracy = calibration.accuracy[:, :ranks]
-    tree = grow(IndependentValues(accuracy), nodes, max_depth=max_depth).tree()
-    expected = Expected(
-        independent=round(1.0 + sum(tree.values or ()), 6),
-        replay=round(replay(tree, calibration).tokens_per_step, 6),
-        top_k=ranks,
-    )
+    return Limits(nodes, ranks, max_depth)
+
+
+def describe(fitter: Fitter, fit: Fit) -> Tree:
+    """The fitted tree with what is expected of it and what it was made from."""
+    calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
+    if tree.values is None:
+        tree = Tree(tree.paths, _shares(tree, calibration))
+    replayed = replay(tree, calibration).tokens_per_step
+    expected = Expected(_six(_independent(tree, calibration)), _six(replayed), limits.top_k)
+    if fit.steps is not None:
+        tokens = np.diff(calibration.offsets)
+        interval = prediction_interval(tokens, fit.steps)
+        unseen = float(tokens.sum() / fit.steps.sum())
+        expected = dataclasses.replace(
+            expected, unseen=_six(unseen), low=_six(max(interval.low, 0.0)), high=_six(interval.high)
+        )
     source = {
         "made_by": f"treeopt {VERSION}",
-        "method": {"values": "independent", "weights": "uniform", "nodes_asked": nodes, "top_k": ranks},
-        "calibration": _describe(calibration),
+        "method": _method(fit.method, limits),
+        "calibration": _calibration(calibration),
     }
     return dataclasses.replace(tree, expected=expected, source=source)
 
 
-def _describe(calibration: Calibration) -> dict[str, str | int]:
+def _independent(tree: Tree, calibration: Calibration) -> float:
+    """The paper's estimate of any tree: 1 + the sum over nodes of the product of accuracies."""
+    accuracy = calibration.accuracy
+    return 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
+
+
+def _shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
+    """Share of the calibration's steps in which each node is accepted: the values of a tree that has no others."""
+    reached = deepest_nodes(tree, calibration.ranks)
+    begun = visits(np.array(tree.depths, np.int8)[reached])
+    counts: Floats = np.bincount(reached[begun], minlength=tree.nodes).astype(np.float64)
+    for node in range(tree.nodes - 1, 0, -1):  # children stand after their parents
+        counts[tree.parents[node]] += counts[node]
+    return tuple(_six(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
+
+
+def _method(method: Method, limits: Limits) -> dict[str, str | int]:
+    """What a tree file says of how it was made."""
+    parts: dict[str, str | int] = {"values": method.values, "weights": method.weights}
+    if method.strength:
+        parts["strength"] = int(method.strength)
+    if method.refined:
+        parts["refined"] = "yes"
+    return {**parts, "nodes_asked": limits.nodes, "top_k": limits.top_k}
+
+
+def _calibration(calibration: Calibration) -> dict[str, str | int]:
     """What a tree file says of the calibration behind it."""
     provenance = calibration.provenance
     return {
@@ -65,3 +130,7 @@ def _describe(calibration: Calibration) -> dict[str, str | int]:
         "sequences": calibration.sequences,
         "positions": calibration.positions,
     }
+
+
+def _six(value: float) -> float:
+    return float(f"{value:.7g}")

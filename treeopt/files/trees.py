@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 import os
@@ -39,6 +40,9 @@ class ExpectedLine(Schema):
     independent: float = Field(ge=1.0)
     replay: float = Field(ge=1.0)
     top_k: int = Field(ge=1)
+    unseen: float | None = Field(default=None, ge=1.0)
+    low: float | None = Field(default=None, ge=0.0)
+    high: float | None = Field(default=None, ge=0.0)
     of: str = Field(description="hash of the paths that these figures are of")
 
 
@@ -110,12 +114,10 @@ def tree_yaml(tree: Tree) -> str:
             lines.append(f"{key}: {flow(tree.source[key])}")
     lines.append(f"nodes: {tree.nodes}")
     if tree.expected:
-        e = tree.expected
         lines.append("# tokens per step = 1 + accepted drafts per step, over the calibration's text")
-        lines.append(
-            f"expected_tokens_per_step: {{independent: {decimal(e.independent)}, replay: {decimal(e.replay)}, "
-            f"top_k: {e.top_k}, of: {flow(_paths_hash(tree.paths))}}}"
-        )
+        figures = {**dataclasses.asdict(tree.expected), "of": _paths_hash(tree.paths)}
+        shown = (f"{name}: {_figure(value)}" for name, value in figures.items() if value is not None)
+        lines.append(f"expected_tokens_per_step: {{{', '.join(shown)}}}")
     for key in ("method", "calibration"):
         if tree.source.get(key):
             lines.append(f"{key}:")
@@ -126,6 +128,10 @@ def tree_yaml(tree: Tree) -> str:
         tail = "" if value is None else f", value: {decimal(value)}"
         lines.append(f"- {{path: {list(ranks)}{tail}}}")
     return "\n".join(lines) + "\n"
+
+
+def _figure(value: float | int | str) -> str:
+    return decimal(value) if isinstance(value, float) else flow(value)
 
 
 def _paths_hash(paths: Sequence[RankPath]) -> str:
