@@ -16,6 +16,7 @@ COMMANDS = {
     "calibrate": "Measure how often each head's guesses are right.",
     "profile": "Time a decode step by the size of the tree.",
     "build": "Grow the best tree for a number of nodes.",
+    "curve": "Tokens per step, overhead and speedup by the size of the tree.",
     "compile": "Turn a tree into attention mask, positions and indices.",
     "render": "Draw a tree as SVG, DOT, or what graphviz offers.",
     "validate": "Decode with a tree: lossless? as predicted? faster?",

@@ -1,0 +1,52 @@
+"""Judge: what a finished tree does on texts that had no part in making it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeopt.build.fit import PAPER, Fitter
+from treeopt.build.intervals import Interval, difference_interval, sampling_interval
+from treeopt.build.refine import Limits
+from treeopt.calibration import Calibration
+from treeopt.tree import Tree
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Tokens per step on the texts set aside, of the tree and of the paper's of the same size and the same fit.
+
+    `dropped` texts stood among the fitted ones too; `gain` is the paired interval of the difference.
+    """
+
+    texts: int
+    dropped: int
+    tokens_per_step: float
+    interval: Interval
+    paper_tokens_per_step: float
+    gain: Interval
+
+
+def split(calibration: Calibration, last: int) -> tuple[Calibration, Calibration, int]:
+    """All but the last sequences, the last ones without those whose text stands among the others, and their number."""
+    texts = calibration.sequences
+    fitted = calibration.select(range(texts - last))
+    known = set(fitted.token_hashes)
+    fresh = [s for s in range(texts - last, texts) if calibration.token_hashes[s] not in known]
+    return fitted, calibration.select(fresh), last - len(fresh)
+
+
+def judge(tree: Tree, fitted: Calibration, aside: Calibration, dropped: int, limits: Limits) -> Judgement:
+    """Replay a finished tree, and the paper's tree fitted to the same texts, over the texts set aside."""
+    [(_, paper)] = Fitter(fitted, limits).build([PAPER])
+    judged = Fitter(aside, limits)
+    tokens, steps, paper_steps = np.diff(aside.offsets), judged.steps(tree), judged.steps(paper)
+    return Judgement(
+        texts=aside.sequences,
+        dropped=dropped,
+        tokens_per_step=float(tokens.sum() / steps.sum()),
+        interval=sampling_interval(tokens, steps),
+        paper_tokens_per_step=float(tokens.sum() / paper_steps.sum()),
+        gain=difference_interval(tokens, steps, paper_steps),
+    )

@@ -1,0 +1,139 @@
+"""Mixtures: calibrations of several tasks, what the tree of each does on the others, and one tree for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.build.fit import Fit, Fitter, Method, candidates
+from treeopt.build.refine import Limits
+from treeopt.build.trie import Floats
+from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.tree import Tree
+
+_ROUNDS = 12
+_RATE = 8.0  # how fast weight moves to the worst task: a task 5 % behind gains half as much again in a round
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Tokens per step, float64 [T, T]: the tree fitted to the row's task, on the column's; on its own task, unseen."""
+
+    tokens_per_step: Floats
+    trees: tuple[Tree, ...]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """One tree for several tasks.
+
+    Args:
+        fit: the tree.
+        fitter: what it was fitted with.
+        tokens_per_step: float64 [T], of the tree on each task (fitted to them).
+        shares: float64 [T], the weight of each task in the fit, summing to 1.
+    """
+
+    fit: Fit
+    fitter: Fitter
+    tokens_per_step: Floats
+    shares: Floats
+
+
+class Tasks:
+    """Calibrations of one model and heads, one a task.
+
+    Raises:
+        TreeoptError: E221 where they are of different models or heads.
+    """
+
+    def __init__(self, calibrations: Sequence[Calibration], limits: Limits, values: str, weights: str) -> None:
+        self.calibrations = tuple(calibrations)
+        self.limits = limits
+        self._methods = candidates(values, weights, refined=False)
+        self.joined, self.task = _join(calibrations)
+
+    def matrix(self) -> Matrix:
+        """What the tree of each task does on every task."""
+        fits = [Fitter(calibration, self.limits).choose(self._methods) for calibration in self.calibrations]
+        table = np.array([[_tau(calibration, fit.tree) for calibration in self.calibrations] for fit in fits])
+        for i, (calibration, fit) in enumerate(zip(self.calibrations, fits, strict=True)):
+            if fit.steps is not None:
+                table[i, i] = calibration.positions / fit.steps.sum()
+        return Matrix(table, tuple(fit.tree for fit in fits))
+
+    def weighted(self, shares: Sequence[float]) -> Mixed:
+        """The best tree where each task makes up this share of the tokens (any positive numbers)."""
+        weights = np.array(shares, np.float64)
+        weights /= weights.sum()
+        fitter = self._fitter(weights)
+        fit = fitter.choose(self._methods)
+        return Mixed(fit, fitter, self._by_task(fit.tree), weights)
+
+    def robust(self) -> Mixed:
+        """The tree whose worst task loses least against that task's own tree.
+
+        Weight moves, round by round, to the tasks that a tree leaves furthest behind (multiplicative weights); the tree
+        with the best worst task is kept. The method is chosen once, on equal weights.
+        """
+        count = len(self.calibrations)
+        own = np.array([_tau(c, Fitter(c, self.limits).choose(self._methods).tree) for c in self.calibrations])
+        shares = np.full(count, 1.0 / count)
+        method = self._fitter(shares).choose(self._methods).method
+        best_shares, best_worst = shares, -np.inf
+        for _ in range(_ROUNDS):
+            kept = self._by_task(self._tree(shares, method)) / own
+            if kept.min() > best_worst:
+                best_shares, best_worst = shares, float(kept.min())
+            shares = shares * np.exp(_RATE * (1.0 - kept))
+            shares /= shares.sum()
+        fitter = self._fitter(best_shares)
+        fit = fitter.choose([method])
+        return Mixed(fit, fitter, self._by_task(fit.tree), best_shares)
+
+    def _tree(self, shares: Floats, method: Method) -> Tree:
+        [(_, tree)] = self._fitter(shares).build([method])
+        return tree
+
+    def _fitter(self, shares: Floats) -> Fitter:
+        """All texts; each task's tokens together weigh its share, on average 1 a text."""
+        tokens = np.array([calibration.positions for calibration in self.calibrations])
+        per_token = shares / np.maximum(tokens, 1) * tokens.sum()
+        return Fitter(self.joined, self.limits, text_weights=per_token[self.task])
+
+    def _by_task(self, tree: Tree) -> Floats:
+        return np.array([_tau(calibration, tree) for calibration in self.calibrations])
+
+
+def _tau(calibration: Calibration, tree: Tree) -> float:
+    steps = Fitter(calibration, Limits(tree.nodes, 1)).steps(tree)
+    return float(calibration.positions / max(int(steps.sum()), 1))
+
+
+def _join(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.int64]]:
+    """All texts as one calibration, and int64 [S]: the task of each. The same prompt in two tasks stays two texts."""
+    first = calibrations[0]
+    for other in calibrations[1:]:
+        one, two = first.provenance, other.provenance
+        same = (one.model_id, one.heads_id, first.num_heads, first.kept)
+        if same != (two.model_id, two.heads_id, other.num_heads, other.kept):
+            what = "the tasks' calibrations are of different models, heads or numbers of ranks"
+            raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=f"{one.heads_id} and {two.heads_id}")
+    lengths = np.concatenate([np.diff(calibration.offsets) for calibration in calibrations])
+    task = np.repeat(np.arange(len(calibrations)), [calibration.sequences for calibration in calibrations])
+    ids = [f"{t:04}/{prompt}" for t, calibration in enumerate(calibrations) for prompt in calibration.prompt_ids]
+    prompts = {key: name for calibration in calibrations for key, name in calibration.provenance.prompts.items()}
+    joined = Calibration(
+        ranks=np.concatenate([calibration.ranks for calibration in calibrations]),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        prompt_ids=tuple(ids),
+        token_hashes=tuple(token for calibration in calibrations for token in calibration.token_hashes),
+        kept=first.kept,
+        provenance=dataclasses.replace(first.provenance, prompts=prompts),
+    )
+    return joined, task

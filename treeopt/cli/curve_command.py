@@ -1,0 +1,71 @@
+"""`treeopt curve`: tokens per step, overhead and speedup for every size of tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from treeopt.build.curve import default_sizes, measure_curve
+from treeopt.build.fit import VALUES, WEIGHTS, Fitter, candidates
+from treeopt.build.trees import DEFAULT_TOP_K, tree_limits
+from treeopt.cli.console import Console, calibration_option, command
+from treeopt.files.atomic import write_text
+from treeopt.files.calibrations import load_calibration
+from treeopt.files.outputs import check_output
+from treeopt.files.profiles import load_profile
+
+_LARGEST = 256
+
+
+@command("curve")
+@calibration_option
+@click.option("--profile", help="Seconds a step, by `treeopt profile`: adds overhead and speedup.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Of the profile.")
+@click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
+@click.option("--largest", type=click.IntRange(min=1), help=f"Largest tree [default: the profile's, else {_LARGEST}].")
+@click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
+@click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
+@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks a head.")
+@click.option("-o", "--output", default="curve.svg", show_default=True)
+def run(console: Console, **options: Any) -> None:
+    """Show tokens per step, and with a profile overhead and speedup, against the number of nodes.
+
+    Every text is replayed by trees that were fitted without it. The inner interval is for all such texts, the outer
+    one for as many new prompts, both 90 %.
+    """
+    calibration_file = options["calibration"]
+    check_output(options["output"], calibration_file)
+    calibration = load_calibration(calibration_file)
+    profile = load_profile(options["profile"]) if options["profile"] else None
+    measured = int(profile.curve(options["batch"], options["context"])[0][-1]) if profile else _LARGEST
+    largest = min(options["largest"] or measured, measured if profile else options["largest"] or measured)
+    fitter = Fitter(calibration, tree_limits(calibration, largest, top_k=options["top_k"]))
+    method = fitter.choose(candidates(options["values"], options["weights"], refined=False)).method
+    curve = measure_curve(
+        fitter,
+        method,
+        default_sizes(largest),
+        profile=profile,
+        batch=options["batch"],
+        context=options["context"],
+    )
+    from treeopt.view.curve import render_curve
+
+    write_text(options["output"], render_curve(curve))
+    rows = []
+    for point in curve.points:
+        speed = ["-", "-"] if point.speedup is None else [f"{point.overhead:.2f}", f"{point.speedup:.2f}"]
+        low, high = point.prediction.low, point.prediction.high
+        mark = " best" if point.nodes == curve.best else ""
+        rows.append([f"{point.nodes}{mark}", f"{point.tokens_per_step:.3f}", f"{low:.3f}-{high:.3f}", *speed])
+    console.table(["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"], rows)
+    console.note(f"wrote {options['output']}")
+    points = [
+        {**vars(point), "sampling": vars(point.sampling), "prediction": vars(point.prediction)}
+        for point in curve.points
+    ]
+    console.result({"points": points, "best": curve.best, "method": str(method), "output": options["output"]})
+
+
+command = run
