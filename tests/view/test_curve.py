@@ -28,7 +28,7 @@ def make(sizes: list[int], tokens: list[float], speedups: list[float] | None, ha
         sampling, prediction = Interval(tau - half / 2, tau + half / 2), Interval(tau - half, tau + half)
         points.append(CurvePoint(nodes, tau, sampling, prediction, seconds, overhead, speedup))
     best = sizes[speedups.index(max(speedups))] if speedups else None
-    return Curve(tuple(points), best, Method("independent", "uniform"))
+    return Curve(tuple(points), best, Method("independent", "uniform"), (1.0,))
 
 
 def parse(curve: Curve, title: str = "") -> ElementTree.Element:

@@ -30,11 +30,15 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """The points by size, and the size of the greatest speedup (None without a profile)."""
+    """The points by size, and the size of the greatest speedup (None without a profile).
+
+    `expected` holds, for every size from 1 on, what the growth from all texts expects: 1 + the sum of the values.
+    """
 
     points: tuple[CurvePoint, ...]
     best: int | None
     method: Method
+    expected: tuple[float, ...]
 
 
 def default_sizes(largest: int) -> list[int]:
@@ -83,4 +87,5 @@ def measure_curve(
         )
     timed = [point for point in points if point.speedup is not None]
     best = max(timed, key=lambda point: (point.speedup or 0.0, -point.nodes)).nodes if timed else None
-    return Curve(tuple(points), best, method)
+    [(growth, _)] = fitter.build([method])
+    return Curve(tuple(points), best, method, tuple(growth.expected().tolist()))

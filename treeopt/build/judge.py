@@ -25,6 +25,7 @@ class Judgement:
     tokens_per_step: float
     interval: Interval
     paper_tokens_per_step: float
+    paper_interval: Interval
     gain: Interval
 
 
@@ -48,5 +49,6 @@ def judge(tree: Tree, fitted: Calibration, aside: Calibration, dropped: int, lim
         tokens_per_step=float(tokens.sum() / steps.sum()),
         interval=sampling_interval(tokens, steps),
         paper_tokens_per_step=float(tokens.sum() / paper_steps.sum()),
+        paper_interval=sampling_interval(tokens, paper_steps),
         gain=difference_interval(tokens, steps, paper_steps),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
@@ -217,5 +218,5 @@ def _as_dict(
             "shares": mixed.shares.tolist(),
         }
     if judgement is not None:
-        data["judged"] = {**vars(judgement), "interval": vars(judgement.interval), "gain": vars(judgement.gain)}
+        data["judged"] = dataclasses.asdict(judgement)
     return data

@@ -65,7 +65,8 @@ def run(console: Console, **options: Any) -> None:
         {**vars(point), "sampling": vars(point.sampling), "prediction": vars(point.prediction)}
         for point in curve.points
     ]
-    console.result({"points": points, "best": curve.best, "method": str(method), "output": options["output"]})
+    data = {"points": points, "best": curve.best, "method": str(method), "expected": curve.expected}
+    console.result({**data, "output": options["output"]})
 
 
 command = run

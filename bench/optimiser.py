@@ -1,0 +1,140 @@
+"""The optimiser against the paper's tree on texts it has not seen, its intervals, and its speed.
+
+    python bench/optimiser.py table    --calibration calibration.safetensors
+    python bench/optimiser.py coverage --calibration calibration.safetensors
+    python bench/optimiser.py speed    --calibration calibration.safetensors
+
+The calibration of the README's figures: `treeopt calibrate` on the 512 story openings, 160 greedy tokens each. `table`
+builds from rows 0-255 and judges on rows 256-511 (texts that stand in both dropped), then on random halves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from timing import machine, verdict
+
+from treeopt.build.fit import Fit, Fitter, candidates
+from treeopt.build.intervals import Interval, prediction_interval, sampling_interval
+from treeopt.build.judge import Judgement, judge
+from treeopt.build.refine import Limits
+from treeopt.calibration import Calibration
+from treeopt.files.calibrations import load_calibration
+
+SIZES = (8, 16, 32, 64, 128, 256)
+GOALS = (1.5, 0.8, 1.2, 1.2, 1.4, 1.4)  # percent over the paper's tree, rows 0-255 against 256-511
+TOP_K = 32
+SPLITS = 10
+FEW = 50  # prompts to build from, where few are to be had
+COVERAGE_SPLITS, COVERAGE_NODES = 200, 64
+LARGE = 1_000_000  # positions
+
+
+def fit(calibration: Calibration, nodes: int) -> Fit:
+    """What `treeopt build` does by default."""
+    fitter = Fitter(calibration, Limits(nodes, TOP_K))
+    return fitter.choose(candidates("joint", "visits", refined=False))
+
+
+def halves(calibration: Calibration, chosen: NDArray[np.int64]) -> tuple[Calibration, Calibration]:
+    """These texts, and all others that do not stand among them."""
+    fitted = calibration.select(np.sort(chosen))
+    known, picked = set(fitted.token_hashes), set(chosen.tolist())
+    hashes = calibration.token_hashes
+    others = [s for s in range(calibration.sequences) if s not in picked and hashes[s] not in known]
+    return fitted, calibration.select(others)
+
+
+def gain(calibration: Calibration, chosen: NDArray[np.int64], nodes: int) -> tuple[float, Judgement]:
+    """Percent over the paper's tree on the other texts."""
+    fitted, aside = halves(calibration, chosen)
+    found = judge(fit(fitted, nodes).tree, fitted, aside, 0, Limits(nodes, TOP_K))
+    return 100 * (found.tokens_per_step / found.paper_tokens_per_step - 1), found
+
+
+def table(calibration: Calibration) -> None:
+    """Gains at six sizes: the fixed halves, ten random halves, ten times 50 prompts."""
+    print("nodes | paper (90 %) | joint, visits (90 %) | gain, goal | random halves | from 50 prompts, least")
+    for nodes, goal in zip(SIZES, GOALS, strict=True):
+        percent, found = gain(calibration, np.arange(256), nodes)
+        half, few = (_random_gains(calibration, texts, nodes) for texts in (calibration.sequences // 2, FEW))
+        paper = f"{found.paper_tokens_per_step:.4f} ({_ends(found.paper_interval)})"
+        joint = f"{found.tokens_per_step:.4f} ({_ends(found.interval)})"
+        reached = f"{percent:+.2f} % {'met' if percent >= goal else 'MISSED'} {goal}"
+        print(f"{nodes:5} | {paper} | {joint} | {reached} | {_mean(half)} | {_mean(few)}, {few.min():+.2f}")
+
+
+def _random_gains(calibration: Calibration, texts: int, nodes: int) -> NDArray[np.float64]:
+    """Gains over ten random choices of so many texts to build from."""
+    rng = np.random.default_rng(7)
+    draws = [rng.permutation(calibration.sequences)[:texts] for _ in range(SPLITS)]
+    return np.array([gain(calibration, draw, nodes)[0] for draw in draws])
+
+
+def _ends(interval: Interval) -> str:
+    return f"{interval.low:.3f}-{interval.high:.3f}"
+
+
+def _mean(gains: NDArray[np.float64]) -> str:
+    return f"{gains.mean():+.2f} ± {gains.std(ddof=1):.2f} %"
+
+
+def coverage(calibration: Calibration) -> None:
+    """How often the 90 % intervals from one half hold the figure measured on the other."""
+    rng = np.random.default_rng(11)
+    inside = {"prediction": 0, "sampling": 0}
+    intervals: dict[str, Callable[..., object]] = {"prediction": prediction_interval, "sampling": sampling_interval}
+    for _ in range(COVERAGE_SPLITS):
+        chosen = rng.permutation(calibration.sequences)[: calibration.sequences // 2]
+        fitted, aside = halves(calibration, chosen)
+        found = fit(fitted, COVERAGE_NODES)
+        steps = Fitter(aside, Limits(COVERAGE_NODES, TOP_K)).steps(found.tree)
+        measured = aside.positions / steps.sum()
+        tokens = np.diff(fitted.offsets)
+        for name, interval in intervals.items():
+            ends = interval(tokens, found.steps)
+            inside[name] += ends.low <= measured <= ends.high
+    for name, count in inside.items():
+        print(f"{name} interval at 90 %: holds {count} of {COVERAGE_SPLITS} ({count / COVERAGE_SPLITS:.1%})")
+
+
+def speed(calibration: Calibration) -> None:
+    """One fit at 64 nodes and 1,000 replicates over a million positions, made by repeating the texts."""
+    copies = -(-LARGE // calibration.positions)
+    lengths = np.tile(np.diff(calibration.offsets), copies)
+    large = Calibration(
+        ranks=np.tile(calibration.ranks, (copies, 1)),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        prompt_ids=tuple(f"{i:09}" for i in range(len(lengths))),
+        token_hashes=tuple(str(i) for i in range(len(lengths))),
+        kept=calibration.kept,
+        provenance=calibration.provenance,
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.perf_counter()
+    found = fit(large, 64)
+    seconds = time.perf_counter() - begin
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    print(verdict(f"joint + visits, 64 nodes, {large.positions:,} positions", seconds, 5.0, "s"))
+    print(verdict("memory on top of the calibration", grown / large.ranks.size, 20, "bytes a position and head"))
+    begin = time.perf_counter()
+    sampling_interval(np.diff(large.offsets), found.steps)
+    print(verdict("1,000 replicates", time.perf_counter() - begin, 2.0, "s"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["table", "coverage", "speed"])
+    parser.add_argument("--calibration", default="calibration.safetensors")
+    options = parser.parse_args()
+    print(machine(1))
+    {"table": table, "coverage": coverage, "speed": speed}[options.what](load_calibration(options.calibration))
+
+
+if __name__ == "__main__":
+    main()
