@@ -13,7 +13,8 @@ import torch
 from timing import interleaved, machine, verdict
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from treeopt.calibrate.measure import Text, trace_texts
+from treeopt.calibrate.measure import trace_texts
+from treeopt.calibrate.texts import Text
 from treeopt.calibration import MAX_RANKS
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads

@@ -125,6 +125,10 @@ class LatencyProfile:
             raise _unmeasured(asked, ", ".join(pairs))
         return np.array([point.nodes for point in chosen]), np.array([point.seconds for point in chosen])
 
+    def largest(self, batch: int = 1, context: int | None = None) -> int:
+        """The largest size measured with this batch and context; E230 where they were not measured."""
+        return int(self.curve(batch, context)[0][-1])
+
     def seconds(self, nodes: int, batch: int = 1, context: int | None = None) -> float:
         """Seconds of a step of any size between the smallest and the largest measured one.
 

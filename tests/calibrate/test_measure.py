@@ -14,8 +14,9 @@ from tiny import VOCAB, random_heads, tiny_base
 from torch.nn import functional as F
 
 from treeopt.build.replay import replay
-from treeopt.calibrate.measure import CalibrationRun, Text, continue_texts, cut_at_end, run_calibration, trace_texts
-from treeopt.calibrate.prompts import Prompt, PromptSet, encode, load_prompts
+from treeopt.calibrate.measure import CalibrationRun, continue_texts, cut_at_end, run_calibration, trace_texts
+from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
+from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import MISS, NONE, Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base

@@ -15,7 +15,8 @@ from pyarrow import parquet
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from treeopt.calibrate import prompts as prompts_module
-from treeopt.calibrate.prompts import Prompt, PromptSet, encode, load_prompts
+from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
+from treeopt.calibrate.texts import encode
 from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
 from treeopt.models import hub
 

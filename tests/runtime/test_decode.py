@@ -13,8 +13,9 @@ from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, ti
 from torch import Tensor
 
 from treeopt.build.replay import replay
-from treeopt.calibrate.measure import Text, as_calibration, trace_texts
-from treeopt.calibrate.prompts import encode, load_prompts
+from treeopt.calibrate.measure import as_calibration, trace_texts
+from treeopt.calibrate.prompts import load_prompts
+from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import NONE, Provenance
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base

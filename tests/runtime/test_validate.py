@@ -13,8 +13,9 @@ from torch import Tensor
 
 from treeopt.build.replay import Replay
 from treeopt.build.trees import build_tree
-from treeopt.calibrate.measure import Text, run_calibration
-from treeopt.calibrate.prompts import PromptSet, encode, load_prompts
+from treeopt.calibrate.measure import run_calibration
+from treeopt.calibrate.prompts import PromptSet, load_prompts
+from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import Calibration
 from treeopt.models.base import Base, load_base
 from treeopt.models.layouts import LoadedHeads, load_heads

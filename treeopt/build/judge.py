@@ -10,6 +10,7 @@ from treeopt.build.fit import PAPER, Fitter
 from treeopt.build.intervals import Interval, difference_interval, sampling_interval
 from treeopt.build.refine import Limits
 from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
 
 
@@ -30,11 +31,21 @@ class Judgement:
 
 
 def split(calibration: Calibration, last: int) -> tuple[Calibration, Calibration, int]:
-    """All but the last sequences, the last ones without those whose text stands among the others, and their number."""
+    """All but the last sequences, the last ones without those whose text stands among the others, and their number.
+
+    Raises:
+        TreeoptError: E303 where nothing would be left to fit or to judge by.
+    """
     texts = calibration.sequences
+    if last >= texts:
+        what = f"{last} texts cannot be set aside of {texts}"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, at=f"--holdout {last}", fix=f"--holdout {max(texts // 2, 1)}")
     fitted = calibration.select(range(texts - last))
     known = set(fitted.token_hashes)
     fresh = [s for s in range(texts - last, texts) if calibration.token_hashes[s] not in known]
+    if not fresh:
+        what = f"each of the last {last} texts stands among the others too"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, at=f"--holdout {last}", fix="calibrate on more different prompts")
     return fitted, calibration.select(fresh), last - len(fresh)
 
 

@@ -59,11 +59,12 @@ def tree_limits(
     calibration: Calibration,
     nodes: int,
     *,
-    top_k: int = DEFAULT_TOP_K,
+    top_k: int | None = DEFAULT_TOP_K,
     max_depth: int | None = None,
     max_rank: int | None = None,
 ) -> Limits:
-    """What a tree may be; ValueError where a number is out of range."""
+    """What a tree may be (K is all ranks kept where None); ValueError where a number is out of range."""
+    top_k = calibration.kept if top_k is None else top_k
     if nodes < 1 or top_k < 1 or (max_rank or 0) < 0 or (max_depth or 0) < 0:
         raise ValueError(f"nodes {nodes}, top_k {top_k}, max_rank {max_rank}, max_depth {max_depth}: out of range")
     ranks = min(top_k, calibration.kept, top_k if max_rank is None else max_rank + 1)

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.calibrate.prompts import PromptSet, Skipped, Text, encode_prompts
+from treeopt.calibrate.prompts import PromptSet
+from treeopt.calibrate.texts import Skipped, Text, encode_prompts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like

@@ -70,7 +70,8 @@ def run() -> None:
         os.environ.setdefault(name, value)
     try:
         status = program.main(standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller: >&-
+            sys.stdout.flush()
     except click.ClickException as error:
         if "--json" in sys.argv:
             data = {"error": "usage", "what": error.format_message(), "exit_status": error.exit_code}

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import click
 
-from treeopt.build.fit import VALUES, WEIGHTS, Fit, Fitter, candidates
+from treeopt.build.fit import VALUES, WEIGHTS
 from treeopt.build.intervals import texts_to_halve
-from treeopt.build.judge import Judgement, judge, split
-from treeopt.build.mixture import Matrix, Mixed, Tasks
-from treeopt.build.sizes import SizeChoice, best_size
-from treeopt.build.trees import DEFAULT_TOP_K, describe, tree_limits
-from treeopt.calibration import Calibration
+from treeopt.build.job import Built, Job, run_job
+from treeopt.build.judge import Judgement
+from treeopt.build.trees import DEFAULT_TOP_K
 from treeopt.cli.console import Console, command
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.outputs import check_output
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
-from treeopt.tree import Tree
 
 _AUTO = "auto"
 
@@ -66,154 +64,141 @@ def run(console: Console, **options: Any) -> None:
     what a decoder would do on that text.
     """
     files = options["calibrations"]
-    shares = _check(options, len(files))
+    job = _job(options, len(files))
     check_output(options["output"], *files)
-    loaded = [load_calibration(file) for file in files]
-    limits_asked = {name: options[name] for name in ("top_k", "max_depth", "max_rank")}
-    fitted, aside, dropped = loaded[0], None, 0
-    if options["holdout"]:
-        fitted, aside, dropped = split(loaded[0], options["holdout"])
-    nodes, choice = options["nodes"], None
-    if nodes == _AUTO:
-        profile = load_profile(options["profile"])
-        methods = candidates(options["values"], options["weights"], refined=False)
-        choice = best_size(fitted, profile, methods, options["batch"], options["context"], **limits_asked)
-        nodes = choice.best.nodes
-    limits = tree_limits(fitted, nodes, **limits_asked)
-    matrix = mixed = None
-    if len(loaded) > 1:
-        tasks = Tasks(loaded, limits, options["values"], options["weights"])
-        matrix = tasks.matrix()
-        mixed = tasks.robust() if options["robust"] else tasks.weighted(shares or [c.positions for c in loaded])
-        fitter, fit = mixed.fitter, mixed.fit
-    else:
-        fitter = Fitter(fitted, limits, refine_seconds=options["refine"])
-        fit = fitter.choose(candidates(options["values"], options["weights"], refined=options["refine"] > 0))
-    tree = describe(fitter, fit)
-    save_tree(tree, options["output"])
+    built = run_job([load_calibration(file) for file in files], job)
+    save_tree(built.tree, options["output"])
     # Read once, and only now that the file is written: nothing could have been fitted to these texts.
-    judgement = judge(tree, fitted, aside, dropped, limits) if aside is not None else None
-    _report(console, tree, fit, fitter.calibration, nodes, options["output"])
-    _report_more(console, files, choice, matrix, mixed, judgement)
-    console.result(_as_dict(tree, fit, options["output"], choice, matrix, mixed, judgement))
+    judgement = built.judgement()
+    _report(console, built, options["output"])
+    _report_choice(console, built)
+    _report_tasks(console, built, files)
+    _report_judgement(console, judgement)
+    console.result(_as_dict(built, judgement, options["output"]))
 
 
 command = run
 
 
-def _check(options: dict[str, Any], tasks: int) -> list[float] | None:
-    """The shares of a mixture, after refusing options that contradict each other."""
-    if (options["nodes"] == _AUTO) != (options["profile"] is not None):
+def _job(options: dict[str, Any], tasks: int) -> Job:
+    """What the options ask for, after refusing those that contradict each other."""
+    auto = options["nodes"] == _AUTO
+    if auto != (options["profile"] is not None):
         raise click.UsageError("--nodes auto and --profile go together")
     if tasks == 1 and (options["mix"] or options["robust"]):
         raise click.UsageError("--mix and --robust need several --calibration")
-    if tasks > 1 and (options["holdout"] or options["refine"] or options["nodes"] == _AUTO):
+    if tasks > 1 and (options["holdout"] or options["refine"] or auto):
         raise click.UsageError("--holdout, --refine and --nodes auto take one --calibration")
     if options["mix"] and options["robust"]:
         raise click.UsageError("--mix and --robust exclude each other")
-    if not options["mix"]:
-        return None
+    same = ("values", "weights", "top_k", "max_rank", "max_depth", "batch", "context", "robust")
+    return Job(
+        nodes=None if auto else options["nodes"],
+        refine_seconds=options["refine"],
+        holdout=options["holdout"] or 0,
+        profile=load_profile(options["profile"]) if auto else None,
+        shares=_shares(options["mix"], tasks) if options["mix"] else None,
+        **{name: options[name] for name in same},
+    )
+
+
+def _shares(text: str, tasks: int) -> list[float]:
     try:
-        shares = [float(share) for share in options["mix"].split(",")]
+        shares = [float(share) for share in text.split(",")]
     except ValueError as error:
         raise click.BadParameter("numbers, with commas between", param_hint="--mix") from error
-    if len(shares) != tasks or min(shares) <= 0:
+    if len(shares) != tasks or not all(0 < share < math.inf for share in shares):
         raise click.BadParameter(f"{tasks} positive numbers, one a calibration", param_hint="--mix")
     return shares
 
 
-def _report(console: Console, tree: Tree, fit: Fit, calibration: Calibration, asked: int, output: str) -> None:
-    assert tree.expected is not None
-    expected = tree.expected
-    if tree.nodes < asked:
+def _report(console: Console, built: Built, output: str) -> None:
+    tree, expected = built.tree, built.tree.expected
+    assert expected is not None
+    if tree.nodes < built.asked:
         console.warn(
-            f"warning: {tree.nodes} nodes, not {asked}: no further path has any value in this calibration "
+            f"warning: {tree.nodes} nodes, not {built.asked}: no further path has any value in this calibration "
             f"(K = {expected.top_k})"
         )
     console.say(
         f"{tree.nodes} nodes = 1 root + {len(tree.paths)} drafts, depth {tree.depth}, {len(tree.leaves)} leaves, "
         f"K = {expected.top_k} ranks a head"
     )
-    console.say(f"method                    {fit.method}")
+    console.say(f"method                    {built.fit.method}")
     console.say(f"expected tokens per step  {expected.independent:.3f}  independent: 1 + sum of products of accuracies")
     console.say(
         f"                          {expected.replay:.3f}  replay: what a decoder yields on the "
-        f"{calibration.sequences} traced texts"
+        f"{built.fitted.sequences} traced texts"
     )
     if expected.unseen is not None:
+        more = texts_to_halve(built.fitted.sequences)
         console.say(
             f"                          {expected.unseen:.3f}  unseen: the same on texts left out of the fit; "
             f"{expected.low:.3f} to {expected.high:.3f} on"
         )
         console.say(
-            f"                                 as many new prompts (90 %); {texts_to_halve(calibration.sequences)} "
-            "more prompts would halve that"
+            f"                                 as many new prompts (90 %); {more} more prompts would halve that"
         )
     console.note(f"wrote {output}")
 
 
-def _report_more(
-    console: Console,
-    files: tuple[str, ...],
-    choice: SizeChoice | None,
-    matrix: Matrix | None,
-    mixed: Mixed | None,
-    judgement: Judgement | None,
-) -> None:
-    if choice is not None:
-        for label, budget in (("fastest", choice.best), ("64 nodes", choice.at_64)):
-            if budget is not None:
-                console.say(
-                    f"{label:9} {budget.nodes} nodes: {budget.tokens_per_step:.3f} tokens per step, overhead "
-                    f"{budget.overhead:.2f}, speedup {budget.speedup:.2f} by the profile"
-                )
-    if matrix is not None and mixed is not None:
-        rows = [[name, *(f"{tau:.3f}" for tau in row)] for name, row in zip(files, matrix.tokens_per_step, strict=True)]
-        rows.append(["this tree", *(f"{tau:.3f}" for tau in mixed.tokens_per_step)])
-        rows.append(["share", *(f"{share:.2f}" for share in mixed.shares)])
-        console.table(["tokens per step, tree of / on", *files], rows)
-    if judgement is not None:
-        low, high = judgement.gain.low, judgement.gain.high
-        console.say(
-            f"judged on {judgement.texts} texts set aside ({judgement.dropped} that stand in both dropped): "
-            f"{judgement.tokens_per_step:.4f} ({judgement.interval.low:.3f} to {judgement.interval.high:.3f})"
-        )
-        console.say(
-            f"the paper's tree there: {judgement.paper_tokens_per_step:.4f}; gain "
-            f"{judgement.tokens_per_step / judgement.paper_tokens_per_step - 1:+.2%} ({low:+.3f} to {high:+.3f} tokens)"
-        )
+def _report_choice(console: Console, built: Built) -> None:
+    if built.choice is None:
+        return
+    for label, budget in (("fastest", built.choice.best), ("64 nodes", built.choice.at_64)):
+        if budget is not None:
+            console.say(
+                f"{label:9} {budget.nodes} nodes: {budget.tokens_per_step:.3f} tokens per step, overhead "
+                f"{budget.overhead:.2f}, speedup {budget.speedup:.2f} by the profile"
+            )
 
 
-def _as_dict(
-    tree: Tree,
-    fit: Fit,
-    output: str,
-    choice: SizeChoice | None,
-    matrix: Matrix | None,
-    mixed: Mixed | None,
-    judgement: Judgement | None,
-) -> dict[str, Any]:
+def _report_tasks(console: Console, built: Built, files: tuple[str, ...]) -> None:
+    if built.matrix is None or built.mixed is None:
+        return
+    table = built.matrix.tokens_per_step
+    rows = [[name, *(f"{tau:.3f}" for tau in row)] for name, row in zip(files, table, strict=True)]
+    rows.append(["this tree (fitted to all)", *(f"{tau:.3f}" for tau in built.mixed.tokens_per_step)])
+    rows.append(["share in the fit", *(f"{share:.2f}" for share in built.mixed.shares)])
+    console.table(["tokens per step of the tree of / on", *files], rows)
+    console.say("a tree on its own task: on texts left out of its fit")
+
+
+def _report_judgement(console: Console, judgement: Judgement | None) -> None:
+    if judgement is None:
+        return
+    low, high = judgement.gain.low, judgement.gain.high
+    console.say(
+        f"judged on {judgement.texts} texts set aside ({judgement.dropped} that stand in both dropped): "
+        f"{judgement.tokens_per_step:.4f} ({judgement.interval.low:.3f} to {judgement.interval.high:.3f})"
+    )
+    console.say(
+        f"the paper's tree there: {judgement.paper_tokens_per_step:.4f}; gain "
+        f"{judgement.tokens_per_step / judgement.paper_tokens_per_step - 1:+.2%} ({low:+.3f} to {high:+.3f} tokens)"
+    )
+
+
+def _as_dict(built: Built, judgement: Judgement | None, output: str) -> dict[str, Any]:
+    tree, choice, mixed = built.tree, built.choice, built.mixed
     assert tree.expected is not None
-    expected = vars(tree.expected)
     data: dict[str, Any] = {
         "nodes": tree.nodes,
         "depth": tree.depth,
         "leaves": len(tree.leaves),
         "top_k": tree.expected.top_k,
-        "method": str(fit.method),
-        "expected_tokens_per_step": {
-            name: expected[name] for name in ("independent", "replay", "unseen", "low", "high")
-        },
-        "steps_on_unseen_texts": fit.trials,
+        "method": str(built.fit.method),
+        "expected_tokens_per_step": {name: value for name, value in vars(tree.expected).items() if name != "top_k"},
+        "steps_on_unseen_texts": built.fit.trials,
+        "texts_fitted": built.fitted.sequences,
         "paths": tree.paths,
         "values": tree.values,
         "output": output,
     }
     if choice is not None:
         data["auto"] = {"best": vars(choice.best), "at_64": choice.at_64 and vars(choice.at_64)}
-    if matrix is not None and mixed is not None:
+    if built.matrix is not None and mixed is not None:
         data["tasks"] = {
-            "tokens_per_step": matrix.tokens_per_step.tolist(),
+            "tokens_per_step": built.matrix.tokens_per_step.tolist(),
             "this_tree": mixed.tokens_per_step.tolist(),
             "shares": mixed.shares.tolist(),
         }

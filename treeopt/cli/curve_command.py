@@ -38,8 +38,9 @@ def run(console: Console, **options: Any) -> None:
     check_output(options["output"], calibration_file)
     calibration = load_calibration(calibration_file)
     profile = load_profile(options["profile"]) if options["profile"] else None
-    measured = int(profile.curve(options["batch"], options["context"])[0][-1]) if profile else _LARGEST
-    largest = min(options["largest"] or measured, measured if profile else options["largest"] or measured)
+    bounds = [options["largest"]] if options["largest"] else []
+    bounds += [profile.largest(options["batch"], options["context"])] if profile else []
+    largest = min(bounds, default=_LARGEST)
     fitter = Fitter(calibration, tree_limits(calibration, largest, top_k=options["top_k"]))
     method = fitter.choose(candidates(options["values"], options["weights"], refined=False)).method
     curve = measure_curve(

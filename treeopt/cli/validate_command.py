@@ -13,7 +13,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 
 if TYPE_CHECKING:
-    from treeopt.calibrate.prompts import Skipped
+    from treeopt.calibrate.texts import Skipped
     from treeopt.runtime.validate import Validation
 
 _SHOWN = 5
@@ -32,7 +32,8 @@ def run(console: Console, **options: Any) -> None:
     if options["prompts"] is None:
         raise click.UsageError("Missing option '--prompts'.")
     tree = load_tree(options["tree"])
-    from treeopt.calibrate.prompts import encode_prompts, load_prompts
+    from treeopt.calibrate.prompts import load_prompts
+    from treeopt.calibrate.texts import encode_prompts
     from treeopt.models.pair import load_pair
     from treeopt.runtime.validate import validate
 

@@ -16,7 +16,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from treeopt.build.replay import Replay, replay
 from treeopt.calibrate.measure import as_calibration, trace_texts
-from treeopt.calibrate.prompts import Text
+from treeopt.calibrate.texts import Text
 from treeopt.calibration import MAX_RANKS, Provenance
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads

@@ -1,0 +1,112 @@
+"""Prompts as token ids: what fits into the context, and what is left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from treeopt.calibrate.prompts import Prompt, PromptSet
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt's token ids and the ids of its continuation."""
+
+    prompt_id: str
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A prompt that was not run: its length in tokens, and why."""
+
+    prompt_id: str
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Prompts as token ids, those left out, and how many answers were cut at the token budget."""
+
+    texts: Sequence[Text]
+    skipped: tuple[Skipped, ...]
+    answers_cut: int
+
+
+def encode(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, *, chat_template: bool
+) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt and of its answer (empty where it has none).
+
+    Args:
+        prompt: what to encode.
+        tokenizer: the base model's.
+        chat_template: put requests through the tokenizer's chat template, where it has one.
+
+    Raises:
+        TreeoptError: E302 where chat messages meet a tokenizer without a template, E304 where there is no tokenizer.
+    """
+    if tokenizer is None:
+        raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
+    templated = chat_template and tokenizer.chat_template is not None
+    messages = prompt.messages
+    if messages is not None and templated:
+        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    elif messages is not None and len(messages) > 1:
+        raise TreeoptError(
+            Code.PROMPTS_INVALID,
+            f"prompt {prompt.id} is a conversation, but no chat template is in use",
+            why="several messages become one text only by the model's chat template",
+            fix="use a tokenizer with a chat template, or prompts with `instruction` or `text`",
+        )
+    else:
+        text = prompt.text if messages is None else messages[0]["content"]
+        ids = tokenizer(_whole_text(text))["input_ids"]
+    answer = tokenizer(_whole_text(prompt.answer), add_special_tokens=False)["input_ids"] if prompt.answer else []
+    return list(ids), list(answer)
+
+
+def encode_prompts(
+    base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True, scored: bool = False
+) -> Encoded:
+    """Token ids of all prompts that fit with `max_new_tokens` into the context; the others are named, not cut.
+
+    With `scored`, prompts with an empty answer are left out too.
+
+    Raises:
+        TreeoptError: E303 where no prompt is left, and as `encode`.
+    """
+    assert max_new_tokens >= 1
+    texts, skipped, cut = [], [], 0
+    for prompt in prompts.prompts:
+        ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
+        reason = ""
+        if not ids:
+            reason = "no tokens"
+        elif len(ids) + max_new_tokens > base.context:
+            reason = "too long for the context"
+        elif scored and not answer:
+            reason = "empty answer"
+        if reason:
+            skipped.append(Skipped(prompt.id, len(ids), reason))
+            continue
+        cut += len(answer) > max_new_tokens
+        texts.append(Text(prompt.id, ids, answer[:max_new_tokens]))
+    if not texts:
+        reasons = ", ".join(sorted({s.reason for s in skipped}))
+        what = (
+            f"none of {len(skipped)} prompts can be run with {max_new_tokens} new tokens in {base.context}: {reasons}"
+        )
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
+    return Encoded(texts, tuple(skipped), cut)
+
+
+def _whole_text(text: str | None) -> str:
+    """Text that a tokenizer takes: half of a surrogate pair, which JSON can hold, becomes a question mark."""
+    return (text or "").encode(errors="replace").decode()
