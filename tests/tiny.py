@@ -28,6 +28,17 @@ _ROTARY = {
 }
 _MIXED = {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 _LEARNED = {"n_embd": HIDDEN, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": _SPREAD}
+_OPT = {
+    "hidden_size": HIDDEN,
+    "word_embed_proj_dim": HIDDEN,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "init_std": _SPREAD,
+    "pad_token_id": 1,
+    "tie_word_embeddings": False,
+}
 _ALIBI = {"d_model": HIDDEN, "n_layers": 2, "n_heads": 4, "max_seq_len": 256, "initializer_range": _SPREAD}
 _LOCAL = {
     "hidden_size": HIDDEN,
@@ -47,11 +58,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", _ROTARY),
     "qwen2-mixed": ("qwen2", {**_ROTARY, **_MIXED}),
     "gpt2": ("gpt2", {**_LEARNED, "tie_word_embeddings": False}),
+    "qwen3-mixed": ("qwen3", {**_ROTARY, **_MIXED, "head_dim": 8}),
+    "gemma2": ("gemma2", {**_ROTARY, "head_dim": 8, "sliding_window": WINDOW, "attn_implementation": "eager"}),
+    "gemma3": ("gemma3_text", {**_ROTARY, "num_hidden_layers": 6, "head_dim": 8, "sliding_window": WINDOW}),
+    "phi3": ("phi3", {**_ROTARY, "sliding_window": WINDOW}),
+    "gpt_neox": ("gpt_neox", {key: value for key, value in _ROTARY.items() if key != "num_key_value_heads"}),
+    "opt": ("opt", _OPT),
     "mpt": ("mpt", _ALIBI),
     "gpt_neo": ("gpt_neo", _LOCAL),
     "mamba": ("mamba", _RECURRENT),
 }
-TREE_FAMILIES = ("llama", "mistral", "qwen2", "qwen2-mixed", "gpt2")  # those that can verify trees
+# Those that can verify trees.
+TREE_FAMILIES = tuple(family for family in FAMILIES if family not in ("mpt", "gpt_neo", "mamba"))
 
 
 def tiny_base(family: str, seed: int = 0, **config: Any) -> Base:

@@ -117,9 +117,7 @@ def test_batch_and_context_choose_the_line_of_the_profile() -> None:
     assert measure_curve(fitter_of(1), PAPER, SIZES, profile=both, batch=8, context=64).best == 1
 
 
-@pytest.mark.parametrize(
-    ("seconds", "batch"), [({2: 0.1, 24: 0.2}, 1), ({1: 0.1, 16: 0.2}, 1), ({1: 0.1, 24: 0.2}, 3)]
-)
+@pytest.mark.parametrize(("seconds", "batch"), [({2: 0.1, 24: 0.2}, 1), ({1: 0.1, 16: 0.2}, 1), ({1: 0.1, 24: 0.2}, 3)])
 def test_what_the_profile_lacks_is_one_error(seconds: dict[int, float], batch: int) -> None:
     """No one-node step, no largest size, or no such batch: E230."""
     with pytest.raises(TreeoptError) as caught:

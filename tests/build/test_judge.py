@@ -13,6 +13,7 @@ from treeopt.build.judge import judge, split
 from treeopt.build.replay import replay
 from treeopt.build.trees import build_tree, tree_limits
 from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
 
 
 def hashed(calibration: Calibration, hashes: list[int] | None = None) -> Calibration:
@@ -38,6 +39,15 @@ def test_split_drops_texts_that_stand_in_both() -> None:
     assert fitted.token_hashes == tuple(f"hash {name}" for name in (0, 1, 2, 3))
     assert aside.prompt_ids == (calibration.prompt_ids[5], calibration.prompt_ids[6])
     assert dropped == 2
+
+
+@pytest.mark.parametrize(("last", "hashes"), [(4, [0, 1, 2, 3]), (9, [0, 1, 2, 3]), (2, [0, 1, 1, 0])])
+def test_split_that_leaves_nothing_is_one_error(last: int, hashes: list[int]) -> None:
+    """Nothing to fit, more than there is, or only texts that were fitted: E303."""
+    calibration = hashed(random_calibration(0, sequences=4), hashes)
+    with pytest.raises(TreeoptError) as caught:
+        split(calibration, last)
+    assert caught.value.code is Code.PROMPTS_EMPTY
 
 
 @pytest.mark.parametrize("seed", range(3))

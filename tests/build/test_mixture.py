@@ -115,8 +115,10 @@ def test_different_heads_are_refused(change: str) -> None:
         other = task(5, [0, 0])
     elif change == "kept":
         other = dataclasses.replace(TWO, kept=17)
+    elif change == "heads_id":
+        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, heads_id="other"))
     else:
-        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, **{change: "other"}))
+        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, model_id="other"))
     with pytest.raises(TreeoptError) as caught:
         Tasks([ONE, other], LIMITS, "joint", "visits")
     assert caught.value.code is Code.CALIBRATION_MISMATCH

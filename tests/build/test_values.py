@@ -41,7 +41,7 @@ class Naive:
     strength: float
 
     def shares(self, weights: Floats, prefix: Path | None, depth: int) -> tuple[list[float], float]:
-        """Weight of each rank at a depth, and of all tokens there, where the earlier ranks are `prefix` (any if None)."""
+        """Weight of each rank at a depth, and of all tokens there, after exactly `prefix` (any ranks below K if None)."""
         hits, trials = defaultdict(float), 0.0
         for row, weight in zip(self.ranks.tolist(), weights.tolist(), strict=True):
             before = row[:depth]

@@ -1,0 +1,378 @@
+"""`treeopt build` and `treeopt curve` as a user meets them: estimates, sizes, tasks, and texts judged once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from helpers import make_calibration, random_calibration
+
+from treeopt.build.curve import default_sizes
+from treeopt.build.fit import PAPER, Fitter
+from treeopt.build.grow import grow
+from treeopt.build.judge import Judgement, judge, split
+from treeopt.build.mixture import Tasks
+from treeopt.build.replay import replay
+from treeopt.build.trees import build_tree, tree_limits
+from treeopt.build.values import IndependentValues
+from treeopt.calibration import Calibration
+from treeopt.cli.app import program
+from treeopt.files.calibrations import save_calibration
+from treeopt.files.profiles import save_profile
+from treeopt.files.trees import load_tree
+from treeopt.latency import LatencyPoint, LatencyProfile
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def treeopt(*arguments: str, status: int = 0) -> Result:
+    """Run the program in this process and check its exit status."""
+    result = CliRunner().invoke(program, list(arguments))
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result
+
+
+def treeopt_json(*arguments: str) -> dict[str, Any]:
+    """The one JSON object on standard output."""
+    parsed: dict[str, Any] = json.loads(treeopt(*arguments, "--json").stdout)
+    return parsed
+
+
+def stretches(seed: int, texts: int = 60) -> Calibration:
+    """Texts that stay easy or hard for twenty tokens; all different."""
+    rng = np.random.default_rng(seed)
+    tables = []
+    for _ in range(texts):
+        hard = (np.cumsum(rng.random(80) < 0.05) + rng.integers(2)) % 2 == 1
+        easy, spread = rng.geometric(0.85, (80, 3)) - 1, rng.geometric(0.18, (80, 3)) - 1
+        tables.append(np.where(hard[:, None], spread, easy))
+    return dataclasses.replace(make_calibration(tables), token_hashes=tuple(f"{seed}-{text}" for text in range(texts)))
+
+
+@pytest.fixture
+def calibration() -> Calibration:
+    """Sixty texts under the default name."""
+    made = stretches(1)
+    save_calibration(made, "calibration.safetensors")
+    return made
+
+
+@pytest.fixture
+def profile() -> LatencyProfile:
+    """Cheap up to 8 nodes, dear from 16 on, in `profile.yaml`."""
+    seconds = {1: 0.01, 2: 0.0101, 8: 0.0104, 16: 0.02, 80: 0.1}
+    made = LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items())
+    save_profile(made, "profile.yaml")
+    return made
+
+
+@pytest.fixture
+def tasks() -> list[Calibration]:
+    """Two tasks in `one.safetensors` and `two.safetensors`."""
+    made = [stretches(1), random_calibration(2, heads=3)]
+    for name, task in zip(("one", "two"), made, strict=True):
+        save_calibration(task, f"{name}.safetensors")
+    return made
+
+
+BOTH = ("--calibration", "one.safetensors", "--calibration", "two.safetensors")
+
+
+def test_build_is_joint_and_visits_by_default(calibration: Calibration) -> None:
+    """The defaults give the library's tree, its method and its figures, in the file and in the JSON alike."""
+    data = treeopt_json("build", "--nodes", "24", "-o", "t.yaml")
+    tree, wanted = load_tree("t.yaml"), build_tree(calibration, 24)
+    assert tree == wanted
+    assert wanted.expected is not None
+    expected = wanted.expected
+    assert data["expected_tokens_per_step"] == {
+        "independent": expected.independent,
+        "replay": expected.replay,
+        "unseen": expected.unseen,
+        "low": expected.low,
+        "high": expected.high,
+    }
+    assert expected.unseen is not None
+    assert data["expected_tokens_per_step"]["low"] < expected.unseen < data["expected_tokens_per_step"]["high"]
+    assert data["method"].startswith("joint, visits, strength ")
+    names = ["independent, uniform", *(f"joint, visits, strength {s}" for s in (64, 256, 1024))]
+    assert list(data["steps_on_unseen_texts"]) == names
+    steps = data["steps_on_unseen_texts"][data["method"]]
+    assert expected.unseen == pytest.approx(calibration.positions / steps, rel=1e-6)
+    assert [tuple(path) for path in data["paths"]] == list(tree.paths)
+    assert data["values"] == list(tree.values or ())
+    assert (data["nodes"], data["depth"], data["leaves"]) == (24, tree.depth, len(tree.leaves))
+    assert not {"auto", "tasks", "judged"} & data.keys()
+
+
+@pytest.mark.usefixtures("calibration")
+def test_build_prints_what_the_json_holds() -> None:
+    """The text names the method, the three estimates and the interval on new prompts."""
+    expected = treeopt_json("build", "--nodes", "24")["expected_tokens_per_step"]
+    text = treeopt("build", "--nodes", "24").stdout
+    assert re.search(r"^method +joint, visits, strength \d+$", text, flags=re.MULTILINE)
+    for name in ("independent", "replay", "unseen"):
+        assert f"{expected[name]:.3f}  {name}: " in text
+    assert f"{expected['low']:.3f} to {expected['high']:.3f} on" in text
+    assert "180 more prompts would halve that" in text
+
+
+def test_paper_options_are_exactly_the_paper(calibration: Calibration) -> None:
+    """Independent values with uniform weights compete with nothing: growth on the accuracies."""
+    data = treeopt_json("build", "--nodes", "24", "--values", "independent", "--weights", "uniform", "-o", "t.yaml")
+    wanted = grow(IndependentValues(calibration.accuracy), 24).tree()
+    assert load_tree("t.yaml") == wanted
+    assert data["method"] == "independent, uniform"
+    assert list(data["steps_on_unseen_texts"]) == ["independent, uniform"]
+
+
+def test_too_few_texts_say_nothing_of_unseen_ones() -> None:
+    """Below five texts there is no choice and no interval."""
+    save_calibration(stretches(1, 4), "calibration.safetensors")
+    data = treeopt_json("build", "--nodes", "8")
+    expected = data["expected_tokens_per_step"]
+    assert (expected["unseen"], expected["low"], expected["high"]) == (None, None, None)
+    assert data["steps_on_unseen_texts"] == {}
+    assert "unseen" not in treeopt("build", "--nodes", "8").stdout
+
+
+def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
+    """The tree is that of the first texts alone; the last ones are replayed once, beside the paper's tree."""
+    data = treeopt_json("build", "--nodes", "16", "--holdout", "20", "-o", "t.yaml")
+    fitted, aside, _ = split(calibration, 20)
+    tree = load_tree("t.yaml")
+    assert tree == build_tree(fitted, 16)
+    paper = build_tree(fitted, 16, values="independent", weights="uniform")
+    judged = data["judged"]
+    assert (judged["texts"], judged["dropped"]) == (20, 0)
+    assert judged["tokens_per_step"] == replay(tree, aside).tokens_per_step
+    assert judged["paper_tokens_per_step"] == replay(paper, aside).tokens_per_step
+    assert judged["interval"]["low"] < judged["tokens_per_step"] < judged["interval"]["high"]
+    assert judged["gain"]["low"] < judged["gain"]["high"]
+    text = treeopt("build", "--nodes", "16", "--holdout", "20").stdout
+    assert f"judged on 20 texts set aside (0 that stand in both dropped): {judged['tokens_per_step']:.4f}" in text
+    assert f"the paper's tree there: {judged['paper_tokens_per_step']:.4f}" in text
+
+
+def test_holdout_drops_texts_that_were_fitted() -> None:
+    """The same text among the fitted and the set aside is left out of the judgement, and counted."""
+    made = stretches(1, 30)
+    hashes = (*made.token_hashes[:28], made.token_hashes[0], made.token_hashes[5])
+    save_calibration(dataclasses.replace(made, token_hashes=hashes), "calibration.safetensors")
+    judged = treeopt_json("build", "--nodes", "8", "--holdout", "10")["judged"]
+    assert (judged["texts"], judged["dropped"]) == (8, 2)
+
+
+@pytest.mark.usefixtures("calibration")
+def test_tree_is_written_before_the_judgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts set aside are read when the file is there already, and leave no trace in it."""
+    written: list[bytes] = []
+
+    def spy(*arguments: Any) -> Judgement:
+        written.append(Path("t.yaml").read_bytes())
+        return judge(*arguments)
+
+    monkeypatch.setattr("treeopt.build.job.judge", spy)
+    treeopt("build", "--nodes", "16", "--holdout", "20", "-o", "t.yaml")
+    assert written == [Path("t.yaml").read_bytes()]
+
+
+@pytest.mark.usefixtures("calibration")
+@pytest.mark.parametrize("texts", ["60", "61"])
+def test_holdout_of_all_texts_is_one_error(texts: str) -> None:
+    """There must be texts to fit: exit 3, and no file."""
+    result = treeopt("build", "--holdout", texts, status=3)
+    assert "error[E303]" in result.stderr
+    assert not Path("tree.yaml").exists()
+
+
+def test_refined_trees_compete(calibration: Calibration) -> None:
+    """With time for refining every method competes refined as well; the tree has no more steps than the plain one."""
+    data = treeopt_json("build", "--nodes", "8", "--refine", "60", "-o", "t.yaml")
+    trials = data["steps_on_unseen_texts"]
+    assert len(trials) == 8
+    assert sum(name.endswith(", refined") for name in trials) == 4
+    tree = load_tree("t.yaml")
+    assert tree.nodes == 8
+    assert tree.values is not None
+    assert data["expected_tokens_per_step"]["replay"] == pytest.approx(replay(tree, calibration).tokens_per_step)
+    assert treeopt_json("build", "--nodes", "8", "--refine", "60")["paths"] == data["paths"]
+
+
+def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calibration) -> None:
+    """The tree has the size with the most tokens per second, and what 64 nodes would give is told."""
+    data = treeopt_json("build", "--nodes", "auto", "--profile", "profile.yaml", "-o", "t.yaml")
+    assert data["nodes"] == data["auto"]["best"]["nodes"] == 8
+    best, at_64 = data["auto"]["best"], data["auto"]["at_64"]
+    assert best["overhead"] == pytest.approx(profile.seconds(8) / profile.seconds(1))
+    assert best["speedup"] == pytest.approx(best["tokens_per_step"] / best["overhead"])
+    assert at_64["nodes"] == 64
+    assert at_64["speedup"] < best["speedup"]
+    assert load_tree("t.yaml") == build_tree(calibration, 8)
+    text = treeopt("build", "--nodes", "auto", "--profile", "profile.yaml").stdout
+    assert re.search(r"^fastest +8 nodes: .* speedup \d\.\d\d by the profile$", text, flags=re.MULTILINE)
+    assert "64 nodes  64 nodes: " in text
+
+
+@pytest.mark.usefixtures("calibration")
+def test_auto_below_64_has_no_figure_for_it() -> None:
+    """A profile that ends before 64 nodes says nothing of them."""
+    points = [LatencyPoint(n, 2, 64, 0.01, 0.01, 0.01) for n in (1, 20)]
+    save_profile(LatencyProfile.from_points(points), "small.yaml")
+    options = ["--nodes", "auto", "--profile", "small.yaml", "--batch", "2", "--context", "64"]
+    data = treeopt_json("build", *options)
+    assert data["auto"]["at_64"] is None
+    assert data["nodes"] == 20
+    assert "64 nodes  64" not in treeopt("build", *options).stdout
+
+
+def test_mix_gives_one_tree_and_the_matrix(tasks: list[Calibration]) -> None:
+    """Shares are those asked for; the table holds each task's tree on each task, and this tree on all."""
+    data = treeopt_json("build", *BOTH, "--mix", "3,1", "--nodes", "12", "-o", "t.yaml")
+    found = data["tasks"]
+    assert found["shares"] == [0.75, 0.25]
+    wanted = Tasks(tasks, tree_limits(tasks[0], 12), "joint", "visits")
+    assert found["tokens_per_step"] == wanted.matrix().tokens_per_step.tolist()
+    tree = load_tree("t.yaml")
+    assert tree == wanted.weighted([3, 1]).fit.tree
+    assert found["this_tree"] == [replay(tree, task).tokens_per_step for task in tasks]
+    rows = [line.split("\t") for line in treeopt("build", *BOTH, "--nodes", "12").stdout.splitlines() if "\t" in line]
+    assert rows[0][1:] == ["one.safetensors", "two.safetensors"]
+    assert [row[0] for row in rows[1:3]] == ["one.safetensors", "two.safetensors"]
+    assert rows[1][1:] == [f"{tau:.3f}" for tau in found["tokens_per_step"][0]]
+
+
+def test_several_calibrations_are_mixed_by_their_tokens(tasks: list[Calibration]) -> None:
+    """Without --mix every text weighs alike."""
+    shares = treeopt_json("build", *BOTH, "--nodes", "12")["tasks"]["shares"]
+    positions = [task.positions for task in tasks]
+    assert shares == pytest.approx([count / sum(positions) for count in positions])
+
+
+def test_robust_keeps_the_worst_task_up(tasks: list[Calibration]) -> None:
+    """No task loses more against its own tree than under equal shares."""
+    options = ["build", *BOTH, "--nodes", "12"]
+    robust, equal = (treeopt_json(*options, *more)["tasks"] for more in (["--robust"], ["--mix", "1,1"]))
+    own = [replay(build_tree(task, 12), task).tokens_per_step for task in tasks]
+    worst = [min(tau / best for tau, best in zip(data["this_tree"], own, strict=True)) for data in (robust, equal)]
+    assert worst[0] >= worst[1]
+    assert sum(robust["shares"]) == pytest.approx(1.0)
+
+
+def test_calibrations_of_different_heads_do_not_mix() -> None:
+    """Three heads and four: exit 3."""
+    save_calibration(random_calibration(1, heads=3), "one.safetensors")
+    save_calibration(random_calibration(1, heads=4), "two.safetensors")
+    assert "error[E221]" in treeopt("build", *BOTH, status=3).stderr
+    assert not Path("tree.yaml").exists()
+
+
+CONTRADICTIONS = {
+    "auto without profile": ["--nodes", "auto"],
+    "profile without auto": ["--profile", "profile.yaml"],
+    "profile with a size": ["--nodes", "8", "--profile", "profile.yaml"],
+    "mix of one": ["--calibration", "one.safetensors", "--mix", "1"],
+    "robust of one": ["--calibration", "one.safetensors", "--robust"],
+    "holdout of several": [*BOTH, "--holdout", "3"],
+    "refine of several": [*BOTH, "--refine", "1"],
+    "auto of several": [*BOTH, "--nodes", "auto", "--profile", "profile.yaml"],
+    "mix and robust": [*BOTH, "--mix", "1,1", "--robust"],
+    "too few shares": [*BOTH, "--mix", "1"],
+    "too many shares": [*BOTH, "--mix", "1,1,1"],
+    "share of nothing": [*BOTH, "--mix", "1,0"],
+    "negative share": [*BOTH, "--mix", "1,-1"],
+    "share in words": [*BOTH, "--mix", "one,two"],
+    "share not a number": [*BOTH, "--mix", "nan,1"],
+    "share infinite": [*BOTH, "--mix", "inf,1"],
+    "nodes in words": ["--nodes", "many"],
+    "no nodes": ["--nodes", "0"],
+    "unknown values": ["--values", "both"],
+    "unknown weights": ["--weights", "none"],
+    "negative refining": ["--refine", "-1"],
+    "holdout of none": ["--holdout", "0"],
+}
+
+
+@pytest.mark.usefixtures("tasks", "profile")
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictory_options_exit_2(name: str) -> None:
+    """A wrong command line is refused before any work, and nothing is written."""
+    result = treeopt("build", *CONTRADICTIONS[name], status=2)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert not Path("tree.yaml").exists()
+
+
+def test_curve_without_profile(calibration: Calibration) -> None:
+    """Tokens per step of every size on texts left out; no seconds, no best; the picture is written."""
+    data = treeopt_json("curve", "--largest", "24", "--values", "independent", "--weights", "uniform")
+    assert (data["best"], data["method"], data["output"]) == (None, "independent, uniform", "curve.svg")
+    sizes = [point["nodes"] for point in data["points"]]
+    assert sizes == default_sizes(24)
+    found = Fitter(calibration, tree_limits(calibration, 24)).unseen_by_size(PAPER, sizes)
+    for point, steps in zip(data["points"], found, strict=True):
+        assert point["tokens_per_step"] == calibration.positions / steps.sum()
+        assert point["prediction"]["low"] <= point["sampling"]["low"] <= point["tokens_per_step"]
+        assert (point["seconds"], point["overhead"], point["speedup"]) == (None, None, None)
+    assert ElementTree.parse("curve.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.usefixtures("calibration")
+def test_curve_with_profile_marks_the_best(profile: LatencyProfile) -> None:
+    """Sizes reach as far as the profile; the table marks the size with the greatest speedup."""
+    data = treeopt_json("curve", "--profile", "profile.yaml", "-o", "c.svg")
+    assert data["points"][-1]["nodes"] == 80
+    assert data["best"] == max(data["points"], key=lambda point: float(point["speedup"]))["nodes"] == 8
+    for point in data["points"]:
+        assert point["overhead"] == profile.seconds(point["nodes"]) / profile.seconds(1)
+        assert point["speedup"] == point["tokens_per_step"] / point["overhead"]
+    rows = [line.split("\t") for line in treeopt("curve", "--profile", "profile.yaml").stdout.splitlines()]
+    assert rows[0] == ["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"]
+    marked = [row for row in rows[1:] if "best" in row[0]]
+    assert [row[0] for row in marked] == ["8 best"]
+    assert ElementTree.parse("c.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.usefixtures("calibration", "profile")
+def test_curve_stops_at_the_largest_asked_for() -> None:
+    """--largest cuts the curve; beyond the profile the profile cuts it."""
+    for asked, last in (("6", 6), ("500", 80)):
+        points = treeopt_json("curve", "--profile", "profile.yaml", "--largest", asked)["points"]
+        assert points[-1]["nodes"] == last
+
+
+@pytest.mark.usefixtures("calibration")
+@pytest.mark.parametrize("command", [["curve"], ["build", "--nodes", "auto"]])
+def test_missing_profile_names_the_command(command: list[str]) -> None:
+    """No such profile: exit 3, the command that makes one, and no output."""
+    result = treeopt(*command, "--profile", "none.yaml", status=3)
+    assert "error[E201]" in result.stderr
+    assert "treeopt profile --heads" in result.stderr
+    assert sorted(path.name for path in Path().iterdir()) == ["calibration.safetensors"]
+
+
+@pytest.mark.usefixtures("calibration", "profile")
+@pytest.mark.parametrize("command", [["curve"], ["build", "--nodes", "auto"]])
+def test_profile_without_the_batch_is_one_error(command: list[str]) -> None:
+    """A batch that was not measured: exit 3."""
+    result = treeopt(*command, "--profile", "profile.yaml", "--batch", "7", status=3)
+    assert "error[E230]" in result.stderr
+
+
+def test_curve_does_not_replace_its_calibration(calibration: Calibration) -> None:
+    """The input is no output: exit 3, and the file stays."""
+    before = Path("calibration.safetensors").read_bytes()
+    treeopt("curve", "-o", "calibration.safetensors", status=3)
+    assert Path("calibration.safetensors").read_bytes() == before
+    assert calibration.sequences == 60
