@@ -35,8 +35,8 @@ class Expected:
     `independent` is the paper's estimate 1 + sum of the products of accuracies (arXiv:2401.10774, section 2.3.3),
     `replay` what a decoder yields on the calibration's own text; `top_k` is the number K of ranks they rest on.
     `unseen` is replay on texts that the tree was not fitted to (in turn for every part of the calibration), and `low`
-    to `high` where, in nine cases of ten, the figure on as many new prompts will lie; None where there was no choice
-    to make, or too few texts.
+    to `high` where, in nine cases of ten, the figure on as many new prompts will lie; None where there were too few
+    texts.
     """
 
     independent: float

@@ -124,6 +124,24 @@ def test_visits_come_from_replay() -> None:
     assert found.values == pytest.approx(wanted.values)
 
 
+def test_joint_visits_settle_at_their_own_strength() -> None:
+    """Joint values settle with strength 256 and count visits as the mean of the rounds, not as their sum."""
+    calibration = random_calibration(4)
+    ranks, trie = calibration.ranks, PathTrie(calibration.ranks, 16)
+    uniform = trie.count(np.ones(len(ranks)))
+    tree = grow(IndependentValues(calibration.accuracy), 12).tree()
+    seen: dict[Tree, NDArray[np.float64]] = {}
+    while tree not in seen and len(seen) <= 3:
+        seen[tree] = visits(accepted_drafts(tree, ranks)).astype(float)
+        tree = grow(JointValues(trie, uniform, 256.0, trie.count(seen[tree])), 12).tree()
+    assert len(seen) > 1
+    mean = np.mean(list(seen.values()), axis=0)
+    wanted = grow(JointValues(trie, uniform, 64.0, trie.count(mean)), 12)
+    [(found, _)] = Fitter(calibration, Limits(12, 16)).build([Method("joint", "visits", 64.0)])
+    assert found.paths.tolist() == wanted.paths.tolist()
+    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-9)
+
+
 def test_candidates_begin_with_the_paper() -> None:
     """Whatever is wished for competes with the paper's method, which comes first and so wins every tie."""
     joint = [Method("joint", "visits", strength) for strength in STRENGTHS]

@@ -53,7 +53,8 @@ def test_prediction_equals_a_naive_difference_of_two_draws() -> None:
 
     def taus(count: int) -> NDArray[np.float64]:
         drawn = rng.integers(0, 40, (20_000, count))
-        return tokens[drawn].sum(axis=1) / steps[drawn].sum(axis=1)
+        ratio: NDArray[np.float64] = tokens[drawn].sum(axis=1) / steps[drawn].sum(axis=1)
+        return ratio
 
     for new in (10, 40, 400):
         low, high = np.quantile(tokens.sum() / steps.sum() + taus(new) - taus(40), [0.05, 0.95])

@@ -34,9 +34,9 @@ def test_expected_of_a_built_tree(nodes: int, seed: int) -> None:
 
 
 def test_values_of_a_built_tree() -> None:
-    """Each node carries the product of its accuracies, to six digits."""
+    """Each node of the paper's tree carries the product of its accuracies, to six digits."""
     calibration = random_calibration(0, sequences=40)
-    tree = build_tree(calibration, 64)
+    tree = build_tree(calibration, 64, values="independent", weights="uniform")
     assert tree.values == pytest.approx(products(tree, calibration), rel=1e-5)
 
 

@@ -48,7 +48,7 @@ def check_counts(ranks: Ranks, top_k: int, weights: Floats) -> None:
     for above, level, counts in zip(levels[:-1], levels[1:], trie.count(weights), strict=True):
         np.testing.assert_allclose(counts.hits, [hits[path] for path in level], rtol=1e-12)
         np.testing.assert_allclose(counts.trials, [trials[path] for path in above], rtol=1e-12)
-        assert (counts.hits.dtype, counts.trials.dtype) == (np.float64, np.float64)
+        assert counts.hits.dtype == counts.trials.dtype == np.float64
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 5, 16])

@@ -13,8 +13,8 @@ from helpers import random_calibration
 from numpy.typing import NDArray
 
 from treeopt.build import values as values_module
-from treeopt.build.trie import PathTrie
-from treeopt.build.values import Floats, IndependentValues, JointValues, falling
+from treeopt.build.trie import Floats, PathTrie
+from treeopt.build.values import IndependentValues, JointValues, falling
 from treeopt.calibration import NONE, Ranks
 from treeopt.tree import Path
 
@@ -41,8 +41,9 @@ class Naive:
     strength: float
 
     def shares(self, weights: Floats, prefix: Path | None, depth: int) -> tuple[list[float], float]:
-        """Weight of each rank at a depth, and of all tokens there, after exactly `prefix` (any ranks below K if None)."""
-        hits, trials = defaultdict(float), 0.0
+        """Weight of each rank at a depth, and of all tokens there, after exactly `prefix` (any below K if None)."""
+        hits: dict[int, float] = defaultdict(float)
+        trials = 0.0
         for row, weight in zip(self.ranks.tolist(), weights.tolist(), strict=True):
             before = row[:depth]
             if (max(before, default=0) < self.top_k) if prefix is None else (tuple(before) == prefix):

@@ -21,6 +21,7 @@ from treeopt.build.replay import accepted_drafts, visits
 from treeopt.build.trie import Counts, Floats, PathTrie
 from treeopt.build.values import IndependentValues, JointValues, Values
 from treeopt.calibration import NONE, Calibration
+from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
 
 FOLDS = 5
@@ -65,8 +66,8 @@ class Fit:
         growth: nodes in order of value, for every budget up to the limit.
         tree: the tree of the limit's size, refined where the method says so.
         method: the winner.
-        trials: for each candidate its steps on held-out folds; empty where there was nothing to choose.
-        steps: int64 [S], the winner's steps on each text when fitted without it; None where there was no choice.
+        trials: for each candidate its (weighted) steps on texts left out; empty where there were too few texts.
+        steps: int64 [S], the winner's steps on each text when fitted without it; None where there were too few.
     """
 
     growth: Growth
@@ -84,6 +85,9 @@ class Fitter:
         limits: of the trees.
         text_weights: float64 [S], importance of each text (mixtures of tasks); all 1 where None.
         refine_seconds: time for refining one tree.
+
+    Raises:
+        TreeoptError: E303 where the calibration holds no text.
     """
 
     def __init__(
@@ -97,8 +101,20 @@ class Fitter:
         self.calibration = calibration
         self.limits = limits
         self.refine_seconds = refine_seconds
+        if not calibration.positions:
+            raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
         self._lengths = np.diff(calibration.offsets)
         self._weights = np.ones(calibration.sequences) if text_weights is None else text_weights
+
+    @property
+    def text_weights(self) -> Floats:
+        """float64 [S]: importance of each text."""
+        return self._weights
+
+    @functools.cached_property
+    def can_leave_out(self) -> bool:
+        """Whether there are enough different texts to fit to some and judge by others."""
+        return len(set(self.calibration.token_hashes)) >= FOLDS
 
     @functools.cached_property
     def trie(self) -> PathTrie:
@@ -140,10 +156,10 @@ class Fitter:
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
         """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all."""
         winner, trials, unseen = methods[0], {}, None
-        if self.calibration.sequences >= FOLDS:
+        if self.can_leave_out:
             results = self._unseen_steps(methods, self._folds(seed))
             winner, unseen = self._winner(methods, results)
-            trials = {str(method): int(steps.sum()) for method, steps in zip(methods, results, strict=True)}
+            trials = {str(m): round(float(steps @ self._weights)) for m, steps in zip(methods, results, strict=True)}
         [(growth, tree)] = self.build([winner])
         return Fit(growth, tree, winner, trials, unseen)
 
@@ -172,17 +188,21 @@ class Fitter:
         folds = self._folds(seed)
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in sizes]
         for fold in np.unique(folds):
-            texts = None if len(folds) < FOLDS else folds != fold
+            texts = folds != fold if self.can_leave_out else None
             [(growth, _)] = self.build([dataclasses.replace(method, refined=False)], texts)
             for steps, nodes in zip(found, sizes, strict=True):
                 steps[folds == fold] = self.steps(growth.tree(nodes), folds == fold)
         return found
 
     def _folds(self, seed: int) -> NDArray[np.int64]:
-        """int64 [S]: a part for each text, at random and of equal sizes; one part where there are too few texts."""
-        texts = self.calibration.sequences
-        order = np.arange(texts) % FOLDS if texts >= FOLDS else np.zeros(texts, np.int64)
-        return np.random.default_rng(seed).permutation(order)
+        """int64 [S]: a part for each text, at random and of like sizes; one part where there are too few texts.
+
+        Equal texts share a part: none is judged by a tree that was fitted to it.
+        """
+        different, which = np.unique(self.calibration.token_hashes, return_inverse=True)
+        parts = np.arange(len(different)) % (FOLDS if self.can_leave_out else 1)
+        folds: NDArray[np.int64] = np.random.default_rng(seed).permutation(parts)[which]
+        return folds
 
     def _unseen_steps(self, methods: Sequence[Method], folds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """For each method int64 [S]: steps on every text by a tree that was fitted without it."""

@@ -16,8 +16,8 @@ LEVEL = 0.9
 REPLICATES = 1000
 _DRAWN_AT_ONCE = 1 << 22
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64] | Floats  # weighted texts count in fractions
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Interval:
     level: float = LEVEL
 
 
-def sampling_interval(tokens: Ints, steps: Ints, *, seed: int = 0, replicates: int = REPLICATES) -> Interval:
+def sampling_interval(tokens: Numbers, steps: Numbers, *, seed: int = 0, replicates: int = REPLICATES) -> Interval:
     """Where the tokens per step of all such texts lie, given these.
 
     Args:
-        tokens: int64 [S], of each text.
-        steps: int64 [S], of each text.
+        tokens: [S], of each text, times its weight where texts are weighted.
+        steps: [S], likewise.
         seed: of the draws.
         replicates: number of draws.
     """
@@ -42,7 +42,7 @@ def sampling_interval(tokens: Ints, steps: Ints, *, seed: int = 0, replicates: i
 
 
 def prediction_interval(
-    tokens: Ints, steps: Ints, *, new_texts: int | None = None, seed: int = 0, replicates: int = REPLICATES
+    tokens: Numbers, steps: Numbers, *, new_texts: int | None = None, seed: int = 0, replicates: int = REPLICATES
 ) -> Interval:
     """Where the tokens per step measured on `new_texts` other texts (as many as these where None) will lie.
 
@@ -56,7 +56,7 @@ def prediction_interval(
 
 
 def difference_interval(
-    tokens: Ints, steps: Ints, other: Ints, *, seed: int = 0, replicates: int = REPLICATES
+    tokens: Numbers, steps: Numbers, other: Numbers, *, seed: int = 0, replicates: int = REPLICATES
 ) -> Interval:
     """By how much the tokens per step of one tree exceed another's on the same texts, drawn together (paired)."""
     one, two = _draw(tokens, [steps, other], len(tokens), seed, replicates)
@@ -68,13 +68,13 @@ def texts_to_halve(texts: int) -> int:
     return 3 * texts
 
 
-def _draw(tokens: Ints, steps: list[Ints], count: int, seed: int, replicates: int) -> list[Floats]:
+def _draw(tokens: Numbers, steps: list[Numbers], count: int, seed: int, replicates: int) -> list[Floats]:
     """For each tree float64 [replicates]: tokens per step over `count` texts drawn with replacement."""
     drawn: list[list[Floats]] = [[] for _ in steps]
     for times in _resamples(len(tokens), count, seed, replicates):
         summed = times @ tokens
         for results, own in zip(drawn, steps, strict=True):
-            results.append(summed / np.maximum(times @ own, 1))
+            results.append(summed / np.maximum(times @ own, 1e-300))
     return [np.concatenate(results) for results in drawn]
 
 

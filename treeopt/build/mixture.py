@@ -101,9 +101,14 @@ class Tasks:
         return tree
 
     def _fitter(self, shares: Floats) -> Fitter:
-        """All texts; each task's tokens together weigh its share, on average 1 a text."""
-        tokens = np.array([calibration.positions for calibration in self.calibrations])
-        per_token = shares / np.maximum(tokens, 1) * tokens.sum()
+        """All texts; each task's tokens together weigh its share.
+
+        Scaled so that all weights together count as much as they tell (Kish's effective sample size): else a small task
+        of great weight would outvote the priors as if it were large.
+        """
+        tokens = np.array([calibration.positions for calibration in self.calibrations], np.float64)
+        per_token = shares / np.maximum(tokens, 1)
+        per_token *= (per_token @ tokens) / (per_token**2 @ tokens)
         return Fitter(self.joined, self.limits, text_weights=per_token[self.task])
 
     def _by_task(self, tree: Tree) -> Floats:

@@ -82,7 +82,7 @@ def _frontier(
 ) -> list[tuple[float, Path]]:
     """Children that the tree lacks, with the weight of the steps that each would lengthen, greatest first."""
     depths = np.array(tree.depths)[reached[begun]]
-    deepest = min(ranks.shape[1], limits.max_depth or ranks.shape[1])
+    deepest = min(ranks.shape[1], ranks.shape[1] if limits.max_depth is None else limits.max_depth)
     open_ended = depths < deepest
     rows, depths = begun[open_ended], depths[open_ended]
     following = ranks[rows, depths]

@@ -79,9 +79,9 @@ def describe(fitter: Fitter, fit: Fit) -> Tree:
     replayed = replay(tree, calibration).tokens_per_step
     expected = Expected(_six(_independent(tree, calibration)), _six(replayed), limits.top_k)
     if fit.steps is not None:
-        tokens = np.diff(calibration.offsets)
-        interval = prediction_interval(tokens, fit.steps)
-        unseen = float(tokens.sum() / fit.steps.sum())
+        tokens, steps = np.diff(calibration.offsets) * fitter.text_weights, fit.steps * fitter.text_weights
+        interval = prediction_interval(tokens, steps)
+        unseen = float(tokens.sum() / steps.sum())
         expected = dataclasses.replace(
             expected, unseen=_six(unseen), low=_six(max(interval.low, 0.0)), high=_six(interval.high)
         )

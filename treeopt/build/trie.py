@@ -80,4 +80,4 @@ class PathTrie:
             return np.full(np.broadcast(parents, ranks).shape, -1, np.int64)
         wanted = parents * self.top_k + ranks
         at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where((keys[at] == wanted) & (parents >= 0), at, -1)
+        return np.where(keys[at] == wanted, at, -1)  # a parent of -1 makes a key below 0

@@ -65,7 +65,7 @@ def run(console: Console, **options: Any) -> None:
     """
     files = options["calibrations"]
     job = _job(options, len(files))
-    check_output(options["output"], *files)
+    check_output(options["output"], *files, *filter(None, [options["profile"]]))
     built = run_job([load_calibration(file) for file in files], job)
     save_tree(built.tree, options["output"])
     # Read once, and only now that the file is written: nothing could have been fitted to these texts.
@@ -85,11 +85,15 @@ def _job(options: dict[str, Any], tasks: int) -> Job:
     auto = options["nodes"] == _AUTO
     if auto != (options["profile"] is not None):
         raise click.UsageError("--nodes auto and --profile go together")
-    if tasks == 1 and (options["mix"] or options["robust"]):
+    if not auto and (options["batch"] != 1 or options["context"]):
+        raise click.UsageError("--batch and --context choose from a --profile")
+    if tasks == 1 and (options["mix"] is not None or options["robust"]):
         raise click.UsageError("--mix and --robust need several --calibration")
+    if not math.isfinite(options["refine"]):
+        raise click.BadParameter("a number of seconds", param_hint="--refine")
     if tasks > 1 and (options["holdout"] or options["refine"] or auto):
         raise click.UsageError("--holdout, --refine and --nodes auto take one --calibration")
-    if options["mix"] and options["robust"]:
+    if options["mix"] is not None and options["robust"]:
         raise click.UsageError("--mix and --robust exclude each other")
     same = ("values", "weights", "top_k", "max_rank", "max_depth", "batch", "context", "robust")
     return Job(
@@ -97,7 +101,7 @@ def _job(options: dict[str, Any], tasks: int) -> Job:
         refine_seconds=options["refine"],
         holdout=options["holdout"] or 0,
         profile=load_profile(options["profile"]) if auto else None,
-        shares=_shares(options["mix"], tasks) if options["mix"] else None,
+        shares=None if options["mix"] is None else _shares(options["mix"], tasks),
         **{name: options[name] for name in same},
     )
 

@@ -35,7 +35,9 @@ def run(console: Console, **options: Any) -> None:
     one for as many new prompts, both 90 %.
     """
     calibration_file = options["calibration"]
-    check_output(options["output"], calibration_file)
+    if not options["profile"] and (options["batch"] != 1 or options["context"]):
+        raise click.UsageError("--batch and --context choose from a --profile")
+    check_output(options["output"], calibration_file, *filter(None, [options["profile"]]))
     calibration = load_calibration(calibration_file)
     profile = load_profile(options["profile"]) if options["profile"] else None
     bounds = [options["largest"]] if options["largest"] else []
@@ -51,6 +53,10 @@ def run(console: Console, **options: Any) -> None:
         batch=options["batch"],
         context=options["context"],
     )
+    if not fitter.can_leave_out:
+        console.warn(
+            "warning: too few different texts to leave any out; the figures are of the fitted texts themselves"
+        )
     from treeopt.view.curve import render_curve
 
     write_text(options["output"], render_curve(curve))
