@@ -197,12 +197,12 @@ def test_holdout_of_all_texts_is_one_error(texts: str) -> None:
     assert not Path("tree.yaml").exists()
 
 
-def test_refined_trees_compete(calibration: Calibration) -> None:
-    """With time for refining every method competes refined as well; the tree has no more steps than the plain one."""
+def test_refined_tree_competes(calibration: Calibration) -> None:
+    """With time for refining, the best method competes refined as well, and the file can be made again."""
     data = treeopt_json("build", "--nodes", "8", "--refine", "60", "-o", "t.yaml")
     trials = data["steps_on_unseen_texts"]
-    assert len(trials) == 8
-    assert sum(name.endswith(", refined") for name in trials) == 4
+    assert len(trials) == 5
+    assert sum(name.endswith(", refined") for name in trials) == 1
     tree = load_tree("t.yaml")
     assert tree.nodes == 8
     assert tree.values is not None

@@ -84,7 +84,7 @@ class Fitter:
         calibration: the rank traces.
         limits: of the trees.
         text_weights: float64 [S], importance of each text (mixtures of tasks); all 1 where None.
-        refine_seconds: time for refining one tree.
+        refine_seconds: time for refining, that of judging whether it helps (once for each fold) included.
 
     Raises:
         TreeoptError: E303 where the calibration holds no text.
@@ -136,7 +136,8 @@ class Fitter:
                 growths[unrefined] = self.grow(part.estimate(unrefined))
             tree = growths[unrefined].tree(self.limits.nodes)
             if method.refined:
-                tree = refine(tree, self.calibration.ranks, part.weights, self.limits, seconds=self.refine_seconds)
+                seconds = self.refine_seconds / (FOLDS + 1)
+                tree = refine(tree, self.calibration.ranks, part.weights, self.limits, seconds=seconds)
             built.append((growths[unrefined], tree))
         return built
 
@@ -155,17 +156,23 @@ class Fitter:
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
         """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all."""
-        winner, trials, unseen = methods[0], {}, None
+        winner, unseen = methods[0], None
+        results: dict[Method, NDArray[np.int64]] = {}
         if self.can_leave_out:
-            results = self._unseen_steps(methods, self._folds(seed))
-            winner, unseen = self._winner(methods, results)
-            trials = {str(m): round(float(steps @ self._weights)) for m, steps in zip(methods, results, strict=True)}
+            folds = self._folds(seed)
+            plain = list(dict.fromkeys(method for method in methods if not method.refined))
+            results = dict(zip(plain, self._unseen_steps(plain, folds), strict=True))
+            winner = self._winner(plain, list(results.values()))
+            refined = dataclasses.replace(winner, refined=True)
+            if refined in methods:  # refining takes its time, so only the best is tried
+                [results[refined]] = self._unseen_steps([refined], folds)
+                winner = min(winner, refined, key=lambda method: float(results[method] @ self._weights))
+            unseen = results[winner]
+        trials = {str(method): round(float(steps @ self._weights)) for method, steps in results.items()}
         [(growth, tree)] = self.build([winner])
         return Fit(growth, tree, winner, trials, unseen)
 
-    def _winner(
-        self, methods: Sequence[Method], results: Sequence[NDArray[np.int64]]
-    ) -> tuple[Method, NDArray[np.int64]]:
+    def _winner(self, methods: Sequence[Method], results: Sequence[NDArray[np.int64]]) -> Method:
         """The method with the fewest steps; of its kin, the one that backs off most and is not clearly worse.
 
         Strengths differ by less than their own noise, and the cautious choice varies least: so the greatest strength
@@ -176,8 +183,8 @@ class Fitter:
             if dataclasses.replace(methods[i], strength=methods[best].strength) == methods[best]:
                 excess = (results[i] - results[best]) * self._weights
                 if excess.sum() <= np.std(excess) * np.sqrt(len(excess)):
-                    return methods[i], results[i]
-        return methods[best], results[best]
+                    return methods[i]
+        return methods[best]
 
     def unseen_by_size(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[NDArray[np.int64]]:
         """For each size int64 [S]: steps on every text by a tree that was fitted without it (with it, below 5 texts).

@@ -79,7 +79,7 @@ def run_calibration(
     # Prompts of like length share a batch, so that little is padding; the record puts them back in order.
     order = sorted(range(len(texts)), key=lambda i: (len(texts[i].prompt), i))
     rows: list[Ranks] = [np.empty((0, heads.num_heads), np.uint8)] * len(texts)
-    done = 0
+    done = hits = trials = 0
     for start in range(0, len(texts), batch_size):
         chosen = order[start : start + batch_size]
         batch = [texts[i] for i in chosen]
@@ -87,16 +87,27 @@ def run_calibration(
             batch = continue_texts(base, batch, max_new_tokens, temperature=temperature)
         for i, text, ranks in zip(chosen, batch, trace_texts(base, heads, batch, kept), strict=True):
             texts[i], rows[i] = text, ranks
+            hits += int(np.count_nonzero(ranks[:, 0] == 0))
+            trials += int(np.count_nonzero(ranks[:, 0] != NONE))
         done += len(batch)
-        progress(done, len(texts), _first_accuracy(rows))
+        progress(done, len(texts), f"head 1 top-1 {hits / max(trials, 1):.1%}")
+    answers = "given" if responses else "greedy" if temperature == 0 else f"sampled at {temperature}, seed {seed}"
+    template = _template_hash(base, chat_template)
+    provenance = _provenance(base, loaded, prompts, answers, max_new_tokens, template)
+    return CalibrationRun(as_calibration(texts, rows, kept, provenance), encoded.skipped, encoded.answers_cut)
+
+
+def _provenance(
+    base: Base, loaded: LoadedHeads, prompts: PromptSet, answers: str, max_new_tokens: int, template: str
+) -> Provenance:
     settings = {
-        "answers": "given" if responses else "greedy" if temperature == 0 else f"sampled at {temperature}, seed {seed}",
+        "answers": answers,
         "max_new_tokens": max_new_tokens,
-        "chat_template": _template_hash(base, chat_template),
+        "chat_template": template,
         "eos": list(base.eos_ids),
         "dtype": base.dtype_name,
     }
-    provenance = Provenance(
+    return Provenance(
         model=base.name,
         model_id=base.fingerprint,
         heads=loaded.name,
@@ -105,7 +116,6 @@ def run_calibration(
         prompts={prompts.sha256: prompts.name},
         made_by=base.versions(),
     )
-    return CalibrationRun(as_calibration(texts, rows, kept, provenance), encoded.skipped, encoded.answers_cut)
 
 
 def as_calibration(texts: Sequence[Text], rows: Sequence[Ranks], kept: int, provenance: Provenance) -> Calibration:
@@ -190,9 +200,3 @@ def _template_hash(base: Base, used: bool) -> str:
 
 def _token_hash(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:16]
-
-
-def _first_accuracy(rows: Sequence[Ranks]) -> str:
-    first = np.concatenate(rows)[:, 0]
-    hits, trials = int(np.count_nonzero(first == 0)), int(np.count_nonzero(first != NONE))
-    return f"head 1 top-1 {hits / max(trials, 1):.1%}"

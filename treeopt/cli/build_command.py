@@ -48,7 +48,9 @@ class _Nodes(click.ParamType[int | str]):
 @click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
 @click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
 @click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
-@click.option("--refine", type=click.FloatRange(min=0), default=0.0, help="Seconds for exchanging nodes one by one.")
+@click.option(
+    "--refine", type=click.FloatRange(min=0), default=0.0, help="Seconds for exchanging nodes one by one, in all."
+)
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks a head.")
 @click.option("--max-rank", type=click.IntRange(min=0), help="No larger rank, e.g. 9 for engines that draft ten.")
 @click.option("--max-depth", type=click.IntRange(min=0), help="No longer path [default: the number of heads].")
