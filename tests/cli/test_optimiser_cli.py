@@ -376,3 +376,27 @@ def test_curve_does_not_replace_its_calibration(calibration: Calibration) -> Non
     treeopt("curve", "-o", "calibration.safetensors", status=3)
     assert Path("calibration.safetensors").read_bytes() == before
     assert calibration.sequences == 60
+
+
+def test_profile_of_other_heads_is_told() -> None:
+    """A profile measured with other heads than the calibration's makes a warning, not a silent answer."""
+    points = [LatencyPoint(n, 1, 64, 0.001 * n, 0.001 * n, 0.001 * n) for n in (1, 2, 8)]
+    save_profile(LatencyProfile.from_points(points, {"heads_id": "someone else's"}), "other.yaml")
+    save_calibration(random_calibration(1), "c.safetensors")
+    arguments = ["build", "--calibration", "c.safetensors", "--nodes", "auto", "--profile", "other.yaml"]
+    assert "other heads" in treeopt(*arguments).stderr
+
+
+def test_mixture_says_how_it_was_made() -> None:
+    """The tree file of a mixture records the shares, and its figures are those of the mixture."""
+    save_calibration(random_calibration(1), "a.safetensors")
+    save_calibration(random_calibration(2), "b.safetensors")
+    files = ["--calibration", "a.safetensors", "--calibration", "b.safetensors"]
+    treeopt("build", *files, "--mix", "1,3", "--nodes", "8", "-o", "t.yaml")
+    assert load_tree("t.yaml").source["method"]["task_shares"] == "0.25, 0.75"
+
+
+def test_curve_refuses_another_picture_format() -> None:
+    """A curve in a .png would be SVG text in disguise."""
+    save_calibration(random_calibration(1), "c.safetensors")
+    treeopt("curve", "--calibration", "c.safetensors", "-o", "c.png", status=2)

@@ -3,8 +3,8 @@
     tokens per second at N nodes = tau(N) / t(N)
     overhead = t(N) / t(1), speedup = tau(N) / overhead        t(1): a one-token step without heads
 
-tau(N) comes from growth (`Growth.expected`), t(N) from a latency profile. Source: arXiv:2401.10774, section 2.3.3 (the
-trade) and appendix G (its overhead and speedup).
+tau(N) comes from replay (`treeopt.build.sizes`), t(N) from a latency profile. Source: arXiv:2401.10774, section 2.3.3
+(the trade) and appendix G (its overhead and speedup).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fit: which estimator makes the best tree on texts it has not seen.
 
-Candidates (the paper's tree, joint trees of several back-off strengths, refined ones) are built on part of the texts
-and replayed on the rest, in turn for every part; the one with the fewest steps is built again on all texts. So the
-default is the paper's tree wherever the data cannot show that another is better.
+Candidates (the paper's tree, joint trees of several back-off strengths, the best of them refined) are built on part of
+the texts and replayed on the rest, in turn for every part; the one with the fewest steps is built again on all texts.
+So the paper's tree is built wherever no other did better on unseen texts, or there are too few texts to tell.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from treeopt.tree import Tree
 FOLDS = 5
 STRENGTHS = (64.0, 256.0, 1024.0)
 _SETTLING_STRENGTH = 256.0
-_ROUNDS = 3  # by then trees stop changing, or circle
+_ROUNDS = 4  # by then trees stop changing, or circle
 VALUES = ("independent", "joint")
 WEIGHTS = ("uniform", "visits")
 
@@ -141,6 +141,18 @@ class Fitter:
             built.append((growths[unrefined], tree))
         return built
 
+    def accuracy(self) -> Floats:
+        """float64 [H, K]: weighted accuracies over all texts."""
+        return self.independent(np.repeat(self._weights, self._lengths)).accuracy
+
+    def independent(self, weights: Floats) -> IndependentValues:
+        """The paper's values under weights (float64 [P]) of the positions."""
+        rows = []
+        for column in self.calibration.ranks.T:
+            hits = np.bincount(column, weights=weights, minlength=NONE + 1)
+            rows.append(hits[: self.limits.top_k] / max(hits[:NONE].sum(), 1e-300))
+        return IndependentValues(np.array(rows))
+
     def grow(self, values: Values) -> Growth:
         """Growth within the limits."""
         return grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
@@ -231,7 +243,7 @@ class _Part:
         """The node values of a method."""
         uniform = method.weights == "uniform"
         if method.values == "independent":
-            return self._independent(self.weights if uniform else self._begun)
+            return self._fitter.independent(self.weights if uniform else self._begun)
         counts = None if uniform else self._visits
         return JointValues(self._fitter.trie, self._uniform, method.strength, counts)
 
@@ -248,32 +260,24 @@ class _Part:
 
     @functools.cached_property
     def _begun(self) -> Floats:
-        return self._settle(self._independent)
+        return self._settle(self._fitter.independent)
 
     def _settle(self, estimate: Callable[[Floats], Values]) -> Floats:
         """How often a step begins at each position (float64 [P], weighted), under trees built from that very knowledge.
 
-        Build, replay, count where steps begin, build again, until a tree comes back or a few rounds have passed. Then
+        Build, replay, count where steps begin, build again, until a tree comes back with the same values or four rounds
+        have passed. Then
         the rounds are averaged: each replay is one chain of steps out of many that nearly equal trees would take, and
         the mean of a few varies less than the last (measured in docs/method.md).
         """
         fitter = self._fitter
-        tree = fitter.grow(self._independent(self.weights)).tree(fitter.limits.nodes)
+        tree = fitter.grow(fitter.independent(self.weights)).tree(fitter.limits.nodes)
         seen: dict[Tree, Floats] = {}
-        while tree not in seen and len(seen) <= _ROUNDS:
+        while tree not in seen and len(seen) < _ROUNDS:
             seen[tree] = self.weights * visits(accepted_drafts(tree, fitter.calibration.ranks))
             tree = fitter.grow(estimate(seen[tree])).tree(fitter.limits.nodes)
         mean: Floats = sum(seen.values(), np.zeros(len(self.weights))) / len(seen)
         return mean
-
-    def _independent(self, weights: Floats) -> IndependentValues:
-        """Weighted accuracies."""
-        top_k = self._fitter.limits.top_k
-        rows = []
-        for column in self._fitter.calibration.ranks.T:
-            hits = np.bincount(column, weights=weights, minlength=NONE + 1)
-            rows.append(hits[:top_k] / max(hits[:NONE].sum(), 1e-300))
-        return IndependentValues(np.array(rows))
 
 
 def candidates(values: str, weights: str, *, refined: bool) -> list[Method]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 LEVEL = 0.9
 REPLICATES = 1000
+FEW_TEXTS = 20  # below, a 90 % interval holds less often: 37 of 40 cases at 20 texts, 34 at 10, 28 at 5
 _DRAWN_AT_ONCE = 1 << 22
 
 Floats = NDArray[np.float64]

@@ -80,8 +80,12 @@ def run_job(calibrations: Sequence[Calibration], job: Job) -> Built:
         ValueError: where numbers are out of range, or the job asks one and several tasks at once.
         TreeoptError: E221 where the tasks' calibrations do not belong together, E230 where the profile lacks something.
     """
+    if job.shares is not None and len(job.shares) != len(calibrations):
+        raise ValueError(f"{len(job.shares)} shares for {len(calibrations)} calibrations")
     if len(calibrations) > 1:
         return _several(calibrations, job)
+    if job.robust or not calibrations:
+        raise ValueError("a robust tree needs several calibrations, any tree at least one")
     fitted, aside, dropped = calibrations[0], None, 0
     if job.holdout:
         fitted, aside, dropped = split(calibrations[0], job.holdout)
@@ -108,7 +112,8 @@ def _several(calibrations: Sequence[Calibration], job: Job) -> Built:
     matrix = tasks.matrix()
     shares = job.shares or [calibration.positions for calibration in calibrations]
     mixed = tasks.robust() if job.robust else tasks.weighted(shares)
-    tree = describe(mixed.fitter, mixed.fit)
+    shown = ", ".join(f"{share:.4g}" for share in mixed.shares)
+    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by="robust" if job.robust else "shares")
     return Built(tree, mixed.fit, tasks.joined, limits, job.nodes, None, matrix, mixed, None, 0)
 
 

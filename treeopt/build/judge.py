@@ -39,7 +39,7 @@ def split(calibration: Calibration, last: int) -> tuple[Calibration, Calibration
     texts = calibration.sequences
     if last >= texts:
         what = f"{last} texts cannot be set aside of {texts}"
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, at=f"--holdout {last}", fix=f"--holdout {max(texts // 2, 1)}")
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, at=f"--holdout {last}", why="some must remain to fit")
     fitted = calibration.select(range(texts - last))
     known = set(fitted.token_hashes)
     fresh = [s for s in range(texts - last, texts) if calibration.token_hashes[s] not in known]

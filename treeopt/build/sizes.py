@@ -28,7 +28,8 @@ def best_size(
 ) -> SizeChoice:
     """The number of nodes, up to the fitter's limit, with the most tokens per second.
 
-    Tokens per step are replayed on texts left out of the fit, and interpolated between the sizes that are tried.
+    Tokens per step are replayed on texts left out of the fit (where there are enough different ones), by prefixes of
+    one growth, and interpolated between the sizes that are tried. Sizes that no growth reaches are not considered.
 
     Args:
         fitter: the traces, with the largest size as its limit.
@@ -40,9 +41,9 @@ def best_size(
     Raises:
         TreeoptError: E230 where the profile lacks a size, the batch, the context or the one-node step.
     """
-    largest = fitter.limits.nodes
+    fit = fitter.choose(methods)
+    method, largest = fit.method, len(fit.growth.values) + 1
     sizes = default_sizes(largest)
-    method = fitter.choose(methods).method
     tokens = fitter.calibration.positions
     known = [tokens / max(int(steps.sum()), 1) for steps in fitter.unseen_by_size(method, sizes)]
     expected = np.interp(np.arange(1, largest + 1), sizes, known)

@@ -9,7 +9,7 @@ import numpy as np
 from treeopt.build.fit import Fit, Fitter, Method, candidates
 from treeopt.build.intervals import prediction_interval
 from treeopt.build.refine import Limits
-from treeopt.build.replay import deepest_nodes, replay, visits
+from treeopt.build.replay import deepest_nodes, visits
 from treeopt.build.trie import Floats
 from treeopt.calibration import Calibration
 from treeopt.tree import Expected, Tree
@@ -71,31 +71,32 @@ def tree_limits(
     return Limits(nodes, ranks, max_depth)
 
 
-def describe(fitter: Fitter, fit: Fit) -> Tree:
-    """The fitted tree with what is expected of it and what it was made from."""
+def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
+    """The fitted tree with what is expected of it and what it was made from; `more` joins its method.
+
+    Where texts are weighted, so are all figures: they are those of the mixture.
+    """
     calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
     if tree.values is None:
         tree = Tree(tree.paths, _shares(tree, calibration))
-    replayed = replay(tree, calibration).tokens_per_step
-    expected = Expected(_six(_independent(tree, calibration)), _six(replayed), limits.top_k)
+    tokens = np.diff(calibration.offsets) * fitter.text_weights
+    replayed = float(tokens.sum() / (fitter.steps(tree) @ fitter.text_weights))
+    expected = Expected(_seven(_independent(tree, fitter.accuracy())), _seven(replayed), limits.top_k)
     if fit.steps is not None:
-        tokens, steps = np.diff(calibration.offsets) * fitter.text_weights, fit.steps * fitter.text_weights
+        steps = fit.steps * fitter.text_weights
         interval = prediction_interval(tokens, steps)
-        unseen = float(tokens.sum() / steps.sum())
-        expected = dataclasses.replace(
-            expected, unseen=_six(unseen), low=_six(max(interval.low, 0.0)), high=_six(interval.high)
-        )
+        low, high = _seven(max(interval.low, 0.0)), _seven(interval.high)
+        expected = dataclasses.replace(expected, unseen=_seven(float(tokens.sum() / steps.sum())), low=low, high=high)
     source = {
         "made_by": f"treeopt {VERSION}",
-        "method": _method(fit.method, limits),
+        "method": {**_method(fit.method, limits), **more},
         "calibration": _calibration(calibration),
     }
     return dataclasses.replace(tree, expected=expected, source=source)
 
 
-def _independent(tree: Tree, calibration: Calibration) -> float:
+def _independent(tree: Tree, accuracy: Floats) -> float:
     """The paper's estimate of any tree: 1 + the sum over nodes of the product of accuracies."""
-    accuracy = calibration.accuracy
     return 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
 
 
@@ -106,7 +107,7 @@ def _shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
     counts: Floats = np.bincount(reached[begun], minlength=tree.nodes).astype(np.float64)
     for node in range(tree.nodes - 1, 0, -1):  # children stand after their parents
         counts[tree.parents[node]] += counts[node]
-    return tuple(_six(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
+    return tuple(_seven(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
 
 
 def _method(method: Method, limits: Limits) -> dict[str, str | int]:
@@ -133,5 +134,6 @@ def _calibration(calibration: Calibration) -> dict[str, str | int]:
     }
 
 
-def _six(value: float) -> float:
+def _seven(value: float) -> float:
+    """Seven significant digits: what a file shows of a figure."""
     return float(f"{value:.7g}")

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from treeopt.build.fit import VALUES, WEIGHTS
-from treeopt.build.intervals import texts_to_halve
+from treeopt.build.intervals import FEW_TEXTS, texts_to_halve
 from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
 from treeopt.build.trees import DEFAULT_TOP_K
-from treeopt.cli.console import Console, command
+from treeopt.cli.console import Console, command, warn_other_heads
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.outputs import check_output
 from treeopt.files.profiles import load_profile
@@ -68,7 +68,9 @@ def run(console: Console, **options: Any) -> None:
     files = options["calibrations"]
     job = _job(options, len(files))
     check_output(options["output"], *files, *filter(None, [options["profile"]]))
-    built = run_job([load_calibration(file) for file in files], job)
+    calibrations = [load_calibration(file) for file in files]
+    warn_other_heads(console, calibrations[0], job.profile)
+    built = run_job(calibrations, job)
     save_tree(built.tree, options["output"])
     # Read once, and only now that the file is written: nothing could have been fitted to these texts.
     judgement = built.judgement()
@@ -123,7 +125,7 @@ def _report(console: Console, built: Built, output: str) -> None:
     assert expected is not None
     if tree.nodes < built.asked:
         console.warn(
-            f"warning: {tree.nodes} nodes, not {built.asked}: no further path has any value in this calibration "
+            f"warning: {tree.nodes} nodes, not {built.asked}: no further path has any value within the limits "
             f"(K = {expected.top_k})"
         )
     console.say(
@@ -145,6 +147,10 @@ def _report(console: Console, built: Built, output: str) -> None:
         console.say(
             f"                                 as many new prompts (90 %); {more} more prompts would halve that"
         )
+    if built.fitted.sequences < FEW_TEXTS:
+        console.warn(f"warning: intervals from fewer than {FEW_TEXTS} texts are too narrow")
+    if built.fit.steps is None:
+        console.warn("warning: too few different texts to compare methods or to leave any out: the paper's tree")
     console.note(f"wrote {output}")
 
 
@@ -167,7 +173,7 @@ def _report_tasks(console: Console, built: Built, files: tuple[str, ...]) -> Non
     rows.append(["this tree (fitted to all)", *(f"{tau:.3f}" for tau in built.mixed.tokens_per_step)])
     rows.append(["share in the fit", *(f"{share:.2f}" for share in built.mixed.shares)])
     console.table(["tokens per step of the tree of / on", *files], rows)
-    console.say("a tree on its own task: on texts left out of its fit")
+    console.say("a tree on its own task: on texts left out of its fit, where there are five different ones or more")
 
 
 def _report_judgement(console: Console, judgement: Judgement | None) -> None:

@@ -17,8 +17,10 @@ from typing import Any
 
 import click
 
+from treeopt.calibration import Calibration
 from treeopt.errors import EXIT_BUG, Code, TreeoptError
 from treeopt.files.calibrations import DEFAULT_FILE
+from treeopt.latency import LatencyProfile
 from treeopt.progress import Progress, silent
 
 _HEARTBEAT_SECONDS = 30.0
@@ -200,6 +202,14 @@ def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
     named = [f"row {int(s.prompt_id.split(':')[1])} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
     more = f" and {len(skipped) - _SHOWN_SKIPPED} more" if len(skipped) > _SHOWN_SKIPPED else ""
     console.say(f"skipped {len(skipped)} prompts: {', '.join(named)}{more}")
+
+
+def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:
+    """Warn where a profile was measured with other heads than a calibration."""
+    profiled = None if profile is None else profile.provenance.get("heads_id")
+    if profiled not in (None, calibration.provenance.heads_id):
+        known = calibration.provenance.heads_id
+        console.warn(f"warning: the profile is of other heads ({profiled}) than the calibration ({known})")
 
 
 def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import click
 from treeopt.build.curve import default_sizes, measure_curve
 from treeopt.build.fit import VALUES, WEIGHTS, Fitter, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, tree_limits
-from treeopt.cli.console import Console, calibration_option, command
+from treeopt.cli.console import Console, calibration_option, command, warn_other_heads
 from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.outputs import check_output
@@ -38,8 +38,11 @@ def run(console: Console, **options: Any) -> None:
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch and --context choose from a --profile")
     check_output(options["output"], calibration_file, *filter(None, [options["profile"]]))
+    if not options["output"].endswith(".svg"):
+        raise click.BadParameter("a curve is drawn as .svg", param_hint="-o")
     calibration = load_calibration(calibration_file)
     profile = load_profile(options["profile"]) if options["profile"] else None
+    warn_other_heads(console, calibration, profile)
     bounds = [options["largest"]] if options["largest"] else []
     bounds += [profile.largest(options["batch"], options["context"])] if profile else []
     largest = min(bounds, default=_LARGEST)

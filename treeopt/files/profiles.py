@@ -44,6 +44,7 @@ class ProvenanceBlock(Schema):
     made_by: str | None = None
     model: str | None = None
     heads: str | None = None
+    heads_id: str | None = None
     device: str | None = None
     dtype: str | None = None
     threads: int | None = Field(default=None, ge=1)

@@ -245,6 +245,7 @@ def _provenance(base: Base, loaded: LoadedHeads, repeats: int) -> dict[str, obje
         "made_by": f"treeopt {VERSION}",
         "model": base.name,
         "heads": loaded.name,
+        "heads_id": loaded.fingerprint,
         "device": found["device"],
         "dtype": base.dtype_name,
         "threads": torch.get_num_threads(),
