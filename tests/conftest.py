@@ -13,6 +13,8 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import pytest
 import torch
 
+from treeopt.models.base import Base, load_base
+from treeopt.models.layouts import LoadedHeads, load_heads
 from treeopt.tree import Tree
 
 ROOT_FOLDER = Path(__file__).resolve().parent.parent
@@ -29,6 +31,18 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"needs the shared data and models ({SHARED} is absent; TREEOPT_SHARED names another place)")
     return SHARED
+
+
+@pytest.fixture(scope="module")
+def base(shared: Path) -> Base:
+    """The small pretrained model; each test file has its own."""
+    return load_base(str(shared / "models" / "tinystories-260k"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def loaded(shared: Path) -> LoadedHeads:
+    """Its five heads."""
+    return load_heads(shared / "models" / "tinystories-260k-medusa")
 
 
 @pytest.fixture

@@ -19,24 +19,12 @@ from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
 from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import MISS, NONE, Calibration
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, load_base
+from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import LoadedHeads, load_heads
+from treeopt.models.layouts import LoadedHeads
 from treeopt.tree import Tree
 
 SURE = 32  # ranks below it never move by rounding in these tests; deeper ones lie among nearly equal logits
-
-
-@pytest.fixture(scope="module")
-def base(shared: Path) -> Base:
-    """The small pretrained model."""
-    return load_base(str(shared / "models" / "tinystories-260k"), device="cpu")
-
-
-@pytest.fixture(scope="module")
-def loaded(shared: Path) -> LoadedHeads:
-    """Its heads."""
-    return load_heads(shared / "models" / "tinystories-260k-medusa")
 
 
 @pytest.fixture(scope="module")

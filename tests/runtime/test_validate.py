@@ -17,25 +17,13 @@ from treeopt.calibrate.measure import run_calibration
 from treeopt.calibrate.prompts import PromptSet, load_prompts
 from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import Calibration
-from treeopt.models.base import Base, load_base
-from treeopt.models.layouts import LoadedHeads, load_heads
+from treeopt.models.base import Base
+from treeopt.models.layouts import LoadedHeads
 from treeopt.runtime import accept
 from treeopt.runtime.validate import Pace, PromptResult, Validation, validate
 from treeopt.tree import Tree
 
 NEW_TOKENS = 48
-
-
-@pytest.fixture(scope="module")
-def base(shared: Path) -> Base:
-    """The small pretrained model."""
-    return load_base(str(shared / "models" / "tinystories-260k"), device="cpu")
-
-
-@pytest.fixture(scope="module")
-def loaded(shared: Path) -> LoadedHeads:
-    """Its heads."""
-    return load_heads(shared / "models" / "tinystories-260k-medusa")
 
 
 @pytest.fixture(scope="module")
