@@ -263,7 +263,14 @@ def test_interrupt_exits_130_and_leaves_no_file(shared: Path, tmp_path: Path) ->
     """Ctrl-C in the middle: exit 130, one line, nothing half-written."""
     command = [sys.executable, "-m", "treeopt", "calibrate", "--heads", str(shared / HEADS)]
     command += ["--prompts", str(shared / OPENINGS), "--batch-size", "1", "--max-new-tokens", "160"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background shells hand it down ignored
+    )
     assert process.stderr is not None
     for line in process.stderr:  # the model is loaded and the work has begun
         if line.startswith("prompts"):
