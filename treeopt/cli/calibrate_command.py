@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.build.trees import DEFAULT_TOP_K
-from treeopt.cli.console import Console, command, model_options, prompt_options, say_skipped
+from treeopt.cli.console import Console, command, model_options, note_pair, prompt_options, say_skipped
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 
@@ -43,9 +43,7 @@ def run(console: Console, **options: Any) -> None:
     scored = options["responses"] is not None
     prompts = load_prompts(options["responses"] or options["prompts"], limit=options["limit"], answers=scored)
     base, loaded = load_pair(options["heads"], options["model"], dtype=options["dtype"], device=options["device"])
-    for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
-        console.note(note)
-    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
+    note_pair(console, base, loaded)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     with console.progress("calibrate") as progress:
         run = run_calibration(

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,10 @@ from treeopt.errors import EXIT_BUG, Code, TreeoptError
 from treeopt.files.calibrations import DEFAULT_FILE
 from treeopt.latency import LatencyProfile
 from treeopt.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from treeopt.models.base import Base
+    from treeopt.models.layouts import LoadedHeads
 
 _HEARTBEAT_SECONDS = 30.0
 _HEARTBEAT_SHARE = 0.1
@@ -193,6 +197,13 @@ def _plain(data: Any) -> Any:
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     return data
+
+
+def note_pair(console: Console, base: Base, loaded: LoadedHeads) -> None:
+    """Say which heads and base model were loaded, and what their files are wrong about."""
+    for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
+        console.note(note)
+    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
 
 
 def say_skipped(console: Console, skipped: Sequence[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, command, model_options
+from treeopt.cli.console import Console, command, model_options, note_pair
 from treeopt.files.outputs import check_output
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
@@ -51,8 +51,7 @@ def run(console: Console, **options: Any) -> None:
     base, loaded = load_pair(options["heads"], options["model"], dtype=options["dtype"], device=options["device"])
     room = largest_context(base, loaded.heads, options["sizes"])
     contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
-    console.note(f"heads    {loaded.heads.num_heads} in {loaded.file}")
-    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
+    note_pair(console, base, loaded)
     with console.progress("profile") as progress:
         profile = measure_profile(
             base,

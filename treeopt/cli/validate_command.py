@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command, model_options, prompt_options, say_skipped
+from treeopt.cli.console import Console, command, model_options, note_pair, prompt_options, say_skipped
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 
@@ -39,6 +39,7 @@ def run(console: Console, **options: Any) -> None:
 
     prompts = load_prompts(options["prompts"], limit=options["limit"])
     base, loaded = load_pair(options["heads"], options["model"], dtype=options["dtype"], device=options["device"])
+    note_pair(console, base, loaded)
     encoded = encode_prompts(base, prompts, options["max_new_tokens"], chat_template=options["chat_template"])
     with console.progress("validate") as progress:
         found = validate(
