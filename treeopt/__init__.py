@@ -29,12 +29,15 @@ _HOMES = {
     "replay": "treeopt.build.replay",
     "MedusaHeads": "treeopt.models.heads",
     "load_heads": "treeopt.models.layouts",
+    "save_heads": "treeopt.models.layouts",
     "run_calibration": "treeopt.calibrate.measure",
     "Buffers": "treeopt.runtime.buffers",
     "compile_tree": "treeopt.runtime.buffers",
     "TreeDecoder": "treeopt.runtime.decode",
     "measure_profile": "treeopt.runtime.profile",
     "validate": "treeopt.runtime.validate",
+    "distill": "treeopt.train.distill",
+    "train_heads": "treeopt.train.medusa1",
 }
 
 __all__ = [*_HOMES, "__version__"]
@@ -53,11 +56,14 @@ if TYPE_CHECKING:
     from treeopt.latency import LatencyProfile as LatencyProfile
     from treeopt.models.heads import MedusaHeads as MedusaHeads
     from treeopt.models.layouts import load_heads as load_heads
+    from treeopt.models.layouts import save_heads as save_heads
     from treeopt.runtime.buffers import Buffers as Buffers
     from treeopt.runtime.buffers import compile_tree as compile_tree
     from treeopt.runtime.decode import TreeDecoder as TreeDecoder
     from treeopt.runtime.profile import measure_profile as measure_profile
     from treeopt.runtime.validate import validate as validate
+    from treeopt.train.distill import distill as distill
+    from treeopt.train.medusa1 import train_heads as train_heads
     from treeopt.tree import Tree as Tree
 
 

@@ -31,6 +31,7 @@ class Code(enum.Enum):
     FILE_EXISTS = ("E202", EXIT_INPUT, "what took long to make is not overwritten unasked")
     FILE_INVALID = ("E203", EXIT_INPUT, "a file does not follow its schema")
     FILE_UNWRITABLE = ("E204", EXIT_INPUT, "the output cannot be written")
+    RESUME_INVALID = ("E205", EXIT_INPUT, "a run goes on with the settings and data that it was begun with")
     PICKLE_REFUSED = ("E210", EXIT_INPUT, "only plain tensors are read from .pt files (weights_only=True)")
     HEADS_INVALID = ("E211", EXIT_INPUT, "a heads checkpoint does not have the Medusa layout")
     HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads were not made for this base model")

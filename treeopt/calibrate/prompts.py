@@ -23,7 +23,7 @@ ALPACA_EVAL = "alpaca_eval"
 _SCHEMA = "treeopt.prompts/1"
 _ASKED = ("instruction", "prompt")  # a request: goes through the chat template
 _PLAIN = "text"  # continued as it stands
-_ANSWERS = ("output", "response", "completion", "answer")
+ANSWERS = ("output", "response", "completion", "answer")
 _ROW_DIGITS = 8
 _FORMATS = (".json", ".jsonl", ".txt", ".parquet")
 
@@ -72,26 +72,47 @@ def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) 
         TreeoptError: E201 where a file is missing, E301 where the hub is needed and does not answer, E302 where a row
             has no usable field, E303 where there is no row.
     """
+    digest, rows = read_rows(name, limit=limit)
+    prompts = tuple(as_prompt(row, row_id(digest, i), name, i, answers) for i, row in enumerate(rows))
+    return PromptSet(name, digest, prompts)
+
+
+def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
+    """The rows of a file, hub data set or named set as they stand, at least one, and the sha256 of them all.
+
+    Raises:
+        TreeoptError: E201, E203, E301 and E303 as `load_prompts`.
+    """
     path = Path(name).expanduser()
     if not path.exists() and name in prompt_sets():
-        path = _fetch_set(name)
+        path = prompt_sets()[name]
+        if path.suffix == ".yaml":
+            path = _fetch_set(name, path)
     if path.exists() or looks_local(name):
         digest, rows = _read_file(path)
     else:
         digest, rows = _read_dataset(name)
     assert limit is None or limit >= 0
-    rows = rows[:limit]
-    if not rows:
+    if not rows[:limit]:
         raise TreeoptError(Code.PROMPTS_EMPTY, f"{name} holds no prompts")
-    prompts = tuple(_prompt(row, f"{digest[:16]}:{i:0{_ROW_DIGITS}}", name, i, answers) for i, row in enumerate(rows))
-    return PromptSet(name, digest, prompts)
+    return digest, rows[:limit]
 
 
-def _prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
+def row_id(digest: str, index: int) -> str:
+    """The id of a row: its file's sha256 and its place."""
+    return f"{digest[:16]}:{index:0{_ROW_DIGITS}}"
+
+
+def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
+    """The prompt in row `index` of `name`, with its answer where `answers` demands one.
+
+    Raises:
+        TreeoptError: E302 where a needed field is missing.
+    """
     if isinstance(row, str):
         row = {_ASKED[0]: row}
     fields = row if isinstance(row, dict) else {}
-    text, answer = fields.get(_PLAIN), _first_text(fields, _ANSWERS)
+    text, answer = fields.get(_PLAIN), _first_text(fields, ANSWERS)
     asked = _first_text(fields, _ASKED) or None  # an empty request is none
     chat = _chat(fields.get("messages"))
     if chat is not None:
@@ -110,7 +131,7 @@ def _prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> P
         )
     if answers and answer is None:
         what = f"row {index} of {name} has no answer to score"
-        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs one of {', '.join(_ANSWERS)}")
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs one of {', '.join(ANSWERS)}")
     return Prompt(prompt_id, chat, text, answer if answers else None)
 
 
@@ -128,9 +149,9 @@ def _chat(messages: Any) -> tuple[Message, ...] | None:
     return tuple(messages) if known and any(m["role"] == "user" for m in messages) else None
 
 
-def _fetch_set(name: str) -> Path:
+def _fetch_set(name: str, description: Path) -> Path:
     """The file of a named set, from the hub or its cache."""
-    described = check(strict_yaml.load(prompt_sets()[name]), PromptSetFile, _SCHEMA)
+    described = check(strict_yaml.load(description), PromptSetFile, _SCHEMA)
     from huggingface_hub import hf_hub_download
 
     offline = not hub_reachable()

@@ -37,6 +37,30 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     return target
 
 
+def check_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, after checking that it is there or can be made; called before any long work.
+
+    Raises:
+        TreeoptError: E204 where it is no folder or what it would stand in cannot be written to.
+    """
+    folder = Path(path)
+    known = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not known.is_dir() or not os.access(known, os.W_OK):
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {folder} cannot be made or written to", at=str(known))
+    return folder
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, made with all above it where it is missing.
+
+    Raises:
+        TreeoptError: E204 where it cannot be made.
+    """
+    folder = check_folder(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool = True) -> None:
     """Write the whole file or leave what was there.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import os
 import platform
 from dataclasses import dataclass
@@ -13,12 +14,19 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.hub import hub_reachable, looks_local, unreachable
+from treeopt.models.hub import built_in, hub_reachable, looks_local, unreachable
 from treeopt.version import VERSION
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -133,21 +141,23 @@ class Base:
         return out.logits, out.hidden_states[-1]
 
 
-def load_base(name: str, *, dtype: str = "auto", device: str = "auto") -> Base:
+def load_base(name: str, *, dtype: str = "auto", device: str = "auto", load_in_4bit: bool = False) -> Base:
     """A base model from a folder or the hub.
 
     Args:
-        name: folder or hub name.
+        name: folder or hub name; `pocket` is the built-in model.
         dtype: `float32`, `bfloat16`, `float16`; `auto` is float32 on the CPU and the checkpoint's own elsewhere.
-        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` is the first accelerator, else the CPU.
+        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` is this process's accelerator, else the CPU.
+        load_in_4bit: quantise the weights while loading; on CUDA, by the package bitsandbytes.
 
     Raises:
-        TreeoptError: E201, E301, E304 where the model cannot be had or read; E402 where the device cannot be used.
+        TreeoptError: E201, E301, E304 where the model cannot be had or read; E401, E402 where the package or the device
+            is not there.
     """
     place = pick_device(device)
     wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
-    options: dict[str, Any] = {}
-    path = Path(name).expanduser()
+    options: dict[str, Any] = _quantised(place) if load_in_4bit else {}
+    path = built_in(name) or Path(name).expanduser()
     if not path.exists():
         if looks_local(name):
             raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
@@ -164,10 +174,11 @@ def load_base(name: str, *, dtype: str = "auto", device: str = "auto") -> Base:
         what = f"{name} is not a model that transformers can load"
         raise TreeoptError(Code.MODEL_INVALID, what, why=first_line(error)) from error
     try:
-        model = model.to(place)
+        model = model if load_in_4bit else model.to(place)
     except (RuntimeError, AssertionError) as error:
         raise _unusable(str(place), first_line(error)) from error
-    return Base(model.eval(), _load_tokenizer(where, options), os.path.normpath(name) if path.exists() else name)
+    called = os.path.normpath(name) if path.exists() and not built_in(name) else name
+    return Base(model.eval(), _load_tokenizer(where, options), called)
 
 
 def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:
@@ -196,13 +207,27 @@ def pick_device(name: str) -> torch.device:
         TreeoptError: E402 where it is not there.
     """
     if name == "auto":
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
+        found = torch.accelerator.current_accelerator()
+        # Under torchrun each process has the accelerator of its own rank.
+        return torch.device(found.type, int(os.environ.get("LOCAL_RANK", 0))) if found else torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise _unusable(name, first_line(error)) from error
     return device
+
+
+def _quantised(place: torch.device) -> dict[str, Any]:
+    """What `from_pretrained` takes for a base in 4 bits; its LM head stays as it is."""
+    if place.type != "cuda":
+        what = f"a base in 4 bits needs a CUDA device; this one is {place}"
+        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix="leave out --load-in-4bit")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        what = "a base in 4 bits needs the package bitsandbytes"
+        raise TreeoptError(Code.PROGRAM_MISSING, what, fix="pip install bitsandbytes")
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    return {"quantization_config": config, "device_map": {"": place}}
 
 
 def _load_tokenizer(where: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:

@@ -23,10 +23,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import read_bytes
+from treeopt.files.atomic import check_folder, check_writable, make_folder, read_bytes, write_bytes
+from treeopt.files.bundled import POCKET
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.hub import find_heads
+from treeopt.models.hub import built_in, find_heads
 
 WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
@@ -67,7 +68,9 @@ def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
     if claimed is not None and claimed != heads.num_heads:
         notes.append(f"config.json says {claimed} heads, the weights hold {heads.num_heads}: the weights win")
     base = config.get("base_model_name_or_path")
-    if base is not None and (file.parent / str(base)).is_dir():
+    if built_in(str(path)):
+        base = POCKET
+    elif base is not None and (file.parent / str(base)).is_dir():
         base = os.path.normpath(file.parent / str(base))
     return LoadedHeads(heads, str(path), file, base, fingerprint(heads), tuple(notes))
 
@@ -110,6 +113,65 @@ def from_state(state: State, name: str) -> MedusaHeads:
         _stack(state, biases) if blocks else empty[1],
         torch.stack([state[key] for key in lm_heads]) if own_lm_head else None,
     )
+
+
+def save_heads(
+    heads: MedusaHeads,
+    folder: str | os.PathLike[str],
+    *,
+    base: str,
+    made_by: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write heads in the original layout: `medusa_lm_head.safetensors` and `config.json`.
+
+    Args:
+        heads: what to write, in their own dtype; heads that share the base's LM head are written without one.
+        folder: made where it is missing.
+        base: folder or hub name of the base model; a folder is written relative to `folder`.
+        made_by: settings and versions, kept in config.json under `treeopt`, where other readers ignore them.
+        overwrite: replace heads that are there.
+
+    Returns:
+        The weights' file.
+
+    Raises:
+        TreeoptError: E202 where heads are there, E204 where the folder cannot be written.
+    """
+    file = check_heads_writable(make_folder(folder), overwrite=overwrite)
+    place = file.parent
+    blocks, num_heads = heads.bias.shape[:2]
+    weights, biases, lm_heads = expected_keys(num_heads, blocks, heads.lm_head is not None)
+    state = {}
+    for layer, (names, bias_names) in enumerate(zip(weights, biases, strict=True)):
+        for h in range(num_heads):
+            state[names[h]], state[bias_names[h]] = heads.weight[layer, h], heads.bias[layer, h]
+    if heads.lm_head is not None:
+        state |= dict(zip(lm_heads, heads.lm_head, strict=True))
+    state = {key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}
+    local = Path(base).expanduser()
+    config: dict[str, Any] = {
+        "base_model_name_or_path": os.path.relpath(local, place) if local.is_dir() else base,
+        "medusa_num_heads": num_heads,
+        "medusa_num_layers": blocks,
+    }
+    if heads.lm_head is None:
+        config["version"] = "2"  # as other readers of the layout call heads without LM heads
+    if made_by:
+        config["treeopt"] = made_by
+    write_bytes(file, safetensors.torch.save(state, metadata={"format": "pt"}), overwrite=overwrite)
+    write_bytes(place / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+    return file
+
+
+def check_heads_writable(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """The file that `save_heads` will write; called before any long work.
+
+    Raises:
+        TreeoptError: as `save_heads`.
+    """
+    file = check_folder(folder) / WEIGHT_FILES[0]
+    return check_writable(file, overwrite=overwrite) if file.parent.exists() else file
 
 
 def expected_keys(num_heads: int, blocks: int, own_lm_head: bool) -> tuple[list[list[str]], list[list[str]], list[str]]:
