@@ -1,9 +1,8 @@
-# make venv | demo | test | lint | bench. Each makes .venv first where it is missing.
+# make venv | demo | test | lint | bench | pocket. Each makes .venv first where it is missing.
 PYTHON ?= python3
-SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 BIN := .venv/bin
 
-.PHONY: venv demo test lint bench clean
+.PHONY: venv demo pocket test lint bench clean
 
 # The stamp is remade when the dependencies change, never because the clock moved.
 venv: .venv/installed
@@ -15,15 +14,13 @@ venv: .venv/installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# The whole job on a real model: calibrate, build, render, compile, validate.
+# The whole job on the built-in model: calibrate, build, render, compile, validate.
 demo: venv
-	@test -d "$(SHARED)/models" || (echo "make demo needs the shared model; SHARED=FOLDER or TREEOPT_SHARED names it" && exit 1)
-	@mkdir -p demo
-	$(BIN)/treeopt calibrate --heads $(SHARED)/models/tinystories-260k-medusa --prompts $(SHARED)/data/story_openings.json --limit 128 --max-new-tokens 128 --force -o demo/calibration.safetensors
-	$(BIN)/treeopt build --calibration demo/calibration.safetensors --nodes 16 -o demo/tree.yaml
-	$(BIN)/treeopt render demo/tree.yaml -o demo/tree.svg
-	$(BIN)/treeopt compile demo/tree.yaml -o demo/tree.safetensors
-	$(BIN)/treeopt validate --heads $(SHARED)/models/tinystories-260k-medusa --tree demo/tree.yaml --prompts $(SHARED)/data/story_openings.json --limit 16
+	$(BIN)/treeopt demo
+
+# Makes the built-in model again, in pocket/ (an hour or two on two cores); treeopt/data/pocket/README.md says what it is.
+pocket: venv
+	$(BIN)/python -m treeopt.train.pocket calibration/recipes/pocket.yaml pocket
 
 test: venv
 	$(BIN)/python -m pytest
@@ -38,4 +35,4 @@ bench: venv
 	$(BIN)/python bench/calibrate.py
 
 clean:
-	rm -rf .venv demo dist build treeopt.egg-info
+	rm -rf .venv demo pocket dist build treeopt.egg-info

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -50,6 +51,15 @@ _LOCAL = {
     "initializer_range": _SPREAD,
 }
 _RECURRENT = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "state_size": 8, "initializer_range": _SPREAD}
+
+# Words apart by spaces, so that a conversation's tokens never change when more turns follow.
+CHAT = """
+{%- for m in messages %}
+{{- {'user': '<user>', 'assistant': '<bot>', 'system': '<sys>'}[m.role] }} {{ m.content }}
+{{- ' <end> ' if m.role == 'assistant' else ' ' }}
+{%- endfor %}
+{{- '<bot>' if add_generation_prompt else '' }}
+"""
 
 # Name -> (model type, settings). `qwen2-mixed` has full and sliding layers, so it takes one mask a kind of layer.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -128,3 +138,31 @@ def cycle(seed: int) -> torch.Tensor:
     after = torch.empty_like(order)
     after[order] = order.roll(-1)
     return after
+
+
+def walk(first: int, length: int, seed: int = 0) -> list[int]:
+    """The text of `length` tokens that `cycle_base(seed)` writes from its first token on."""
+    after, ids = cycle(seed).tolist(), [first]
+    while len(ids) < length:
+        ids.append(after[ids[-1]])
+    return ids
+
+
+def chat_base(*, template: str | None = CHAT, disturbed: float = 0.0) -> Base:
+    """`cycle_base()` with a tokenizer of whole words and a chat template: `<bot>` is answered by six words and `<end>`.
+
+    Tokens are called w0, w1, ... but for the four that the template uses and `<unk>`, for words unknown.
+    """
+    path = walk(0, VOCAB)
+    words = {token: f"w{token}" for token in range(VOCAB)}
+    words |= {path[0]: "<bot>", path[7]: "<end>", path[30]: "<user>", path[45]: "<sys>", path[55]: "<unk>"}
+    core = Tokenizer(models.WordLevel({word: token for token, word in words.items()}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = ["<bot>", "<user>", "<sys>"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<end>", unk_token="<unk>", additional_special_tokens=special
+    )
+    tokenizer.chat_template = template
+    base = cycle_base(disturbed=disturbed)
+    base.model.generation_config.eos_token_id = path[7]
+    return Base(base.model, tokenizer, "tiny-chat")

@@ -13,6 +13,7 @@ from treeopt.version import VERSION
 
 # Command -> one line of help; its module is treeopt.cli.<command>_command with the click command `command`.
 COMMANDS = {
+    "demo": "The whole job on the built-in model, in about a minute.",
     "calibrate": "Measure how often each head's guesses are right.",
     "profile": "Time a decode step by the size of the tree.",
     "build": "Grow the best tree for a number of nodes.",
@@ -20,6 +21,8 @@ COMMANDS = {
     "compile": "Turn a tree into attention mask, positions and indices.",
     "render": "Draw a tree as SVG, DOT, or what graphviz offers.",
     "validate": "Decode with a tree: lossless? as predicted? faster?",
+    "distill": "Let the base model write texts to train heads on.",
+    "train": "Train draft heads for a base model (Medusa-1).",
     "list": "List the trees and prompt sets that come with treeopt.",
     "show": "Print a tree, and what a calibration expects of it.",
 }

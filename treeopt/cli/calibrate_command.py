@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.build.trees import DEFAULT_TOP_K
-from treeopt.cli.console import Console, command, model_options, note_pair, prompt_options, say_skipped
+from treeopt.cli.console import (
+    Console,
+    chosen_prompts,
+    command,
+    load_models,
+    model_options,
+    prompt_options,
+    say_skipped,
+)
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 
@@ -33,17 +41,16 @@ def run(console: Console, **options: Any) -> None:
     Every prompt is continued greedily; then one pass over the result ranks each true token under each head. The file
     holds these ranks: enough to build any tree and to replay it exactly.
     """
-    if (options["prompts"] is None) == (options["responses"] is None):
+    scored = options["responses"] is not None
+    if scored and options["prompts"] is not None:
         raise click.UsageError("give either --prompts or --responses")
+    asked = options["responses"] if scored else chosen_prompts(options)
     check_writable(options["output"], overwrite=options["force"])
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
-    from treeopt.models.pair import load_pair
 
-    scored = options["responses"] is not None
-    prompts = load_prompts(options["responses"] or options["prompts"], limit=options["limit"], answers=scored)
-    base, loaded = load_pair(options["heads"], options["model"], dtype=options["dtype"], device=options["device"])
-    note_pair(console, base, loaded)
+    prompts = load_prompts(asked, limit=options["limit"], answers=scored)
+    base, loaded = load_models(console, options)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     with console.progress("calibrate") as progress:
         run = run_calibration(

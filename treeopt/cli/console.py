@@ -19,6 +19,7 @@ import click
 
 from treeopt.calibration import Calibration
 from treeopt.errors import EXIT_BUG, Code, TreeoptError
+from treeopt.files.bundled import POCKET
 from treeopt.files.calibrations import DEFAULT_FILE
 from treeopt.latency import LatencyProfile
 from treeopt.progress import Progress, silent
@@ -199,13 +200,6 @@ def _plain(data: Any) -> Any:
     return data
 
 
-def note_pair(console: Console, base: Base, loaded: LoadedHeads) -> None:
-    """Say which heads and base model were loaded, and what their files are wrong about."""
-    for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
-        console.note(note)
-    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
-
-
 def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
     """Name the prompts that were not run (records with prompt_id, tokens and reason)."""
     if not skipped:
@@ -223,17 +217,55 @@ def warn_other_heads(console: Console, calibration: Calibration, profile: Latenc
         console.warn(f"warning: the profile is of other heads ({profiled}) than the calibration ({known})")
 
 
-def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
-    """The options that say which model runs, and how."""
+def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Callable[..., Any]:
+    """The options that say on what, and in which precision, a model runs."""
     dtypes = click.Choice(["auto", "float32", "bfloat16", "float16"])
     for option in (
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ..."),
         click.option("--dtype", type=dtypes, default=dtype, show_default=True, help="auto: float32 on a CPU."),
-        click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config]."),
-        click.option("--heads", required=True, help="Heads: folder, weights file or hub name."),
     ):
         function = option(function)
     return function
+
+
+def base_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of commands that need a base model alone."""
+    model = click.option("--model", default=POCKET, show_default=True, help="Base model: folder or hub name.")
+    return model(device_options(function))
+
+
+def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
+    """The options of commands that need heads and their base model; `load_models` reads them."""
+    for option in (
+        click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config]."),
+        click.option("--heads", help=f"Heads: folder, weights file or hub name [default: the built-in {POCKET}]."),
+    ):
+        function = option(function)
+    return device_options(function, dtype=dtype)
+
+
+def load_models(console: Console, options: Mapping[str, Any]) -> tuple[Base, LoadedHeads]:
+    """The base model and heads that the options name, said on the console."""
+    from treeopt.models.pair import load_pair
+
+    heads, model = _chosen_heads(options), options["model"]
+    base, loaded = load_pair(heads, model, dtype=options["dtype"], device=options["device"])
+    for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
+        console.note(note)
+    say_base(console, base)
+    return base, loaded
+
+
+def _chosen_heads(options: Mapping[str, Any]) -> str:
+    """The heads that the options name; the built-in ones where neither heads nor a model are given."""
+    if options["heads"] is None and options["model"] is not None:
+        raise click.UsageError("--model needs --heads: which heads does it draft with?")
+    return options["heads"] or POCKET
+
+
+def say_base(console: Console, base: Base) -> None:
+    """Say which base model was loaded, and how it runs."""
+    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
 
 
 def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,10 +274,17 @@ def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's, where it has one."),
         click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True),
         click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts."),
-        click.option("--prompts", help="File (.json .jsonl .txt .parquet), hub data set, or alpaca_eval."),
+        click.option("--prompts", help="File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."),
     ):
         function = option(function)
     return function
+
+
+def chosen_prompts(options: Mapping[str, Any]) -> str:
+    """The prompts that the options name: the built-in model's own where neither prompts nor heads are given."""
+    if options["prompts"] is None and _chosen_heads(options) != POCKET:
+        raise click.UsageError("Missing option '--prompts' (such as alpaca_eval), which other heads than pocket need.")
+    return options["prompts"] or POCKET
 
 
 calibration_option = click.option(

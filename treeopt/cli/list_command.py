@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treeopt.cli.console import Console, command
-from treeopt.files.bundled import prompt_sets, zoo
+from treeopt.files.bundled import POCKET, prompt_sets, zoo
 from treeopt.files.trees import load_tree
 
 
@@ -17,6 +17,7 @@ def run(console: Console) -> None:
     ]
     console.table(["tree", "nodes", "depth", "leaves", "source"], rows)
     console.say(f"prompt sets: {', '.join(prompt_sets())}")
+    console.say(f"built-in model with heads, the default of --heads and --model: {POCKET}")
     described = [
         {"name": name, "nodes": tree.nodes, "depth": tree.depth, "leaves": len(tree.leaves), **tree.source}
         for name, tree in trees.items()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, command, model_options, note_pair
+from treeopt.cli.console import Console, command, load_models, model_options
 from treeopt.files.outputs import check_output
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
@@ -45,13 +45,11 @@ def run(console: Console, **options: Any) -> None:
     loop, and what overheads refer to.
     """
     check_output(options["output"])
-    from treeopt.models.pair import load_pair
     from treeopt.runtime.profile import largest_context, measure_profile
 
-    base, loaded = load_pair(options["heads"], options["model"], dtype=options["dtype"], device=options["device"])
+    base, loaded = load_models(console, options)
     room = largest_context(base, loaded.heads, options["sizes"])
     contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
-    note_pair(console, base, loaded)
     with console.progress("profile") as progress:
         profile = measure_profile(
             base,

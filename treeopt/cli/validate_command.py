@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command, model_options, note_pair, prompt_options, say_skipped
+from treeopt.cli.console import (
+    Console,
+    chosen_prompts,
+    command,
+    load_models,
+    model_options,
+    prompt_options,
+    say_skipped,
+)
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 
@@ -29,17 +37,14 @@ def run(console: Console, **options: Any) -> None:
     Lossless means: token for token the text of stock greedy `generate`. The prediction comes from a separate
     teacher-forced pass and replay, never from the decoder. Exit status 5 where a text differs.
     """
-    if options["prompts"] is None:
-        raise click.UsageError("Missing option '--prompts'.")
+    asked = chosen_prompts(options)
     tree = load_tree(options["tree"])
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.calibrate.texts import encode_prompts
-    from treeopt.models.pair import load_pair
     from treeopt.runtime.validate import validate
 
-    prompts = load_prompts(options["prompts"], limit=options["limit"])
-    base, loaded = load_pair(options["heads"], options["model"], dtype=options["dtype"], device=options["device"])
-    note_pair(console, base, loaded)
+    prompts = load_prompts(asked, limit=options["limit"])
+    base, loaded = load_models(console, options)
     encoded = encode_prompts(base, prompts, options["max_new_tokens"], chat_template=options["chat_template"])
     with console.progress("validate") as progress:
         found = validate(

@@ -1,4 +1,4 @@
-"""Where the data folders `trees/` and `calibration/` are: inside the wheel, or beside the package in a checkout."""
+"""Where the data is: `trees/` and `calibration/` inside the wheel or beside the package, and the built-in model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 
+POCKET = "pocket"  # the built-in model, its heads and its prompts all go by this name
 _KINDS = ("trees", "calibration")
 
 
@@ -29,5 +30,11 @@ def zoo() -> dict[str, Path]:
 
 
 def prompt_sets() -> dict[str, Path]:
-    """Name and file of each named prompt set, by name."""
-    return {path.stem: path for path in sorted((data_root("calibration") / "prompts").glob("*.yaml"))}
+    """Name and file of each named prompt set, by name: where it lies on the hub (.yaml), or the prompts (.jsonl)."""
+    named = {path.stem: path for path in (data_root("calibration") / "prompts").glob("*.yaml")}
+    return dict(sorted({**named, POCKET: pocket() / "prompts.jsonl"}.items()))
+
+
+def pocket() -> Path:
+    """The folder of the built-in model: the base, its heads in `heads/`, and openings from modules it never saw."""
+    return Path(__file__).resolve().parents[1] / "data" / POCKET

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.files.bundled import POCKET, pocket
 
 PROBE_SECONDS = 4.0
 _FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", ".yaml")  # names may hold other dots
@@ -34,8 +35,13 @@ def looks_local(name: str) -> bool:
     return name.startswith((".", os.sep, "~")) or name.endswith((os.sep, *_FILE_SUFFIXES)) or name.count("/") > 1
 
 
+def built_in(name: str) -> Path | None:
+    """The folder of the built-in model where `name` means it: a path of that name comes first."""
+    return pocket() if name == POCKET and not Path(name).exists() else None
+
+
 def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
-    """The folder or file of a heads checkpoint.
+    """The folder or file of a heads checkpoint; `pocket` is the built-in one.
 
     Raises:
         TreeoptError: E201 for a path that is not there, E301 where only the hub could have it and does not answer.
@@ -43,6 +49,8 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path
+    if built_in(name):
+        return pocket() / "heads"
     if looks_local(name) or "/" not in name:
         raise TreeoptError(Code.FILE_MISSING, f"there is no heads checkpoint {name}", at=f"--heads {name}")
     from huggingface_hub import snapshot_download

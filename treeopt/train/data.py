@@ -3,7 +3,7 @@
 A row of a file is one of
     {"messages": [...]}                      a conversation; the assistant's turns are answers
     {"text" or "instruction" or "prompt": ..., "output": ...}    a prompt and its answer
-    {"text": ...}                            plain text, all of it an answer
+    {"text": ...}                            plain text, all of it an answer; so is a line of a .txt file
     {..., "ids": [...], "answers": [[start, end], ...], "model_id": ...}    what `treeopt distill` wrote: exactly the
                                              tokens that the base model gave, used where the base is the same
 """
@@ -40,6 +40,9 @@ class Example:
     def guessable(self) -> int:
         """Tokens that a first head could guess: all of the answers but their roots and a text's first token."""
         return sum(max(end - max(start, 1) - 1, 0) for start, end in self.answers)
+
+
+_NO_ANSWER = Example(np.empty(0, np.int32), ())
 
 
 @dataclass(frozen=True)
@@ -101,16 +104,21 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
 
 
 def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_template: bool) -> Example:
-    fields: dict[str, Any] = row if isinstance(row, dict) else {}
+    fields: dict[str, Any] = row if isinstance(row, dict) else {"text": row}
     if "ids" in fields and fields.get("model_id") == base.fingerprint:
         return _given(fields, base.vocab_size, name, index)
     messages = fields.get("messages")
-    templated = chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None
-    if templated and isinstance(messages, list) and as_prompt(row, prompt_id, name, index, answers=False).messages:
-        return _conversation(base, messages, name, index)
+    if isinstance(messages, list):
+        asked = as_prompt(row, prompt_id, name, index, answers=False)  # checks the messages
+        if not any(message["role"] == "assistant" for message in messages):
+            return _NO_ANSWER
+        if chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None:
+            return _conversation(base, messages, name, index)
     answered = isinstance(messages, list) or any(fields.get(field) for field in ANSWERS)
-    prompt = as_prompt(row, prompt_id, name, index, answers=answered)
-    ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
+    asked = as_prompt(fields, prompt_id, name, index, answers=answered)
+    if not answered and asked.text is None:
+        return _NO_ANSWER
+    ids, answer = encode(asked, base.tokenizer, chat_template=chat_template)
     if answered:
         end = list(base.eos_ids[:1])  # the answer was whole: its end is learned with it
         return Example(_array([*ids, *answer, *end]), ((len(ids), len(ids) + len(answer) + len(end)),))

@@ -49,7 +49,7 @@ class SelfTalk:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a run wrote: rows and their answers' tokens, in all and by this run, and the seeds that gave none."""
+    """What a run wrote: rows and their answers' tokens, in all and by this run, and this run's seeds that gave none."""
 
     rows: int
     tokens: int
@@ -121,7 +121,8 @@ def distill(
     if exclude:
         source["excluded"] = {"prompts": exclude.name, "sha256": exclude.sha256}
     batches = [talks[start : start + batch_size] for start in range(0, len(talks), batch_size)]
-    kept = _kept(partial, source, [talk.id for talk in talks], batch_size, resume=resume, overwrite=overwrite)
+    made_by = {**source, "model_id": base.fingerprint}
+    kept = _kept(partial, made_by, [talk.id for talk in talks], batch_size, resume=resume, overwrite=overwrite)
     rows, tokens = kept.rows, kept.tokens
     skipped: list[Skipped] = []
     with partial.open("ab") as stream:
@@ -315,7 +316,7 @@ class _Kept:
 
 
 def _kept(
-    partial: Path, source: Mapping[str, Any], ids: Sequence[str], batch_size: int, *, resume: bool, overwrite: bool
+    partial: Path, made_by: Mapping[str, Any], ids: Sequence[str], batch_size: int, *, resume: bool, overwrite: bool
 ) -> _Kept:
     """What of an unfinished file is kept. Its last batch may be half-written, so that one is made again."""
     if not resume:
@@ -330,15 +331,17 @@ def _kept(
     for line in partial.read_bytes().split(b"\n")[:-1]:
         try:
             row = json.loads(line)
-            batch = number[row["id"]]
+            begun = {**row["source"], "model_id": row["model_id"]}
+            batch = number.get(row["id"])
             tokens = sum(end - start for start, end in row["answers"])
-            begun = row["source"]
         except (ValueError, KeyError, TypeError):
             break  # not whole: this batch is made again
-        if begun != source:
-            at = f"begun with {json.dumps(begun)}\nnow {json.dumps(source)}"
+        if begun != made_by:
+            at = f"begun with {json.dumps(begun)}\nnow {json.dumps(made_by)}"
             what = f"{partial} was begun with other settings"
             raise TreeoptError(Code.RESUME_INVALID, what, at=at, fix="give the same again, or --force")
+        if batch is None:
+            break  # of a prompt that a lower limit leaves out
         if batch != kept.batches:
             before = kept
         kept = _Kept(batch, kept.rows + 1, kept.tokens + tokens, kept.bytes + len(line) + 1)

@@ -148,7 +148,8 @@ def train_heads(
     check_heads_writable(place, overwrite=overwrite or resume)
     seen, unseen = _split(texts.examples, chosen)
     arguments = _arguments(place / _CHECKPOINTS, chosen, len(seen), base.device)  # joins the other processes
-    begun = {"settings": asdict(chosen), "base": base.fingerprint, "data": list(texts.sha256)}
+    tokens = sum(len(example.ids) for example in texts.examples)  # tells a change of --length or template, too
+    begun = {"settings": asdict(chosen), "base": base.fingerprint, "data": list(texts.sha256), "tokens": tokens}
     if arguments.process_index == 0:
         _begin(place / _CHECKPOINTS, begun, resume=resume, overwrite=overwrite)
     wait_for_everyone()
@@ -192,13 +193,13 @@ class _Rows(Dataset[Example]):
 
 
 class _HeadsOnBase(nn.Module):
-    """What the Trainer trains: the heads. The base is held in a list, out of sight of parameters and checkpoints."""
+    """What the Trainer trains: the heads. The base is held in a tuple, out of sight of parameters and checkpoints."""
 
     def __init__(self, base: Base, heads: MedusaHeads) -> None:
         super().__init__()
         self.heads = heads
         self.counts_hits = False
-        self._base = [base]
+        self._base = (base,)
         self._tally = _no_tally(heads.num_heads, base.device)
 
     def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
@@ -246,12 +247,18 @@ class _HeadsTrainer(Trainer):
                 logs |= {f"{prefix}head{h}_top{i}": share for i, share in enumerate(score.top, start=1)}
         super().log(logs, start_time)
         if self.is_world_process_zero():
-            write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in self.state.log_history))
+            lines = [_without_clock(line) for line in self.state.log_history if "train_runtime" not in line]
+            write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self.accelerator.unwrap_model(self.model).counts_hits = True
         found: dict[str, float] = super().evaluate(*args, **kwargs)
         return found
+
+
+def _without_clock(line: Mapping[str, float]) -> dict[str, float]:
+    """A line of metrics that equal runs have in common."""
+    return {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second"))}
 
 
 class _Watch(TrainerCallback):
@@ -286,7 +293,7 @@ def _arguments(folder: Path, settings: Settings, texts: int, device: torch.devic
     steps = settings.steps or math.ceil(a_pass * settings.epochs)
     # A checkpoint falls on a logged step, so that a resumed run logs what an unbroken one does.
     every = math.ceil(steps / settings.saves / settings.log_every) * settings.log_every
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
         max_steps=settings.steps or -1,
@@ -308,6 +315,12 @@ def _arguments(folder: Path, settings: Settings, texts: int, device: torch.devic
         report_to=[],
         disable_tqdm=True,
     )
+    if device.type == "cuda" and arguments.device.index not in (None, device.index):
+        what = f"the base is on {device}, but the Trainer takes {arguments.device}"
+        fix = f"CUDA_VISIBLE_DEVICES={device.index}, and leave out --device"
+        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # one device a process: torchrun starts a process for each
+    return arguments
 
 
 def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Example], list[Example]]:
@@ -347,8 +360,16 @@ def _begin(folder: Path, begun: Mapping[str, Any], *, resume: bool, overwrite: b
 
 def _last_checkpoint(folder: Path) -> str | None:
     """The latest whole checkpoint; None where there is none yet. A checkpoint's state file is written last."""
-    found = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    found = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_json(path)]
     return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except ValueError:
+        return False
+    return True
 
 
 def _no_tally(num_heads: int, device: torch.device) -> Tensor:

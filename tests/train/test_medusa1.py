@@ -1,0 +1,457 @@
+"""Medusa-1: heads begin as the base, learn, and end bit for bit alike however often the run was cut off."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base, walk
+from torch import nn
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
+from treeopt.models.layouts import load_heads
+from treeopt.models.pair import load_pair
+from treeopt.train.data import Example, TrainingTexts, collate
+from treeopt.train.loss import IGNORED, targets
+from treeopt.train.medusa1 import METRICS_FILE, Settings, new_heads, train_heads
+
+SMALL = Settings(num_heads=2, steps=12, batch_size=2, log_every=2, saves=3, holdout=2, learning_rate=1e-2)
+
+
+class Cut(KeyboardInterrupt):
+    """Stands for a kill."""
+
+
+def cut_at(step: int) -> Any:
+    """A progress callback that ends the run after so many steps."""
+
+    def progress(done: int, *_told: object) -> None:
+        if done == step:
+            raise Cut
+
+    return progress
+
+
+def walks(count: int, length: int = 24) -> TrainingTexts:
+    """Texts of `cycle_base`, each from another token on, answered from its third token on."""
+    examples = [Example(np.array(walk(i % VOCAB, length), np.int32), ((2, length),)) for i in range(count)]
+    return TrainingTexts(tuple(examples), ("walks",), ("sha",), 0, 0)
+
+
+def noise(count: int, seed: int = 0, length: int = 12) -> TrainingTexts:
+    """Random texts of different lengths, so that the order of texts shows in the weights."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, length + 1, count)
+    examples = [Example(rng.integers(0, VOCAB, n).astype(np.int32), ((1, int(n)),)) for n in lengths]
+    return TrainingTexts(tuple(examples), ("noise",), (f"sha{seed}",), 0, 0)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics, without what a clock measured and the Trainer's own sum, counted a process."""
+    lines = [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
+    clock = ("runtime", "per_second", "total_flos", "train_loss")
+    return [{name: value for name, value in line.items() if not name.endswith(clock)} for line in lines]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Both folders hold the same weights and metrics, and nothing of an unfinished run."""
+    for folder in (one, other):
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "config.json",
+            "medusa_lm_head.safetensors",
+            "metrics.jsonl",
+        ]
+    name = "medusa_lm_head.safetensors"
+    assert (one / name).read_bytes() == (other / name).read_bytes()
+    assert metrics(one) == metrics(other)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `SMALL` that nothing cut off."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    train_heads(tiny_base("llama"), noise(20), folder, SMALL)
+    return folder
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """The same run, cut off after step 9; its checkpoints are of steps 4 and 8."""
+    with pytest.raises(Cut):
+        train_heads(tiny_base("llama"), noise(20), tmp_path, SMALL, progress=cut_at(9))
+    return tmp_path
+
+
+@pytest.mark.parametrize("shared_head", [False, True])
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_new_heads_repeat_the_base(family: str, blocks: int, shared_head: bool) -> None:
+    """Before any step each head gives the base's own features, logits and guesses."""
+    base = tiny_base(family)
+    heads = new_heads(base, 3, blocks=blocks, shared_lm_head=shared_head)
+    ids = torch.randint(VOCAB, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, hidden = base.forward(ids)
+        features = heads.features(hidden.flatten(0, 1))
+        guesses = heads(hidden.flatten(0, 1), base.lm_head)
+    for h in range(3):
+        assert torch.equal(features[h], hidden.flatten(0, 1))
+        assert torch.equal(guesses[h].argmax(-1), logits.flatten(0, 1).argmax(-1))
+        torch.testing.assert_close(guesses[h], logits.flatten(0, 1))
+    assert (heads.lm_head is None) == shared_head
+    assert heads.weight.shape == (blocks, 3, HIDDEN, HIDDEN)
+
+
+def test_new_heads_own_no_part_of_the_base() -> None:
+    """A copied LM head is a copy: writing into it leaves the base as it was."""
+    base = tiny_base("llama")
+    before = base.lm_head.weight.clone()
+    heads = new_heads(base, 2)
+    assert heads.lm_head is not None
+    with torch.no_grad():
+        heads.lm_head.zero_()
+    assert torch.equal(base.lm_head.weight, before)
+
+
+def with_bias() -> Base:
+    """A base whose LM head has a bias that decides."""
+    base = tiny_base("llama")
+    lm_head = nn.Linear(HIDDEN, VOCAB)
+    with torch.no_grad():
+        lm_head.weight.copy_(base.lm_head.weight)
+        lm_head.bias.normal_(std=10.0, generator=torch.Generator().manual_seed(0))
+    base.model.set_output_embeddings(lm_head)
+    return base
+
+
+def test_new_heads_lm_head_with_bias() -> None:
+    """The layout holds no bias, so own LM heads are refused; shared ones repeat the base with it."""
+    base = with_bias()
+    with pytest.raises(TreeoptError) as caught:
+        new_heads(base, 2)
+    assert caught.value.code is Code.HEADS_MISMATCH
+    assert "--shared-lm-head" in caught.value.fix
+    with torch.no_grad():
+        logits, hidden = base.forward(torch.arange(20)[None])
+        guesses = new_heads(base, 2, shared_lm_head=True)(hidden[0], base.lm_head)
+    torch.testing.assert_close(guesses[1], logits[0])
+    assert torch.equal(guesses[1].argmax(-1), logits[0].argmax(-1))
+
+
+def test_train_lm_head_with_bias(tmp_path: Path) -> None:
+    """Training on a base whose LM head has a bias works with heads that share it, and refuses others."""
+    settings = dataclasses.replace(SMALL, steps=2)
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(with_bias(), noise(6), tmp_path / "own", settings)
+    assert caught.value.code is Code.HEADS_MISMATCH
+    train_heads(with_bias(), noise(6), tmp_path / "shared", dataclasses.replace(settings, shared_lm_head=True))
+    assert load_heads(tmp_path / "shared").heads.lm_head is None
+
+
+@pytest.mark.parametrize("shared_head", [False, True])
+def test_training_learns(tmp_path: Path, shared_head: bool) -> None:
+    """On a text that follows a rule both heads learn the rule, on texts held out too."""
+    settings = Settings(num_heads=2, steps=150, learning_rate=1e-2, holdout=8, shared_lm_head=shared_head, blocks=2)
+    trained = train_heads(cycle_base(), walks(61), tmp_path, settings)
+    assert trained.steps == 150
+    for score in trained.held_out:
+        assert score.top[0] > 0.9
+        assert list(score.top) == sorted(score.top)
+        assert score.loss < 0.5
+    assert [score.trials for score in trained.held_out] == [8 * 21, 8 * 20]
+    first, *_, last = [line["head1_loss"] for line in metrics(tmp_path) if "head1_top1" in line]
+    assert last < first / 5
+
+
+def test_held_out_scores_are_of_the_heads_returned(tmp_path: Path) -> None:
+    """Losses and shares are those of the returned heads on the texts held out, by full logits."""
+    base = tiny_base("llama")
+    texts = noise(20)
+    trained = train_heads(base, texts, tmp_path, SMALL)
+    scores = []
+    with torch.no_grad():
+        for left_out in itertools.combinations(texts.examples, 2):
+            batch = collate(left_out)
+            true = targets(batch["ids"], batch["answers"], 2)
+            hidden = base.forward(batch["ids"])[1]
+            losses = []
+            for h in range(2):
+                known = true[..., h] != IGNORED
+                logits = trained.heads(hidden[known], base.lm_head)[h]
+                losses.append(nn.functional.cross_entropy(logits, true[known][:, h]).item())
+            scores.append(losses)
+    found = [score.loss for score in trained.held_out]
+    assert sum(np.allclose(found, losses, rtol=1e-5) for losses in scores) == 1
+
+
+@pytest.mark.parametrize("shared_head", [False, True])
+def test_base_is_untouched(tmp_path: Path, shared_head: bool) -> None:
+    """The base keeps its weights bit for bit, its requires_grad flags, its mode, and has no gradients."""
+    base = tiny_base("llama")
+    frozen = base.model.model.layers[0].mlp.up_proj.weight
+    frozen.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
+    flags = {name: parameter.requires_grad for name, parameter in base.model.named_parameters()}
+    train_heads(base, noise(8), tmp_path, dataclasses.replace(SMALL, steps=3, shared_lm_head=shared_head))
+    after = base.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert {name: parameter.requires_grad for name, parameter in base.model.named_parameters()} == flags
+    assert all(parameter.grad is None for parameter in base.model.parameters())
+    assert not any(module.training for module in base.model.modules())
+
+
+def test_same_run_twice(tmp_path: Path, unbroken: Path) -> None:
+    """The same settings give the same weights and metrics; another seed gives others."""
+    train_heads(tiny_base("llama"), noise(20), tmp_path / "same", SMALL)
+    train_heads(tiny_base("llama"), noise(20), tmp_path / "other", dataclasses.replace(SMALL, seed=1))
+    assert_same_run(unbroken, tmp_path / "same")
+    name = "medusa_lm_head.safetensors"
+    assert (tmp_path / "other" / name).read_bytes() != (unbroken / name).read_bytes()
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 5, 8, 11, 12])
+def test_resume_is_an_unbroken_run(tmp_path: Path, unbroken: Path, step: int) -> None:
+    """Cut off at any step, before the first checkpoint (step 4) too, the resumed run ends bit for bit the same."""
+    with pytest.raises(Cut):
+        train_heads(tiny_base("llama"), noise(20), tmp_path, SMALL, progress=cut_at(step))
+    told: list[int] = []
+    train_heads(
+        tiny_base("llama"), noise(20), tmp_path, SMALL, resume=True, progress=lambda done, *_rest: told.append(done)
+    )
+    assert told[0] == 1 if step < 5 else told[0] > 4  # it did go on, and not begin anew
+    assert_same_run(unbroken, tmp_path)
+
+
+def test_resume_twice(broken: Path, unbroken: Path) -> None:
+    """A resumed run may be cut off again."""
+    with pytest.raises(Cut):
+        train_heads(tiny_base("llama"), noise(20), broken, SMALL, resume=True, progress=cut_at(10))
+    train_heads(tiny_base("llama"), noise(20), broken, SMALL, resume=True)
+    assert_same_run(unbroken, broken)
+
+
+def test_resume_passes_over_a_half_written_checkpoint(broken: Path, unbroken: Path) -> None:
+    """A checkpoint that the kill left without its last file is passed over for the one before."""
+    last, before = broken / "checkpoints" / "checkpoint-8", broken / "checkpoints" / "checkpoint-4"
+    (last / "trainer_state.json").unlink()
+    (last / "optimizer.pt").write_bytes(b"half")
+    assert (before / "trainer_state.json").is_file()
+    told: list[int] = []
+    train_heads(
+        tiny_base("llama"), noise(20), broken, SMALL, resume=True, progress=lambda done, *_rest: told.append(done)
+    )
+    assert told[0] == 5
+    assert_same_run(unbroken, broken)
+
+
+def test_resume_without_any_whole_checkpoint(broken: Path, unbroken: Path) -> None:
+    """Where no checkpoint is whole the run begins anew, with the same end."""
+    for file in (broken / "checkpoints").glob("checkpoint-*/trainer_state.json"):
+        file.unlink()
+    train_heads(tiny_base("llama"), noise(20), broken, SMALL, resume=True)
+    assert_same_run(unbroken, broken)
+
+
+def test_resume_with_accumulation_and_epochs(tmp_path: Path) -> None:
+    """Over two epochs with two forwards a step, resumed in the second, the end is the same too."""
+    settings = dataclasses.replace(SMALL, steps=0, epochs=2.0, accumulate=2, log_every=1, saves=6)
+    train_heads(tiny_base("llama"), noise(20), tmp_path / "whole", settings)
+    with pytest.raises(Cut):
+        train_heads(tiny_base("llama"), noise(20), tmp_path / "cut", settings, progress=cut_at(8))
+    trained = train_heads(tiny_base("llama"), noise(20), tmp_path / "cut", settings, resume=True)
+    assert trained.steps == 10
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("other", ["settings", "data", "base"])
+def test_resume_with_something_else(broken: Path, other: str) -> None:
+    """A run does not go on with other settings, texts or another base; the error says which."""
+    base = tiny_base("llama", seed=1 if other == "base" else 0)
+    texts = noise(20, seed=1) if other == "data" else noise(20)
+    settings = dataclasses.replace(SMALL, learning_rate=1e-4) if other == "settings" else SMALL
+    kept = sorted(broken.rglob("*"))
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(base, texts, broken, settings, resume=True)
+    assert caught.value.code is Code.RESUME_INVALID
+    assert f"other {other}" in caught.value.what
+    assert sorted(broken.rglob("*")) == kept
+
+
+def test_resume_of_nothing(tmp_path: Path, unbroken: Path) -> None:
+    """An empty folder and a finished run hold nothing to resume, and stay as they are."""
+    before = (unbroken / "medusa_lm_head.safetensors").read_bytes()
+    for folder in (tmp_path, unbroken):
+        with pytest.raises(TreeoptError) as caught:
+            train_heads(tiny_base("llama"), noise(20), folder, SMALL, resume=True)
+        assert caught.value.code is Code.RESUME_INVALID
+    assert (unbroken / "medusa_lm_head.safetensors").read_bytes() == before
+
+
+def test_unfinished_run_is_not_dropped_unasked(broken: Path, unbroken: Path) -> None:
+    """An unfinished run is refused without resume or overwrite; with overwrite it begins anew."""
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(tiny_base("llama"), noise(20), broken, SMALL)
+    assert caught.value.code is Code.FILE_EXISTS
+    assert "--resume" in caught.value.fix
+    assert (broken / "checkpoints" / "checkpoint-8").is_dir()
+    train_heads(tiny_base("llama"), noise(20), broken, SMALL, overwrite=True)
+    assert_same_run(unbroken, broken)
+
+
+def test_finished_heads_are_not_overwritten_unasked(tmp_path: Path, unbroken: Path) -> None:
+    """Heads in the folder are refused before any work, and replaced on demand."""
+    shutil.copytree(unbroken, tmp_path / "heads")
+    settings = dataclasses.replace(SMALL, steps=2)
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(tiny_base("llama"), noise(20), tmp_path / "heads", settings)
+    assert caught.value.code is Code.FILE_EXISTS
+    name = "medusa_lm_head.safetensors"
+    assert (tmp_path / "heads" / name).read_bytes() == (unbroken / name).read_bytes()
+    train_heads(tiny_base("llama"), noise(20), tmp_path / "heads", settings, overwrite=True)
+    assert (tmp_path / "heads" / name).read_bytes() != (unbroken / name).read_bytes()
+
+
+def test_accumulation_is_a_larger_batch(tmp_path: Path) -> None:
+    """Two forwards of two texts a step train as one forward of four, where all texts are of one length."""
+    texts = walks(40, 12)
+    large = Settings(num_heads=2, steps=6, batch_size=4, learning_rate=1e-2)
+    one = train_heads(tiny_base("llama"), texts, tmp_path / "large", large).heads
+    halves = dataclasses.replace(large, batch_size=2, accumulate=2)
+    two = train_heads(tiny_base("llama"), texts, tmp_path / "halves", halves).heads
+    begun = new_heads(tiny_base("llama"), 2)
+    assert not torch.allclose(one.weight, begun.weight, atol=1e-3)
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(tensor, two.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+def test_metrics_lines(unbroken: Path) -> None:
+    """Every second step has a line with each head's loss and accuracies; the last lines are of the texts held out."""
+    lines = metrics(unbroken)
+    steps = [line for line in lines if "learning_rate" in line]
+    assert [line["step"] for line in steps] == [2, 4, 6, 8, 10, 12]
+    names = {f"head{h}_{part}" for h in (1, 2) for part in ("loss", "top1", "top2", "top3", "top4", "top5")}
+    assert all(names <= line.keys() for line in steps)
+    assert {f"eval_{name}" for name in names} <= lines[-1].keys()
+    for line in steps:  # two equally large forwards a line: the loss is the weighted sum of the heads', nearly
+        assert line["loss"] == pytest.approx(0.8 * line["head1_loss"] + 0.64 * line["head2_loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.5])
+def test_learning_rate_schedule(tmp_path: Path, warmup: float) -> None:
+    """The rate rises over the warm-up's share of the steps and falls on a cosine afterwards."""
+    settings = dataclasses.replace(SMALL, log_every=1, warmup=warmup, steps=8)
+    train_heads(tiny_base("llama"), noise(20), tmp_path, settings)
+    rates = [line["learning_rate"] for line in metrics(tmp_path) if "learning_rate" in line]
+    assert len(rates) == 8
+    peak = rates.index(max(rates))
+    assert peak == round(warmup * 8)
+    assert rates[:peak] == sorted(rates[:peak])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert max(rates) == pytest.approx(1e-2)
+
+
+@pytest.mark.parametrize("shared_head", [False, True])
+def test_loss_that_is_not_a_number(tmp_path: Path, shared_head: bool) -> None:
+    """A base that gives NaN ends the run at the first logged step, with the step, and no heads are written."""
+    base = tiny_base("llama")
+    with torch.no_grad():
+        base.model.model.norm.weight[0] = float("nan")
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(base, noise(20), tmp_path, dataclasses.replace(SMALL, shared_lm_head=shared_head))
+    assert caught.value.code is Code.NOT_FINITE
+    assert "step 2" in caught.value.what
+    assert not (tmp_path / "medusa_lm_head.safetensors").exists()
+    assert list((tmp_path / "checkpoints").glob("checkpoint-*")) == []
+
+
+@pytest.mark.parametrize("holdout", [20, 21])
+def test_holdout_larger_than_data(tmp_path: Path, holdout: int) -> None:
+    """Where nothing is left to train on the error says how many texts there are, and no run is begun."""
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(tiny_base("llama"), noise(20), tmp_path, dataclasses.replace(SMALL, holdout=holdout))
+    assert caught.value.code is Code.PROMPTS_EMPTY
+    assert f"{holdout} of 20" in caught.value.what
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_holdout_is_not_trained_on(tmp_path: Path) -> None:
+    """What a text held out says leaves the trained weights as they are."""
+    texts = walks(4)
+    settings = dataclasses.replace(SMALL, holdout=2, steps=2)
+    kinds = []
+    for i in range(4):
+        changed = Example(np.full(24, 7, np.int32), ((2, 24),))
+        examples = (*texts.examples[:i], changed, *texts.examples[i + 1 :])
+        folder = tmp_path / str(i)
+        train_heads(tiny_base("llama"), dataclasses.replace(texts, examples=examples), folder, settings)
+        kinds.append((folder / "medusa_lm_head.safetensors").read_bytes())
+    train_heads(tiny_base("llama"), texts, tmp_path / "as-it-was", settings)
+    as_it_was = (tmp_path / "as-it-was" / "medusa_lm_head.safetensors").read_bytes()
+    assert kinds.count(as_it_was) == 2
+
+
+@pytest.mark.parametrize("shared_head", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saved_heads_are_the_trained_ones(tmp_path: Path, dtype: torch.dtype, shared_head: bool) -> None:
+    """The folder holds the returned heads in the base's dtype, beside a config that names the base and the run."""
+    base = tiny_base("llama")
+    base.model.to(dtype)
+    settings = dataclasses.replace(SMALL, steps=2, blocks=2, shared_lm_head=shared_head)
+    trained = train_heads(base, noise(20), tmp_path, settings)
+    loaded = load_heads(tmp_path)
+    assert loaded.notes == ()
+    assert loaded.base == base.name
+    assert trained.heads.weight.dtype is torch.float32
+    wanted = trained.heads.state_dict()
+    assert loaded.heads.state_dict().keys() == wanted.keys()
+    for name, tensor in loaded.heads.state_dict().items():
+        assert tensor.dtype is dtype
+        assert torch.equal(tensor, wanted[name].to(dtype))
+    made_by = json.loads((tmp_path / "config.json").read_text())["treeopt"]
+    assert made_by["method"] == "Medusa-1"
+    assert made_by["settings"] == dataclasses.asdict(settings)
+    assert made_by["base"] == base.fingerprint
+    assert made_by["data"] == ["sha0"]
+
+
+def test_mixed_precision(tmp_path: Path) -> None:
+    """With bf16 the heads' weights stay float32 and move much as without."""
+    settings = dataclasses.replace(SMALL, steps=4, learning_rate=1e-3)
+    exact = train_heads(tiny_base("llama"), noise(20), tmp_path / "exact", settings).heads
+    mixed = train_heads(
+        tiny_base("llama"), noise(20), tmp_path / "mixed", dataclasses.replace(settings, bf16=True)
+    ).heads
+    assert mixed.weight.dtype is torch.float32
+    assert not torch.equal(mixed.weight, exact.weight)
+    assert nn.functional.cosine_similarity(mixed.weight.flatten(), exact.weight.flatten(), dim=0) > 0.7
+
+
+def test_trained_heads_load_with_their_base(tmp_path: Path) -> None:
+    """Heads trained on a base in a folder find it again from their own folder."""
+    chat = chat_base()
+    chat.model.save_pretrained(tmp_path / "base")
+    base = Base(chat.model, chat.tokenizer, str(tmp_path / "base"))
+    heads = train_heads(base, walks(10), tmp_path / "deep" / "heads", dataclasses.replace(SMALL, steps=2)).heads
+    config = json.loads((tmp_path / "deep" / "heads" / "config.json").read_text())
+    assert config["base_model_name_or_path"] == "../../base"
+    again, loaded = load_pair(str(tmp_path / "deep" / "heads"), None, device="cpu")
+    assert again.fingerprint == base.fingerprint
+    assert all(torch.equal(a, b) for a, b in zip(heads.parameters(), loaded.heads.parameters(), strict=True))
+
+
+def test_random_heads_differ_from_new_ones() -> None:
+    """The test of step 0 can fail: heads that are not new do not repeat the base."""
+    base = tiny_base("llama")
+    with torch.no_grad():
+        logits, hidden = base.forward(torch.arange(20)[None])
+        guesses = random_heads(base, 1)(hidden[0], base.lm_head)
+    assert not torch.equal(guesses[0].argmax(-1), logits[0].argmax(-1))

@@ -1,0 +1,105 @@
+"""A small language model from nothing: tokenizer and Llama, for the built-in model."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from torch.utils.data import TensorDataset
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments, set_seed
+
+END = "<|end|>"
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer whose token 0 ends a text."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=END, model_max_length=context)
+
+
+def blocks(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], length: int) -> Tensor:
+    """int64 [n, length]: the texts, each with its end token, one after another; what is left at the end is dropped."""
+    end = [tokenizer.eos_token_id]
+    ids = [token for row in tokenizer(list(texts), verbose=False).input_ids for token in row + end]
+    whole = len(ids) // length * length
+    return torch.tensor(ids[:whole]).view(-1, length)
+
+
+def pretrain(
+    settings: Any, tokenizer: PreTrainedTokenizerFast, seen: Tensor, unseen: Tensor, folder: str | os.PathLike[str]
+) -> dict[str, float]:
+    """Train a Llama on token blocks, save it with its tokenizer, and say its losses.
+
+    Args:
+        settings: the `base` part of a recipe.
+        tokenizer: saved beside the model; its end token ends texts.
+        seen: int64 [n, context], trained on.
+        unseen: int64 [m, context], judged on.
+        folder: where checkpoints and the model go; an interrupted run goes on from its last checkpoint.
+
+    Returns:
+        Mean loss in nats a token: `train_loss` over the first blocks trained on, `unseen_loss` over `unseen`.
+    """
+    set_seed(settings.seed)
+    config = LlamaConfig(
+        vocab_size=settings.vocab_size,
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.layers,
+        intermediate_size=settings.intermediate_size,
+        num_attention_heads=settings.attention_heads,
+        num_key_value_heads=settings.key_value_heads,
+        max_position_embeddings=settings.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    checkpoints = Path(folder) / "checkpoints"
+    arguments = TrainingArguments(
+        output_dir=str(checkpoints),
+        per_device_train_batch_size=settings.sequences,
+        max_steps=settings.steps,
+        warmup_steps=settings.warmup_steps,
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        lr_scheduler_type="cosine",
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        seed=settings.seed,
+        logging_steps=50,
+        save_steps=250,
+        save_total_limit=1,
+        report_to=[],
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=TensorDataset(seen), data_collator=_as_inputs)
+    trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
+    model.to(torch.bfloat16).save_pretrained(folder)  # half the bytes
+    tokenizer.save_pretrained(folder)
+    # Measured on what ships, as it will be loaded: rounded, and without the training's mixed precision.
+    saved = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return {"train_loss": mean_loss(saved, seen[: len(unseen)]), "unseen_loss": mean_loss(saved, unseen)}
+
+
+@torch.inference_mode()
+def mean_loss(model: LlamaForCausalLM, rows: Tensor) -> float:
+    """Nats a token over token blocks [n, length]."""
+    losses = [model(input_ids=part, labels=part).loss.item() * len(part) for part in torch.split(rows, 8)]
+    return math.fsum(losses) / len(rows)
+
+
+def _as_inputs(rows: Sequence[tuple[Tensor]]) -> dict[str, Tensor]:
+    ids = torch.stack([row for (row,) in rows])
+    return {"input_ids": ids, "labels": ids}
