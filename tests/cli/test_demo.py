@@ -1,0 +1,61 @@
+"""`treeopt demo`: the whole job, at a tiny size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from treeopt.cli import demo_command
+from treeopt.cli.app import program
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few and short texts, in an empty folder."""
+    for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_JUDGED": 2}.items():
+        monkeypatch.setattr(demo_command, name, value)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:
+    """Every command is shown as it can be typed; the table says lossless; the files named are there."""
+    done = CliRunner().invoke(program, ["demo", "-o", "out"])
+    assert done.exit_code == 0, done.output
+    for name in ("calibrate", "build", "render", "compile", "validate"):
+        assert f"$ treeopt {name} " in done.output
+    rows = [line.split("\t") for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert [row[0] for row in rows] == ["1", *map(str, demo_command.SIZES)]
+    assert all(row[1] == row[2] and row[4] == "yes" for row in rows)
+    written = next(line for line in done.stdout.splitlines() if line.startswith("wrote ")).split()[1:]
+    assert written
+    assert all((tmp_path / name).is_file() for name in written)
+
+
+def test_a_shown_command_can_be_typed_again() -> None:
+    """The lines after `$` are real: the build that was shown gives the same tree."""
+    done = CliRunner().invoke(program, ["demo", "-o", "out"])
+    shown = next(line for line in done.stdout.splitlines() if "--nodes 8 " in line)
+    before = Path("out/tree8.yaml").read_bytes()
+    again = CliRunner().invoke(program, shown.removeprefix("$ treeopt ").split())
+    assert again.exit_code == 0
+    assert Path("out/tree8.yaml").read_bytes() == before
+
+
+def test_demo_as_json_is_one_object() -> None:
+    """Programs read one object, with every tree's figures."""
+    done = CliRunner().invoke(program, ["demo", "-o", "out", "--json"])
+    found = json.loads(done.stdout)
+    assert set(found["trees"]) == {str(size) for size in demo_command.SIZES}
+    assert all(tree["lossless"] for tree in found["trees"].values())
+
+
+def test_a_failing_step_ends_the_demo_with_its_status() -> None:
+    """Where a file cannot be written the demo stops, with that command's exit status."""
+    Path("out").mkdir()
+    Path("out/tree.svg").mkdir()
+    done = CliRunner().invoke(program, ["demo", "-o", "out"])
+    assert done.exit_code == 3
+    assert "validate" not in done.stdout
