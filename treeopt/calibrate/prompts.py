@@ -59,6 +59,11 @@ class PromptSet:
     prompts: tuple[Prompt, ...]
 
 
+def asked(text: str) -> Prompt:
+    """One request, as a user types it."""
+    return Prompt("asked", ({"role": "user", "content": text},), None, None)
+
+
 def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) -> PromptSet:
     """Prompts by file name, hub data set (`owner/name` or `owner/name:split`) or named set.
 
@@ -92,15 +97,15 @@ def _prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> P
         row = {_ASKED[0]: row}
     fields = row if isinstance(row, dict) else {}
     text, answer = fields.get(_PLAIN), _first_text(fields, _ANSWERS)
-    asked = _first_text(fields, _ASKED) or None  # an empty request is none
+    request = _first_text(fields, _ASKED) or None  # an empty request is none
     chat = _chat(fields.get("messages"))
     if chat is not None:
         text = None
         if chat[-1]["role"] == "assistant":
             answer, chat = chat[-1]["content"], chat[:-1]
-    elif asked is not None:
+    elif request is not None:
         extra = fields.get("input")
-        content = f"{asked}\n\n{extra}" if isinstance(extra, str) and extra else asked
+        content = f"{request}\n\n{extra}" if isinstance(extra, str) and extra else request
         chat, text = ({"role": "user", "content": content},), None
     elif not isinstance(text, str) or not text:
         found = ", ".join(map(str, fields)) or type(row).__name__

@@ -20,6 +20,7 @@ COMMANDS = {
     "compile": "Turn a tree into attention mask, positions and indices.",
     "render": "Draw a tree as SVG, DOT, or what graphviz offers.",
     "validate": "Decode with a tree: lossless? as predicted? faster?",
+    "generate": "Continue a prompt with a tree, shown as it is decoded.",
     "list": "List the trees and prompt sets that come with treeopt.",
     "show": "Print a tree, and what a calibration expects of it.",
 }

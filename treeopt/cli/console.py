@@ -22,6 +22,7 @@ from treeopt.errors import EXIT_BUG, Code, TreeoptError
 from treeopt.files.calibrations import DEFAULT_FILE
 from treeopt.latency import LatencyProfile
 from treeopt.progress import Progress, silent
+from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -223,6 +224,13 @@ def warn_other_heads(console: Console, calibration: Calibration, profile: Latenc
         console.warn(f"warning: the profile is of other heads ({profiled}) than the calibration ({known})")
 
 
+def warn_other_tree(console: Console, name: str, tree: Tree, loaded: LoadedHeads) -> None:
+    """Warn where a tree was built for other heads than these."""
+    made_for = tree.source.get("calibration", {}).get("heads_id")
+    if made_for not in (None, loaded.fingerprint):
+        console.warn(f"warning: {name} was built for other heads ({made_for}, these are {loaded.fingerprint})")
+
+
 def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
     """The options that say which model runs, and how."""
     dtypes = click.Choice(["auto", "float32", "bfloat16", "float16"])
@@ -236,11 +244,20 @@ def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., 
     return function
 
 
-def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which prompts are continued, and how far."""
+def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how prompts become token ids, and how far they are continued."""
     for option in (
         click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's, where it has one."),
         click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True),
+    ):
+        function = option(function)
+    return function
+
+
+def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which prompts are continued, and how far."""
+    function = text_options(function)
+    for option in (
         click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts."),
         click.option("--prompts", help="File (.json .jsonl .txt .parquet), hub data set, or alpaca_eval."),
     ):
@@ -248,6 +265,7 @@ def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+tree_option = click.option("--tree", required=True, help="Tree file, or a name from `treeopt list`.")
 calibration_option = click.option(
     "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, by `treeopt calibrate`."
 )

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command, model_options, note_pair, prompt_options, say_skipped
+from treeopt.cli.console import (
+    Console,
+    command,
+    model_options,
+    note_pair,
+    prompt_options,
+    say_skipped,
+    tree_option,
+    warn_other_tree,
+)
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 
@@ -22,7 +31,7 @@ _SHOWN = 5
 @command("validate")
 @functools.partial(model_options, dtype="float32")
 @prompt_options
-@click.option("--tree", required=True, help="Tree file, or a name from `treeopt list`.")
+@tree_option
 def run(console: Console, **options: Any) -> None:
     """Decode every prompt with the tree, one token a step, and by stock `generate`, and compare.
 
@@ -46,11 +55,7 @@ def run(console: Console, **options: Any) -> None:
             base, loaded.heads, tree, encoded.texts, max_new_tokens=options["max_new_tokens"], progress=progress
         )
     _report(console, found, tree.nodes, encoded.skipped)
-    made_for = tree.source.get("calibration", {}).get("heads_id")
-    if made_for not in (None, loaded.fingerprint):
-        console.warn(
-            f"warning: {options['tree']} was built for other heads ({made_for}, these are {loaded.fingerprint})"
-        )
+    warn_other_tree(console, options["tree"], tree, loaded)
     if found.lossless and found.prediction_misses:
         console.warn(
             f"warning: {len(found.prediction_misses)} prompts took other steps than predicted: two guesses of nearly "
