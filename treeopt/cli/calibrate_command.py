@@ -31,7 +31,8 @@ def run(console: Console, **options: Any) -> None:
     """Measure how often each head's guesses are right, on the base model's own answers to the prompts.
 
     Every prompt is continued greedily; then one pass over the result ranks each true token under each head. The file
-    holds these ranks: enough to build any tree and to replay it exactly.
+    holds these ranks: enough to build any tree and to replay it exactly. Of prompts with `turns` (MT-bench, Spec-Bench)
+    the first turn is asked.
     """
     if (options["prompts"] is None) == (options["responses"] is None):
         raise click.UsageError("give either --prompts or --responses")

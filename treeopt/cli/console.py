@@ -211,9 +211,15 @@ def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
     """Name the prompts that were not run (records with prompt_id, tokens and reason)."""
     if not skipped:
         return
-    named = [f"row {int(s.prompt_id.split(':')[1])} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
+    named = [f"{row_of(s.prompt_id)} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
     more = f" and {len(skipped) - _SHOWN_SKIPPED} more" if len(skipped) > _SHOWN_SKIPPED else ""
     console.say(f"skipped {len(skipped)} prompts: {', '.join(named)}{more}")
+
+
+def row_of(prompt_id: str) -> str:
+    """A prompt by the row of its file, and by its turn from the second on."""
+    row, _, turn = prompt_id.partition(":")[2].partition(".")
+    return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")
 
 
 def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:

@@ -28,7 +28,7 @@ from treeopt.models.base import Base
 ENDED = -1  # stands for a token where a text had already ended
 # The resolution is the worst of three ways of computing; the two that parted are others, and may do somewhat worse.
 _MARGIN = 2.0
-_HALF = (torch.bfloat16, torch.float16)
+_HALF = ("bfloat16", "float16")
 
 
 class Verdict(enum.Enum):
@@ -66,8 +66,8 @@ class Difference:
     resolution: float
 
 
-def forgiven(difference: Difference, dtype: torch.dtype) -> bool:
-    """Whether a difference leaves decoding as good as lossless.
+def forgiven(difference: Difference, dtype: str) -> bool:
+    """Whether a difference leaves decoding as good as lossless in a run's dtype (`float32`, `bfloat16`, ...).
 
     A tie always does: both are greedy texts. Rounding does in bfloat16 and float16, where stock `generate` itself
     parts from its own text when it is batched or padded differently; in float32 it does not, because there texts agree
