@@ -140,24 +140,7 @@ def validate(
         TREE: with_decoder(decoder),
     }
     left_out = _warm_up(ways, prompts[0].prompt, min(_WARM_UP_TOKENS, max_new_tokens))
-    texts: list[Text] = []
-    runs: list[dict[str, list[Run]]] = []
-    skipped: list[Skipped] = []
-    differing = 0
-    total = sum(1 + len(prompt.later) for prompt in prompts)
-    for prompt in prompts:
-        turn: Text | Skipped | None = prompt
-        while isinstance(turn, Text):
-            found = _in_turns(ways, turn.prompt, max_new_tokens, repeats, first=len(runs))
-            text = dataclasses.replace(turn, answer=found[GENERATE][0].tokens)
-            runs.append(found)
-            texts.append(text)
-            differing += any(run.tokens != text.answer for way in _OURS for run in found[way])
-            progress(len(texts), total, f"{differing} texts differ" if differing else "no text differs")
-            turn = next_turn(base, text, max_new_tokens, chat_template=chat_template)
-        if turn is not None:
-            skipped.append(turn)
-            total -= len(text.later)
+    texts, runs, skipped = _decode_all(ways, base, prompts, max_new_tokens, repeats, chat_template, progress)
     traces = trace(base, decoder.heads or heads, texts)
     predicted = replay(tree, traces)
     trials = [
@@ -211,6 +194,36 @@ def _warm_up(ways: dict[str, Way], prompt: Sequence[int], max_new_tokens: int) -
             left_out[name] = first_line(error)
             del ways[name]
     return left_out
+
+
+def _decode_all(
+    ways: Mapping[str, Way],
+    base: Base,
+    prompts: Sequence[Text],
+    max_new_tokens: int,
+    repeats: int,
+    chat_template: bool,
+    progress: Progress,
+) -> tuple[list[Text], list[dict[str, list[Run]]], list[Skipped]]:
+    """All turns of all prompts with stock generate's answers, how each was decoded, and the turns left out."""
+    texts: list[Text] = []
+    runs: list[dict[str, list[Run]]] = []
+    skipped: list[Skipped] = []
+    differing, total = 0, sum(1 + len(prompt.later) for prompt in prompts)
+    for prompt in prompts:
+        turn: Text | Skipped | None = prompt
+        while isinstance(turn, Text):
+            found = _in_turns(ways, turn.prompt, max_new_tokens, repeats, first=len(runs))
+            text = dataclasses.replace(turn, answer=found[GENERATE][0].tokens)
+            runs.append(found)
+            texts.append(text)
+            differing += any(run.tokens != text.answer for way in _OURS for run in found[way])
+            progress(len(texts), total, f"{differing} texts differ" if differing else "no text differs")
+            turn = next_turn(base, text, max_new_tokens, chat_template=chat_template)
+        if turn is not None:
+            skipped.append(turn)
+            total -= len(text.later)
+    return texts, runs, skipped
 
 
 def _in_turns(
