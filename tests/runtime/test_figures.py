@@ -52,6 +52,14 @@ def test_figures_spread_over_repeats() -> None:
     assert figures.speedup(ONE_BY_ONE) == Spread(1.0, 1.0, 1.0)
 
 
+def test_figures_of_each_repeat() -> None:
+    """Overheads 2, 4 and 8 in three repeats: the median is 4, the quartiles lie half-way to the others."""
+    tree = [run(100, 50, seconds) for seconds in (1.0, 2.0, 4.0)]
+    figures = Figures((trial("a:0", tree, [run(100, 100, 1.0)] * 3),))
+    assert figures.overhead == Spread(*map(pytest.approx, (4, 3, 6)))
+    assert figures.speedup() == Spread(*map(pytest.approx, (0.5, 0.375, 0.75)))
+
+
 def test_figures_of_parts() -> None:
     """Categories in the order of the file, turns in their own; rows without a category are in none."""
     plain = [run(4, 4, 1.0)]
@@ -84,7 +92,14 @@ def test_prompt_lookup_counts_its_forwards() -> None:
     assert found.tokens == stock.tokens
     assert len(forwards) == len(found.step_lengths) < 100
     assert sum(found.step_lengths) == 150
-    assert found.prefilled == found.step_lengths[0]
+
+
+def test_prompt_lookup_in_the_prefill() -> None:
+    """What the prompt's own forward accepts is no work of the time after it."""
+    base = cycle_base(1)
+    again = [3, *with_generate(base)([3], 62).tokens]  # once round the cycle and two tokens more
+    found = with_generate(base, prompt_lookup_num_tokens=10)(again, 30)
+    assert found.prefilled == found.step_lengths[0] == 11
 
 
 def test_ways_give_the_same_text() -> None:

@@ -13,7 +13,7 @@ from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.build.trees import build_tree
 from treeopt.calibrate.measure import run_calibration
-from treeopt.calibrate.prompts import PromptSet, load_prompts
+from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
 from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import Calibration
 from treeopt.models.base import Base
@@ -144,6 +144,36 @@ def test_validate_end_of_text() -> None:
     assert ended.measured_by_depth == (1.0, 1.0, 2 / 3, 2 / 3)
 
 
+def test_validate_dialogues(base: Base, loaded: LoadedHeads, tree: Tree) -> None:
+    """A second turn continues the whole dialogue so far, as predicted; the third no longer fits and is named."""
+    asked = Prompt("set:00000000", ({"role": "user", "content": "One day"},), None, None, later=("Then", "x " * 300))
+    ids, _ = encode(asked, base.tokenizer, chat_template=True)
+    result = validate(base, loaded.heads, tree, [Text(asked.id, ids, [], asked)], max_new_tokens=24)
+    first, second = result.figures.trials
+    assert base.tokenizer is not None
+    said = base.tokenizer.decode(first.runs[GENERATE][0].tokens, skip_special_tokens=True)
+    prompt = torch.tensor([base.tokenizer(f"One day\n{said}\nThen")["input_ids"]])
+    stock = base.generate(prompt, torch.ones_like(prompt), 24)[0, prompt.shape[1] :].tolist()
+    assert second.runs[TREE][0].tokens == stock
+    assert (result.lossless, result.prediction_misses) == (True, ())
+    assert [(trial.turn, trial.prompt_id) for trial in (first, second)] == [(1, asked.id), (2, f"{asked.id}.02")]
+    assert [one.prompt_id for one in result.skipped] == [f"{asked.id}.03"]
+
+
+def test_validate_without_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that stock prompt lookup cannot run is proved all the same, and the report says what is missing."""
+    base = tiny_base("llama")
+
+    def refuse(*_inputs: object, **_named: object) -> None:
+        raise ValueError("no cropping\nof this cache")
+
+    monkeypatch.setattr(type(base.model), "_assisted_decoding", refuse)
+    result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=8)
+    assert result.left_out == {LOOKUP: "no cropping"}
+    assert result.figures.ways == (GENERATE, ONE_BY_ONE, TREE)
+    assert result.lossless
+
+
 def plant(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int, list[list[int]]], list[list[int]]]) -> None:
     """Let every decoder with a tree give what `spoil` makes of the token budget and the steps it would have given."""
     start = TreeDecoder.start
@@ -155,15 +185,15 @@ def plant(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int, list[list[int]]
     monkeypatch.setattr(TreeDecoder, "start", spoiled)
 
 
-def test_validate_planted_acceptance(
+def test_validate_planted_token(
     base: Base, loaded: LoadedHeads, tree: Tree, texts: list[Text], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decoder that accepts one draft too many is a bug: first wrong position, both tokens, the gap in float64."""
+    """A token of the decoder's own between two steps is a bug: where, both tokens, and the gap in float64."""
 
-    def accept_wrong(_budget: int, steps: list[list[int]]) -> list[list[int]]:
-        return steps if len(steps) < 5 else [*steps[:4], [*steps[4], 300], *steps[5:]]
+    def insert_wrong(_budget: int, steps: list[list[int]]) -> list[list[int]]:
+        return steps if len(steps) < 5 else [*steps[:4], [300], *steps[4:]]
 
-    plant(monkeypatch, accept_wrong)
+    plant(monkeypatch, insert_wrong)
     result = validate(base, loaded.heads, tree, texts[:3], max_new_tokens=NEW_TOKENS)
     assert not result.lossless
     assert result.failures == result.differences == result.our_differences
@@ -172,7 +202,7 @@ def test_validate_planted_acceptance(
     for text, trial, difference in zip(texts, result.figures.trials, result.differences, strict=False):
         stock, found = trial.runs[GENERATE][0].tokens, trial.runs[TREE][0]
         assert (difference.way, difference.verdict) == (TREE, Verdict.BUG)
-        assert difference.position == sum(found.step_lengths[:5]) - 1
+        assert difference.position == sum(found.step_lengths[:4])
         assert (difference.greedy_token, difference.found_token) == (stock[difference.position], 300)
         with torch.inference_mode():
             logits = base.model(torch.tensor([[*text.prompt, *stock[: difference.position]]])).logits[0, -1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tiny import TREE_FAMILIES, tiny_base
@@ -99,6 +101,25 @@ def test_ended_text_is_a_bug() -> None:
         difference = Judge(base, 8).difference("a:0", "tree", PROMPT, greedy, found)
         assert (difference.greedy_token, difference.found_token, difference.position) == (*tokens, 1)
         assert (difference.verdict, forgiven(difference, "bfloat16")) == (Verdict.BUG, False)
+        assert math.isnan(difference.gap)
+
+
+def test_copy_moves_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device has no room for the float64 copy the CPU decides."""
+    base = tiny_base("llama")
+    places: list[torch.device] = []
+    move = type(base.model).to
+
+    def crowded(model: torch.nn.Module, place: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+        places.append(place)
+        if len(places) == 1:
+            raise torch.OutOfMemoryError
+        return move(model, "cpu", dtype)
+
+    monkeypatch.setattr(type(base.model), "to", crowded)
+    monkeypatch.setattr("treeopt.runtime.verdict._places", lambda _device: [torch.device("cuda"), torch.device("cpu")])
+    assert Judge(base, 8).difference("a:0", "tree", PROMPT, [4, 5], [4, 6]).verdict is Verdict.BUG
+    assert [place.type for place in places] == ["cuda", "cpu"]
 
 
 def test_undecided_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,9 +75,8 @@ def _say_lossless(console: Console, found: Validation) -> None:
         f"lossless        {verdict}: {same}/{len(trials)} texts, {found.figures.tokens} tokens, "
         f"against stock greedy generate in {found.made_by['dtype']}"
     )
-    others = [one for one in found.differences if one not in ours]
-    if others:
-        console.say(f"                (stock prompt lookup differs from stock generate on {len(others)} texts)")
+    for way, texts in Counter(one.way for one in found.differences if one not in ours).items():
+        console.say(f"                (beside it: {_NAMES.get(way, way)} differs from stock generate on {texts} texts)")
 
 
 def _say_tokens(console: Console, found: Validation) -> None:

@@ -218,7 +218,7 @@ def _decode_all(
             runs.append(found)
             texts.append(text)
             differing += any(run.tokens != text.answer for way in _OURS for run in found[way])
-            progress(len(texts), total, f"{differing} texts differ" if differing else "no text differs")
+            progress(len(texts), total, f"texts that differ: {differing}")
             turn = next_turn(base, text, max_new_tokens, chat_template=chat_template)
         if turn is not None:
             skipped.append(turn)

@@ -11,6 +11,7 @@ computing them (a token at a time, a tree at once) may choose differently. Wheth
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import enum
 import functools
@@ -114,12 +115,11 @@ class Judge:
 
     @functools.cached_property
     def _exact(self) -> PreTrainedModel | None:
-        """The model in float64, on a device that has it; None where it cannot be had."""
-        place = self._base.device if self._base.device.type in ("cpu", "cuda") else torch.device("cpu")
-        try:
-            return copy.deepcopy(self._base.model).to(place, torch.float64)
-        except Exception:  # too little memory, weights that cannot be cast: many kinds for one fact
-            return None
+        """The model in float64, on its device, else on the CPU; None where it cannot be had."""
+        for place in _places(self._base.device):
+            with contextlib.suppress(Exception):  # no room, weights that cannot be cast: many kinds for one fact
+                return copy.deepcopy(self._base.model).to(place, torch.float64)
+        return None
 
     def _exact_logits(self, prefix: Tensor) -> Tensor | None:
         """float64 [V] after `prefix` (int64 [T]), by one plain forward without a cache; on the CPU."""
@@ -153,6 +153,12 @@ class Judge:
             block = ids[-1:].expand(width)
             rows.append(self._base.forward(block[None], past_key_values=cache, use_cache=True)[0][0, 0])
         return torch.stack(rows).double().cpu()
+
+
+def _places(device: torch.device) -> list[torch.device]:
+    """Where to try the float64 copy; devices other than CPU and CUDA have no float64."""
+    cpu = torch.device("cpu")
+    return [device, cpu] if device.type == "cuda" else [cpu]
 
 
 class _Float64(TorchFunctionMode):
