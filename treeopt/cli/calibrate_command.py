@@ -31,8 +31,10 @@ def run(console: Console, **options: Any) -> None:
     """Measure how often each head's guesses are right, on the base model's own answers to the prompts.
 
     Every prompt is continued greedily; then one pass over the result ranks each true token under each head. The file
-    holds these ranks: enough to build any tree and to replay it exactly. Of prompts with `turns` (MT-bench, Spec-Bench)
-    the first turn is asked.
+    holds these ranks: enough to build any tree and to replay it exactly.
+
+    Prompts with `turns` (MT-bench, Spec-Bench) are asked turn by turn, each after the model's own answer; without a
+    chat template the turns are joined by newlines. With --responses only the first turn is scored.
     """
     if (options["prompts"] is None) == (options["responses"] is None):
         raise click.UsageError("give either --prompts or --responses")
