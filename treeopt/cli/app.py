@@ -62,6 +62,7 @@ def program() -> None:
     treeopt calibrate --heads HEADS --prompts PROMPTS    measure the heads
     treeopt build --nodes 64 -o tree.yaml                grow the tree
     treeopt validate --heads HEADS --tree tree.yaml --prompts PROMPTS
+    treeopt generate "Once upon a time" --heads HEADS --tree tree.yaml
     """
 
 

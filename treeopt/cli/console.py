@@ -76,7 +76,7 @@ class Console:
             table.add_column(name, justify="right" if i else "left")
         for row in rows:
             table.add_row(*row)
-        RichConsole().print(table)
+        RichConsole(markup=False).print(table)  # names in cells are data
 
     @contextmanager
     def progress(self, name: str) -> Iterator[Progress]:
