@@ -149,6 +149,13 @@ def test_load_prompts_turns(tmp_path: Path, suffix: str) -> None:
     assert (second.category, second.later) == ("translation", ())
 
 
+def test_load_prompts_turns_under_prompt(tmp_path: Path) -> None:
+    """The hub's MT-bench lists its turns under `prompt`; one text there is one request, as ever."""
+    prompt = one(tmp_path, {"category": "math", "prompt": ["a", "b"], "prompt_id": 3})
+    assert (prompt.messages, prompt.later) == (({"role": "user", "content": "a"},), ("b",))
+    assert one(tmp_path, {"prompt": "a", "turns": []}).later == ()
+
+
 def test_prompt_after_an_answer(tmp_path: Path) -> None:
     """The next turn holds all that was said; its id sorts between its row's and the next row's."""
     rows = [{"turns": [f"t{i}" for i in range(12)]}, "other"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
 from treeopt.files.trees import save_tree
+from treeopt.models.base import Base
 from treeopt.runtime.decode import TreeDecoder
+from treeopt.runtime.ways import Run, Way, with_generate
 from treeopt.tree import Tree
 
 HEADS = "models/tinystories-260k-medusa"
@@ -124,6 +127,28 @@ def test_rounding_is_no_failure_in_bfloat16(validate: Callable[..., Result], mon
     assert "lossless        but for 2 rounding: 0/2 texts" in result.stdout
     assert "differences that are no fault (2 rounding)" in result.stderr
     assert "error[E501]: 2 of 2 texts" in validate("-q", status=5).stderr  # float32
+
+
+def test_prompt_lookup_that_differs_is_not_our_failure(
+    validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock prompt lookup that gives another text is said so, and judges nobody."""
+
+    def spoiled(base: Base, **options: Any) -> Way:
+        way = with_generate(base, **options)
+        if not options:
+            return way
+
+        def run(prompt: Sequence[int], max_new_tokens: int) -> Run:
+            found = way(prompt, max_new_tokens)
+            return replace(found, tokens=[*found.tokens[:-1], 300])
+
+        return run
+
+    monkeypatch.setattr("treeopt.runtime.validate.with_generate", spoiled)
+    text = validate().stdout
+    assert "lossless        yes: 2/2 texts" in text
+    assert "(beside it: prompt lookup differs from stock generate on 2 texts)" in text
 
 
 def test_thresholds_exit_6_after_the_report(validate: Callable[..., Result]) -> None:

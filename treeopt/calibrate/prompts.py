@@ -25,7 +25,8 @@ _SCHEMA = "treeopt.prompts/1"
 _ASKED = ("instruction", "prompt")  # a request: goes through the chat template
 _PLAIN = "text"  # continued as it stands
 _ANSWERS = ("output", "response", "completion", "answer")
-_TURNS = "turns"  # MT-bench and Spec-Bench: what the user says, each after the answer to the one before
+# What the user says, each after the answer to the one before: MT-bench's and Spec-Bench's files; the hub's MT-bench.
+_TURNS = ("turns", "prompt")
 _ROW_DIGITS = 8
 _TURN_DIGITS = 2
 _FORMATS = (".json", ".jsonl", ".txt", ".parquet")
@@ -122,7 +123,7 @@ def _prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> P
         row = {_ASKED[0]: row}
     fields = row if isinstance(row, dict) else {}
     text, answer = fields.get(_PLAIN), _first_text(fields, _ANSWERS)
-    turns = _turns(fields.get(_TURNS))
+    turns = next(filter(None, (_turns(fields.get(name)) for name in _TURNS)), ())
     request = _first_text(fields, _ASKED) or None  # an empty request is none
     chat = _chat(fields.get("messages"))
     if chat is not None:

@@ -121,7 +121,8 @@ def _say_depths(console: Console, found: Validation) -> None:
         [str(depth), f"{measured:.1%}", f"{replayed:.1%}"]
         for depth, (measured, replayed) in enumerate(zip(found.measured_by_depth, predicted, strict=True), start=1)
     ]
-    console.table(["drafts accepted, at least", "measured", "predicted"], rows)
+    if rows:
+        console.table(["drafts accepted, at least", "measured", "predicted"], rows)
 
 
 def _say_parts(console: Console, found: Validation) -> None:
