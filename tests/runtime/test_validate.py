@@ -20,8 +20,9 @@ from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.figures import GENERATE, LOOKUP, ONE_BY_ONE, TREE
-from treeopt.runtime.validate import Validation, validate
+from treeopt.runtime.validate import Validation, _in_turns, validate
 from treeopt.runtime.verdict import ENDED, Verdict
+from treeopt.runtime.ways import Run, Way
 from treeopt.tree import Tree
 
 NEW_TOKENS = 48
@@ -158,6 +159,22 @@ def test_validate_dialogues(base: Base, loaded: LoadedHeads, tree: Tree) -> None
     assert (result.lossless, result.prediction_misses) == (True, ())
     assert [(trial.turn, trial.prompt_id) for trial in (first, second)] == [(1, asked.id), (2, f"{asked.id}.02")]
     assert [one.prompt_id for one in result.skipped] == [f"{asked.id}.03"]
+
+
+def test_ways_take_turns() -> None:
+    """Within a repeat every way runs once, and each repeat and text begins with another."""
+    order: list[str] = []
+
+    def way(name: str) -> Way:
+        def run(_prompt: Sequence[int], _budget: int) -> Run:
+            order.append(name)
+            return Run([1], [1], 1, 0.0, 0.0)
+
+        return run
+
+    runs = _in_turns({name: way(name) for name in "abc"}, [1], 1, 2, first=1)
+    assert "".join(order) == "bcacab"
+    assert [len(runs[name]) for name in "abc"] == [2, 2, 2]
 
 
 def test_validate_without_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None:

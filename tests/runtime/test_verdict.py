@@ -9,7 +9,7 @@ import torch
 from tiny import TREE_FAMILIES, tiny_base
 
 from treeopt.models.base import Base
-from treeopt.runtime.verdict import ENDED, Difference, Judge, Verdict, forgiven
+from treeopt.runtime.verdict import ENDED, Difference, Judge, Verdict, _places, forgiven
 
 PROMPT = [3, 5, 8, 13, 21]
 LENGTH = 12
@@ -102,6 +102,30 @@ def test_ended_text_is_a_bug() -> None:
         assert (difference.greedy_token, difference.found_token, difference.position) == (*tokens, 1)
         assert (difference.verdict, forgiven(difference, "bfloat16")) == (Verdict.BUG, False)
         assert math.isnan(difference.gap)
+
+
+def test_resolution_is_of_gaps() -> None:
+    """The resolution is the largest error of a gap to either token, over all tokens and ways of computing."""
+    base = tiny_base("llama").model.to(torch.bfloat16)
+    found = judged(Base(base, None, "tiny"), 6, 60)
+    judge = Judge(Base(base, None, "tiny"), 16)
+    prefix = torch.tensor([*PROMPT, *stock(Base(base, None, "tiny"))[:6]])
+    with torch.inference_mode():
+        exact, runs = judge._exact_logits(prefix), judge._run_logits(prefix)
+    gaps = [
+        abs(float((run[token] - run[other]) - (exact[token] - exact[other])))
+        for run in runs
+        for token in (found.greedy_token, found.found_token)
+        for other in range(61)
+    ]
+    assert len(runs) == 3
+    assert found.resolution == pytest.approx(max(gaps))
+
+
+def test_places_of_the_copy() -> None:
+    """A GPU first, then the CPU; at once the CPU where the device has no float64."""
+    assert [place.type for place in _places(torch.device("cuda"))] == ["cuda", "cpu"]
+    assert [place.type for place in _places(torch.device("mps"))] == ["cpu"]
 
 
 def test_copy_moves_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
