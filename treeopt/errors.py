@@ -16,6 +16,7 @@ EXIT_BUG = 1
 EXIT_INPUT = 3
 EXIT_ENVIRONMENT = 4
 EXIT_NOT_LOSSLESS = 5
+EXIT_BELOW = 6
 EXIT_INTERRUPTED = 130
 
 
@@ -39,13 +40,14 @@ class Code(enum.Enum):
     CALIBRATION_MISMATCH = ("E221", EXIT_INPUT, "only calibrations of the same model, heads and settings merge")
     PROFILE_INVALID = ("E230", EXIT_INPUT, "a latency profile holds positive seconds, once for each size")
     HUB_UNREACHABLE = ("E301", EXIT_ENVIRONMENT, "not on this machine, and the hub cannot be reached")
-    PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `instruction`, `prompt` or `text`")
+    PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `turns`, `instruction`, `prompt` or `text`")
     PROMPTS_EMPTY = ("E303", EXIT_INPUT, "no prompt was left to run")
     MODEL_INVALID = ("E304", EXIT_INPUT, "the base model cannot be loaded")
     PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a program that was asked for is not installed")
     OUT_OF_MEMORY = ("E403", EXIT_ENVIRONMENT, "this machine has too little memory or disk for it")
     DEVICE_UNUSABLE = ("E402", EXIT_ENVIRONMENT, "the device that was asked for is not usable here")
     NOT_LOSSLESS = ("E501", EXIT_NOT_LOSSLESS, "tree decoding must give the text of plain greedy decoding")
+    BELOW_THRESHOLD = ("E505", EXIT_BELOW, "a figure must not be below the least that was asked for")
     NO_TREES = ("E502", EXIT_INPUT, "this model cannot verify a tree in one forward pass")
     CONTEXT_FULL = ("E503", EXIT_INPUT, "prompt and new tokens must fit into the model's context")
     NOT_FINITE = ("E504", EXIT_INPUT, "a model or its heads gave something that is not a number")

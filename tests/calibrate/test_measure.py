@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -286,3 +287,36 @@ def test_run_calibration_progress(base: Base, loaded: LoadedHeads, stories: Prom
         progress=lambda done, total, _note: told.append((done, total)),
     )
     assert told == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_run_calibration_turns(base: Base, loaded: LoadedHeads, tmp_path: Path) -> None:
+    """Every turn is a text of its own, after the model's answer to the one before; batches change nothing."""
+    rows = [{"turns": ["One day", "Then", "x " * 300]}, {"turns": ["The sun"]}, {"turns": ["A cat", "A dog"]}]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = load_prompts(str(tmp_path / "q.jsonl"))
+    told: list[tuple[int, int]] = []
+    run, single = (
+        run_calibration(
+            base, loaded, prompts, max_new_tokens=16, batch_size=size, progress=lambda i, n, _note: told.append((i, n))
+        )
+        for size in (4, 1)
+    )
+    row = [prompt.id for prompt in prompts.prompts]
+    assert run.calibration.prompt_ids == (row[0], f"{row[0]}.02", row[1], row[2], f"{row[2]}.02")
+    assert [skipped.prompt_id for skipped in run.skipped] == [f"{row[0]}.03"]
+    np.testing.assert_array_equal(run.calibration.ranks, single.calibration.ranks)
+    assert told[:2] == [(3, 6), (5, 6)]
+    assert base.tokenizer is not None
+    ids = base.tokenizer("A cat")["input_ids"]
+    first = continue_texts(base, [Text("a:0", ids, [])], 16)[0]
+    second = base.tokenizer(f"A cat\n{base.tokenizer.decode(first.answer)}\nA dog")["input_ids"]
+    expected = trace_texts(base, loaded.heads, continue_texts(base, [Text("a:1", second, [])], 16), 253)[0]
+    np.testing.assert_array_equal(run.calibration.ranks[-16:], expected)
+
+
+def test_run_calibration_responses_first_turn(base: Base, loaded: LoadedHeads, tmp_path: Path) -> None:
+    """Ready-made answers are scored for the first turn alone: later turns bring none."""
+    (tmp_path / "q.jsonl").write_text(json.dumps({"turns": ["One day", "Then"], "output": " she went home"}) + "\n")
+    prompts = load_prompts(str(tmp_path / "q.jsonl"), answers=True)
+    run = run_calibration(base, loaded, prompts, max_new_tokens=16, responses=True)
+    assert run.calibration.prompt_ids == (prompts.prompts[0].id,)

@@ -12,13 +12,15 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from tiny import tiny_base
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from treeopt.calibrate import prompts as prompts_module
 from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
-from treeopt.calibrate.texts import encode
+from treeopt.calibrate.texts import Skipped, Text, encode, joins_turns, next_turn
 from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
 from treeopt.models import hub
+from treeopt.models.base import Base
 
 ROWS = [{"instruction": "Name a bird."}, {"instruction": "Name a fish.", "output": "A carp."}]
 TEMPLATE = (
@@ -130,6 +132,49 @@ def test_load_prompts_messages(tmp_path: Path) -> None:
     assert one(tmp_path, {"messages": asked}).messages == tuple(asked)
     answered = one(tmp_path, {"messages": chat}, answers=True)
     assert (answered.messages, answered.answer) == (tuple(asked), "Hello")
+
+
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["Write a post.", "Shorter."], "reference": ["a", "b"]},
+    {"question_id": 1, "category": "translation", "turns": ["Translate: Vogel"]},
+]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_load_prompts_turns(tmp_path: Path, suffix: str) -> None:
+    """MT-bench's and Spec-Bench's rows begin with their first turn, keep the others, and their category."""
+    first, second = load_prompts(str(write_rows(tmp_path / f"question{suffix}", QUESTIONS))).prompts
+    assert (first.messages, first.text) == (({"role": "user", "content": "Write a post."},), None)
+    assert (first.category, first.turn, first.later) == ("writing", 1, ("Shorter.",))
+    assert (second.category, second.later) == ("translation", ())
+
+
+def test_load_prompts_turns_under_prompt(tmp_path: Path) -> None:
+    """The hub's MT-bench lists its turns under `prompt`; one text there is one request, as ever."""
+    prompt = one(tmp_path, {"category": "math", "prompt": ["a", "b"], "prompt_id": 3})
+    assert (prompt.messages, prompt.later) == (({"role": "user", "content": "a"},), ("b",))
+    assert one(tmp_path, {"prompt": "a", "turns": []}).later == ()
+
+
+def test_prompt_after_an_answer(tmp_path: Path) -> None:
+    """The next turn holds all that was said; its id sorts between its row's and the next row's."""
+    rows = [{"turns": [f"t{i}" for i in range(12)]}, "other"]
+    first, other = load_prompts(str(write_rows(tmp_path / "rows.jsonl", rows))).prompts
+    prompts = [first]
+    while prompts[-1].later:
+        prompts.append(prompts[-1].after(f"a{len(prompts) - 1}"))
+    assert len(prompts) == 12
+    assert [message["content"] for message in prompts[2].messages or ()] == ["t0", "a0", "t1", "a1", "t2"]
+    assert [message["role"] for message in prompts[1].messages or ()] == ["user", "assistant", "user"]
+    ids = [prompt.id for prompt in (*prompts, other)]
+    assert ids == sorted(set(ids))
+    assert ids[1] == f"{first.id}.02"
+
+
+@pytest.mark.parametrize("turns", [[], [3], ["a", ""], "a", [["a"]]])
+def test_load_prompts_unusable_turns(tmp_path: Path, turns: Any) -> None:
+    """Turns that are no list of texts are no prompt."""
+    assert refusal(write_rows(tmp_path / "rows.json", [{"turns": turns}])).code is Code.PROMPTS_INVALID
 
 
 @pytest.mark.parametrize("field", ["output", "response", "completion", "answer"])
@@ -324,6 +369,42 @@ def test_encode_chat_needs_template(tokenizer: PreTrainedTokenizerBase) -> None:
             encode(Prompt("set:7", chat, None, None), one_tokenizer, chat_template=used)
         assert caught.value.code is Code.PROMPTS_INVALID
         assert "set:7" in caught.value.what
+
+
+def tiny_like(tokenizer: PreTrainedTokenizerBase) -> Base:
+    """A random model that speaks the tokenizer's vocabulary."""
+    return Base(tiny_base("llama", vocab_size=512).model, tokenizer, "tiny")
+
+
+def test_next_turn_with_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The model's answer goes back through the template, without its end-of-text token."""
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = TEMPLATE
+    base = tiny_like(templated)
+    prompt = Prompt("set:00000007", ({"role": "user", "content": "Hi"},), None, None, "writing", later=("Hu", "Ha"))
+    ids, _ = encode(prompt, templated, chat_template=True)
+    answer = [*tokenizer("Ho", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    text = next_turn(base, Text(prompt.id, ids, answer, prompt), 8)
+    assert isinstance(text, Text)
+    decoded = templated.decode(text.prompt, skip_special_tokens=True)
+    assert decoded == "[user] Hi\n[assistant] Ho\n[user] Hu\n[assistant]"
+    assert (text.prompt_id, text.turn, text.category, text.later) == ("set:00000007.02", 2, "writing", ("Ha",))
+    assert not joins_turns(base, [text])
+
+
+def test_next_turn_without_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Without a template what was said stands line by line; what no longer fits is left out by name."""
+    base = tiny_like(tokenizer)
+    prompt = Prompt("set:00000007", ({"role": "user", "content": "Once"},), None, None, later=("Then",))
+    answer = tokenizer(" upon a time", add_special_tokens=False)["input_ids"]
+    text = Text(prompt.id, encode(prompt, tokenizer, chat_template=True)[0], answer, prompt)
+    found = next_turn(base, text, 8)
+    assert isinstance(found, Text)
+    assert found.prompt == tokenizer(f"Once\n{tokenizer.decode(answer)}\nThen")["input_ids"]
+    assert next_turn(base, found, 8) is None
+    assert joins_turns(base, [text])
+    long = next_turn(base, text, base.context)
+    assert long == Skipped("set:00000007.02", len(found.prompt), "too long for the context")
 
 
 def test_encode_without_tokenizer() -> None:

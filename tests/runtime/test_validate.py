@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
-from torch import Tensor
 
-from treeopt.build.replay import Replay
 from treeopt.build.trees import build_tree
 from treeopt.calibrate.measure import run_calibration
-from treeopt.calibrate.prompts import PromptSet, load_prompts
+from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
 from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import Calibration
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
-from treeopt.runtime import accept
-from treeopt.runtime.validate import Pace, PromptResult, Validation, validate
+from treeopt.runtime.decode import TreeDecoder
+from treeopt.runtime.figures import GENERATE, LOOKUP, ONE_BY_ONE, TREE
+from treeopt.runtime.validate import Validation, _in_turns, validate
+from treeopt.runtime.verdict import ENDED, Verdict
+from treeopt.runtime.ways import Run, Way
 from treeopt.tree import Tree
 
 NEW_TOKENS = 48
@@ -53,7 +55,7 @@ def texts(base: Base, stories: PromptSet) -> list[Text]:
 @pytest.fixture(scope="module")
 def validation(base: Base, loaded: LoadedHeads, tree: Tree, texts: list[Text]) -> Validation:
     """That tree, proved on its own calibration prompts."""
-    return validate(base, loaded.heads, tree, texts, max_new_tokens=NEW_TOKENS)
+    return validate(base, loaded.heads, tree, texts, max_new_tokens=NEW_TOKENS, repeats=2)
 
 
 def test_validate_lossless(validation: Validation) -> None:
@@ -65,7 +67,10 @@ def test_validate_lossless(validation: Validation) -> None:
 def test_validate_predicted_is_measured(validation: Validation) -> None:
     """Steps were predicted exactly, prompt by prompt, and so was how deep drafts are accepted."""
     assert validation.prediction_misses == ()
-    assert [result.steps for result in validation.results] == [result.predicted_steps for result in validation.results]
+    assert [one.steps for one in validation.figures.trials] == [
+        one.predicted_steps for one in validation.figures.trials
+    ]
+    assert validation.figures.predicted_tokens_per_step == validation.tokens_per_step
     assert validation.predicted.tokens_per_step == validation.tokens_per_step
     np.testing.assert_allclose(validation.measured_by_depth, validation.predicted.acceptance_by_depth())
     assert validation.tokens_per_step > 1.5
@@ -79,21 +84,24 @@ def test_validate_expected_is_measured(validation: Validation, tree: Tree) -> No
 
 
 def test_validate_fields_consistent(validation: Validation, texts: list[Text], tree: Tree) -> None:
-    """Tokens and steps add up, and ratios are those of the counts and seconds beside them."""
-    assert [result.prompt_id for result in validation.results] == [text.prompt_id for text in texts]
-    assert validation.tree.tokens == sum(result.tokens for result in validation.results) == 6 * NEW_TOKENS
-    assert validation.tree.steps == sum(result.steps for result in validation.results)
-    assert validation.tokens_per_step == validation.tree.tokens / validation.tree.steps
-    assert validation.one_by_one.tokens == validation.one_by_one.steps == validation.generate.tokens == 6 * NEW_TOKENS
+    """Every way decoded every text twice; tokens, steps and ratios are those of the runs."""
+    figures = validation.figures
+    assert [trial.prompt_id for trial in figures.trials] == [text.prompt_id for text in texts]
+    assert figures.tokens == sum(trial.tokens for trial in figures.trials) == 6 * NEW_TOKENS
+    assert figures.steps == sum(trial.steps for trial in figures.trials)
+    assert set(figures.ways) == {GENERATE, LOOKUP, ONE_BY_ONE, TREE}
+    assert figures.tokens_per_step(ONE_BY_ONE) == figures.tokens_per_step(GENERATE) == 1.0
+    assert figures.tokens_per_step(LOOKUP) > 1.0
     assert len(validation.measured_by_depth) == tree.depth
-    tree_step = validation.tree.seconds / validation.tree.steps
-    plain_step = validation.one_by_one.seconds / validation.one_by_one.steps
-    assert validation.overhead == pytest.approx(tree_step / plain_step)
-    assert validation.speedup == pytest.approx(validation.tokens_per_step / validation.overhead)
-    for pace in (validation.tree, validation.one_by_one, validation.generate):
-        assert pace.texts == 6
-        assert min(pace.seconds, pace.prefill_seconds) > 0
-        assert pace.tokens_per_second == pytest.approx((6 * NEW_TOKENS - 6) / pace.seconds)
+    assert figures.repeats == 2
+    for trial in figures.trials:
+        for runs in trial.runs.values():
+            assert len(runs) == 2
+            assert all(len(run.tokens) == sum(run.step_lengths) == NEW_TOKENS for run in runs)
+            assert all(min(run.seconds, run.prefill_seconds) > 0 for run in runs)
+    assert validation.speedup == pytest.approx(validation.tokens_per_step / validation.overhead, rel=0.05)
+    assert validation.smaller[8] < validation.tokens_per_step
+    assert validation.smaller.keys() == {4, 8}
     assert validation.made_by["dtype"] == "float32"
     assert validation.made_by["threads"] == "1"
 
@@ -119,8 +127,8 @@ def test_validate_small_budget(budget: int) -> None:
     base = tiny_base("llama")
     result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=budget)
     assert result.lossless
-    assert result.results[0].tokens == budget
-    assert (result.tree.tokens_per_second is None) == (budget == 1)
+    assert result.figures.tokens == budget
+    assert (result.figures.tokens_per_second() is None) == (result.speedup is None) == (budget == 1)
 
 
 def test_validate_end_of_text() -> None:
@@ -128,74 +136,151 @@ def test_validate_end_of_text() -> None:
     base = cycle_base(1)
     heads = cycle_heads(base, 4, 1)
     free = validate(base, heads, Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
-    assert [(r.tokens, r.steps) for r in free.results] == [(20, 4)]
+    assert (free.figures.tokens, free.figures.steps) == (20, 4)
     text = base.generate(torch.tensor([[3, 8]]), torch.ones(1, 2).long(), 20)[0, 2:].tolist()
     base.model.generation_config.eos_token_id = text[12]
     ended = validate(base, heads, Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
-    assert ended.results == (PromptResult("a:0", 13, 3, 3),)
+    assert (ended.figures.tokens, ended.figures.steps, ended.figures.trials[0].predicted_steps) == (13, 3, 3)
     assert ended.lossless
     assert ended.measured_by_depth == (1.0, 1.0, 2 / 3, 2 / 3)
 
 
-def test_validate_planted_acceptance(
+def test_validate_dialogues(base: Base, loaded: LoadedHeads, tree: Tree) -> None:
+    """A second turn continues the whole dialogue so far, as predicted; the third no longer fits and is named."""
+    asked = Prompt("set:00000000", ({"role": "user", "content": "One day"},), None, None, later=("Then", "x " * 300))
+    ids, _ = encode(asked, base.tokenizer, chat_template=True)
+    result = validate(base, loaded.heads, tree, [Text(asked.id, ids, [], asked)], max_new_tokens=24)
+    first, second = result.figures.trials
+    assert base.tokenizer is not None
+    said = base.tokenizer.decode(first.runs[GENERATE][0].tokens, skip_special_tokens=True)
+    prompt = torch.tensor([base.tokenizer(f"One day\n{said}\nThen")["input_ids"]])
+    stock = base.generate(prompt, torch.ones_like(prompt), 24)[0, prompt.shape[1] :].tolist()
+    assert second.runs[TREE][0].tokens == stock
+    assert (result.lossless, result.prediction_misses) == (True, ())
+    assert [(trial.turn, trial.prompt_id) for trial in (first, second)] == [(1, asked.id), (2, f"{asked.id}.02")]
+    assert [one.prompt_id for one in result.skipped] == [f"{asked.id}.03"]
+
+
+def test_ways_take_turns() -> None:
+    """Within a repeat every way runs once, and each repeat and text begins with another."""
+    order: list[str] = []
+
+    def way(name: str) -> Way:
+        def run(_prompt: Sequence[int], _budget: int) -> Run:
+            order.append(name)
+            return Run([1], [1], 1, 0.0, 0.0)
+
+        return run
+
+    runs = _in_turns({name: way(name) for name in "abc"}, [1], 1, 2, first=1)
+    assert "".join(order) == "bcacab"
+    assert [len(runs[name]) for name in "abc"] == [2, 2, 2]
+
+
+def test_validate_without_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that stock prompt lookup cannot run is proved all the same, and the report says what is missing."""
+    base = tiny_base("llama")
+
+    def refuse(*_inputs: object, **_named: object) -> None:
+        raise ValueError("no cropping\nof this cache")
+
+    monkeypatch.setattr(type(base.model), "_assisted_decoding", refuse)
+    result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=8)
+    assert result.left_out == {LOOKUP: "no cropping"}
+    assert result.figures.ways == (GENERATE, ONE_BY_ONE, TREE)
+    assert result.lossless
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int, list[list[int]]], list[list[int]]]) -> None:
+    """Let every decoder with a tree give what `spoil` makes of the token budget and the steps it would have given."""
+    start = TreeDecoder.start
+
+    def spoiled(self: TreeDecoder, ids: Sequence[int], max_new_tokens: int) -> Iterator[list[int]]:
+        steps = start(self, ids, max_new_tokens)
+        return iter(spoil(max_new_tokens, list(steps))) if self.tree.nodes > 1 else steps
+
+    monkeypatch.setattr(TreeDecoder, "start", spoiled)
+
+
+def test_validate_planted_token(
     base: Base, loaded: LoadedHeads, tree: Tree, texts: list[Text], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decoder that always accepts the last node is reported, with the first wrong position and the logits' gap."""
+    """A token of the decoder's own between two steps is a bug: where, both tokens, and the gap in float64."""
 
-    def last_node(tokens: Tensor, _choice: Tensor, _parents: Tensor, _ancestors: Tensor) -> Tensor:
-        return torch.tensor(len(tokens) - 1)
+    def insert_wrong(_budget: int, steps: list[list[int]]) -> list[list[int]]:
+        return steps if len(steps) < 5 else [*steps[:4], [300], *steps[4:]]
 
-    monkeypatch.setattr(accept, "greedy", last_node)
+    plant(monkeypatch, insert_wrong)
     result = validate(base, loaded.heads, tree, texts[:3], max_new_tokens=NEW_TOKENS)
     assert not result.lossless
+    assert result.failures == result.differences == result.our_differences
     assert [difference.prompt_id for difference in result.differences] == [text.prompt_id for text in texts[:3]]
-    assert result.prediction_misses
-    for text, difference in zip(texts, result.differences, strict=False):
-        ids = torch.tensor([text.prompt])
-        out = base.generate(ids, torch.ones_like(ids), NEW_TOKENS)[0, len(text.prompt) :].tolist()
-        assert difference.greedy_token == out[difference.position]
-        assert difference.found_token != difference.greedy_token
-        prefix = torch.tensor([[*text.prompt, *out[: difference.position]]])
+    assert result.prediction_misses == ()  # a text of its own cannot be compared with the prediction
+    for text, trial, difference in zip(texts, result.figures.trials, result.differences, strict=False):
+        stock, found = trial.runs[GENERATE][0].tokens, trial.runs[TREE][0]
+        assert (difference.way, difference.verdict) == (TREE, Verdict.BUG)
+        assert difference.position == sum(found.step_lengths[:4])
+        assert (difference.greedy_token, difference.found_token) == (stock[difference.position], 300)
         with torch.inference_mode():
-            logits = base.model(prefix).logits[0, -1]
-        gap = float(logits[difference.greedy_token] - logits[difference.found_token])
-        assert gap > 0
-        assert difference.gap == pytest.approx(gap, abs=1e-4)
+            logits = base.model(torch.tensor([[*text.prompt, *stock[: difference.position]]])).logits[0, -1]
+        assert difference.gap == pytest.approx(float(logits.max() - logits[300]), abs=1e-4)
+        assert difference.gap > 1000 * difference.resolution
+
+
+@pytest.mark.parametrize(
+    ("dtype", "step", "verdict", "fine"),
+    [
+        (torch.float32, 0.0, Verdict.TIE, True),
+        (torch.bfloat16, 0.0, Verdict.TIE, True),
+        (torch.float32, 1e-7, Verdict.ROUNDING, False),
+        (torch.bfloat16, 2**-7, Verdict.ROUNDING, True),
+        (torch.bfloat16, 0.5, Verdict.BUG, False),
+    ],
+)
+def test_validate_planted_twins(
+    dtype: torch.dtype, step: float, verdict: Verdict, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows of the LM head, one of them lower by `step`, and a decoder that chooses otherwise than stock generate.
+
+    No verdict makes the text token for token that of stock, but a tie is no failure, nor is rounding in bfloat16.
+    """
+    base = tiny_base("llama")
+    base.model.to(dtype)
+    text = base.generate(torch.tensor([[3, 5]]), torch.ones(1, 2).long(), 12)[0, 2:].tolist()
+    chosen, twin = text[6], next(token for token in range(60, 0, -1) if token not in text)
+    with torch.no_grad():
+        base.lm_head.weight[twin] = base.lm_head.weight[chosen] * (1 - step)
+
+    def choose_the_other(_budget: int, steps: list[list[int]]) -> list[list[int]]:
+        other = {chosen: twin, twin: chosen}
+        return [[other.get(token, token) for token in one] for one in steps]
+
+    plant(monkeypatch, choose_the_other)
+    result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=12)
+    (difference,) = [one for one in result.differences if one.way == TREE]
+    assert difference.verdict is verdict
+    assert {difference.greedy_token, difference.found_token} == {chosen, twin}
+    assert not result.lossless
+    assert (difference not in result.failures) is fine
 
 
 def test_validate_planted_single_steps(base: Base, loaded: LoadedHeads, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that accepts nothing is lossless, but its steps are not the predicted ones."""
-    monkeypatch.setattr(accept, "greedy", lambda *_inputs: torch.tensor(0))
+    plant(monkeypatch, lambda _budget, steps: [[token] for one in steps for token in one])
     result = validate(base, loaded.heads, Tree.chain(3), [Text("a:0", [1, 403, 407], [])], max_new_tokens=40)
     assert result.lossless
-    assert result.prediction_misses == result.results
-    assert result.results[0].steps == 40 > result.results[0].predicted_steps
+    assert result.prediction_misses == result.figures.trials
+    assert result.figures.steps == 40 > result.figures.trials[0].predicted_steps
 
 
 def test_validate_planted_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that goes on where stock generate had ended differs there, with no token on the one side."""
+    """A text that goes on where stock generate had ended is a bug there, with no token on the one side."""
     base = cycle_base(1)
     out = base.generate(torch.tensor([[3, 8]]), torch.ones(1, 2).long(), 20)[0, 2:].tolist()
     base.model.generation_config.eos_token_id = out[7]
-    monkeypatch.setattr("treeopt.runtime.decode.Decoding._emit", emit_past_the_end)
+    plant(monkeypatch, lambda budget, _steps: [out[:budget]])
     result = validate(base, cycle_heads(base, 4, 1), Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
     (difference,) = result.differences
-    assert (difference.position, difference.greedy_token, difference.found_token) == (8, -1, out[8])
+    assert (difference.position, difference.greedy_token, difference.found_token) == (8, ENDED, out[8])
+    assert difference.verdict is Verdict.BUG
     assert math.isnan(difference.gap)
-
-
-def emit_past_the_end(decoding: object, tokens: list[int]) -> list[int]:
-    """In place of `Decoding._emit`: heeds the budget and forgets that texts end."""
-    kept = tokens[: vars(decoding)["_left"]]
-    vars(decoding)["_left"] -= len(kept)
-    return kept
-
-
-def test_speedup_hand_written() -> None:
-    """120 tokens in 40 steps of 30 ms against steps of 10 ms: tau 3, overhead 3, speed-up 1."""
-    nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)
-    tree, plain = Pace(120, 40, 1.2, 0.5, 1), Pace(120, 120, 1.2, 0.5, 1)
-    result = Validation((), (), nothing, (), None, tree, plain, plain, {})
-    assert result.tokens_per_step == pytest.approx(3.0)
-    assert result.overhead == pytest.approx(3.0)
-    assert result.speedup == pytest.approx(1.0)

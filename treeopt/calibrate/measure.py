@@ -6,8 +6,10 @@ position at once, from which all heads are ranked. (The original runs its heads 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.calibrate.prompts import PromptSet
-from treeopt.calibrate.texts import Skipped, Text, encode_prompts
+from treeopt.calibrate.texts import Skipped, Text, encode_prompts, next_turn
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
@@ -55,7 +57,8 @@ def run_calibration(
     Args:
         base: the base model.
         loaded: its heads.
-        prompts: what to continue; with `responses` each brings the answer to score.
+        prompts: what to continue, turn by turn where they have several, each after the model's answer to the one
+            before; with `responses` each brings the answer to score, and only first turns are looked at.
         max_new_tokens: budget of each continuation; fewer where the model ends the text.
         batch_size: prompts run together; batched and single runs differ only by rounding.
         temperature: 0 is greedy; above, tokens are sampled with `seed` (and depend on the batch size).
@@ -72,29 +75,61 @@ def run_calibration(
     assert batch_size >= 1
     assert temperature >= 0
     encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template, scored=responses)
-    texts = list(encoded.texts)
     if temperature > 0:
         torch.manual_seed(seed)
     kept = min(MAX_RANKS, base.vocab_size)
-    # Prompts of like length share a batch, so that little is padding; the record puts them back in order.
-    order = sorted(range(len(texts)), key=lambda i: (len(texts[i].prompt), i))
-    rows: list[Ranks] = [np.empty((0, heads.num_heads), np.uint8)] * len(texts)
-    done = hits = trials = 0
-    for start in range(0, len(texts), batch_size):
-        chosen = order[start : start + batch_size]
-        batch = [texts[i] for i in chosen]
-        if not responses:
-            batch = continue_texts(base, batch, max_new_tokens, temperature=temperature)
-        for i, text, ranks in zip(chosen, batch, trace_texts(base, heads, batch, kept), strict=True):
-            texts[i], rows[i] = text, ranks
-            hits += int(np.count_nonzero(ranks[:, 0] == 0))
-            trials += int(np.count_nonzero(ranks[:, 0] != NONE))
-        done += len(batch)
-        progress(done, len(texts), f"head 1 top-1 {hits / max(trials, 1):.1%}")
+    budget = None if responses else max_new_tokens
+    traced: list[tuple[Text, Ranks]] = []
+    skipped, pending = list(encoded.skipped), list(encoded.texts)
+    total = sum(1 if responses else 1 + len(text.later) for text in pending)
+    while pending:
+        done = len(traced)
+        told = functools.partial(_further, progress, done, total)
+        traced += _trace_turn(base, heads, pending, kept, batch_size, budget, temperature, told)
+        following = [
+            next_turn(base, text, max_new_tokens, chat_template=chat_template)
+            for text, _ in traced[done:]
+            if not responses
+        ]
+        skipped += [turn for turn in following if isinstance(turn, Skipped)]
+        pending = [turn for turn in following if isinstance(turn, Text)]
+    traced.sort(key=lambda one: one[0].prompt_id)  # the record's order: by row, then by turn
+    texts, rows = [text for text, _ in traced], [row for _, row in traced]
     answers = "given" if responses else "greedy" if temperature == 0 else f"sampled at {temperature}, seed {seed}"
     template = _template_hash(base, chat_template)
     provenance = _provenance(base, loaded, prompts, answers, max_new_tokens, template)
-    return CalibrationRun(as_calibration(texts, rows, kept, provenance), encoded.skipped, encoded.answers_cut)
+    return CalibrationRun(as_calibration(texts, rows, kept, provenance), tuple(skipped), encoded.answers_cut)
+
+
+def _trace_turn(
+    base: Base,
+    heads: MedusaHeads,
+    texts: Sequence[Text],
+    kept: int,
+    batch_size: int,
+    max_new_tokens: int | None,
+    temperature: float,
+    progress: Callable[[int, str], None],
+) -> list[tuple[Text, Ranks]]:
+    """The texts, continued unless `max_new_tokens` is None, with their ranks; in no order to rely on."""
+    # Prompts of like length share a batch, so that little is padding.
+    order = sorted(texts, key=lambda text: (len(text.prompt), text.prompt_id))
+    traced: list[tuple[Text, Ranks]] = []
+    hits = trials = 0
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        if max_new_tokens is not None:
+            batch = continue_texts(base, batch, max_new_tokens, temperature=temperature)
+        for text, ranks in zip(batch, trace_texts(base, heads, batch, kept), strict=True):
+            traced.append((text, ranks))
+            hits += int(np.count_nonzero(ranks[:, 0] == 0))
+            trials += int(np.count_nonzero(ranks[:, 0] != NONE))
+        progress(len(traced), f"head 1 top-1 {hits / max(trials, 1):.1%}")
+    return traced
+
+
+def _further(progress: Progress, before: int, total: int, done: int, note: str) -> None:
+    progress(before + done, total, note)
 
 
 def _provenance(
@@ -142,7 +177,7 @@ def continue_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, te
     out = base.generate(ids.to(base.device), mask.to(base.device), max_new_tokens, temperature=temperature)
     answers = out[:, longest:].tolist()
     return [
-        Text(text.prompt_id, text.prompt, cut_at_end(answer, base.eos_ids))
+        dataclasses.replace(text, answer=cut_at_end(answer, base.eos_ids))
         for text, answer in zip(texts, answers, strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,10 @@ _SCHEMA = "treeopt.prompts/1"
 _ASKED = ("instruction", "prompt")  # a request: goes through the chat template
 _PLAIN = "text"  # continued as it stands
 ANSWERS = ("output", "response", "completion", "answer")
+# What the user says, each after the answer to the one before: MT-bench's and Spec-Bench's files; the hub's MT-bench.
+_TURNS = ("turns", "prompt")
 _ROW_DIGITS = 8
+_TURN_DIGITS = 2
 _FORMATS = (".json", ".jsonl", ".txt", ".parquet")
 
 Message = Mapping[str, str]
@@ -42,12 +46,33 @@ class PromptSetFile(Schema):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: a chat, or plain text to continue; `answer` where the row brings one."""
+    """One prompt: a chat, or plain text to continue; `answer` where the row brings one.
+
+    A row with `turns` is the first of them; `later` holds the user's other turns, and `after` makes the next prompt.
+    `category` is the row's own, for figures apart.
+    """
 
     id: str
     messages: tuple[Message, ...] | None
     text: str | None
     answer: str | None
+    category: str | None = None
+    turn: int = 1
+    later: tuple[str, ...] = ()
+
+    def after(self, answer: str) -> Prompt:
+        """The next turn, this one having been answered so."""
+        assert self.messages is not None, "only requests have turns"
+        said = ({"role": "assistant", "content": answer}, {"role": "user", "content": self.later[0]})
+        turn = self.turn + 1
+        return dataclasses.replace(
+            self,
+            id=f"{self.id.partition('.')[0]}.{turn:0{_TURN_DIGITS}}",
+            messages=(*self.messages, *said),
+            answer=None,
+            turn=turn,
+            later=self.later[1:],
+        )
 
 
 @dataclass(frozen=True)
@@ -59,11 +84,17 @@ class PromptSet:
     prompts: tuple[Prompt, ...]
 
 
+def asked(text: str) -> Prompt:
+    """One request, as a user types it."""
+    return Prompt("asked", ({"role": "user", "content": text},), None, None)
+
+
 def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) -> PromptSet:
     """Prompts by file name, hub data set (`owner/name` or `owner/name:split`) or named set.
 
     Args:
-        name: a .json, .jsonl, .txt or .parquet file; a hub data set; or a named set such as `alpaca_eval`.
+        name: a .json, .jsonl, .txt or .parquet file; a hub data set; or a named set such as `alpaca_eval`. Rows may be
+            those of MT-bench and Spec-Bench: `question_id`, `category`, `turns`.
         limit: only the first rows.
         answers: demand an answer in each row: `output`, `response`, `completion`, `answer`, or a last assistant
             message.
@@ -113,15 +144,18 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
         row = {_ASKED[0]: row}
     fields = row if isinstance(row, dict) else {}
     text, answer = fields.get(_PLAIN), _first_text(fields, ANSWERS)
-    asked = _first_text(fields, _ASKED) or None  # an empty request is none
+    turns = next(filter(None, (_turns(fields.get(name)) for name in _TURNS)), ())
+    request = _first_text(fields, _ASKED) or None  # an empty request is none
     chat = _chat(fields.get("messages"))
     if chat is not None:
         text = None
         if chat[-1]["role"] == "assistant":
             answer, chat = chat[-1]["content"], chat[:-1]
-    elif asked is not None:
+    elif turns:
+        chat, text = ({"role": "user", "content": turns[0]},), None
+    elif request is not None:
         extra = fields.get("input")
-        content = f"{asked}\n\n{extra}" if isinstance(extra, str) and extra else asked
+        content = f"{request}\n\n{extra}" if isinstance(extra, str) and extra else request
         chat, text = ({"role": "user", "content": content},), None
     elif not isinstance(text, str) or not text:
         found = ", ".join(map(str, fields)) or type(row).__name__
@@ -132,7 +166,21 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
     if answers and answer is None:
         what = f"row {index} of {name} has no answer to score"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs one of {', '.join(ANSWERS)}")
-    return Prompt(prompt_id, chat, text, answer if answers else None)
+    category = fields.get("category")
+    return Prompt(
+        prompt_id,
+        chat,
+        text,
+        answer if answers else None,
+        category=category if isinstance(category, str) else None,
+        later=turns[1:],
+    )
+
+
+def _turns(turns: Any) -> tuple[str, ...]:
+    """What the user says turn by turn; nothing where it is no list of texts."""
+    known = isinstance(turns, (list, tuple)) and all(isinstance(turn, str) and turn for turn in turns)
+    return tuple(turns) if known else ()
 
 
 def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:

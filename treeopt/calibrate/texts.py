@@ -14,11 +14,27 @@ from treeopt.models.base import Base
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt's token ids and the ids of its continuation."""
+    """A prompt's token ids and the ids of its continuation; `source` is the prompt that they are of, where known."""
 
     prompt_id: str
     prompt: list[int]
     answer: list[int]
+    source: Prompt | None = None
+
+    @property
+    def turn(self) -> int:
+        """Turn of a dialogue, from 1."""
+        return self.source.turn if self.source else 1
+
+    @property
+    def category(self) -> str | None:
+        """The prompt file's own, where it has one."""
+        return self.source.category if self.source else None
+
+    @property
+    def later(self) -> tuple[str, ...]:
+        """What the user says after this."""
+        return self.source.later if self.source else ()
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,9 @@ def encode(
 ) -> tuple[list[int], list[int]]:
     """Token ids of a prompt and of its answer (empty where it has none).
 
+    Without a template the turns of a dialogue, questions and answers, follow each other on lines of their own: what a
+    model without one can be given at best, and said where figures of it are printed.
+
     Args:
         prompt: what to encode.
         tokenizer: the base model's.
@@ -58,6 +77,8 @@ def encode(
     messages = prompt.messages
     if messages is not None and templated:
         ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    elif messages is not None and prompt.turn > 1:
+        ids = tokenizer(_whole_text("\n".join(message["content"] for message in messages)))["input_ids"]
     elif messages is not None and len(messages) > 1:
         raise TreeoptError(
             Code.PROMPTS_INVALID,
@@ -86,18 +107,14 @@ def encode_prompts(
     texts, skipped, cut = [], [], 0
     for prompt in prompts.prompts:
         ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
-        reason = ""
-        if not ids:
-            reason = "no tokens"
-        elif len(ids) + max_new_tokens > base.context:
-            reason = "too long for the context"
-        elif scored and not answer:
+        reason = _misfit(base, ids, max_new_tokens)
+        if not reason and scored and not answer:
             reason = "empty answer"
         if reason:
             skipped.append(Skipped(prompt.id, len(ids), reason))
             continue
         cut += len(answer) > max_new_tokens
-        texts.append(Text(prompt.id, ids, answer[:max_new_tokens]))
+        texts.append(Text(prompt.id, ids, answer[:max_new_tokens], prompt))
     if not texts:
         reasons = ", ".join(sorted({s.reason for s in skipped}))
         what = (
@@ -105,6 +122,34 @@ def encode_prompts(
         )
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
     return Encoded(texts, tuple(skipped), cut)
+
+
+def next_turn(base: Base, text: Text, max_new_tokens: int, *, chat_template: bool = True) -> Text | Skipped | None:
+    """The prompt that follows a text whose `answer` is the model's; None where its source has no further turn.
+
+    The answer goes into it as a chat would pass it on: decoded, without special tokens. Where the whole does not fit
+    into the context with `max_new_tokens` it is left out, and so are the turns after it.
+    """
+    if text.source is None or not text.later:
+        return None
+    assert base.tokenizer is not None, "a prompt with turns was encoded"
+    prompt = text.source.after(str(base.tokenizer.decode(text.answer, skip_special_tokens=True)))
+    ids, _ = encode(prompt, base.tokenizer, chat_template=chat_template)
+    reason = _misfit(base, ids, max_new_tokens)
+    return Skipped(prompt.id, len(ids), reason) if reason else Text(prompt.id, ids, [], prompt)
+
+
+def joins_turns(base: Base, texts: Sequence[Text], *, chat_template: bool = True) -> bool:
+    """Whether dialogues among the texts will be joined by newlines, for want of a chat template."""
+    templated = chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None
+    return not templated and any(text.later for text in texts)
+
+
+def _misfit(base: Base, ids: Sequence[int], max_new_tokens: int) -> str:
+    """Why a prompt cannot be continued by so many tokens; empty where it can."""
+    if not ids:
+        return "no tokens"
+    return "too long for the context" if len(ids) + max_new_tokens > base.context else ""
 
 
 def _whole_text(text: str | None) -> str:

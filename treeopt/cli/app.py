@@ -21,6 +21,7 @@ COMMANDS = {
     "compile": "Turn a tree into attention mask, positions and indices.",
     "render": "Draw a tree as SVG, DOT, or what graphviz offers.",
     "validate": "Decode with a tree: lossless? as predicted? faster?",
+    "generate": "Continue a prompt with a tree, shown as it is decoded.",
     "distill": "Let the base model write texts to train heads on.",
     "train": "Train draft heads for a base model (Medusa-1).",
     "list": "List the trees and prompt sets that come with treeopt.",
@@ -64,6 +65,7 @@ def program() -> None:
     treeopt calibrate --heads HEADS --prompts PROMPTS    measure the heads
     treeopt build --nodes 64 -o tree.yaml                grow the tree
     treeopt validate --heads HEADS --tree tree.yaml --prompts PROMPTS
+    treeopt generate "Once upon a time" --heads HEADS --tree tree.yaml
     """
 
 

@@ -40,6 +40,9 @@ def run(console: Console, **options: Any) -> None:
 
     Every prompt is continued greedily; then one pass over the result ranks each true token under each head. The file
     holds these ranks: enough to build any tree and to replay it exactly.
+
+    Prompts with `turns` (MT-bench, Spec-Bench) are asked turn by turn, each after the model's own answer; without a
+    chat template the turns are joined by newlines. With --responses only the first turn is scored.
     """
     scored = options["responses"] is not None
     if scored and options["prompts"] is not None:

@@ -23,6 +23,7 @@ from treeopt.files.bundled import POCKET
 from treeopt.files.calibrations import DEFAULT_FILE
 from treeopt.latency import LatencyProfile
 from treeopt.progress import Progress, silent
+from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -76,7 +77,7 @@ class Console:
             table.add_column(name, justify="right" if i else "left")
         for row in rows:
             table.add_row(*row)
-        RichConsole().print(table)
+        RichConsole(markup=False).print(table)  # names in cells are data
 
     @contextmanager
     def progress(self, name: str) -> Iterator[Progress]:
@@ -204,9 +205,15 @@ def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
     """Name the prompts that were not run (records with prompt_id, tokens and reason)."""
     if not skipped:
         return
-    named = [f"row {int(s.prompt_id.split(':')[1])} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
+    named = [f"{row_of(s.prompt_id)} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
     more = f" and {len(skipped) - _SHOWN_SKIPPED} more" if len(skipped) > _SHOWN_SKIPPED else ""
     console.say(f"skipped {len(skipped)} prompts: {', '.join(named)}{more}")
+
+
+def row_of(prompt_id: str) -> str:
+    """A prompt by the row of its file, and by its turn from the second on."""
+    row, _, turn = prompt_id.partition(":")[2].partition(".")
+    return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")
 
 
 def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:
@@ -215,6 +222,13 @@ def warn_other_heads(console: Console, calibration: Calibration, profile: Latenc
     if profiled not in (None, calibration.provenance.heads_id):
         known = calibration.provenance.heads_id
         console.warn(f"warning: the profile is of other heads ({profiled}) than the calibration ({known})")
+
+
+def warn_other_tree(console: Console, name: str, tree: Tree, loaded: LoadedHeads) -> None:
+    """Warn where a tree was built for other heads than these."""
+    made_for = tree.source.get("calibration", {}).get("heads_id")
+    if made_for not in (None, loaded.fingerprint):
+        console.warn(f"warning: {name} was built for other heads ({made_for}, these are {loaded.fingerprint})")
 
 
 def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Callable[..., Any]:
@@ -268,11 +282,20 @@ def say_base(console: Console, base: Base) -> None:
     console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
 
 
-def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which prompts are continued, and how far."""
+def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how prompts become token ids, and how far they are continued."""
     for option in (
         click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's, where it has one."),
         click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True),
+    ):
+        function = option(function)
+    return function
+
+
+def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which prompts are continued, and how far."""
+    function = text_options(function)
+    for option in (
         click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts."),
         click.option("--prompts", help="File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."),
     ):
@@ -287,6 +310,7 @@ def chosen_prompts(options: Mapping[str, Any]) -> str:
     return options["prompts"] or POCKET
 
 
+tree_option = click.option("--tree", required=True, help="Tree file, or a name from `treeopt list`.")
 calibration_option = click.option(
     "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, by `treeopt calibrate`."
 )

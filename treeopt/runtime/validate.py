@@ -1,114 +1,104 @@
 """Validate: is tree decoding lossless, does it do what was predicted, and is it faster.
 
-For every prompt, in turn in one process: stock `generate`, our own loop one token a step without heads, our loop with
-the tree. The prediction comes from a separate teacher-forced pass over the text of stock `generate`, and replay.
+Every prompt is decoded in one process, as often as asked, by stock `generate`, by prompt lookup (stock too), by our own
+loop one token a step without heads, and by our loop with the tree. The prediction comes from a separate teacher-forced
+pass over the text of stock `generate`, and replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
 
+from treeopt.build.prune import most_used
 from treeopt.build.replay import Replay, replay
 from treeopt.calibrate.measure import as_calibration, trace_texts
-from treeopt.calibrate.texts import Text
-from treeopt.calibration import MAX_RANKS, Provenance
+from treeopt.calibrate.texts import Skipped, Text, next_turn
+from treeopt.calibration import MAX_RANKS, Calibration, Provenance
+from treeopt.errors import first_line
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
-from treeopt.runtime.clock import now
-from treeopt.runtime.decode import Decoded, TreeDecoder
+from treeopt.runtime.decode import TreeDecoder
+from treeopt.runtime.figures import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Trial
+from treeopt.runtime.verdict import Difference, Judge, forgiven
+from treeopt.runtime.ways import Run, Way, with_decoder, with_generate
 from treeopt.tree import Tree, check_tree_fits
 
 _WARM_UP_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first place where a text differs from plain greedy decoding; `gap` is between the two tokens' logits there.
-
-    `way` says which text: `tree`, or `one by one`. A token is -1 where its text had already ended.
-    """
-
-    prompt_id: str
-    way: str
-    position: int
-    greedy_token: int
-    found_token: int
-    gap: float
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Decoding of all prompts one way: seconds without prefill, prefill apart; the first token belongs to prefill."""
-
-    tokens: int
-    steps: int
-    seconds: float
-    prefill_seconds: float
-    texts: int
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens after the first of each text, per second of decoding; None where there were none."""
-        return (self.tokens - self.texts) / self.seconds if self.tokens > self.texts and self.seconds else None
-
-
-@dataclass(frozen=True)
-class PromptResult:
-    """Tokens and steps of one prompt: measured by the decoder, predicted by replay."""
-
-    prompt_id: str
-    tokens: int
-    steps: int
-    predicted_steps: int
+_LOOKUP_TOKENS = 10  # drafts of one prompt lookup: the value of transformers' own documentation
+_SMALLER = (4, 8, 16, 32)  # nodes of the parts whose tokens per step are worked out
+_OURS = (ONE_BY_ONE, TREE)  # what must give stock generate's text; prompt lookup is not ours to prove
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What came out; `expected_tokens_per_step` is the tree file's own, None where it has none."""
+    """What came out.
 
-    results: tuple[PromptResult, ...]
+    Args:
+        figures: tokens per step and speed of all texts.
+        differences: every text that is not stock generate's, with its verdict; prompt lookup's among them.
+        predicted: replay over stock generate's texts.
+        measured_by_depth: share of steps that emitted d drafts or more, d = 1 .. D.
+        expected_tokens_per_step: the tree file's own; None where it has none.
+        nodes: N of the tree.
+        smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes.
+        skipped: later turns of dialogues that no longer fitted into the context.
+        left_out: ways that this model cannot be decoded by, and why.
+        made_by: versions, device, threads, dtype, attention.
+    """
+
+    figures: Figures
     differences: tuple[Difference, ...]
     predicted: Replay
     measured_by_depth: tuple[float, ...]
     expected_tokens_per_step: float | None
-    tree: Pace
-    one_by_one: Pace
-    generate: Pace
+    nodes: int
+    smaller: Mapping[int, float]
+    skipped: tuple[Skipped, ...]
+    left_out: Mapping[str, str]
     made_by: dict[str, str]
 
     @property
     def lossless(self) -> bool:
-        """Whether every text is, token for token, that of stock greedy `generate`."""
-        return not self.differences
+        """Whether every text of ours is, token for token, that of stock greedy `generate`."""
+        return not self.our_differences
+
+    @property
+    def our_differences(self) -> tuple[Difference, ...]:
+        """Those of the tree, and of our loop one token a step."""
+        return tuple(found for found in self.differences if found.way in _OURS)
+
+    @property
+    def failures(self) -> tuple[Difference, ...]:
+        """Our differences that neither a tie nor, in half precision, rounding explains."""
+        return tuple(found for found in self.our_differences if not forgiven(found, self.made_by["dtype"]))
+
+    @property
+    def prediction_misses(self) -> tuple[Trial, ...]:
+        """Texts whose number of steps was not the predicted one, among those that are stock generate's."""
+        return tuple(one for one in self.figures.trials if one.same and one.steps != one.predicted_steps)
 
     @property
     def tokens_per_step(self) -> float:
         """tau: all tokens / all steps."""
-        return self.tree.tokens / self.tree.steps
-
-    @property
-    def prediction_misses(self) -> tuple[PromptResult, ...]:
-        """Prompts whose number of steps was not the predicted one."""
-        return tuple(result for result in self.results if result.steps != result.predicted_steps)
+        return self.figures.tokens_per_step()
 
     @property
     def overhead(self) -> float | None:
-        """Seconds of a tree step / seconds of a one-token step of our own loop without heads; None untimed."""
-        if self.tree.tokens_per_second is None or self.one_by_one.tokens_per_second is None:
-            return None
-        return (self.tree.seconds / self.tree.steps) / (self.one_by_one.seconds / self.one_by_one.steps)
+        """Seconds of a tree step / seconds of a one-token step of our own loop; the median repeat, None untimed."""
+        spread = self.figures.overhead
+        return None if spread is None else spread.median
 
     @property
     def speedup(self) -> float | None:
-        """Tokens a second with the tree / one by one = tau / overhead; None untimed."""
-        return None if self.overhead is None else self.tokens_per_step / self.overhead
+        """Tokens a second with the tree / one by one = tau / overhead; the median repeat, None untimed."""
+        spread = self.figures.speedup()
+        return None if spread is None else spread.median
 
 
 def validate(
@@ -118,121 +108,148 @@ def validate(
     prompts: Sequence[Text],
     *,
     max_new_tokens: int = 128,
+    repeats: int = 1,
+    chat_template: bool = True,
     progress: Progress = silent,
 ) -> Validation:
-    """Decode every prompt three ways and compare.
+    """Decode every prompt in all ways, turn by turn, and compare.
 
     Args:
         base: the base model; float32 makes exact comparison meaningful.
         heads: its draft heads.
         tree: the tree to prove.
-        prompts: their token ids; any continuation they carry is ignored.
+        prompts: their token ids; any continuation they carry is ignored. Where a source has later turns each follows
+            stock generate's answer to the one before.
         max_new_tokens: budget of each continuation.
-        progress: told after each prompt.
+        repeats: times that each text is decoded each way; the ways take turns.
+        chat_template: as when the prompts were encoded; for later turns.
+        progress: told after each text.
 
     Raises:
         TreeoptError: as `TreeDecoder`, and E503 where a prompt does not fit into the context.
     """
     assert prompts
+    assert repeats >= 1
     kept = min(MAX_RANKS, base.vocab_size)
     check_tree_fits(tree, heads=heads.num_heads, ranks=kept, holder="the prediction")
     decoder, plain = TreeDecoder(base, heads, tree), TreeDecoder(base, None, Tree(()), probe=False)
-    for one in (decoder, plain):
-        one.generate(prompts[0].prompt, min(_WARM_UP_TOKENS, max_new_tokens))
-    _stock(base, prompts[0].prompt, min(_WARM_UP_TOKENS, max_new_tokens))
-    texts: list[Text] = []
-    decoded: list[Decoded] = []
-    differences: list[Difference] = []
-    spent = np.zeros((3, 2))  # ways x (prefill, decoding) seconds
-    for prompt in prompts:
-        stock, stock_spent = _stock(base, prompt.prompt, max_new_tokens)
-        single, single_spent = _timed(plain, prompt.prompt, max_new_tokens)
-        treed, tree_spent = _timed(decoder, prompt.prompt, max_new_tokens)
-        spent += [stock_spent, single_spent, tree_spent]
-        texts.append(Text(prompt.prompt_id, prompt.prompt, stock))
-        decoded.append(treed)
-        ways = {"tree": treed.tokens, "one by one": single.tokens}
-        wrong = next((way for way, found in ways.items() if found != stock), None)
-        if wrong is not None:
-            differences.append(_difference(base, prompt, wrong, stock, ways[wrong]))
-        progress(len(texts), len(prompts), "lossless" if not differences else "NOT lossless")
-    predicted = predict(base, decoder.heads or heads, tree, texts)
-    steps = predicted.steps_by_sequence().tolist()
-    results = tuple(
-        PromptResult(text.prompt_id, len(one.tokens), len(one.step_lengths), step)
-        for text, one, step in zip(texts, decoded, steps, strict=True)
-    )
-    tokens = sum(len(text.answer) for text in texts)
+    ways = {
+        GENERATE: with_generate(base),
+        LOOKUP: with_generate(base, prompt_lookup_num_tokens=_LOOKUP_TOKENS),
+        ONE_BY_ONE: with_decoder(plain),
+        TREE: with_decoder(decoder),
+    }
+    left_out = _warm_up(ways, prompts[0].prompt, min(_WARM_UP_TOKENS, max_new_tokens))
+    texts, runs, skipped = _decode_all(ways, base, prompts, max_new_tokens, repeats, chat_template, progress)
+    traces = trace(base, decoder.heads or heads, texts)
+    predicted = replay(tree, traces)
+    trials = [
+        Trial(text.prompt_id, text.category, text.turn, run, steps)
+        for text, run, steps in zip(texts, runs, predicted.steps_by_sequence().tolist(), strict=True)
+    ]
     return Validation(
-        results=results,
-        differences=tuple(differences),
+        figures=Figures(tuple(trials)),
+        differences=tuple(_differences(Judge(base, tree.nodes), texts, runs)),
         predicted=predicted,
-        measured_by_depth=_by_depth(decoded, tree.depth),
+        measured_by_depth=_by_depth([run[TREE][0] for run in runs], tree.depth),
         expected_tokens_per_step=tree.expected.replay if tree.expected else None,
-        tree=Pace(sum(r.tokens for r in results), sum(r.steps for r in results), spent[2, 1], spent[2, 0], len(texts)),
-        one_by_one=Pace(tokens, tokens, spent[1, 1], spent[1, 0], len(texts)),
-        generate=Pace(tokens, tokens, spent[0, 1], spent[0, 0], len(texts)),
-        made_by={**base.versions(), "threads": str(torch.get_num_threads()), "dtype": base.dtype_name},
+        nodes=tree.nodes,
+        smaller={
+            nodes: replay(most_used(tree, traces, nodes), traces).tokens_per_step
+            for nodes in _SMALLER
+            if nodes < tree.nodes
+        },
+        skipped=tuple(skipped),
+        left_out=left_out,
+        made_by={
+            **base.versions(),
+            "threads": str(torch.get_num_threads()),
+            "dtype": base.dtype_name,
+            "attention": base.model.config._attn_implementation,
+        },
     )
 
 
 def predict(base: Base, heads: MedusaHeads, tree: Tree, texts: Sequence[Text]) -> Replay:
     """What the tree will do on these very texts, without decoding: teacher-forced ranks, then replay."""
+    return replay(tree, trace(base, heads, texts))
+
+
+def trace(base: Base, heads: MedusaHeads, texts: Sequence[Text]) -> Calibration:
+    """The heads' ranks on these very texts, by teacher-forced passes, one text at a time."""
     kept = min(MAX_RANKS, base.vocab_size)
     rows = [trace_texts(base, heads, [text], kept)[0] for text in texts]
-    return replay(tree, as_calibration(texts, rows, kept, Provenance("", "", "", "", {})))
+    return as_calibration(texts, rows, kept, Provenance("", "", "", "", {}))
 
 
-def _timed(decoder: TreeDecoder, prompt: Sequence[int], max_new_tokens: int) -> tuple[Decoded, tuple[float, float]]:
-    """A text and its (prefill, decoding) seconds."""
-    begin = now(decoder.base)
-    decoding = decoder.start(prompt, max_new_tokens)
-    ready = now(decoder.base)
-    steps = list(decoding)
-    end = now(decoder.base)
-    tokens = [token for step in steps for token in step]
-    return Decoded(tokens, [len(step) for step in steps]), (ready - begin, end - ready)
+def _warm_up(ways: dict[str, Way], prompt: Sequence[int], max_new_tokens: int) -> dict[str, str]:
+    """Run each way once; prompt lookup, which some models' caches do not allow, is taken out where it fails."""
+    left_out = {}
+    for name, way in list(ways.items()):
+        try:
+            way(prompt, max_new_tokens)
+        except Exception as error:  # transformers raises many kinds for one fact: this model has no prompt lookup
+            if name != LOOKUP:
+                raise
+            left_out[name] = first_line(error)
+            del ways[name]
+    return left_out
 
 
-class _FirstTokenClock(StoppingCriteria):
-    """Never stops; notes when the first token was there, which ends stock generate's prefill."""
-
-    def __init__(self, base: Base) -> None:
-        self._base = base
-        self._go_on = torch.zeros(1, dtype=torch.bool, device=base.device)
-        self.first: float | None = None
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        if self.first is None:
-            self.first = now(self._base)
-        return self._go_on
-
-
-@torch.inference_mode()
-def _stock(base: Base, prompt: Sequence[int], max_new_tokens: int) -> tuple[list[int], tuple[float, float]]:
-    """The model's own greedy `generate` of one prompt, and its (prefill, decoding) seconds."""
-    ids = torch.tensor([list(prompt)], device=base.device)
-    clock = _FirstTokenClock(base)
-    begin = now(base)
-    criteria = StoppingCriteriaList([clock])
-    out = base.generate(ids, torch.ones_like(ids), max_new_tokens, stopping_criteria=criteria)
-    end = now(base)
-    first = clock.first if clock.first is not None else end
-    return out[0, len(prompt) :].tolist(), (first - begin, end - first)
-
-
-@torch.inference_mode()
-def _difference(base: Base, prompt: Text, way: str, greedy: Sequence[int], found: Sequence[int]) -> Difference:
-    shared = min(len(greedy), len(found))
-    at = next((i for i in range(shared) if greedy[i] != found[i]), shared)
-    ids = torch.tensor([[*prompt.prompt, *greedy[:at]]], device=base.device)
-    logits = base.forward(ids, use_cache=False)[0][0, -1].float()
-    one, other = (tokens[at] if at < len(tokens) else -1 for tokens in (greedy, found))
-    gap = abs(float(logits[one] - logits[other])) if min(one, other) >= 0 else float("nan")
-    return Difference(prompt.prompt_id, way, at, one, other, gap)
+def _decode_all(
+    ways: Mapping[str, Way],
+    base: Base,
+    prompts: Sequence[Text],
+    max_new_tokens: int,
+    repeats: int,
+    chat_template: bool,
+    progress: Progress,
+) -> tuple[list[Text], list[dict[str, list[Run]]], list[Skipped]]:
+    """All turns of all prompts with stock generate's answers, how each was decoded, and the turns left out."""
+    texts: list[Text] = []
+    runs: list[dict[str, list[Run]]] = []
+    skipped: list[Skipped] = []
+    differing, total = 0, sum(1 + len(prompt.later) for prompt in prompts)
+    for prompt in prompts:
+        turn: Text | Skipped | None = prompt
+        while isinstance(turn, Text):
+            found = _in_turns(ways, turn.prompt, max_new_tokens, repeats, first=len(runs))
+            text = dataclasses.replace(turn, answer=found[GENERATE][0].tokens)
+            runs.append(found)
+            texts.append(text)
+            differing += any(run.tokens != text.answer for way in _OURS for run in found[way])
+            progress(len(texts), total, f"texts that differ: {differing}")
+            turn = next_turn(base, text, max_new_tokens, chat_template=chat_template)
+        if turn is not None:
+            skipped.append(turn)
+            total -= len(text.later)
+    return texts, runs, skipped
 
 
-def _by_depth(decoded: Sequence[Decoded], depth: int) -> tuple[float, ...]:
-    """Share of steps that emitted d drafts or more, d = 1 .. D."""
-    lengths = np.array([length for one in decoded for length in one.step_lengths])
+def _in_turns(
+    ways: Mapping[str, Way], prompt: Sequence[int], max_new_tokens: int, repeats: int, first: int
+) -> dict[str, list[Run]]:
+    """All runs of one text. The ways take turns, and each text and repeat begins with another of them."""
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    names = list(ways)
+    for repeat in range(repeats):
+        begin = (first + repeat) % len(names)
+        for name in names[begin:] + names[:begin]:
+            runs[name].append(ways[name](prompt, max_new_tokens))
+    return runs
+
+
+def _differences(
+    judge: Judge, texts: Sequence[Text], runs: Sequence[Mapping[str, Sequence[Run]]]
+) -> Iterator[Difference]:
+    """For each text and way the first repeat that is not stock generate's first."""
+    for text, by_way in zip(texts, runs, strict=True):
+        for way, repeats in by_way.items():
+            wrong = next((run.tokens for run in repeats if run.tokens != text.answer), None)
+            if wrong is not None:
+                yield judge.difference(text.prompt_id, way, text.prompt, text.answer, wrong)
+
+
+def _by_depth(runs: Sequence[Run], depth: int) -> tuple[float, ...]:
+    lengths = np.array([length for run in runs for length in run.step_lengths])
     return tuple(float(np.mean(lengths > d)) for d in range(1, depth + 1))

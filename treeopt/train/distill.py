@@ -156,7 +156,8 @@ def _seeded(prompts: PromptSet) -> Iterator[_Talk]:
         if prompt.messages is None:
             yield _Talk(prompt.id, text=prompt.text)
         else:
-            yield _Talk(prompt.id, users=[m for m in prompt.messages if m["role"] != "assistant"])
+            said = [message for message in prompt.messages if message["role"] != "assistant"]
+            yield _Talk(prompt.id, users=[*said, *({"role": "user", "content": turn} for turn in prompt.later)])
 
 
 def _self_talks(base: Base, asked: SelfTalk, chat_template: bool) -> Iterator[_Talk]:

@@ -1,0 +1,158 @@
+"""`treeopt generate`: the answer, the whole answer and nothing else on standard output; shades on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from treeopt.cli.app import program
+from treeopt.cli.generate_command import _prompt, _shaded
+from treeopt.models.base import Base
+from treeopt.runtime.stream import Piece
+
+HEADS = "models/tinystories-260k-medusa"
+PROMPT = "Once upon a time"
+NEW_TOKENS = 80
+
+
+def generate(shared: Path, *arguments: str, status: int = 0, **more: str) -> Result:
+    """Run the command in this process and check its exit status."""
+    line = ["generate", *arguments, "--heads", str(shared / HEADS)]
+    result = CliRunner().invoke(program, line, **more)
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result
+
+
+def stock(base: Base, prompt: str = PROMPT, tokens: int = NEW_TOKENS) -> tuple[list[int], str]:
+    """What stock greedy `generate` answers: ids and text."""
+    assert base.tokenizer is not None
+    ids = torch.tensor([base.tokenizer(prompt)["input_ids"]])
+    out = base.generate(ids, torch.ones_like(ids), tokens)[0, ids.shape[1] :].tolist()
+    return out, str(base.tokenizer.decode(out, skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("tree", ["mc_sim_7b_63", "vicuna_7b_stage2"])
+def test_generate_is_stock_greedy(shared: Path, base: Base, tree: str) -> None:
+    """Standard output is the text of stock greedy generate, byte for byte; the figures stand beside it."""
+    result = generate(shared, PROMPT, "--tree", tree, "--max-new-tokens", str(NEW_TOKENS))
+    assert result.stdout == stock(base)[1]
+    assert re.search(rf"^\d\.\d\d tokens per step  {NEW_TOKENS} tokens in \d+ steps  \d+ tokens/s", result.stderr, re.M)
+    assert generate(shared, PROMPT, "--tree", tree, "-q").stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["-"], []])
+def test_generate_reads_standard_input(shared: Path, base: Base, arguments: list[str]) -> None:
+    """`-`, or no prompt at all, reads what is piped in; the newline at its end is the pipe's, not the prompt's."""
+    arguments += ["--tree", "mc_sim_7b_63", "--max-new-tokens", "8"]
+    assert generate(shared, *arguments, input=PROMPT + "\n").stdout == stock(base, tokens=8)[1]
+
+
+def test_generate_json(shared: Path, base: Base) -> None:
+    """One object: tokens, text, and figures that are those of the steps."""
+    result = generate(shared, PROMPT, "--tree", "mc_sim_7b_63", "--max-new-tokens", "40", "--json")
+    data = json.loads(result.stdout)
+    assert (data["tokens"], data["text"]) == stock(base, tokens=40)
+    assert sum(data["step_lengths"]) == 40
+    assert data["tokens_per_step"] == 40 / len(data["step_lengths"]) > 1.5
+    assert data["tokens_per_second"] > 0
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number", "status"),
+    [
+        (["", "--tree", "mc_sim_7b_63"], "E303", 3),
+        (["a " * 600, "--tree", "mc_sim_7b_63"], "E503", 3),
+        ([PROMPT, "--tree", "mc_sim_7b_63", "--max-new-tokens", "512"], "E503", 3),
+        ([PROMPT, "--tree", "no-such.yaml"], "E201", 3),
+        ([PROMPT, "--tree", "no-such-tree"], "E104", 3),
+    ],
+)
+def test_generate_errors(shared: Path, arguments: list[str], number: str, status: int) -> None:
+    """Nothing to continue, no room, no such tree: one error, and no text."""
+    result = generate(shared, *arguments, status=status)
+    assert f"error[{number}]" in result.stderr
+    assert result.stdout == ""
+
+
+def test_generate_without_a_tree(shared: Path) -> None:
+    """The tree is asked for by the command line itself."""
+    assert "--tree" in generate(shared, PROMPT, status=2).stderr
+
+
+def test_generate_without_a_prompt_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a prompt a terminal is not waited for."""
+    with CliRunner().isolation():
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        with pytest.raises(click.UsageError, match="PROMPT"):
+            _prompt(None)
+
+
+def shown(pieces: list[Piece], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a terminal is sent for these pieces."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert list(_shaded(iter(pieces))) == pieces
+    return capsys.readouterr().out
+
+
+def test_terminal_shades_each_step(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbouring steps differ in shade, a newline has none, and without the shades the text is left."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    pieces = [Piece([1, 2], "Once upon"), Piece([3], " a\n\ntime"), Piece([4], ", [b]one[/b]")]
+    sent = shown(pieces, capsys, monkeypatch)
+    first, second = re.findall(r"\x1b\[([\d;]+)m(?:Once upon| a)", sent)
+    assert first != second
+    assert re.findall(r"\x1b\[([\d;]+)m(?:, |time)", sent) == [second, first]
+    assert "\x1b[0m\n\n" in sent
+    assert re.sub(r"\x1b\[[\d;]*m", "", sent) == "Once upon a\n\ntime, [b]one[/b]\n"
+
+
+def test_terminal_without_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR leaves the text alone."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown([Piece([1], "Once"), Piece([2], " upon")], capsys, monkeypatch) == "Once upon\n"
+
+
+def test_terminal_takes_no_orders(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control characters that a model writes do not reach the terminal."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    sent = shown([Piece([1], "a\x1b[2Jb\r\x07\tc\x9b2J")], capsys, monkeypatch)
+    assert sent == "a\ufffd[2Jb\ufffd\ufffd\tc\ufffd2J\n"
+
+
+def test_interrupt_leaves_the_text_so_far(shared: Path, base: Base, tmp_path: Path) -> None:
+    """Ctrl-C in the middle: exit 130, and what was written is the beginning of the answer."""
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import sys, time\nfrom treeopt.runtime.decode import Decoding\nstep = Decoding.__next__\n"
+        "def wait(self):\n    time.sleep(0.05)\n    return step(self)\n"
+        "Decoding.__next__ = wait\nfrom treeopt.cli import main\nmain()\n"
+    )
+    line = [sys.executable, str(slow), "generate", PROMPT, "--heads", str(shared / HEADS), "--tree", "mc_sim_7b_63"]
+    process = subprocess.Popen(
+        [*line, "--max-new-tokens", "400"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background shells hand it down ignored
+    )
+    assert process.stdout is not None
+    begun = process.stdout.read(20)
+    os.kill(process.pid, signal.SIGINT)
+    rest, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in said
+    assert stock(base, tokens=400)[1].encode().startswith(begun + rest)
+    assert len(begun + rest) < 1000

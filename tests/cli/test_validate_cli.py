@@ -1,0 +1,208 @@
+"""`treeopt validate`: what it prints, what it warns of, and with which status it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from treeopt.cli.app import program
+from treeopt.files.trees import save_tree
+from treeopt.models.base import Base
+from treeopt.runtime.decode import TreeDecoder
+from treeopt.runtime.ways import Run, Way, with_generate
+from treeopt.tree import Tree
+
+HEADS = "models/tinystories-260k-medusa"
+OPENINGS = "data/story_openings.json"
+TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in a folder of its own that holds a tree."""
+    monkeypatch.chdir(tmp_path)
+    save_tree(TREE, "t.yaml")
+
+
+@pytest.fixture
+def validate(shared: Path) -> Callable[..., Result]:
+    """The command on the small model: two openings, 24 tokens, unless told otherwise."""
+
+    def run(*arguments: str, prompts: str = "", status: int = 0) -> Result:
+        line = [
+            "validate",
+            "--heads",
+            str(shared / HEADS),
+            "--tree",
+            "t.yaml",
+            "--max-new-tokens",
+            "24",
+            "--limit",
+            "2",
+        ]
+        result = CliRunner().invoke(program, [*line, "--prompts", prompts or str(shared / OPENINGS), *arguments])
+        assert result.exit_code == status, result.output + repr(result.exception)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def wrong_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tree decoder ends its text with a token that nobody chose."""
+    start = TreeDecoder.start
+
+    def spoiled(self: TreeDecoder, ids: Sequence[int], max_new_tokens: int) -> Iterator[list[int]]:
+        steps = list(start(self, ids, max_new_tokens))
+        return iter([*steps[:-1], [*steps[-1][:-1], 300]] if self.tree.nodes > 1 else steps)
+
+    monkeypatch.setattr(TreeDecoder, "start", spoiled)
+
+
+def table(text: str, first: str) -> list[list[str]]:
+    """The rows of a printed table whose header begins so; its own first line included."""
+    lines = text.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith(first))
+    rows = []
+    for line in lines[begin:]:
+        if "\t" not in line:
+            break
+        rows.append(line.split("\t"))
+    return rows
+
+
+def test_report_of_all_ways(validate: Callable[..., Result]) -> None:
+    """Every way has its line, speeds their quartiles over the repeats, and depths both their shares."""
+    text = validate("--repeats", "2").stdout
+    assert "lossless        yes: 2/2 texts, 48 tokens, against stock greedy generate in float32" in text
+    speeds = table(text, "\ttokens/step")
+    assert [row[0] for row in speeds] == ["", "stock generate", "prompt lookup", "one by one", "tree 8"]
+    assert speeds[3][1] == "1.00"
+    assert re.fullmatch(r"\d+ \(\d+-\d+\)", speeds[4][2])
+    assert "median (quartiles) of 2 repeats" in text
+    depths = table(text, "drafts accepted")
+    assert [row[0] for row in depths[1:]] == ["1", "2", "3"]
+    assert all(measured == predicted for _, measured, predicted in depths[1:])
+
+
+def test_json_holds_what_is_printed(validate: Callable[..., Result]) -> None:
+    """Medians and quartiles of each way, shares by depth, and no difference."""
+    data = json.loads(validate("--repeats", "3", "--json").stdout)
+    assert (data["lossless"], data["failures"], data["differences"], data["repeats"]) == (True, 0, [], 3)
+    assert data["acceptance_by_depth"]["measured"] == data["acceptance_by_depth"]["predicted"]
+    for name, rate in data["tokens_per_second"].items():
+        low, high = data["quartiles"]["tokens_per_second"][name]
+        assert low <= rate <= high
+    assert data["to_one_by_one"]["one_by_one"] == 1.0
+    assert data["to_one_by_one"]["tree"] == data["speedup"]
+    assert data["by_turn"]["1"]["tokens"] == data["tokens"] == 48
+    assert data["by_category"] == {}
+
+
+@pytest.mark.usefixtures("wrong_decoder")
+def test_bug_exits_5(validate: Callable[..., Result]) -> None:
+    """A planted bug is named with its row, place, both tokens and the gap, in float32 as in bfloat16."""
+    for dtype in ("float32", "bfloat16"):
+        result = validate("-q", "--dtype", dtype, status=5)
+        assert "error[E501]: 2 of 2 texts differ from greedy decoding (2 bug)" in result.stderr
+        assert re.search(
+            r"row 0, token 23: greedy \d+ '.+', tree 300 '.+', gap \d.*: bug$", result.stderr, re.MULTILINE
+        )
+        assert "lossless        NO: 0/2 texts" in result.stdout
+    assert json.loads(validate("--json", status=5).stdout)["differences"][0]["verdict"] == "bug"
+
+
+@pytest.mark.usefixtures("wrong_decoder")
+def test_rounding_is_no_failure_in_bfloat16(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that part by rounding, in bfloat16: exit 0, said in the report, and listed beside it."""
+    monkeypatch.setattr("treeopt.runtime.verdict._MARGIN", 1e9)  # whatever differs is taken for rounding
+    result = validate("--dtype", "bfloat16", status=0)
+    assert "lossless        but for 2 rounding: 0/2 texts" in result.stdout
+    assert "differences that are no fault (2 rounding)" in result.stderr
+    assert "error[E501]: 2 of 2 texts" in validate("-q", status=5).stderr  # float32
+
+
+def test_prompt_lookup_that_differs_is_not_our_failure(
+    validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock prompt lookup that gives another text is said so, and judges nobody."""
+
+    def spoiled(base: Base, **options: Any) -> Way:
+        way = with_generate(base, **options)
+        if not options:
+            return way
+
+        def run(prompt: Sequence[int], max_new_tokens: int) -> Run:
+            found = way(prompt, max_new_tokens)
+            return replace(found, tokens=[*found.tokens[:-1], 300])
+
+        return run
+
+    monkeypatch.setattr("treeopt.runtime.validate.with_generate", spoiled)
+    text = validate().stdout
+    assert "lossless        yes: 2/2 texts" in text
+    assert "(beside it: prompt lookup differs from stock generate on 2 texts)" in text
+
+
+def test_thresholds_exit_6_after_the_report(validate: Callable[..., Result]) -> None:
+    """A figure below the least that was asked for: the report, then one error that names both."""
+    result = validate("-q", "--min-tokens-per-step", "7.5", "--min-speedup", "1000", status=6)
+    assert "tokens per step" in result.stdout
+    assert re.search(r"error\[E505\]: \d\.\d+ tokens per step, at least 7.5 were asked for; speedup", result.stderr)
+    assert "--min-tokens-per-step, --min-speedup" in result.stderr
+    assert "E505" not in validate("--min-tokens-per-step", "1.01", "--min-speedup", "0.001").stderr
+
+
+def test_speedup_that_was_not_timed_is_below_any(validate: Callable[..., Result]) -> None:
+    """One token a text times nothing."""
+    assert "no speedup could be timed" in validate("--max-new-tokens", "1", "--min-speedup", "0.1", status=6).stderr
+
+
+@pytest.mark.usefixtures("wrong_decoder")
+def test_not_lossless_comes_before_a_threshold(validate: Callable[..., Result]) -> None:
+    """A wrong decoder's speed is not the news."""
+    validate("--min-speedup", "1000", status=5)
+
+
+def test_benchmark_rows_are_asked_turn_by_turn(validate: Callable[..., Result]) -> None:
+    """MT-bench's rows, one without a category and a second turn too long among them: figures for each part."""
+    rows: list[dict[str, Any]] = [
+        {"question_id": 81, "category": "writing", "turns": ["One day", "Then the bird"], "reference": []},
+        {"question_id": 82, "category": "math", "turns": ["Once upon a time"]},
+        {"question_id": 83, "category": "writing", "turns": ["The sun", "word " * 300, "never asked"]},
+    ]
+    Path("question.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = validate("--limit", "3", prompts="question.jsonl")
+    assert "no chat template: each turn follows the answer before it" in result.stderr
+    parts = table(result.stdout, "\ttexts")
+    assert [row[:3] for row in parts[1:]] == [
+        ["writing", "3", "72"],
+        ["math", "1", "24"],
+        ["turn 1", "3", "72"],
+        ["turn 2", "1", "24"],
+    ]
+    assert "skipped 1 prompts: row 2 turn 2 (too long for the context" in result.stdout
+    data = json.loads(validate("--limit", "3", "--json", prompts="question.jsonl").stdout)
+    assert (data["prompts"], data["texts"], data["skipped"], data["lossless"]) == (3, 4, 1, True)
+    assert (
+        data["by_category"]["writing"]["tokens_per_step"] == data["by_category"]["writing"]["predicted_tokens_per_step"]
+    )
+    assert sum(part["steps"] for part in data["by_turn"].values()) == data["steps"]
+
+
+def test_losing_tree_is_warned_of(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree whose steps cost more than they yield: both figures, what smaller ones yield, and the commands."""
+    monkeypatch.setattr("treeopt.runtime.figures.Figures._overhead", lambda *_inputs: 9.0)
+    said = validate().stderr
+    assert re.search(
+        r"warning: the tree loses: a step of 8 nodes costs 9\.00 one-token steps and yields \d\.\d\d", said
+    )
+    assert re.search(r"most used nodes it yields: 4 nodes \d\.\d\d$", said, re.MULTILINE)
+    assert "treeopt profile" in said

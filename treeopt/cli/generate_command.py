@@ -1,0 +1,121 @@
+"""`treeopt generate`: continue a prompt with a tree, shown as it is decoded."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.console import Console, command, load_models, model_options, text_options, tree_option, warn_other_tree
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.trees import load_tree
+
+if TYPE_CHECKING:
+    from treeopt.runtime.stream import Piece
+
+# Steps take them in turn. Both colours are given, so that they can be read on any terminal, and from its own palette.
+_SHADES = ("black on bright_cyan", "black on bright_yellow")
+_STDIN = "-"
+# What a model writes must not steer the terminal: control characters but tab and newline become a question mark.
+_HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+@command("generate")
+@click.argument("prompt", required=False)
+@functools.partial(model_options, dtype="auto")
+@text_options
+@tree_option
+def run(console: Console, prompt: str | None, **options: Any) -> None:
+    """Continue PROMPT greedily with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
+
+    On a terminal the tokens that one step accepted share a shade. In a pipe standard output holds the answer, byte for
+    byte, and nothing else. The footer on standard error gives tokens per step (all tokens / all steps) and speed.
+    """
+    text = _prompt(prompt)
+    tree = load_tree(options["tree"])
+    from treeopt.calibrate.prompts import asked
+    from treeopt.calibrate.texts import encode
+    from treeopt.runtime.clock import now
+    from treeopt.runtime.decode import TreeDecoder
+    from treeopt.runtime.stream import stream_text, whole_text
+
+    base, loaded = load_models(console, options)
+    warn_other_tree(console, options["tree"], tree, loaded)
+    ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
+    decoder = TreeDecoder(base, loaded.heads, tree)
+    begin = now(base)
+    decoding = decoder.start(ids, options["max_new_tokens"])
+    ready = now(base)
+    assert base.tokenizer is not None
+    steps = [piece.tokens for piece in _shown(stream_text(decoding, base.tokenizer), console) if piece.tokens]
+    seconds = now(base) - ready
+    tokens = [token for step in steps for token in step]
+    rate = (len(tokens) - 1) / seconds if len(tokens) > 1 else None
+    shown = "" if rate is None else f"  {rate:.0f} tokens/s"
+    console.note(
+        f"{len(tokens) / len(steps):.2f} tokens per step  {len(tokens)} tokens in {len(steps)} steps{shown}  "
+        f"(the first token after {(ready - begin) * 1e3:.0f} ms, its time left out)"
+    )
+    console.result(
+        {
+            "text": whole_text(tokens, base.tokenizer),
+            "tokens": tokens,
+            "step_lengths": [len(step) for step in steps],
+            "tokens_per_step": len(tokens) / len(steps),
+            "tokens_per_second": rate,
+            "prefill_seconds": ready - begin,
+            "prompt_tokens": len(ids),
+            "nodes": tree.nodes,
+            "made_by": {**base.versions(), "dtype": base.dtype_name},
+        }
+    )
+
+
+command = run
+
+
+def _prompt(given: str | None) -> str:
+    """The prompt on the line, or standard input without the newline at its end."""
+    if given is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise click.UsageError("Missing argument 'PROMPT': give a text, or pipe one in.")
+    text = given
+    if text is None or text == _STDIN:
+        text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
+    if not text:
+        raise TreeoptError(Code.PROMPTS_EMPTY, "the prompt is empty", fix='treeopt generate "Once upon a time" ...')
+    return text
+
+
+def _shown(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
+    """The pieces, each written to standard output when it comes; with --json none is."""
+    if console.as_json:
+        yield from pieces
+    elif sys.stdout.isatty():
+        yield from _shaded(pieces)
+    else:
+        for piece in pieces:
+            click.echo(piece.text, nl=False)  # flushes
+            yield piece
+
+
+def _shaded(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The pieces in alternating shades; plain where the terminal or NO_COLOR asks for it."""
+    from rich.console import Console as RichConsole
+    from rich.text import Text
+
+    terminal = RichConsole(highlight=False, soft_wrap=True)
+    try:
+        for i, piece in enumerate(pieces):
+            for part in re.split(r"([\n\t])", piece.text.translate(_HARMLESS)):
+                if part in ("\n", "\t"):  # shaded, they would fill the rest of the line
+                    click.echo(part, nl=False)
+                else:
+                    terminal.print(Text(part, _SHADES[i % 2]), end="")
+            sys.stdout.flush()
+            yield piece
+    finally:
+        click.echo()

@@ -1,0 +1,241 @@
+"""What `treeopt validate` prints: the verdict, the figures, and where they say that something is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from treeopt.cli.console import Console, row_of, say_skipped
+from treeopt.errors import Code, TreeoptError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from treeopt.calibrate.texts import Skipped
+    from treeopt.runtime.figures import Figures, Spread
+    from treeopt.runtime.validate import Validation
+    from treeopt.runtime.verdict import Difference
+
+_SHOWN = 5
+_NAMES = {"generate": "stock generate"}  # of the ways, for people; the others' own are plain enough
+
+
+def report(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
+    """The whole report, for people or for programs."""
+    _say_lossless(console, found)
+    _say_tokens(console, found)
+    _say_speed(console, found)
+    _say_depths(console, found)
+    _say_parts(console, found)
+    say_skipped(console, [*skipped, *found.skipped])
+    console.result(_as_json(found, [*skipped, *found.skipped]))
+
+
+def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> TreeoptError:
+    """E501, with the first failures."""
+    texts = len({one.prompt_id for one in found.failures})
+    return TreeoptError(
+        Code.NOT_LOSSLESS,
+        f"{texts} of {len(found.figures.trials)} texts differ from greedy decoding ({_counted(found.failures)})",
+        at=_listed(found.failures, tokenizer),
+        why="float64 decides: a tie has no gap, rounding a gap below what the dtype resolves there, a bug a larger one",
+        fix="" if found.made_by["dtype"] == "float32" else "--dtype float32 is the proof",
+    )
+
+
+def say_forgiven(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Name the differences that are no failures."""
+    forgiven = [one for one in found.our_differences if one not in found.failures]
+    if forgiven:
+        console.note(f"differences that are no fault ({_counted(forgiven)}):")
+        console.note(_listed(forgiven, tokenizer))
+
+
+def threshold_error(found: Validation, tokens_per_step: float | None, speedup: float | None) -> TreeoptError | None:
+    """E505 where a figure is below the least that was asked for; None where none is."""
+    faults, options = [], []
+    if tokens_per_step is not None and found.tokens_per_step < tokens_per_step:
+        faults.append(f"{found.tokens_per_step:.4f} tokens per step, at least {tokens_per_step:g} were asked for")
+        options.append("--min-tokens-per-step")
+    if speedup is not None and (found.speedup is None or found.speedup < speedup):
+        got = "no speedup could be timed" if found.speedup is None else f"speedup {found.speedup:.3f}"
+        faults.append(f"{got}, at least {speedup:g} was asked for")
+        options.append("--min-speedup")
+    if not faults:
+        return None
+    return TreeoptError(Code.BELOW_THRESHOLD, "; ".join(faults), at=", ".join(options))
+
+
+def _say_lossless(console: Console, found: Validation) -> None:
+    trials, ours = found.figures.trials, found.our_differences
+    same = len(trials) - len({one.prompt_id for one in ours})
+    verdict = "yes" if not ours else "NO" if found.failures else f"but for {_counted(ours)}"
+    console.say(
+        f"lossless        {verdict}: {same}/{len(trials)} texts, {found.figures.tokens} tokens, "
+        f"against stock greedy generate in {found.made_by['dtype']}"
+    )
+    for way, texts in Counter(one.way for one in found.differences if one not in ours).items():
+        console.say(f"                (beside it: {_NAMES.get(way, way)} differs from stock generate on {texts} texts)")
+
+
+def _say_tokens(console: Console, found: Validation) -> None:
+    comparable = sum(trial.same for trial in found.figures.trials)
+    expected = found.expected_tokens_per_step
+    shown = "not in the tree file" if expected is None else f"{expected:.4f}"
+    console.say(
+        f"tokens per step {found.tokens_per_step:.4f} measured  (1 + accepted drafts per step: all tokens / all steps)"
+    )
+    console.say(
+        f"                {found.figures.predicted_tokens_per_step:.4f} predicted by replay; steps agree on "
+        f"{comparable - len(found.prediction_misses)}/{comparable} texts"
+    )
+    console.say(f"                {shown} expected by the calibration")
+
+
+def _say_speed(console: Console, found: Validation) -> None:
+    figures = found.figures
+    rows = [
+        [
+            f"tree {found.nodes}" if way == "tree" else _NAMES.get(way, way),
+            f"{figures.tokens_per_step(way):.2f}",
+            _spread(figures.tokens_per_second(way), 0),
+            _spread(figures.speedup(way), 2),
+        ]
+        for way in figures.ways
+    ]
+    console.table(["", "tokens/step", "tokens/s", "to one by one"], rows)
+    repeats = f"median (quartiles) of {figures.repeats} repeats" if figures.repeats > 1 else "one repeat"
+    console.say(
+        f"overhead {_spread(figures.overhead, 2)}  speedup {_spread(figures.speedup(), 2)} over one by one "
+        f"({repeats}, batch 1, {found.made_by['device']}, {found.made_by['threads']} threads, "
+        f"{found.made_by['attention']} attention, prefill left out)"
+    )
+    for way, why in found.left_out.items():
+        console.say(f"{way} was left out: {why}")
+
+
+def _say_depths(console: Console, found: Validation) -> None:
+    predicted = found.predicted.acceptance_by_depth().tolist()
+    rows = [
+        [str(depth), f"{measured:.1%}", f"{replayed:.1%}"]
+        for depth, (measured, replayed) in enumerate(zip(found.measured_by_depth, predicted, strict=True), start=1)
+    ]
+    if rows:
+        console.table(["drafts accepted, at least", "measured", "predicted"], rows)
+
+
+def _say_parts(console: Console, found: Validation) -> None:
+    by_turn = found.figures.by_turn
+    parts = found.figures.by_category
+    if len(by_turn) > 1:
+        parts |= {f"turn {turn}": part for turn, part in by_turn.items()}
+    rows = [
+        [
+            name,
+            str(len(part.trials)),
+            str(part.tokens),
+            f"{part.tokens_per_step():.4f}",
+            f"{part.predicted_tokens_per_step:.4f}",
+            _spread(part.speedup(), 2),
+        ]
+        for name, part in parts.items()
+    ]
+    if rows:
+        console.table(["", "texts", "tokens", "tokens/step", "predicted", "speedup"], rows)
+
+
+def _spread(spread: Spread | None, digits: int) -> str:
+    """`2.10 (2.05-2.14)`; the one value where there was one repeat, a dash where nothing was timed."""
+    if spread is None:
+        return "-"
+    if spread.low == spread.high:
+        return f"{spread.median:.{digits}f}"
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
+
+
+def _counted(differences: Sequence[Difference]) -> str:
+    """`2 rounding, 1 bug`."""
+    return ", ".join(f"{n} {name}" for name, n in Counter(one.verdict.value for one in differences).items())
+
+
+def _listed(differences: Sequence[Difference], tokenizer: PreTrainedTokenizerBase | None) -> str:
+    lines = [
+        f"{row_of(one.prompt_id)}, token {one.position}: greedy {_token(one.greedy_token, tokenizer)}, "
+        f"{one.way} {_token(one.found_token, tokenizer)}, gap {one.gap:.2g}, resolution {one.resolution:.2g}: "
+        f"{one.verdict.value}"
+        for one in differences[:_SHOWN]
+    ]
+    more = len(differences) - _SHOWN
+    return "\n".join([*lines, f"and {more} more; --json lists all"] if more > 0 else lines)
+
+
+def _token(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """A token's id and text; its text had ended where it is negative."""
+    if token < 0:
+        return "had ended"
+    return f"{token}" if tokenizer is None else f"{token} {tokenizer.convert_ids_to_tokens(token)!r}"
+
+
+def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
+    figures = found.figures
+    ways = {way.replace(" ", "_"): way for way in figures.ways}
+    rates = {name: figures.tokens_per_second(way) for name, way in ways.items()}
+    speedups = {name: figures.speedup(way) for name, way in ways.items()}
+    return {
+        "lossless": found.lossless,
+        "failures": len(found.failures),
+        "differences": [{**vars(one), "verdict": one.verdict.value} for one in found.differences],
+        "prompts": sum(trial.turn == 1 for trial in figures.trials),
+        "texts": len(figures.trials),
+        "skipped": len(skipped),
+        "skipped_prompts": [vars(one) for one in skipped],
+        "tokens": figures.tokens,
+        "steps": figures.steps,
+        "tokens_per_step": found.tokens_per_step,
+        "predicted_tokens_per_step": figures.predicted_tokens_per_step,
+        "expected_tokens_per_step": found.expected_tokens_per_step,
+        "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
+        "acceptance_by_depth": {
+            "measured": found.measured_by_depth,
+            "predicted": found.predicted.acceptance_by_depth().tolist(),
+        },
+        "smaller_trees": {str(nodes): tau for nodes, tau in found.smaller.items()},
+        "repeats": figures.repeats,
+        "tokens_per_second": {name: _median(rate) for name, rate in rates.items()},
+        "prefill_seconds": {name: figures.prefill_seconds(way) for name, way in ways.items()},
+        "baseline_tokens_per_step": {name: figures.tokens_per_step(way) for name, way in ways.items()},
+        "overhead": found.overhead,
+        "speedup": found.speedup,
+        "quartiles": {
+            "tokens_per_second": {name: _quartiles(rate) for name, rate in rates.items()},
+            "to_one_by_one": {name: _quartiles(speedup) for name, speedup in speedups.items()},
+            "overhead": _quartiles(figures.overhead),
+            "speedup": _quartiles(figures.speedup()),
+        },
+        "to_one_by_one": {name: _median(speedup) for name, speedup in speedups.items()},
+        "by_category": {name: _part(part) for name, part in figures.by_category.items()},
+        "by_turn": {str(turn): _part(part) for turn, part in figures.by_turn.items()},
+        "left_out": dict(found.left_out),
+        "made_by": found.made_by,
+    }
+
+
+def _part(part: Figures) -> dict[str, Any]:
+    return {
+        "texts": len(part.trials),
+        "tokens": part.tokens,
+        "steps": part.steps,
+        "tokens_per_step": part.tokens_per_step(),
+        "predicted_tokens_per_step": part.predicted_tokens_per_step,
+        "overhead": _median(part.overhead),
+        "speedup": _median(part.speedup()),
+    }
+
+
+def _median(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.median
+
+
+def _quartiles(spread: Spread | None) -> tuple[float, float] | None:
+    return None if spread is None else (spread.low, spread.high)

@@ -1,0 +1,70 @@
+"""Stream: the text of each step as soon as its tokens are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step adds: its tokens, and the text that is complete with them.
+
+    `text` is empty where the step ends inside a character of several bytes; the step that completes it brings it.
+    """
+
+    tokens: list[int]
+    text: str
+
+
+def stream_text(steps: Iterable[list[int]], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
+    """The pieces of a text, one a step, and at the end one without tokens where something was held back.
+
+    The pieces' texts together are `whole_text` of all tokens. The exception are bytes that are no UTF-8: some
+    tokenizers then decode the bytes before them anew, and what was shown cannot be taken back.
+
+    Args:
+        steps: the tokens of each step, such as a `Decoding`.
+        tokenizer: the base model's. One without a `tokenizers` backend gives its text at the end.
+    """
+    tokens: list[int] = []
+    shown = ""
+    decoder = _Incremental(tokenizer)
+    for step in steps:
+        tokens += step
+        text = decoder.add(step)
+        shown += text
+        yield Piece(step, text)
+    whole = whole_text(tokens, tokenizer)
+    if whole.startswith(shown) and whole != shown:
+        yield Piece([], whole[len(shown) :])
+
+
+def whole_text(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of all tokens, without special tokens; spaces stay as the model wrote them."""
+    return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+class _Incremental:
+    """Tokens to text, a few at a time; holds back what is not yet a whole character."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend = backend if isinstance(backend, Tokenizer) else None
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def add(self, tokens: list[int]) -> str:
+        if self._backend is None:
+            return ""
+        return "".join(self._add_one(self._backend, token) for token in tokens)
+
+    def _add_one(self, backend: Tokenizer, token: int) -> str:
+        try:
+            return self._stream.step(backend, token) or ""
+        except Exception:  # the library raises no narrower kind: bytes that are no UTF-8 changed the text before them
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(backend, token) or ""
