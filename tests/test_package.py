@@ -89,13 +89,15 @@ def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     # The clean environment borrows the dependencies, but not the editable install, of this one.
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *borrowed])}
-    code = "import json, treeopt; from treeopt.files.bundled import zoo, prompt_sets; "
+    code = "import json, treeopt; from treeopt.files.bundled import pocket, zoo, prompt_sets; "
     code += "nodes = treeopt.load_tree('mc_sim_7b_63').nodes; "
-    code += "print(json.dumps([treeopt.__file__, len(zoo()), list(prompt_sets()), nodes]))"
+    code += "model = sorted(str(p.relative_to(pocket())) for p in pocket().rglob('*.safetensors')); "
+    code += "print(json.dumps([treeopt.__file__, len(zoo()), list(prompt_sets()), nodes, model]))"
     done = subprocess.run([python, "-c", code], cwd=empty, env=environment, capture_output=True, text=True, check=True)
-    file, trees, sets, nodes = json.loads(done.stdout)
+    file, trees, sets, nodes, model = json.loads(done.stdout)
     assert Path(file).is_relative_to(target)
-    assert (trees, sets, nodes) == (9, ["alpaca_eval"], 64)
+    assert (trees, sets, nodes) == (9, ["alpaca_eval", "pocket"], 64)
+    assert model == ["heads/medusa_lm_head.safetensors", "model.safetensors"]
     failed = subprocess.run(
         [python, "-c", "import trees"], cwd=empty, env=environment, capture_output=True, check=False
     )

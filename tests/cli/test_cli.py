@@ -176,7 +176,7 @@ def test_unexpected_error_is_a_bug_with_exit_1(monkeypatch: pytest.MonkeyPatch) 
 def test_usage_errors_exit_2() -> None:
     """What click refuses exits 2."""
     treeopt("build", "--nodes", "0", status=2)
-    treeopt("calibrate", status=2)
+    treeopt("calibrate", "--model", "x", status=2)
     treeopt("no-such-command", status=2)
     treeopt("calibrate", "--heads", "x", status=2)
 

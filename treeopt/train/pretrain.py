@@ -86,6 +86,7 @@ def pretrain(
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=TensorDataset(seen), data_collator=_as_inputs)
     trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
+    model.config.use_cache = True  # the Trainer turns it off
     model.to(torch.bfloat16).save_pretrained(folder)  # half the bytes
     tokenizer.save_pretrained(folder)
     # Measured on what ships, as it will be loaded: rounded, and without the training's mixed precision.
