@@ -33,6 +33,9 @@ _HOMES = {
     "Buffers": "treeopt.runtime.buffers",
     "compile_tree": "treeopt.runtime.buffers",
     "TreeDecoder": "treeopt.runtime.decode",
+    "Greedy": "treeopt.runtime.rules",
+    "Sample": "treeopt.runtime.rules",
+    "Typical": "treeopt.runtime.rules",
     "measure_profile": "treeopt.runtime.profile",
     "validate": "treeopt.runtime.validate",
 }
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
     from treeopt.runtime.buffers import compile_tree as compile_tree
     from treeopt.runtime.decode import TreeDecoder as TreeDecoder
     from treeopt.runtime.profile import measure_profile as measure_profile
+    from treeopt.runtime.rules import Greedy as Greedy
+    from treeopt.runtime.rules import Sample as Sample
+    from treeopt.runtime.rules import Typical as Typical
     from treeopt.runtime.validate import validate as validate
     from treeopt.tree import Tree as Tree
 

@@ -243,7 +243,7 @@ def test_validate_refuses_a_tree_deeper_than_the_heads(shared: Path) -> None:
 
 def test_validate_exits_5_where_a_text_differs(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that accepts everything is found out, with the first place where it went wrong."""
-    monkeypatch.setattr("treeopt.runtime.accept.greedy", lambda tokens, *rest: tokens.new_tensor(len(tokens) - 1))
+    monkeypatch.setattr("treeopt.runtime.accept.greedy", lambda tokens, *_: tokens.new_tensor([tokens.shape[1] - 1]))
     save_tree(Tree.chain(3), "chain.yaml")
     arguments = ["validate", "--heads", shared / HEADS, "--prompts", shared / OPENINGS, "--tree", "chain.yaml"]
     result = treeopt(*arguments, "--limit", "2", "--max-new-tokens", "24", "-q", status=5)

@@ -2,16 +2,28 @@
 
 `transformers`' own growing cache copies everything at each step, and its sliding layers drop entries that a rejected
 draft would need again. Here every layer holds the full length; windows live in the mask.
+
+One text is written and moved by slices. In a batch each row goes on where its own text ends: entry i of a row is the
+token at position i, and what lies behind a row's text is hidden by the mask until it is overwritten.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
+
+
+@dataclass
+class Slots:
+    """Where the next forward writes: `entries` int64 [B, n] of each row, read up to `width`; None writes at the end."""
+
+    entries: Tensor | None = None
+    width: int = 0
 
 
 class TreeLayer(DynamicLayer):
@@ -22,10 +34,19 @@ class TreeLayer(DynamicLayer):
 
     is_sliding = False
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
+    def __init__(self, capacity: int, slots: Slots | None = None) -> None:
         self.capacity = capacity
         self.length = 0
+        self.slots = slots or Slots()
+        self.is_initialized = False
+
+    @property
+    def keys(self) -> Tensor:
+        return self.key_buffer[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        return self.value_buffer[:, :, : self.length]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -36,26 +57,26 @@ class TreeLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, end = self.length, self.length + key_states.shape[2]
-        assert end <= self.capacity, f"{end} entries for a cache of {self.capacity}"
-        self.key_buffer[:, :, start:end] = key_states
-        self.value_buffer[:, :, start:end] = value_states
-        self._set_length(end)
+        entries, end = self.slots.entries, self.length + key_states.shape[2]
+        if entries is None:
+            assert end <= self.capacity, f"{end} entries for a cache of {self.capacity}"
+            self.key_buffer[:, :, self.length : end] = key_states
+            self.value_buffer[:, :, self.length : end] = value_states
+        else:
+            end = self.slots.width
+            assert end <= self.capacity, f"{end} entries for a cache of {self.capacity}"
+            rows = torch.arange(len(entries), device=entries.device)[:, None]
+            self.key_buffer[rows, :, entries] = key_states.transpose(1, 2)
+            self.value_buffer[rows, :, entries] = value_states.transpose(1, 2)
+        self.length = end
         return self.keys, self.values
-
-    def keep(self, start: int, rows: Tensor, length: int) -> None:
-        """Of the entries from `start` on keep `rows` (int64 [n], ascending, absolute), moved together, and no more."""
-        if self.is_initialized:
-            for buffer in (self.key_buffer, self.value_buffer):
-                buffer[:, :, start : start + len(rows)] = buffer.index_select(2, rows)
-            self._set_length(length)
 
     def crop(self, tokens_to_remove: int) -> None:
         assert tokens_to_remove <= 0, "transformers removes entries by a negative count"
-        self._set_length(self.length + tokens_to_remove)
+        self.length += tokens_to_remove
 
     def reset(self) -> None:
-        self._set_length(0)
+        self.length = 0
 
     def get_seq_length(self) -> int:
         return self.length
@@ -66,28 +87,42 @@ class TreeLayer(DynamicLayer):
     def get_max_length(self) -> int:
         return self.capacity
 
-    def _set_length(self, length: int) -> None:
-        self.length = length
-        if self.is_initialized:
-            self.keys, self.values = self.key_buffer[:, :, :length], self.value_buffer[:, :, :length]
-
 
 class TreeCache(Cache):
     """A stock cache made of `TreeLayer`s of one capacity; works in stock `forward` and `generate` too."""
 
     def __init__(self, capacity: int) -> None:
-        super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity=capacity))
+        self.slots = Slots()
+        super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity=capacity, slots=self.slots))
 
-    def keep(self, start: int, nodes: list[int]) -> None:
-        """After a tree forward whose nodes were written from `start` on: keep the accepted `nodes`, root first."""
-        length = start + len(nodes)
-        if nodes[-1] == len(nodes) - 1:  # already in place: nodes ascend, so they are 0 .. n-1
-            for layer in self.layers:
-                layer.crop(length - layer.get_seq_length())
-            return
-        rows: dict[torch.device, Tensor] = {}
+    def write_at(self, entries: Tensor | None, width: int) -> None:
+        """Let the next forward of a batch write at `entries` int64 [B, n] and read up to `width`; None: at the end."""
+        self.slots.entries, self.slots.width = entries, width
+
+    def truncate(self, length: int) -> None:
+        """Forget all entries from `length` on."""
         for layer in self.layers:
-            if layer.is_initialized:
-                if layer.device not in rows:
-                    rows[layer.device] = torch.tensor(nodes, device=layer.device) + start
-                layer.keep(start, rows[layer.device], length)
+            layer.length = length
+
+    def move(self, source: Tensor, start: int | Tensor) -> None:
+        """Copy entries together, in every layer: row b's `source[b]` to `start[b]` and the places behind it.
+
+        Args:
+            source: int64 [B, n], absolute and ascending; [n] where there is one row.
+            start: int64 [B, 1]; a number where there is one row.
+        """
+        for layer in self.layers:
+            source = source.to(layer.device)  # layers may lie on several devices
+            for buffer in (layer.key_buffer, layer.value_buffer):
+                if isinstance(start, int):
+                    buffer[:, :, start : start + len(source)] = buffer.index_select(2, source)
+                else:
+                    rows = torch.arange(len(source), device=layer.device)[:, None]
+                    target = start.to(layer.device) + torch.arange(source.shape[1], device=layer.device)
+                    buffer[rows, :, target] = buffer[rows, :, source]
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows (int64 [n]) of the batch only."""
+        for layer in self.layers:
+            layer.key_buffer = layer.key_buffer[rows.to(layer.device)]
+            layer.value_buffer = layer.value_buffer[rows.to(layer.device)]
