@@ -143,7 +143,7 @@ def test_validate_planted_acceptance(
     """A decoder that always accepts the last node is reported, with the first wrong position and the logits' gap."""
 
     def last_node(tokens: Tensor, _choice: Tensor, _parents: Tensor, _ancestors: Tensor) -> Tensor:
-        return torch.tensor(len(tokens) - 1)
+        return torch.tensor([tokens.shape[1] - 1])
 
     monkeypatch.setattr(accept, "greedy", last_node)
     result = validate(base, loaded.heads, tree, texts[:3], max_new_tokens=NEW_TOKENS)
@@ -165,7 +165,7 @@ def test_validate_planted_acceptance(
 
 def test_validate_planted_single_steps(base: Base, loaded: LoadedHeads, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that accepts nothing is lossless, but its steps are not the predicted ones."""
-    monkeypatch.setattr(accept, "greedy", lambda *_inputs: torch.tensor(0))
+    monkeypatch.setattr(accept, "greedy", lambda *_inputs: torch.tensor([0]))
     result = validate(base, loaded.heads, Tree.chain(3), [Text("a:0", [1, 403, 407], [])], max_new_tokens=40)
     assert result.lossless
     assert result.prediction_misses == result.results
@@ -177,18 +177,11 @@ def test_validate_planted_end(monkeypatch: pytest.MonkeyPatch) -> None:
     base = cycle_base(1)
     out = base.generate(torch.tensor([[3, 8]]), torch.ones(1, 2).long(), 20)[0, 2:].tolist()
     base.model.generation_config.eos_token_id = out[7]
-    monkeypatch.setattr("treeopt.runtime.decode.Decoding._emit", emit_past_the_end)
+    monkeypatch.setattr("treeopt.runtime.decode._cut", lambda tokens, left, _ends: tokens[:left])
     result = validate(base, cycle_heads(base, 4, 1), Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
     (difference,) = result.differences
     assert (difference.position, difference.greedy_token, difference.found_token) == (8, -1, out[8])
     assert math.isnan(difference.gap)
-
-
-def emit_past_the_end(decoding: object, tokens: list[int]) -> list[int]:
-    """In place of `Decoding._emit`: heeds the budget and forgets that texts end."""
-    kept = tokens[: vars(decoding)["_left"]]
-    vars(decoding)["_left"] -= len(kept)
-    return kept
 
 
 def test_speedup_hand_written() -> None:
