@@ -33,6 +33,7 @@ _HOMES = {
     "Buffers": "treeopt.runtime.buffers",
     "compile_tree": "treeopt.runtime.buffers",
     "TreeDecoder": "treeopt.runtime.decode",
+    "tree_generate": "treeopt.runtime.generate",
     "Greedy": "treeopt.runtime.rules",
     "Sample": "treeopt.runtime.rules",
     "Typical": "treeopt.runtime.rules",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from treeopt.runtime.buffers import Buffers as Buffers
     from treeopt.runtime.buffers import compile_tree as compile_tree
     from treeopt.runtime.decode import TreeDecoder as TreeDecoder
+    from treeopt.runtime.generate import tree_generate as tree_generate
     from treeopt.runtime.profile import measure_profile as measure_profile
     from treeopt.runtime.rules import Greedy as Greedy
     from treeopt.runtime.rules import Sample as Sample

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from chances import ALPHA, LENGTH, PROMPT, SMALL, p_value, small_base, text_probabilities
 from helpers import random_tree
 from numpy.typing import NDArray
-from tiny import cycle_base, cycle_heads, random_heads, tiny_base
+from tiny import cycle_base, cycle_heads, random_heads
 from torch import Tensor
 
 from treeopt.models.base import Base
@@ -20,11 +21,7 @@ from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.rules import Greedy, Rule, Sample, Typical
 from treeopt.tree import Tree
 
-SMALL = 5  # tokens of the model whose texts are counted
-LENGTH = 4  # 5^4 = 625 texts
 ROWS, ROUNDS = 512, 12  # 6,144 texts a test
-PROMPT = [1, 4, 2]
-ALPHA = 1e-4  # of a true rule failing; seeds are fixed, so it fails never or always
 SETTINGS = {
     "plain": Sample(),
     "cold": Sample(temperature=0.6),
@@ -38,32 +35,8 @@ FULL = Tree.from_paths([path for depth in (1, 2, 3) for path in np.ndindex(*[2] 
 
 @pytest.fixture(scope="module")
 def small() -> Base:
-    """A model of five tokens, uneven but with no text out of reach."""
-    return tiny_base("llama", 3, vocab_size=SMALL, initializer_range=0.12)
-
-
-@torch.inference_mode()
-def text_probabilities(base: Base, rule: Sample) -> NDArray[np.float64]:
-    """The probability of each text of `LENGTH` tokens under plain sampling, by the definition of the settings."""
-    texts = list(itertools.product(range(SMALL), repeat=LENGTH))
-    ids = torch.tensor([[*PROMPT, *text] for text in texts])
-    logits = base.model(ids).logits[:, len(PROMPT) - 1 : -1].double()
-    p = np.array([[processed(place, rule) for place in row] for row in logits.numpy()])
-    chosen = np.take_along_axis(p, np.array(texts)[..., None], axis=2)[..., 0]
-    return np.prod(chosen, axis=1)
-
-
-def processed(logits: NDArray[np.float64], rule: Sample) -> NDArray[np.float64]:
-    """Softmax after temperature, top-k and top-p, written anew: the oracle of the warpers."""
-    z = logits / rule.temperature
-    order = np.argsort(-z)
-    kept = order[: rule.top_k or None]
-    p = np.exp(z - z.max())
-    share = np.cumsum(p[kept]) / p[kept].sum()
-    kept = kept[: int(np.searchsorted(share, rule.top_p)) + 1] if rule.top_p < 1 else kept
-    out = np.zeros_like(p)
-    out[kept] = p[kept] / p[kept].sum()
-    return out
+    """The model whose texts are counted."""
+    return small_base()
 
 
 def counted(base: Base, tree: Tree, rule: Rule, *, rounds: int = ROUNDS) -> NDArray[np.float64]:
@@ -75,22 +48,6 @@ def counted(base: Base, tree: Tree, rule: Rule, *, rounds: int = ROUNDS) -> NDAr
         for one in decoder.generate([PROMPT] * ROWS, LENGTH):
             counts[int(np.polyval(one.tokens, SMALL))] += 1
     return counts
-
-
-def p_value(counts: NDArray[np.float64], probabilities: NDArray[np.float64]) -> float:
-    """Of a chi-square test; rare texts are counted together, one that cannot be makes it 0."""
-    if counts[probabilities == 0].any():
-        return 0.0
-    expected = probabilities * counts.sum()
-    order = np.argsort(expected)[::-1]
-    often = order[expected[order] >= 5]
-    rest = np.setdiff1d(order, often)
-    found, wanted = counts[often], expected[often]
-    if expected[rest].sum() > 0:
-        found, wanted = np.append(found, counts[rest].sum()), np.append(wanted, expected[rest].sum())
-    statistic = float((((found - wanted) ** 2) / wanted).sum())
-    freedom = torch.tensor((len(wanted) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("name", SETTINGS)

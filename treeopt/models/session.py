@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -32,9 +33,10 @@ class TreeForward:
         self.base = base
         self.tree = tree
         self.depths = torch.tensor(tree.depths, device=base.device)
-        paths = [[i for i in range(tree.nodes) if row[i]] for row in tree.ancestors]
+        paths = [np.flatnonzero(row) for row in tree.ancestors]
         # The node at each depth of every node's path; beyond its end the root, which nobody looks at.
-        self.paths = pad_sequence([torch.tensor(path) for path in paths], batch_first=True).to(base.device)  # [N, D+1]
+        rows = pad_sequence([torch.from_numpy(path) for path in paths], batch_first=True)
+        self.paths = rows.to(base.device)  # [N, D+1]
         self._windows = layer_windows(base.model.config)
         self._masks: TreeMasks | None = None
 

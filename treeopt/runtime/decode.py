@@ -220,26 +220,40 @@ class TreeDecoder:
         return propose.plain_drafts(rows._root, logits, self.buffers)
 
     def _steps(self, prompts: Sequence[Tensor], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
-        """Prefill now; then, step by step, the tokens of every prompt in progress, cut at its end."""
+        """Prefill now; then, step by step, the tokens of every prompt in progress."""
         rows = self.prefill(prompts, max_new_tokens)
-        return self._until_ended(rows, max_new_tokens)
+        return advance(self, rows, dict.fromkeys(rows.indices, max_new_tokens), frozenset(self.base.eos_ids))
 
-    def _until_ended(self, rows: Rows, max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
-        left = dict.fromkeys(rows.indices, max_new_tokens)
-        eos = frozenset(self.base.eos_ids)
-        while rows.indices:
-            rows.check()
-            # A root that is the last token needs no verification.
-            last = [left[i] == 1 or root in eos for i, root in zip(rows.indices, rows.roots, strict=True)]
-            emitted = {i: [root] for i, root, ends in zip(rows.indices, rows.roots, last, strict=True) if ends}
-            rows.keep([row for row, ends in enumerate(last) if not ends])
-            if rows.indices:
-                for i, tokens in zip(rows.indices, self.step(rows), strict=True):
-                    emitted[i] = _cut(tokens, left[i], eos)
-                    left[i] -= len(emitted[i])
-                going = [left[i] > 0 and emitted[i][-1] not in eos for i in rows.indices]
-                rows.keep([row for row, goes in enumerate(going) if goes])
-            yield emitted
+
+def advance(
+    decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]
+) -> Iterator[dict[int, list[int]]]:
+    """Step until every row has ended.
+
+    Args:
+        decoder: who steps.
+        rows: the texts in progress.
+        left: each prompt's budget; counted down here. Who sets one to 0 between two steps ends that text.
+        eos: tokens that end a text.
+
+    Yields:
+        The tokens of one step of every prompt in progress, cut at the end of its text or budget.
+    """
+    while True:
+        rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
+        if not rows.indices:
+            return
+        rows.check()
+        # A root that is the last token needs no verification.
+        roots = dict(zip(rows.indices, rows.roots, strict=True))
+        emitted = {i: [root] for i, root in roots.items() if left[i] == 1 or root in eos}
+        left.update(dict.fromkeys(emitted, 0))
+        rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
+        if rows.indices:
+            for i, tokens in zip(rows.indices, decoder.step(rows), strict=True):
+                emitted[i] = _cut(tokens, left[i], eos)
+                left[i] = 0 if emitted[i][-1] in eos else left[i] - len(emitted[i])
+        yield emitted
 
 
 def _cut(tokens: list[int], left: int, eos: frozenset[int]) -> list[int]:
