@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,6 +38,7 @@ class TreeForward:
         # The node at each depth of every node's path; beyond its end the root, which nobody looks at.
         rows = pad_sequence([torch.from_numpy(path) for path in paths], batch_first=True)
         self.paths = rows.to(base.device)  # [N, D+1]
+        self.path_to = [row[: depth + 1] for row, depth in zip(self.paths, tree.depths, strict=True)]
         self._windows = layer_windows(base.model.config)
         self._masks: TreeMasks | None = None
 
@@ -60,7 +62,7 @@ class TreeForward:
         capacity = max(lengths) + max_new_tokens + self.tree.nodes
         if self._masks is None or self._masks.capacity < capacity:
             self._masks = TreeMasks(self.tree, self._windows, capacity, self.base.dtype, self.base.device)
-        session = Session(self, self._masks, TreeCache(capacity), lengths)
+        session = Session(self, self._masks, TreeCache(capacity, self.base.layers), lengths)
         last = 1 if len(lengths) == 1 else session.ends[:, None] - 1
         # Padded on the right and without a mask: a stock forward is causal, so no prompt sees its padding.
         logits, hidden = self.base.forward(
@@ -69,8 +71,15 @@ class TreeForward:
             use_cache=True,
             logits_to_keep=last,
         )
-        rows = torch.arange(len(lengths), device=hidden.device)
-        return session, logits[:, -1], hidden[rows, session.ends.to(hidden.device) - 1]
+        return session, logits[:, -1], pick(hidden, [length - 1 for length in lengths])
+
+
+def pick(states: Tensor, places: Sequence[int]) -> Tensor:
+    """One place of each row: [B, n, ...] -> [B, ...]."""
+    if len(places) == 1:
+        return states[:, places[0]]
+    rows = torch.arange(len(places), device=states.device)
+    return states[rows, torch.tensor(places, device=states.device)]
 
 
 class Session:
@@ -78,15 +87,18 @@ class Session:
 
     Attributes:
         lengths: cached tokens of each row.
-        ends: the same, int64 [B].
     """
 
     def __init__(self, forward: TreeForward, masks: TreeMasks, cache: TreeCache, lengths: list[int]) -> None:
         self.cache = cache
         self.lengths = lengths
-        self.ends = torch.tensor(lengths, device=forward.base.device)
         self._forward = forward
         self._masks = masks
+
+    @functools.cached_property
+    def ends(self) -> Tensor:
+        """The lengths as int64 [B]; only a batch needs them."""
+        return torch.tensor(self.lengths, device=self._forward.base.device)
 
     def verify(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """One forward over all nodes of all rows: int64 [B, N] -> logits [B, N, V], hidden states [B, N, d]."""
@@ -108,22 +120,23 @@ class Session:
 
     def keep(self, nodes: Sequence[int]) -> None:
         """Of each row's tree keep the path from the root to one node, and drop the rest."""
-        paths, depths = self._forward.paths, self._forward.tree.depths
+        forward, depths = self._forward, self._forward.tree.depths
         longest = 1 + max(depths[node] for node in nodes)
         if len(nodes) == 1:
             if nodes[0] >= longest:  # else the path is nodes 0 to n-1, and in place
-                self.cache.move(paths[nodes[0], :longest] + self.lengths[0], self.lengths[0])
+                self.cache.move(forward.path_to[nodes[0]] + self.lengths[0], self.lengths[0])
         elif longest > 1:
             start = self.ends[:, None]
-            self.cache.move(paths[list(nodes), :longest] + start, start)
-        self.lengths = [length + 1 + depths[node] for length, node in zip(self.lengths, nodes, strict=True)]
-        self.ends = torch.tensor(self.lengths, device=self.ends.device)
-        self.cache.truncate(max(self.lengths))
+            self.cache.move(forward.paths[list(nodes), :longest] + start, start)
+        self._set_lengths([length + 1 + depths[node] for length, node in zip(self.lengths, nodes, strict=True)])
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
-        self.lengths = [self.lengths[row] for row in rows]
-        self.ends = torch.tensor(self.lengths, device=self.ends.device)
-        self.cache.select(torch.tensor(list(rows), device=self.ends.device))
+        self.cache.select(torch.tensor(list(rows), device=self._forward.base.device))
         self.cache.write_at(None, 0)
-        self.cache.truncate(max(self.lengths))
+        self._set_lengths([self.lengths[row] for row in rows])
+
+    def _set_lengths(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.cache.truncate(max(lengths))
+        self.__dict__.pop("ends", None)

@@ -26,7 +26,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.probe import check_trees
-from treeopt.models.session import Session, TreeForward
+from treeopt.models.session import Session, TreeForward, pick
 from treeopt.runtime import propose
 from treeopt.runtime.accept import NOT_A_NUMBER
 from treeopt.runtime.buffers import compile_tree
@@ -120,6 +120,7 @@ class TreeDecoder:
             check_trees(self.base)
         self.forward = TreeForward(self.base, tree)
         self.buffers = compile_tree(tree, self.base.device)
+        self._paths = [path.tolist() for path in self.forward.path_to]
         self.parents = torch.tensor(tree.parents, device=self.base.device)
 
     @overload
@@ -202,14 +203,12 @@ class TreeDecoder:
         node, root = self.acceptance.judge(
             tokens, logits, self.parents, self.buffers.attention_mask, rows._generator
         )  # [B], [B]
-        run = tokens.gather(1, self.forward.paths[node])  # [B, D+1]
-        told = torch.cat([node[:, None], root[:, None], run], dim=1).tolist()
-        nodes = [row[0] for row in told]
+        told = torch.cat([tokens, root[:, None], node[:, None]], dim=1).tolist()
+        nodes = [row[-1] for row in told]
         rows._session.keep(nodes)
-        rows.roots = [row[1] for row in told]
-        rows._root = root
-        rows._hidden = hidden[torch.arange(len(nodes), device=hidden.device), node]
-        return [row[2 : 3 + self.tree.depths[row[0]]] for row in told]
+        rows.roots = [row[-2] for row in told]
+        rows._root, rows._hidden = root, pick(hidden, nodes)
+        return [[row[i] for i in self._paths[node]] for row, node in zip(told, nodes, strict=True)]
 
     def _propose(self, rows: Rows) -> Tensor:
         """int64 [B, N]: each row's root and a draft for every other node."""

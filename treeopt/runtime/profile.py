@@ -135,7 +135,7 @@ class CachedText:
         rng = torch.Generator().manual_seed(seed)
         ids = torch.randint(base.vocab_size, (batch, context), generator=rng).to(base.device)
         self.context = context
-        self.cache = TreeCache(capacity)
+        self.cache = TreeCache(capacity, base.layers)
         logits, hidden = base.forward(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.roots = logits[:, -1].argmax(-1, keepdim=True)
         self.hidden = hidden[:, -1]
