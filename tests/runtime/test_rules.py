@@ -274,6 +274,20 @@ def test_typical_accepts_more_than_greedy() -> None:
     assert all(lossy[0].tokens[at] == first[1 + at] for at in starts)
 
 
+@pytest.mark.parametrize("vocab", [1, 31, 32, 64, 96, 512, 4096])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_best_is_the_first_largest(vocab: int, dtype: torch.dtype) -> None:
+    """Whatever the vocabulary's size: argmax, the first of equal scores, and the sentinel where a row holds NaN."""
+    rng = torch.Generator().manual_seed(vocab)
+    scores = torch.randint(-3, 4, (6, 5, vocab), generator=rng).to(dtype)  # full of ties
+    wanted = torch.from_numpy(scores.float().numpy().argmax(-1))  # numpy promises the first
+    assert torch.equal(accept.best(scores), wanted)
+    scores[2, 3, vocab // 2] = torch.nan
+    scores[4, 0] = -torch.inf
+    wanted[2, 3], wanted[4, 0] = accept.NOT_A_NUMBER, 0
+    assert torch.equal(accept.best(scores), wanted)
+
+
 def test_nan_is_never_a_token() -> None:
     """NaN among the scores gives the sentinel, for the best and for a draw; infinities are scores like others."""
     scores = torch.tensor([[0.0, 1.0, -torch.inf], [0.0, torch.nan, 9.0]])

@@ -46,8 +46,8 @@ def greedy(tokens: Tensor, choice: Tensor, parents: Tensor, ancestors: Tensor) -
         int64 [B]: the accepted node; 0, the root, where no draft is right.
     """
     wrong = tokens != choice.index_select(1, parents)
-    lost = _lost(wrong, ancestors)
-    return lost.logical_not_().mul(torch.arange(tokens.shape[1], device=tokens.device)).amax(-1)
+    right = _right(wrong, ancestors)
+    return right.mul(torch.arange(tokens.shape[1], device=tokens.device)).amax(-1)
 
 
 def typical(
@@ -82,8 +82,7 @@ def typical(
     rows = torch.arange(len(tokens), device=tokens.device)[:, None]
     likely = p[rows, parents, tokens]  # [B, N], each draft's probability at its parent
     wrong = ~(likely > bar.index_select(1, parents))
-    kept = ~_lost(wrong, ancestors)
-    length = kept * ancestors.sum(-1)
+    length = _right(wrong, ancestors) * ancestors.sum(-1)
     longest = length == length.amax(-1, keepdim=True)
     steps = torch.where(wrong, 0.0, likely.log())  # paths with a wrong node are out already; -inf * 0 would be NaN
     steps[:, 0] = 0.0
@@ -91,6 +90,7 @@ def typical(
     return torch.where(longest, path, -torch.inf).argmax(-1)
 
 
-def _lost(wrong: Tensor, ancestors: Tensor) -> Tensor:
-    """bool [B, N]: whether a node or one above it is wrong, the root aside: it was chosen before the tree was drawn."""
-    return (wrong[:, None, 1:] & ancestors[:, 1:]).any(-1)
+def _right(wrong: Tensor, ancestors: Tensor) -> Tensor:
+    """bool [B, N]: whether no node of a path is wrong, the root aside: it was chosen before the tree was drawn."""
+    faults = wrong[:, 1:].float() @ ancestors[:, 1:].float().T  # how many on each node's path; exact
+    return faults == 0
