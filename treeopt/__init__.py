@@ -34,6 +34,10 @@ _HOMES = {
     "Buffers": "treeopt.runtime.buffers",
     "compile_tree": "treeopt.runtime.buffers",
     "TreeDecoder": "treeopt.runtime.decode",
+    "tree_generate": "treeopt.runtime.generate",
+    "Greedy": "treeopt.runtime.rules",
+    "Sample": "treeopt.runtime.rules",
+    "Typical": "treeopt.runtime.rules",
     "measure_profile": "treeopt.runtime.profile",
     "validate": "treeopt.runtime.validate",
     "distill": "treeopt.train.distill",
@@ -60,7 +64,11 @@ if TYPE_CHECKING:
     from treeopt.runtime.buffers import Buffers as Buffers
     from treeopt.runtime.buffers import compile_tree as compile_tree
     from treeopt.runtime.decode import TreeDecoder as TreeDecoder
+    from treeopt.runtime.generate import tree_generate as tree_generate
     from treeopt.runtime.profile import measure_profile as measure_profile
+    from treeopt.runtime.rules import Greedy as Greedy
+    from treeopt.runtime.rules import Sample as Sample
+    from treeopt.runtime.rules import Typical as Typical
     from treeopt.runtime.validate import validate as validate
     from treeopt.train.distill import distill as distill
     from treeopt.train.medusa1 import train_heads as train_heads

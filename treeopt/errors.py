@@ -51,6 +51,7 @@ class Code(enum.Enum):
     NO_TREES = ("E502", EXIT_INPUT, "this model cannot verify a tree in one forward pass")
     CONTEXT_FULL = ("E503", EXIT_INPUT, "prompt and new tokens must fit into the model's context")
     NOT_FINITE = ("E504", EXIT_INPUT, "a model or its heads gave something that is not a number")
+    GENERATE_UNSUPPORTED = ("E510", EXIT_INPUT, "tree_generate stands in for greedy and sampling generate")
 
     def __init__(self, number: str, exit_status: int, rule: str) -> None:
         self.number = number

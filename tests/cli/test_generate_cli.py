@@ -135,9 +135,9 @@ def test_interrupt_leaves_the_text_so_far(shared: Path, base: Base, tmp_path: Pa
     """Ctrl-C in the middle: exit 130, and what was written is the beginning of the answer."""
     slow = tmp_path / "slow.py"
     slow.write_text(
-        "import sys, time\nfrom treeopt.runtime.decode import Decoding\nstep = Decoding.__next__\n"
-        "def wait(self):\n    time.sleep(0.05)\n    return step(self)\n"
-        "Decoding.__next__ = wait\nfrom treeopt.cli import main\nmain()\n"
+        "import sys, time\nfrom treeopt.runtime.decode import TreeDecoder\nstep = TreeDecoder.step\n"
+        "def wait(self, rows):\n    time.sleep(0.05)\n    return step(self, rows)\n"
+        "TreeDecoder.step = wait\nfrom treeopt.cli import main\nmain()\n"
     )
     line = [sys.executable, str(slow), "generate", PROMPT, "--heads", str(shared / HEADS), "--tree", "mc_sim_7b_63"]
     process = subprocess.Popen(

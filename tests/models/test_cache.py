@@ -63,21 +63,57 @@ def test_tree_cache_batched_generate() -> None:
         ([0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ],
 )
-def test_keep_scattered_nodes(nodes: list[int], left: list[int]) -> None:
-    """Of a tree written behind three entries, exactly the accepted nodes stay, in order, in every layer."""
+def test_move_scattered_nodes(nodes: list[int], left: list[int]) -> None:
+    """Of a tree written behind three entries, the accepted nodes come together, in order, in every layer."""
     cache = filled(10)
-    cache.keep(3, nodes)
+    cache.move(torch.tensor(nodes) + 3, 3)
+    cache.truncate(3 + len(nodes))
     assert entries(cache) == [left, left]
     assert cache.get_seq_length() == len(left)
 
 
-def test_keep_then_update() -> None:
-    """What comes after a kept path is written right behind it."""
+def test_move_then_update() -> None:
+    """What comes after a moved path is written right behind it."""
     cache = filled(10)
-    cache.keep(3, [0, 3, 6])
+    cache.move(torch.tensor([3, 6, 9]), 3)
+    cache.truncate(6)
     for layer in range(2):
         cache.update(states(50, 2), states(150, 2), layer)
     assert entries(cache) == [[0, 1, 2, 3, 6, 9, 50, 51]] * 2
+
+
+def rows_of(cache: TreeCache, layer: int = 0) -> list[list[float]]:
+    """The numbers of a layer's keys, a list a row of the batch; checks that values went with their keys."""
+    keys, values = cache.layers[layer].keys, cache.layers[layer].values
+    assert torch.equal(values, keys + 100)
+    return keys[:, 0, :, 0].tolist()
+
+
+def test_move_rows_apart() -> None:
+    """Each row of a batch moves its own entries to its own place."""
+    cache = filled(8)
+    cache.move(torch.tensor([[2, 5], [4, 7]]), torch.tensor([[2], [3]]))
+    for layer in range(2):
+        assert rows_of(cache, layer) == [[0, 1, 2, 5, 4, 5, 6, 7], [0, 1, 2, 4, 7, 5, 6, 7]]
+
+
+def test_update_rows_apart() -> None:
+    """A batch writes each row's entries where that row goes on, and reads as wide as the longest needs."""
+    cache = filled(4)
+    cache.write_at(torch.tensor([[2, 3], [4, 5]]), 6)
+    for layer in range(2):
+        read, _ = cache.update(states(50, 2), states(150, 2), layer)
+        assert read.shape[2] == 6
+        assert read[:, 0, :, 0].tolist() == [[0, 1, 50, 51, 0, 0], [0, 1, 2, 3, 50, 51]]
+
+
+def test_select_rows() -> None:
+    """Rows that go on keep their entries, in the order given."""
+    cache = filled(3)
+    cache.move(torch.tensor([[2], [1]]), torch.tensor([[0], [0]]))
+    cache.select(torch.tensor([1]))
+    assert rows_of(cache) == [[1, 1, 2]]
+    assert cache.layers[0].values.shape[0] == 1
 
 
 def test_crop_and_reset() -> None:

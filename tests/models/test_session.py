@@ -48,10 +48,10 @@ def test_verify_equals_paths(family: str, seed: int) -> None:
     tree = random_tree(seed, nodes=(1, 9, 40)[seed], depth=5, ranks=6)
     prefix, tokens = tokens_of(seed, PREFIX), tokens_of(seed + 100, tree.nodes)
     forward = TreeForward(base, tree)
-    first, _ = forward.begin(prefix, 20)
-    logits, _ = forward.verify(tokens)
-    torch.testing.assert_close(first, base.model(prefix[None]).logits[0, -1], rtol=0, atol=1e-4)
-    torch.testing.assert_close(logits, alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+    session, first, _ = forward.begin([prefix], 20)
+    logits, _ = session.verify(tokens[None])
+    torch.testing.assert_close(first[0], base.model(prefix[None]).logits[0, -1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -62,15 +62,15 @@ def test_verify_after_keeps(family: str) -> None:
     rng = np.random.default_rng(5)
     prefix = tokens_of(5, WINDOW - 4)  # the window begins to move during the test
     forward = TreeForward(base, tree)
-    forward.begin(prefix, 60)
+    session, _, _ = forward.begin([prefix], 60)
     for step in range(6):
         tokens = tokens_of(10 + step, tree.nodes)
-        logits, _ = forward.verify(tokens)
-        torch.testing.assert_close(logits, alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
-        kept = path_to(tree, int(rng.integers(tree.nodes)))
-        forward.keep(kept)
-        prefix = torch.cat([prefix, tokens[kept]])
-        assert forward.length == len(prefix)
+        logits, _ = session.verify(tokens[None])
+        torch.testing.assert_close(logits[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+        kept = int(rng.integers(tree.nodes))
+        session.keep([kept])
+        prefix = torch.cat([prefix, tokens[path_to(tree, kept)]])
+        assert session.lengths == session.ends.tolist() == [len(prefix)]
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
@@ -81,8 +81,8 @@ def test_verify_window_inside_tree(family: str) -> None:
     assert tree.depth >= 6
     prefix, tokens = tokens_of(7, 9), tokens_of(8, tree.nodes)
     forward = TreeForward(base, tree)
-    forward.begin(prefix, 10)
-    torch.testing.assert_close(forward.verify(tokens)[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+    session, _, _ = forward.begin([prefix], 10)
+    torch.testing.assert_close(session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
 
 
 def capped(base: Base, logits: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ def test_verify_hidden_states(family: str) -> None:
     """The hidden states returned are what the LM head reads: it gives the logits back."""
     base, tree = tiny_base(family, 1), random_tree(1, nodes=10, depth=3, ranks=4)
     forward = TreeForward(base, tree)
-    first, state = forward.begin(tokens_of(1, 7), 9)
-    logits, hidden = forward.verify(tokens_of(2, tree.nodes))
+    session, first, state = forward.begin([tokens_of(1, 7)], 9)
+    logits, hidden = session.verify(tokens_of(2, tree.nodes)[None])
     torch.testing.assert_close(capped(base, base.lm_head(state)), first)
     torch.testing.assert_close(capped(base, base.lm_head(hidden)), logits)
 
@@ -112,8 +112,8 @@ def test_verify_both_attentions(family: str, attention: str) -> None:
     assert base.model.config._attn_implementation == attention
     prefix, tokens = tokens_of(3, PREFIX), tokens_of(4, tree.nodes)
     forward = TreeForward(base, tree)
-    forward.begin(prefix, 10)
-    torch.testing.assert_close(forward.verify(tokens)[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+    session, _, _ = forward.begin([prefix], 10)
+    torch.testing.assert_close(session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
 
 
 @torch.inference_mode()
@@ -123,8 +123,10 @@ def test_begin_second_text() -> None:
     forward, tokens = TreeForward(base, tree), tokens_of(9, 10)
     for seed, length in ((1, 20), (2, 60), (3, 5)):
         prefix = tokens_of(seed, length)
-        forward.begin(prefix, 10)
-        torch.testing.assert_close(forward.verify(tokens)[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+        session, _, _ = forward.begin([prefix], 10)
+        torch.testing.assert_close(
+            session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -168,7 +170,7 @@ def test_begin_context_full(prompt: int, new: int) -> None:
     """One token more than the context holds is refused, with both numbers and the limit."""
     forward = TreeForward(tiny_base("llama", max_position_embeddings=40), Tree(()))
     with pytest.raises(TreeoptError) as caught:
-        forward.begin(tokens_of(0, prompt), new)
+        forward.begin([tokens_of(0, prompt)], new)
     assert caught.value.code is Code.CONTEXT_FULL
     assert "holds 40" in caught.value.what
     assert f"{prompt} prompt tokens" in caught.value.what
@@ -178,12 +180,12 @@ def test_begin_empty_prompt() -> None:
     """An empty prompt has no state to draft from and is refused."""
     forward = TreeForward(tiny_base("llama"), Tree(()))
     with pytest.raises(TreeoptError) as caught:
-        forward.begin(tokens_of(0, 0), 5)
+        forward.begin([tokens_of(0, 0)], 5)
     assert caught.value.code is Code.CONTEXT_FULL
 
 
 @pytest.mark.parametrize("prompt", [20, 39])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
 def test_generate_to_context_end(family: str, prompt: int) -> None:
     """A tree that reaches beyond the last position decodes up to the very end, as stock generate does."""
     limit = {"n_positions" if family == "gpt2" else "max_position_embeddings": 40}

@@ -13,9 +13,9 @@ from treeopt.tree import ROOT, Tree
 def accepted(tree: Tree, tokens: list[int], choice: list[int]) -> int:
     """The node that `accept.greedy` takes."""
     found = accept.greedy(
-        torch.tensor(tokens), torch.tensor(choice), torch.tensor(tree.parents), torch.tensor(tree.ancestors)
+        torch.tensor([tokens]), torch.tensor([choice]), torch.tensor(tree.parents), torch.tensor(tree.ancestors)
     )
-    assert found.shape == ()
+    assert found.shape == (1,)
     return int(found)
 
 
@@ -98,7 +98,7 @@ def test_greedy_root_only() -> None:
 
 def test_greedy_inputs_unchanged(small_tree: Tree) -> None:
     """The function is pure: what it was given is as before."""
-    tokens, choice = torch.arange(6), torch.arange(6)
+    tokens, choice = torch.arange(6)[None], torch.arange(6)[None]
     parents, ancestors = torch.tensor(small_tree.parents), torch.tensor(small_tree.ancestors)
     before = [tensor.clone() for tensor in (tokens, choice, parents, ancestors)]
     accept.greedy(tokens, choice, parents, ancestors)

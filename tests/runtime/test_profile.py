@@ -109,22 +109,21 @@ def test_step_is_the_decoders(family: str) -> None:
     logits = step.verify(tokens, text)
     ids = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(4))
     for row in range(2):
-        session = TreeForward(base, tree)
-        first, hidden = session.begin(ids[row], 20)
-        torch.testing.assert_close(text.hidden[row], hidden, rtol=1e-4, atol=1e-4)
-        alone = heads(hidden[None], base.lm_head)[:, 0]
-        assert tokens[row].tolist() == plain_drafts(first.argmax(), alone, compile_tree(tree)).tolist()
-        torch.testing.assert_close(logits[row], session.verify(tokens[row])[0], rtol=1e-4, atol=1e-4)
+        session, first, hidden = TreeForward(base, tree).begin([ids[row]], 20)
+        torch.testing.assert_close(text.hidden[row], hidden[0], rtol=1e-4, atol=1e-4)
+        alone = heads(hidden, base.lm_head)
+        assert tokens[row].tolist() == plain_drafts(first.argmax(-1), alone, compile_tree(tree))[0].tolist()
+        torch.testing.assert_close(logits[row], session.verify(tokens[row][None])[0][0], rtol=1e-4, atol=1e-4)
 
 
 def test_step_keeps_a_deep_path(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step pays for moving rows: it keeps the path to the tree's last node, the one-node step the root alone."""
     kept: list[tuple[int, list[int]]] = []
-    monkeypatch.setattr(TreeCache, "keep", lambda _cache, start, nodes: kept.append((start, nodes)))
+    monkeypatch.setattr(TreeCache, "move", lambda _cache, source, start: kept.append((start, source.tolist())))
     text = CachedText(base, 1, CONTEXT, capacity=CONTEXT + 8, seed=0)
     for tree in (Tree(()), Tree(((0,), (1,), (0, 0), (1, 0), (1, 0, 0)))):
         TimedStep(tree, base, random_heads(base, 3), CONTEXT).seconds(text)
-    assert kept == [(CONTEXT, [0]), (CONTEXT, [0, 2, 4, 5])]
+    assert kept == [(CONTEXT, [CONTEXT]), (CONTEXT, [CONTEXT + node for node in (0, 2, 4, 5)])]
 
 
 def test_one_node_runs_no_heads(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,12 @@ class Base:
         """d, the width of the LM head's input."""
         return self.lm_head.weight.shape[1]
 
+    @functools.cached_property
+    def layers(self) -> int:
+        """Layers with a cache, where they are all on one device; 0 where they lie on several."""
+        devices = {parameter.device for parameter in self.model.parameters()}
+        return int(self.model.config.get_text_config().num_hidden_layers) if len(devices) == 1 else 0
+
     @property
     def context(self) -> int:
         """Most tokens of prompt and answer together."""

@@ -2,16 +2,42 @@
 
 `transformers`' own growing cache copies everything at each step, and its sliding layers drop entries that a rejected
 draft would need again. Here every layer holds the full length; windows live in the mask.
+
+One text is written and moved by slices. In a batch each row goes on where its own text ends: entry i of a row is the
+token at position i, and what lies behind a row's text is hidden by the mask until it is overwritten.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
+
+
+@dataclass
+class Store:
+    """What the layers of a cache share.
+
+    Attributes:
+        layers: how many layers will come, all alike and on one device; 0 where that is not known.
+        entries: int64 [B, n], where each row's next entries go; None writes behind the last ones.
+        width: how far the next forward reads, where `entries` says where it writes.
+        stack: keys and values of all layers in one tensor [2 * layers, B, heads, capacity, head size], so that
+            entries of all of them move at once.
+        taken: layers that lie in the stack.
+        loose: [1, B, heads, capacity, head size], keys and values that did not fit into it.
+    """
+
+    layers: int = 0
+    entries: Tensor | None = None
+    width: int = 0
+    stack: Tensor | None = None
+    taken: int = 0
+    loose: list[Tensor] = field(default_factory=list)
 
 
 class TreeLayer(DynamicLayer):
@@ -22,40 +48,66 @@ class TreeLayer(DynamicLayer):
 
     is_sliding = False
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
+    def __init__(self, capacity: int, store: Store | None = None) -> None:
         self.capacity = capacity
         self.length = 0
+        self.store = store or Store()
+        self.is_initialized = False
+        self.stacked = False  # whether it lies in the store's stack
+
+    @property
+    def keys(self) -> Tensor:
+        return self.key_buffer[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor:
+        return self.value_buffer[:, :, : self.length]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.key_buffer = key_states.new_zeros(*key_states.shape[:2], self.capacity, key_states.shape[3])
-        self.value_buffer = value_states.new_zeros(*value_states.shape[:2], self.capacity, value_states.shape[3])
         self.is_initialized = True
+        store, shape = self.store, (*key_states.shape[:2], self.capacity, key_states.shape[3])
+        if store.stack is None and store.layers:
+            store.stack = key_states.new_zeros(2 * store.layers, *shape)
+        stack, at = store.stack, 2 * store.taken
+        if (
+            stack is not None
+            and at < len(stack)
+            and stack.shape[1:] == shape
+            and value_states.shape == key_states.shape
+            and (stack.dtype, stack.device) == (self.dtype, self.device)
+        ):
+            store.taken += 1
+            self.stacked = True
+            self.key_buffer, self.value_buffer = stack[at], stack[at + 1]
+            return
+        self.key_buffer = key_states.new_zeros(shape)
+        self.value_buffer = value_states.new_zeros(*shape[:3], value_states.shape[3])
+        store.loose += [self.key_buffer[None], self.value_buffer[None]]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, end = self.length, self.length + key_states.shape[2]
-        assert end <= self.capacity, f"{end} entries for a cache of {self.capacity}"
-        self.key_buffer[:, :, start:end] = key_states
-        self.value_buffer[:, :, start:end] = value_states
-        self._set_length(end)
+        entries, end = self.store.entries, self.length + key_states.shape[2]
+        if entries is None:
+            assert end <= self.capacity, f"{end} entries for a cache of {self.capacity}"
+            self.key_buffer[:, :, self.length : end] = key_states
+            self.value_buffer[:, :, self.length : end] = value_states
+        else:
+            end = self.store.width
+            assert end <= self.capacity, f"{end} entries for a cache of {self.capacity}"
+            rows = torch.arange(len(entries), device=entries.device)[:, None]
+            self.key_buffer[rows, :, entries] = key_states.transpose(1, 2)
+            self.value_buffer[rows, :, entries] = value_states.transpose(1, 2)
+        self.length = end
         return self.keys, self.values
-
-    def keep(self, start: int, rows: Tensor, length: int) -> None:
-        """Of the entries from `start` on keep `rows` (int64 [n], ascending, absolute), moved together, and no more."""
-        if self.is_initialized:
-            for buffer in (self.key_buffer, self.value_buffer):
-                buffer[:, :, start : start + len(rows)] = buffer.index_select(2, rows)
-            self._set_length(length)
 
     def crop(self, tokens_to_remove: int) -> None:
         assert tokens_to_remove <= 0, "transformers removes entries by a negative count"
-        self._set_length(self.length + tokens_to_remove)
+        self.length += tokens_to_remove
 
     def reset(self) -> None:
-        self._set_length(0)
+        self.length = 0
 
     def get_seq_length(self) -> int:
         return self.length
@@ -66,28 +118,58 @@ class TreeLayer(DynamicLayer):
     def get_max_length(self) -> int:
         return self.capacity
 
-    def _set_length(self, length: int) -> None:
-        self.length = length
-        if self.is_initialized:
-            self.keys, self.values = self.key_buffer[:, :, :length], self.value_buffer[:, :, :length]
-
 
 class TreeCache(Cache):
-    """A stock cache made of `TreeLayer`s of one capacity; works in stock `forward` and `generate` too."""
+    """A stock cache made of `TreeLayer`s of one capacity; works in stock `forward` and `generate` too.
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity=capacity))
+    Args:
+        capacity: entries of a row.
+        layers: how many layers will come, where they are all on one device; their memory is then one block.
+    """
 
-    def keep(self, start: int, nodes: list[int]) -> None:
-        """After a tree forward whose nodes were written from `start` on: keep the accepted `nodes`, root first."""
-        length = start + len(nodes)
-        if nodes[-1] == len(nodes) - 1:  # already in place: nodes ascend, so they are 0 .. n-1
-            for layer in self.layers:
-                layer.crop(length - layer.get_seq_length())
-            return
-        rows: dict[torch.device, Tensor] = {}
+    def __init__(self, capacity: int, layers: int = 0) -> None:
+        self.store = Store(layers)
+        super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity=capacity, store=self.store))
+
+    def write_at(self, entries: Tensor | None, width: int) -> None:
+        """Let the next forward of a batch write at `entries` int64 [B, n] and read up to `width`; None: at the end."""
+        self.store.entries, self.store.width = entries, width
+
+    def truncate(self, length: int) -> None:
+        """Forget all entries from `length` on."""
         for layer in self.layers:
-            if layer.is_initialized:
-                if layer.device not in rows:
-                    rows[layer.device] = torch.tensor(nodes, device=layer.device) + start
-                layer.keep(start, rows[layer.device], length)
+            layer.length = length
+
+    def move(self, source: Tensor, start: int | Tensor) -> None:
+        """Copy entries together, in every layer: row b's `source[b]` to `start[b]` and the places behind it.
+
+        Args:
+            source: int64 [B, n], absolute and ascending; [n] where there is one row.
+            start: int64 [B, 1]; a number where there is one row.
+        """
+        for block in self._blocks():
+            source = source.to(block.device)  # layers may lie on several devices
+            if isinstance(start, int):
+                block[:, :, :, start : start + len(source)] = block.index_select(3, source)
+            else:
+                rows = torch.arange(len(source), device=block.device)[:, None]
+                target = start.to(block.device) + torch.arange(source.shape[1], device=block.device)
+                block[:, rows, :, target] = block[:, rows, :, source]
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows (int64 [n]) of the batch only."""
+        store = self.store
+        if store.stack is not None:
+            store.stack = store.stack[: 2 * store.taken, rows.to(store.stack.device)]
+        store.loose = [block[:, rows.to(block.device)] for block in store.loose]
+        stacked, loose = iter(store.stack if store.stack is not None else ()), iter(store.loose)
+        for layer in self.layers:  # in the order in which they came
+            if layer.stacked:
+                layer.key_buffer, layer.value_buffer = next(stacked), next(stacked)
+            else:
+                layer.key_buffer, layer.value_buffer = next(loose)[0], next(loose)[0]
+
+    def _blocks(self) -> list[Tensor]:
+        """All keys and values, each [layers, B, heads, capacity, head size]."""
+        stack = self.store.stack
+        return self.store.loose if stack is None else [stack[: 2 * self.store.taken], *self.store.loose]

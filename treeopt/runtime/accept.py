@@ -1,27 +1,96 @@
-"""Accept: which of the verified drafts are kept. Pure functions on tensors."""
+"""Accept: which of the verified drafts are kept. Pure functions on tensors, all rows of a batch at once.
+
+`greedy` is exact for any choice that the target makes once at every node: its most likely token, or one draw from its
+distribution. `typical` is lossy: it keeps what is likely enough.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+NOT_A_NUMBER = -1  # in place of a chosen token, where the scores were no numbers: no draft equals it
+EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
+
+
+def best(scores: Tensor) -> Tensor:
+    """The first largest score of each row: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN."""
+    top = scores.max(-1)  # as argmax, several times faster in bfloat16 on a CPU, and it hands NaN on
+    return top.indices.masked_fill_(top.values.isnan(), NOT_A_NUMBER)
+
+
+def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """One token of each row's softmax: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN.
+
+    The largest of p / e, with e exponential, falls on each token with its probability p; `torch.multinomial` draws one
+    sample in the same way, but stops at a NaN.
+    """
+    waits = torch.empty_like(scores).exponential_(generator=generator).clamp_min_(torch.finfo(scores.dtype).tiny)
+    return best(scores.softmax(-1).div_(waits))
 
 
 def greedy(tokens: Tensor, choice: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
-    """The deepest node whose every draft is what the base model itself chooses there.
+    """The deepest node whose every draft is what the target itself chooses there.
 
     A draft is right when it equals the choice at its parent. Siblings hold different tokens, so all right nodes lie on
     one path; nodes are sorted by depth, so the last of them is the deepest. No path is padded, so nothing else than a
     draft can be accepted, whatever its token id.
 
     Args:
-        tokens: int64 [N], each node's token.
-        choice: int64 [N], the base model's choice after each node.
+        tokens: int64 [B, N], each node's token.
+        choice: int64 [B, N], the target's choice after each node; one for all the paths that go through it.
         parents: int64 [N], each node's parent; the root is its own.
         ancestors: bool [N, N], True where the column's node is on the row's path.
 
     Returns:
-        int64 []: the accepted node; 0, the root, where no draft is right.
+        int64 [B]: the accepted node; 0, the root, where no draft is right.
     """
-    right = tokens == choice[parents]
-    right[0] = True  # the root was chosen before the tree was drawn
-    on_path = (right | ~ancestors).all(-1)  # [N]
-    return on_path.nonzero()[-1, 0]
+    wrong = tokens != choice.index_select(1, parents)
+    right = _right(wrong, ancestors)
+    return right.mul(torch.arange(tokens.shape[1], device=tokens.device)).amax(-1)
+
+
+def typical(
+    tokens: Tensor,
+    logits: Tensor,
+    parents: Tensor,
+    ancestors: Tensor,
+    *,
+    temperature: float,
+    epsilon: float = EPSILON,
+    delta: float = DELTA,
+) -> Tensor:
+    """The end of the longest path of likely enough drafts (arXiv:2401.10774, section 2.3.1). LOSSY.
+
+    A draft is kept where p(draft) > min(epsilon, delta * exp(-H(p))), with p the base's distribution at its parent and
+    H its entropy in nats. The root stays whatever it is; of equally long paths the likeliest wins, then the first.
+
+    Args:
+        tokens: int64 [B, N], each node's token.
+        logits: float [B, N, V], the base's logits after each node.
+        parents: int64 [N], each node's parent; the root is its own.
+        ancestors: bool [N, N], True where the column's node is on the row's path.
+        temperature: of p, above 0.
+        epsilon: no draft needs more than this probability.
+        delta: how much of exp(-H), the probability of a token in an even distribution of that entropy, a draft needs.
+
+    Returns:
+        int64 [B]: the accepted node; 0, the root, where no draft is likely enough.
+    """
+    p = (logits.float() / temperature).softmax(-1)
+    bar = (torch.special.entr(p).sum(-1).neg().exp() * delta).clamp_max(epsilon)  # [B, N]
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+    likely = p[rows, parents, tokens]  # [B, N], each draft's probability at its parent
+    wrong = ~(likely > bar.index_select(1, parents))
+    length = _right(wrong, ancestors) * ancestors.sum(-1)
+    longest = length == length.amax(-1, keepdim=True)
+    steps = torch.where(wrong, 0.0, likely.log())  # paths with a wrong node are out already; -inf * 0 would be NaN
+    steps[:, 0] = 0.0
+    path = steps @ ancestors.T.to(steps.dtype)  # log likelihood of each node's path
+    return torch.where(longest, path, -torch.inf).argmax(-1)
+
+
+def _right(wrong: Tensor, ancestors: Tensor) -> Tensor:
+    """bool [B, N]: whether no node of a path is wrong, the root aside: it was chosen before the tree was drawn."""
+    faults = wrong[:, 1:].float() @ ancestors[:, 1:].float().T  # how many on each node's path; exact
+    return faults == 0

@@ -1,12 +1,22 @@
-"""The decoder: propose, verify, accept, keep, on a stock model; greedy, one text at a time.
+"""The decoder: propose, verify, accept, keep, on a stock model; one text or a batch, by any rule of acceptance.
 
-Nothing is lost: the text is the one that plain greedy decoding gives (up to rounding of the model's own forward).
+Nothing is lost under an exact rule: greedy text is the one that plain greedy decoding gives (up to rounding of the
+model's own forward), sampled text is distributed as plain sampling distributes it. The typical rule is lossy.
+
+Whoever has a loop of their own embeds the decoder by two calls:
+
+    rows = decoder.prefill([[1, 403, 407], [1, 311]], max_new_tokens=64)
+    while rows.indices:                      # which of the prompts are still in progress
+        for tokens in decoder.step(rows):    # one forward: a list for each row, its root and the accepted drafts
+            ...
+        rows.keep([...])                     # drop the rows whose text has ended
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -16,10 +26,14 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.probe import check_trees
-from treeopt.models.session import TreeForward
-from treeopt.runtime import accept, propose
+from treeopt.models.session import Session, TreeForward, pick
+from treeopt.runtime import propose
+from treeopt.runtime.accept import NOT_A_NUMBER
 from treeopt.runtime.buffers import compile_tree
-from treeopt.tree import ROOT, Tree, check_tree_fits
+from treeopt.runtime.rules import Greedy, Rule
+from treeopt.tree import Tree, check_tree_fits
+
+Prompt = Tensor | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -35,14 +49,49 @@ class Decoded:
         return len(self.tokens) / len(self.step_lengths)
 
 
+class Rows:
+    """Texts in progress, one a row; made by `TreeDecoder.prefill`, advanced by `TreeDecoder.step`.
+
+    Attributes:
+        indices: which prompt each row came from.
+        roots: each row's next token, chosen but not yet emitted; the next step emits it first.
+    """
+
+    def __init__(self, session: Session, root: Tensor, hidden: Tensor, generator: torch.Generator | None) -> None:
+        self.indices = list(range(len(session.lengths)))
+        self.roots: list[int] = root.tolist()
+        self._session = session
+        self._root = root  # int64 [B]
+        self._hidden = hidden  # [B, d], the states that chose the roots
+        self._generator = generator
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows (0 .. B-1, ascending) only; they are numbered anew."""
+        if len(rows) == len(self.indices):
+            return
+        self.indices = [self.indices[row] for row in rows]
+        self.roots = [self.roots[row] for row in rows]
+        if rows:
+            self._session.select(rows)
+            self._root, self._hidden = self._root[list(rows)], self._hidden[list(rows)]
+
+    def check(self) -> None:
+        """Raise E504 where a row's next token was chosen from scores that are no numbers."""
+        if NOT_A_NUMBER in self.roots:
+            row = self.roots.index(NOT_A_NUMBER)
+            where = f"prompt {self.indices[row]}, after {self._session.lengths[row]} tokens of prompt and text"
+            raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not numbers", at=where)
+
+
 class TreeDecoder:
-    """A base model, its heads and a tree, ready to decode.
+    """A base model, its heads, a tree and a rule, ready to decode any number of texts.
 
     Args:
         base: a loaded `Base`, or any stock causal language model of `transformers`.
         heads: its draft heads; None only with the one-node tree, which is plain decoding on the same loop.
         tree: at most as deep as there are heads.
-        probe: check that the base can verify trees; off where the same base has just been checked.
+        acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
+        probe: check that the base can verify trees (once for each model); off where that is known.
 
     Raises:
         TreeoptError: E101, E102 where the tree asks for more than the heads give, E212 where the heads do not fit the
@@ -50,10 +99,17 @@ class TreeDecoder:
     """
 
     def __init__(
-        self, base: Base | PreTrainedModel, heads: MedusaHeads | None, tree: Tree, *, probe: bool = True
+        self,
+        base: Base | PreTrainedModel,
+        heads: MedusaHeads | None,
+        tree: Tree,
+        *,
+        acceptance: Rule | None = None,
+        probe: bool = True,
     ) -> None:
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
         self.tree = tree
+        self.acceptance: Rule = acceptance or Greedy()
         self.heads = heads
         if heads is not None:
             check_heads_fit(self.base, heads, "given")
@@ -64,95 +120,163 @@ class TreeDecoder:
             check_trees(self.base)
         self.forward = TreeForward(self.base, tree)
         self.buffers = compile_tree(tree, self.base.device)
+        self._paths = [path.tolist() for path in self.forward.path_to]
         self.parents = torch.tensor(tree.parents, device=self.base.device)
 
-    def generate(self, ids: Tensor | Sequence[int], max_new_tokens: int) -> Decoded:
-        """Continue one prompt greedily.
+    @overload
+    def generate(self, ids: Prompt, max_new_tokens: int) -> Decoded: ...
+
+    @overload
+    def generate(self, ids: Sequence[Prompt], max_new_tokens: int) -> list[Decoded]: ...
+
+    def generate(self, ids: Prompt | Sequence[Prompt], max_new_tokens: int) -> Decoded | list[Decoded]:
+        """Continue one prompt, or a list of prompts in one batch.
 
         Args:
-            ids: the prompt's token ids, int64 [T] or [1, T].
-            max_new_tokens: at most so many; fewer where the model ends the text (that token is included).
+            ids: one prompt's token ids, int64 [T] or [1, T] or a list of numbers; or a list of such prompts, of any
+                lengths, without padding.
+            max_new_tokens: at most so many for each; fewer where the model ends the text (that token is included).
+
+        Returns:
+            One `Decoded`, or one for each prompt of a list. In float32 and under the greedy rule a prompt gives the
+            same text in any batch.
 
         Raises:
-            TreeoptError: E503 where the prompt is empty or does not fit into the context with the new tokens.
+            TreeoptError: E503 where a prompt is empty or does not fit into the context with the new tokens, E504 where
+                the model's logits are no numbers.
         """
-        steps = list(self.start(ids, max_new_tokens))
-        return Decoded([token for step in steps for token in step], [len(step) for step in steps])
+        prompts, alone = _prompts(ids, self.base)
+        made = [Decoded([], []) for _ in prompts]
+        for step in self._steps(prompts, max_new_tokens):
+            for index, tokens in step.items():
+                made[index].tokens.extend(tokens)
+                made[index].step_lengths.append(len(tokens))
+        return made[0] if alone else made
+
+    def start(self, ids: Prompt, max_new_tokens: int) -> Iterator[list[int]]:
+        """Prefill one prompt at once; iterating over the result runs one step at a time and yields its tokens.
+
+        Arguments and errors are those of `generate`. Several texts may be in progress on one decoder.
+        """
+        prompts, alone = _prompts(ids, self.base)
+        if not alone:
+            raise ValueError("start continues one prompt; generate takes a list of them")
+        return (step[0] for step in self._steps(prompts, max_new_tokens))
 
     @torch.inference_mode()
-    def start(self, ids: Tensor | Sequence[int], max_new_tokens: int) -> Decoding:
-        """Prefill a prompt; iterating over the result runs one step at a time and yields the tokens of each."""
-        prompt = _one_prompt(ids, self.base)
+    def prefill(self, ids: Sequence[Prompt], max_new_tokens: int) -> Rows:
+        """Run the prompts, one forward for all, and choose each one's first token.
+
+        Args:
+            ids: prompts as for `generate`.
+            max_new_tokens: room made in each row; a row must not be stepped on when its budget is spent.
+
+        Raises:
+            TreeoptError: as `generate`.
+        """
+        prompts, _ = _prompts(ids, self.base)
         if max_new_tokens < 1:
             raise TreeoptError(
                 Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one"
             )
-        logits, hidden = self.forward.begin(prompt, max_new_tokens)
-        if not torch.isfinite(logits).all():
-            raise TreeoptError(Code.NOT_FINITE, f"{self.base.name} gives logits that are not numbers after the prompt")
-        return Decoding(self, logits.argmax(-1), hidden, max_new_tokens)
+        session, logits, hidden = self.forward.begin(prompts, max_new_tokens)
+        seed, generator = self.acceptance.seed, None
+        if seed is not None:
+            generator = torch.Generator(self.base.device).manual_seed(seed)
+        return Rows(session, self.acceptance.first(logits, generator), hidden, generator)
+
+    @torch.inference_mode()
+    def step(self, rows: Rows) -> list[list[int]]:
+        """Verify one tree a row, all in one forward; the rows are advanced in place.
+
+        The device is waited for once. Ends of text and budgets are the caller's: a run of tokens is not cut.
+
+        Returns:
+            For each row its root and the accepted drafts, 1 to D + 1 tokens.
+
+        Raises:
+            TreeoptError: E504 where a root was chosen from logits that are no numbers.
+        """
+        rows.check()
+        tokens = self._propose(rows)  # [B, N]
+        logits, hidden = rows._session.verify(tokens)
+        node, root = self.acceptance.judge(
+            tokens, logits, self.parents, self.buffers.attention_mask, rows._generator
+        )  # [B], [B]
+        told = torch.cat([tokens, root[:, None], node[:, None]], dim=1).tolist()
+        nodes = [row[-1] for row in told]
+        rows._session.keep(nodes)
+        rows.roots = [row[-2] for row in told]
+        rows._root, rows._hidden = root, pick(hidden, nodes)
+        return [[row[i] for i in self._paths[node]] for row, node in zip(told, nodes, strict=True)]
+
+    def _propose(self, rows: Rows) -> Tensor:
+        """int64 [B, N]: each row's root and a draft for every other node."""
+        if not self.tree.depth:
+            return rows._root[:, None]
+        assert self.heads is not None
+        logits = self.heads(rows._hidden, self.base.lm_head, self.tree.depth)  # [D, B, V]
+        return propose.plain_drafts(rows._root, logits, self.buffers)
+
+    def _steps(self, prompts: Sequence[Tensor], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
+        """Prefill now; then, step by step, the tokens of every prompt in progress."""
+        rows = self.prefill(prompts, max_new_tokens)
+        return advance(self, rows, dict.fromkeys(rows.indices, max_new_tokens), frozenset(self.base.eos_ids))
 
 
-def _one_prompt(ids: Tensor | Sequence[int], base: Base) -> Tensor:
+def advance(
+    decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]
+) -> Iterator[dict[int, list[int]]]:
+    """Step until every row has ended.
+
+    Args:
+        decoder: who steps.
+        rows: the texts in progress.
+        left: each prompt's budget; counted down here. Who sets one to 0 between two steps ends that text.
+        eos: tokens that end a text.
+
+    Yields:
+        The tokens of one step of every prompt in progress, cut at the end of its text or budget.
+    """
+    while True:
+        rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
+        if not rows.indices:
+            return
+        rows.check()
+        # A root that is the last token needs no verification.
+        roots = dict(zip(rows.indices, rows.roots, strict=True))
+        emitted = {i: [root] for i, root in roots.items() if left[i] == 1 or root in eos}
+        left.update(dict.fromkeys(emitted, 0))
+        rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
+        if rows.indices:
+            for i, tokens in zip(rows.indices, decoder.step(rows), strict=True):
+                emitted[i] = _cut(tokens, left[i], eos)
+                left[i] = 0 if emitted[i][-1] in eos else left[i] - len(emitted[i])
+        yield emitted
+
+
+def _cut(tokens: list[int], left: int, eos: frozenset[int]) -> list[int]:
+    """The tokens up to the budget, and up to the first end of text, which is included."""
+    end = next((i + 1 for i, token in enumerate(tokens) if token in eos), len(tokens))
+    return tokens[: min(left, end)]
+
+
+def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], bool]:
+    """The prompts as int64 [T] each on the model's device, and whether one was given by itself."""
+    alone = isinstance(ids, Tensor) or not any(isinstance(one, Sequence) or getattr(one, "ndim", 0) for one in ids)
+    listed: Any = [ids] if alone else ids
+    return [_one_prompt(one, base) for one in listed], alone
+
+
+def _one_prompt(ids: Prompt, base: Base) -> Tensor:
     """The ids as int64 [T] on the model's device; ValueError where they are no token ids of one text."""
     prompt = torch.as_tensor(ids, device=base.device)
     if prompt.ndim == 2 and len(prompt) == 1:
         prompt = prompt[0]
     if prompt.ndim != 1 or (prompt.is_floating_point() and len(prompt)):
-        raise ValueError(f"token ids are {prompt.dtype} {list(prompt.shape)}, not integers [T] or [1, T]")
+        raise ValueError(
+            f"token ids are {prompt.dtype} {list(prompt.shape)}, not integers [T] or [1, T]; a batch is a list of them"
+        )
     if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) < base.vocab_size:
         raise ValueError(f"a token id lies outside the vocabulary of {base.vocab_size}")
     return prompt.long()
-
-
-class Decoding(Iterator[list[int]]):
-    """One text in progress. A decoder serves one at a time: starting the next one ends this."""
-
-    def __init__(self, decoder: TreeDecoder, root: Tensor, hidden: Tensor, budget: int) -> None:
-        self._decoder = decoder
-        self._root = root  # int64 [], chosen but not yet emitted
-        self._hidden = hidden  # [d], the state that chose it
-        self._left = budget
-        self._eos = frozenset(decoder.base.eos_ids)
-        self._session = decoder.forward.cache
-
-    @torch.inference_mode()
-    def __next__(self) -> list[int]:
-        """The tokens of one step: the root, then the accepted drafts, cut at the end of the text or of the budget."""
-        if self._left <= 0:
-            raise StopIteration
-        if self._session is not self._decoder.forward.cache:
-            raise RuntimeError("this decoder has started another text; use one decoder for each text in progress")
-        root = int(self._root)
-        if self._left == 1 or root in self._eos:  # the last token needs no verification
-            return self._emit([root])
-        tokens = self._propose()
-        logits, hidden = self._decoder.forward.verify(tokens)
-        choice = logits.max(-1).indices  # as argmax, and several times faster in bfloat16 on a CPU
-        last = accept.greedy(tokens, choice, self._decoder.parents, self._decoder.buffers.attention_mask)
-        nodes = self._path_to(int(last))
-        self._decoder.forward.keep(nodes)
-        self._root, self._hidden = choice[last], hidden[last]
-        return self._emit(tokens[nodes].tolist())
-
-    def _propose(self) -> Tensor:
-        """int64 [N]: the root and a draft for every other node."""
-        decoder, depth = self._decoder, self._decoder.tree.depth
-        if not depth:
-            return self._root.view(1)
-        assert decoder.heads is not None
-        logits = decoder.heads(self._hidden[None], decoder.base.lm_head, depth)[:, 0]  # [D, V]
-        return propose.plain_drafts(self._root, logits, decoder.buffers)
-
-    def _path_to(self, node: int) -> list[int]:
-        """Nodes from the root to `node`."""
-        path = [node]
-        while path[-1] != ROOT:
-            path.append(self._decoder.tree.parents[path[-1]])
-        return path[::-1]
-
-    def _emit(self, tokens: list[int]) -> list[int]:
-        ends = [i for i, token in enumerate(tokens) if token in self._eos]
-        kept = tokens[: min(self._left, ends[0] + 1 if ends else len(tokens))]
-        self._left = 0 if ends and ends[0] < len(kept) else self._left - len(kept)
-        return kept

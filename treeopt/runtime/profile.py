@@ -32,11 +32,11 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.masks import TreeMasks, layer_windows
 from treeopt.models.probe import check_trees
-from treeopt.models.ranks import top_ids
 from treeopt.progress import Progress, silent
 from treeopt.runtime import accept
 from treeopt.runtime.buffers import compile_tree
 from treeopt.runtime.clock import now
+from treeopt.runtime.propose import plain_drafts
 from treeopt.tree import Tree
 from treeopt.version import VERSION
 
@@ -135,7 +135,7 @@ class CachedText:
         rng = torch.Generator().manual_seed(seed)
         ids = torch.randint(base.vocab_size, (batch, context), generator=rng).to(base.device)
         self.context = context
-        self.cache = TreeCache(capacity)
+        self.cache = TreeCache(capacity, base.layers)
         logits, hidden = base.forward(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.roots = logits[:, -1].argmax(-1, keepdim=True)
         self.hidden = hidden[:, -1]
@@ -158,7 +158,7 @@ class TimedStep:
         masks = TreeMasks(tree, layer_windows(base.model.config), context, base.dtype, base.device)
         self._mask = masks.at(context)
         # Random text accepts nothing, but keeping deep nodes means moving rows: every step keeps the same deep path.
-        self._kept = np.flatnonzero(tree.ancestors[-1]).tolist()
+        self._kept = torch.from_numpy(np.flatnonzero(tree.ancestors[-1])).to(base.device)
 
     @torch.inference_mode()
     def seconds(self, text: CachedText) -> float:
@@ -167,20 +167,19 @@ class TimedStep:
         tokens = self.draft(text)
         logits = self.verify(tokens, text)
         choice = logits.max(-1).indices  # [B, N]
-        last = accept.greedy(tokens[0], choice[0], self._parents, self._buffers.attention_mask)
-        last.item()  # the decoder, too, waits here to know what to keep
-        text.cache.keep(text.context, self._kept)
+        last = accept.greedy(tokens, choice, self._parents, self._buffers.attention_mask)
+        last.tolist()  # the decoder, too, waits here to know what to keep
+        text.cache.move(self._kept + text.context, text.context)
         end = now(self._base)
         text.restore_()
         return end - begin
 
     def draft(self, text: CachedText) -> Tensor:
-        """int64 [B, N]: the roots and a draft for every other node, as `propose.plain_drafts` for each row."""
+        """int64 [B, N]: the roots and a draft for every other node."""
         if not self.tree.depth:
             return text.roots
         logits = self._heads(text.hidden, self._base.lm_head, self.tree.depth)  # [D, B, V]
-        guesses = top_ids(logits, self._buffers.top_k).transpose(0, 1)  # [B, D, top_k]
-        return torch.cat([text.roots, guesses.flatten(1)], dim=1)[:, self._buffers.tree_indices]
+        return plain_drafts(text.roots[:, 0], logits, self._buffers)
 
     def verify(self, tokens: Tensor, text: CachedText) -> Tensor:
         """Logits [B, N, V] by one forward over all nodes of all rows."""

@@ -28,7 +28,7 @@ def stream_text(steps: Iterable[list[int]], tokenizer: PreTrainedTokenizerBase) 
     tokenizers then decode the bytes before them anew, and what was shown cannot be taken back.
 
     Args:
-        steps: the tokens of each step, such as a `Decoding`.
+        steps: the tokens of each step, such as `TreeDecoder.start` gives.
         tokenizer: the base model's. One without a `tokenizers` backend gives its text at the end.
     """
     tokens: list[int] = []

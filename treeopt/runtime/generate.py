@@ -1,0 +1,300 @@
+"""Tree decoding inside stock `generate`: the same texts, in fewer forwards.
+
+    out = model.generate(**inputs, max_new_tokens=64, custom_generate=treeopt.tree_generate, heads=heads, tree=tree)
+
+`generate` prepares everything as ever and calls `tree_generate` in place of its own loop. transformers 5.23 keeps the
+streamer and the tokenizer from such a function: name a streamer twice (`streamer=s, sink=s`), and pass stop strings as
+`stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
+from transformers.generation import logits_process as stock
+from transformers.generation.streamers import BaseStreamer
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.heads import MedusaHeads
+from treeopt.runtime import accept
+from treeopt.runtime.decode import Rows, TreeDecoder, advance
+from treeopt.runtime.rules import Exact
+from treeopt.tree import Tree
+
+# Of what `generate` hands over besides, these are made anew here or have nothing to say.
+_KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache", "token_type_ids"}
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# Processors that look at scores alone, never at the text; all nodes go through them in one call.
+_TEXT_FREE = (
+    stock.TemperatureLogitsWarper,
+    stock.TopKLogitsWarper,
+    stock.TopPLogitsWarper,
+    stock.MinPLogitsWarper,
+    stock.TypicalLogitsWarper,
+    stock.EpsilonLogitsWarper,
+    stock.EtaLogitsWarper,
+    stock.InfNanRemoveLogitsProcessor,
+    stock.LogitNormalization,
+    stock.SuppressTokensLogitsProcessor,
+)
+# Processors that know the rows of the batch apart.
+_BY_ROW = (
+    stock.PrefixConstrainedLogitsProcessor,
+    stock.EncoderRepetitionPenaltyLogitsProcessor,
+    stock.EncoderNoRepeatNGramLogitsProcessor,
+)
+# Processors that remember what they saw before: a tree would show them texts that never come to be.
+_REMEMBERING = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
+
+
+@dataclass
+class TreeGenerateOutput(GenerateDecoderOnlyOutput):
+    """Stock's record with our figures.
+
+    Attributes:
+        step_lengths: for each row, how many tokens each of its steps emitted.
+    """
+
+    step_lengths: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """tau of the batch: all tokens over all steps."""
+        assert self.step_lengths is not None
+        return sum(map(sum, self.step_lengths)) / sum(map(len, self.step_lengths))
+
+
+def tree_generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    generation_config: GenerationConfig | None = None,
+    *,
+    heads: MedusaHeads,
+    tree: Tree,
+    sink: BaseStreamer | None = None,
+    **model_kwargs: Any,
+) -> Tensor | TreeGenerateOutput:
+    """What `model.generate(..., custom_generate=tree_generate, heads=..., tree=...)` calls; not called by hand.
+
+    Greedy texts are those of stock `generate` token for token; with `do_sample=True` texts are distributed as its own.
+    Processors see each node's own path, stopping criteria one token after the other.
+
+    Args:
+        model: a stock causal language model.
+        input_ids: int64 [B, T], padded on the left.
+        logits_processor: as `generate` made them.
+        stopping_criteria: as `generate` made them.
+        generation_config: as `generate` made it.
+        heads: the model's draft heads.
+        tree: at most as deep as there are heads.
+        sink: the streamer again; see the module.
+        model_kwargs: what `generate` hands over besides: the mask is heeded, the cache is our own.
+
+    Returns:
+        int64 [B, T + new]; or `TreeGenerateOutput` where `return_dict_in_generate` asks for it.
+
+    Raises:
+        TreeoptError: E510 for what a tree does not do (beam search, assistance, inputs other than token ids, holes in
+            the mask, scores and attentions of each step); else as `TreeDecoder` and its `generate`.
+    """
+    config = generation_config or model.generation_config
+    processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
+    _check_supported(model, config, processors, model_kwargs)
+    prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
+    rule = _Processed(processors, input_ids, sample=bool(config.do_sample))
+    decoder = TreeDecoder(model, heads, tree, acceptance=rule)
+    limit = criteria.max_length
+    budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
+    rows = decoder.prefill(prompts, budget)
+    rule.follow(rows, decoder)
+    text = _Text(input_ids, criteria, config, budget, sink)
+    left = dict.fromkeys(rows.indices, budget)
+    for emitted in advance(decoder, rows, left, text.eos):
+        for row, tokens in emitted.items():
+            rule.texts[row] += tokens
+            text.add(row, tokens)
+        text.publish()
+        left.update(dict.fromkeys(text.done, 0))
+    if sink is not None:
+        sink.end()
+    if not config.return_dict_in_generate:
+        return text.ids.contiguous()
+    return TreeGenerateOutput(sequences=text.ids.contiguous(), step_lengths=text.step_lengths)
+
+
+class _Processed(Exact):
+    """What stock `generate` would choose after every node: its processors see that node's own path."""
+
+    def __init__(self, processors: LogitsProcessorList, prompts: Tensor, *, sample: bool) -> None:
+        self.texts: list[list[int]] = prompts.tolist()  # of each prompt, padding and emitted tokens included
+        self._prompts = prompts
+        self._processors = processors
+        self._sample = sample
+
+    def follow(self, rows: Rows, decoder: TreeDecoder) -> None:
+        """Tell which rows are judged from now on, and by which tree."""
+        self._rows, self._tree, self._paths = rows, decoder.tree, decoder.forward.paths
+
+    def choose(self, logits: Tensor, tokens: Tensor | None, generator: torch.Generator | None) -> Tensor:
+        scores = logits.float()
+        if self._processors:
+            scores = self._process(scores.clone(), tokens)
+        return accept.draw(scores, generator) if self._sample else accept.best(scores)
+
+    def _process(self, scores: Tensor, tokens: Tensor | None) -> Tensor:
+        if tokens is None:
+            processed: Tensor = self._processors(self._prompts, scores)
+            return processed
+        if all(type(one) in _TEXT_FREE for one in self._processors):
+            flat = scores.flatten(0, 1)
+            processed = self._processors(self._prompts.new_zeros(len(flat), 0), flat)
+            return processed.view_as(scores)
+        for row, index in enumerate(self._rows.indices):
+            text = torch.tensor(self.texts[index], device=tokens.device)
+            processors = self._of_row(index)
+            for nodes in self._levels() if processors else [[node] for node in range(self._tree.nodes)]:
+                paths = self._paths[nodes, : self._tree.depths[nodes[0]] + 1]  # [n, depth+1]
+                ids = torch.cat([text.expand(len(nodes), -1), tokens[row, paths]], dim=1)
+                if processors:
+                    scores[row, nodes] = processors(ids, scores[row, nodes])
+                else:  # whoever knows rows apart finds the node where its row stands in the batch
+                    copies = len(self._prompts)
+                    out = self._processors(ids.expand(copies, -1), scores[row, nodes].repeat(copies, 1))
+                    scores[row, nodes] = out[index]
+        return scores
+
+    def _of_row(self, index: int) -> LogitsProcessorList | None:
+        """The processors for any number of continuations of one row; None where they may know rows apart."""
+        found = LogitsProcessorList()
+        for one in self._processors:
+            if type(one).__module__ != stock.__name__ or isinstance(one, _BY_ROW):
+                return None
+            ignored = getattr(one, "prompt_ignore_length", None)
+            if isinstance(one, stock.RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
+                one = stock.RepetitionPenaltyLogitsProcessor(one.penalty, int(ignored[index]))
+            found.append(one)
+        return found
+
+    def _levels(self) -> list[list[int]]:
+        """The nodes of each depth: their texts are equally long, so stock processors take them together."""
+        depths = self._tree.depths
+        return [[node for node in range(len(depths)) if depths[node] == depth] for depth in range(depths[-1] + 1)]
+
+
+class _Text:
+    """The batch as stock `generate` would have it: all rows equally long, criteria asked after every token.
+
+    Rows run ahead of each other by what they accept; a column is published when no row that goes on lacks it.
+    """
+
+    def __init__(
+        self,
+        prompts: Tensor,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        budget: int,
+        sink: BaseStreamer | None,
+    ) -> None:
+        found = [one.eos_token_id for one in criteria if hasattr(one, "eos_token_id")]
+        self.eos = frozenset(token for ids in found for token in ids.tolist())
+        self._ended: set[int] = set()  # rows that a criterion has ended
+        self._filled = prompts.shape[1]
+        self._prompt = prompts.shape[1]
+        self._ids = torch.cat([prompts, prompts.new_zeros(len(prompts), budget)], dim=1)
+        self._criteria = criteria
+        # As in stock: without an end of text, rows that a criterion has ended go on until all have.
+        self._pad = int(config._pad_token_tensor) if found else None
+        self._sink = sink
+        self._tokens: list[list[int]] = [[] for _ in prompts]
+        self._steps: list[list[int]] = [[] for _ in prompts]
+        self._lengths = [0] * len(prompts)  # published tokens of each row up to its end
+
+    @property
+    def ids(self) -> Tensor:
+        """int64 [B, T + new]: what is published."""
+        return self._ids[:, : self._filled]
+
+    @property
+    def done(self) -> set[int]:
+        """Rows that need no more tokens."""
+        over = self._pad is not None or len(self._ended) == len(self._tokens)
+        return self._ended if over else set()
+
+    @property
+    def step_lengths(self) -> tuple[tuple[int, ...], ...]:
+        """Tokens of each row's steps, up to the row's end."""
+        made = []
+        for steps, length in zip(self._steps, self._lengths, strict=True):
+            kept: list[int] = []
+            for step in steps:
+                kept.append(min(step, length - sum(kept)))
+            made.append(tuple(step for step in kept if step > 0))
+        return tuple(made)
+
+    def add(self, row: int, tokens: Sequence[int]) -> None:
+        """One step's tokens of one row."""
+        self._tokens[row].extend(tokens)
+        self._steps[row].append(len(tokens))
+
+    def publish(self) -> None:
+        """Every column that is complete, one after the other, until all rows have ended."""
+        rows = range(len(self._tokens))
+        while len(self._ended) < len(rows):
+            at = self._filled - self._prompt
+            if any(len(self._tokens[row]) <= at for row in rows if row not in self.done):
+                return
+            over = self.done
+            column = [self._pad if row in over else self._tokens[row][at] for row in rows]
+            self._ids[:, self._filled] = torch.tensor(column, device=self._ids.device)
+            self._filled += 1
+            stop = self._criteria(self.ids, None).tolist()
+            if self._sink is not None:
+                self._sink.put(self._ids[:, self._filled - 1].cpu())
+            for row in rows:
+                self._lengths[row] += row not in over
+            self._ended |= {row for row in rows if stop[row]}
+
+
+def _check_supported(
+    model: PreTrainedModel, config: GenerationConfig, processors: LogitsProcessorList, more: Mapping[str, Any]
+) -> None:
+    """Raise E510 for what tree decoding does not do."""
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise _unsupported(f"{mode.value.replace('_', ' ')} was asked for")
+    asked = [name for name in _OUTPUTS if config.return_dict_in_generate and getattr(config, name)]
+    if asked:
+        raise _unsupported(f"{', '.join(asked)} of every step were asked for")
+    strange = sorted(name for name, value in more.items() if value is not None and name not in _KNOWN)
+    if strange or model.config.is_encoder_decoder:
+        what = f"the model takes {', '.join(strange)}" if strange else "the model has an encoder"
+        raise _unsupported(what, why="a tree is verified on token ids alone")
+    remembering = [type(one).__name__ for one in processors if isinstance(one, _REMEMBERING)]
+    if remembering:
+        raise _unsupported(f"{remembering[0]} is at work", why="it remembers every text that it was shown")
+
+
+def _unsupported(what: str, *, why: str = "") -> TreeoptError:
+    return TreeoptError(Code.GENERATE_UNSUPPORTED, what, why=why, fix="leave out custom_generate for this call")
+
+
+def _prompts(ids: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """The rows without their padding on the left."""
+    if mask is None:
+        return list(ids)
+    if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any():
+        raise _unsupported("the attention mask hides something else than padding on the left")
+    return [row[len(row) - int(real) :] for row, real in zip(ids, mask.sum(-1), strict=True)]
