@@ -57,13 +57,13 @@ def validate(shared: Path) -> Callable[..., Result]:
 @pytest.fixture
 def wrong_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tree decoder ends its text with a token that nobody chose."""
-    start = TreeDecoder.start
+    start = TreeDecoder.start_all
 
-    def spoiled(self: TreeDecoder, ids: Sequence[int], max_new_tokens: int) -> Iterator[list[int]]:
+    def spoiled(self: TreeDecoder, ids: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
         steps = list(start(self, ids, max_new_tokens))
-        return iter([*steps[:-1], [*steps[-1][:-1], 300]] if self.tree.nodes > 1 else steps)
+        return iter([*steps[:-1], {0: [*steps[-1][0][:-1], 300]}] if self.tree.nodes > 1 else steps)
 
-    monkeypatch.setattr(TreeDecoder, "start", spoiled)
+    monkeypatch.setattr(TreeDecoder, "start_all", spoiled)
 
 
 def table(text: str, first: str) -> list[list[str]]:
@@ -139,9 +139,8 @@ def test_prompt_lookup_that_differs_is_not_our_failure(
         if not options:
             return way
 
-        def run(prompt: Sequence[int], max_new_tokens: int) -> Run:
-            found = way(prompt, max_new_tokens)
-            return replace(found, tokens=[*found.tokens[:-1], 300])
+        def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
+            return [replace(found, tokens=[*found.tokens[:-1], 300]) for found in way(prompts, max_new_tokens)]
 
         return run
 
@@ -149,6 +148,14 @@ def test_prompt_lookup_that_differs_is_not_our_failure(
     text = validate().stdout
     assert "lossless        yes: 2/2 texts" in text
     assert "(beside it: prompt lookup differs from stock generate on 2 texts)" in text
+
+
+def test_batches(validate: Callable[..., Result]) -> None:
+    """Decoded together, the texts are the same; the report names the batch and leaves prompt lookup out."""
+    text = validate("--batch-size", "2").stdout
+    assert "lossless        yes: 2/2 texts" in text
+    assert "batch 2, cpu" in text
+    assert "prompt lookup was left out: " in text
 
 
 def test_thresholds_exit_6_after_the_report(validate: Callable[..., Result]) -> None:

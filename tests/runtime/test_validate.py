@@ -161,18 +161,31 @@ def test_validate_dialogues(base: Base, loaded: LoadedHeads, tree: Tree) -> None
     assert [one.prompt_id for one in result.skipped] == [f"{asked.id}.03"]
 
 
+def test_validate_in_batches(base: Base, loaded: LoadedHeads, tree: Tree, texts: list[Text]) -> None:
+    """Three texts two by two: the same texts, steps and prediction as one by one; prompt lookup takes no batches."""
+    alone = validate(base, loaded.heads, tree, texts[:3], max_new_tokens=NEW_TOKENS)
+    found = validate(base, loaded.heads, tree, texts[:3], max_new_tokens=NEW_TOKENS, batch_size=2)
+    assert (found.lossless, found.prediction_misses, found.batch_size) == (True, (), 2)
+    assert [trial.prompt_id for trial in found.figures.trials] == [trial.prompt_id for trial in alone.figures.trials]
+    assert [trial.runs[TREE][0].tokens for trial in found.figures.trials] == [
+        trial.runs[TREE][0].tokens for trial in alone.figures.trials
+    ]
+    assert found.tokens_per_step == alone.tokens_per_step
+    assert list(found.left_out) == [LOOKUP]
+
+
 def test_ways_take_turns() -> None:
     """Within a repeat every way runs once, and each repeat and text begins with another."""
     order: list[str] = []
 
     def way(name: str) -> Way:
-        def run(_prompt: Sequence[int], _budget: int) -> Run:
+        def run(_prompts: Sequence[Sequence[int]], _budget: int) -> list[Run]:
             order.append(name)
-            return Run([1], [1], 1, 0.0, 0.0)
+            return [Run([1], [1], 1, 0.0, 0.0)]
 
         return run
 
-    runs = _in_turns({name: way(name) for name in "abc"}, [1], 1, 2, first=1)
+    (runs,) = _in_turns({name: way(name) for name in "abc"}, [[1]], 1, 2, first=1)
     assert "".join(order) == "bcacab"
     assert [len(runs[name]) for name in "abc"] == [2, 2, 2]
 
@@ -193,13 +206,15 @@ def test_validate_without_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None
 
 def plant(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int, list[list[int]]], list[list[int]]]) -> None:
     """Let every decoder with a tree give what `spoil` makes of the token budget and the steps it would have given."""
-    start = TreeDecoder.start
+    start = TreeDecoder.start_all
 
-    def spoiled(self: TreeDecoder, ids: Sequence[int], max_new_tokens: int) -> Iterator[list[int]]:
+    def spoiled(self: TreeDecoder, ids: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
         steps = start(self, ids, max_new_tokens)
-        return iter(spoil(max_new_tokens, list(steps))) if self.tree.nodes > 1 else steps
+        if self.tree.nodes == 1:
+            return steps
+        return iter([{0: step} for step in spoil(max_new_tokens, [step[0] for step in steps])])
 
-    monkeypatch.setattr(TreeDecoder, "start", spoiled)
+    monkeypatch.setattr(TreeDecoder, "start_all", spoiled)
 
 
 def test_validate_planted_token(

@@ -168,18 +168,24 @@ def as_calibration(texts: Sequence[Text], rows: Sequence[Ranks], kept: int, prov
 @torch.inference_mode()
 def continue_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, temperature: float = 0.0) -> list[Text]:
     """The texts with the base model's own continuation, by stock `generate`, up to and with the end-of-text token."""
-    longest = max(len(text.prompt) for text in texts)
-    ids = torch.full((len(texts), longest), base.pad_id)
-    mask = torch.zeros_like(ids)
-    for row, text in enumerate(texts):  # padded on the left: the new tokens follow on the right
-        ids[row, longest - len(text.prompt) :] = torch.tensor(text.prompt)
-        mask[row, longest - len(text.prompt) :] = 1
+    ids, mask = left_padded([text.prompt for text in texts], base.pad_id)
     out = base.generate(ids.to(base.device), mask.to(base.device), max_new_tokens, temperature=temperature)
-    answers = out[:, longest:].tolist()
+    answers = out[:, ids.shape[1] :].tolist()
     return [
         dataclasses.replace(text, answer=cut_at_end(answer, base.eos_ids))
         for text, answer in zip(texts, answers, strict=True)
     ]
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Prompts as stock `generate` takes them: ids and mask, int64 [B, T]; the new tokens follow on the right."""
+    longest = max(map(len, prompts))
+    ids = torch.full((len(prompts), longest), pad_id)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return ids, mask
 
 
 def cut_at_end(answer: list[int], eos_ids: Sequence[int]) -> list[int]:

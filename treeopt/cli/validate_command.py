@@ -28,6 +28,9 @@ from treeopt.files.trees import load_tree
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Of each text and way; they take turns."
 )
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
+)
 @click.option("--min-tokens-per-step", type=click.FloatRange(min=0), help="Exit status 6 below it.")
 @click.option("--min-speedup", type=click.FloatRange(min=0), help="Exit status 6 below it, by the median repeat.")
 def run(console: Console, **options: Any) -> None:
@@ -64,6 +67,7 @@ def run(console: Console, **options: Any) -> None:
             encoded.texts,
             max_new_tokens=budget,
             repeats=options["repeats"],
+            batch_size=options["batch_size"],
             chat_template=template,
             progress=progress,
         )

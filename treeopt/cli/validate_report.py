@@ -108,7 +108,7 @@ def _say_speed(console: Console, found: Validation) -> None:
     repeats = f"median (quartiles) of {figures.repeats} repeats" if figures.repeats > 1 else "one repeat"
     console.say(
         f"overhead {_spread(figures.overhead, 2)}  speedup {_spread(figures.speedup(), 2)} over one by one "
-        f"({repeats}, batch 1, {found.made_by['device']}, {found.made_by['threads']} threads, "
+        f"({repeats}, batch {found.batch_size}, {found.made_by['device']}, {found.made_by['threads']} threads, "
         f"{found.made_by['attention']} attention, prefill left out)"
     )
     for way, why in found.left_out.items():
@@ -202,6 +202,7 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
         },
         "smaller_trees": {str(nodes): tau for nodes, tau in found.smaller.items()},
         "repeats": figures.repeats,
+        "batch_size": found.batch_size,
         "tokens_per_second": {name: _median(rate) for name, rate in rates.items()},
         "prefill_seconds": {name: figures.prefill_seconds(way) for name, way in ways.items()},
         "baseline_tokens_per_step": {name: figures.tokens_per_step(way) for name, way in ways.items()},

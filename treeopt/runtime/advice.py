@@ -15,13 +15,16 @@ def _losing(found: Validation) -> str:
     """A step costs more one-token steps than it yields tokens."""
     if found.speedup is None or found.overhead is None or found.speedup >= 1:
         return ""
+    batch = f" (batch {found.batch_size})" if found.batch_size > 1 else ""
     text = (
-        f"the tree loses: a step of {found.nodes} nodes costs {found.overhead:.2f} one-token steps and yields "
+        f"the tree loses{batch}: a step of {found.nodes} nodes costs {found.overhead:.2f} one-token steps and yields "
         f"{found.tokens_per_step:.2f} tokens\n"
     )
     if found.smaller:
         sizes = ", ".join(f"{nodes} nodes {tau:.2f}" for nodes, tau in found.smaller.items())
         text += f"  a size pays where it yields more than it costs; cut to its most used nodes it yields: {sizes}\n"
+    if found.batch_size > 1:
+        text += "  a batch fills the machine with its own rows, so that drafts cost more than at batch 1\n"
     return text + "  treeopt profile measures what each size costs here, treeopt build --nodes auto takes the best"
 
 

@@ -147,7 +147,7 @@ class TreeDecoder:
         """
         prompts, alone = _prompts(ids, self.base)
         made = [Decoded([], []) for _ in prompts]
-        for step in self._steps(prompts, max_new_tokens):
+        for step in self.start_all(prompts, max_new_tokens):
             for index, tokens in step.items():
                 made[index].tokens.extend(tokens)
                 made[index].step_lengths.append(len(tokens))
@@ -161,7 +161,18 @@ class TreeDecoder:
         prompts, alone = _prompts(ids, self.base)
         if not alone:
             raise ValueError("start continues one prompt; generate takes a list of them")
-        return (step[0] for step in self._steps(prompts, max_new_tokens))
+        return (step[0] for step in self.start_all(prompts, max_new_tokens))
+
+    def start_all(self, ids: Sequence[Prompt], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
+        """Prefill a batch of prompts at once; iterating runs one step at a time.
+
+        Arguments and errors are those of `generate`.
+
+        Yields:
+            By the prompt's place among `ids`, the tokens of one step of every text that is still in progress.
+        """
+        rows = self.prefill(ids, max_new_tokens)
+        return advance(self, rows, dict.fromkeys(rows.indices, max_new_tokens), frozenset(self.base.eos_ids))
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[Prompt], max_new_tokens: int) -> Rows:
@@ -217,11 +228,6 @@ class TreeDecoder:
         assert self.heads is not None
         logits = self.heads(rows._hidden, self.base.lm_head, self.tree.depth)  # [D, B, V]
         return propose.plain_drafts(rows._root, logits, self.buffers)
-
-    def _steps(self, prompts: Sequence[Tensor], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
-        """Prefill now; then, step by step, the tokens of every prompt in progress."""
-        rows = self.prefill(prompts, max_new_tokens)
-        return advance(self, rows, dict.fromkeys(rows.indices, max_new_tokens), frozenset(self.base.eos_ids))
 
 
 def advance(

@@ -48,7 +48,8 @@ class Validation:
         nodes: N of the tree.
         smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes.
         skipped: later turns of dialogues that no longer fitted into the context.
-        left_out: ways that this model cannot be decoded by, and why.
+        left_out: ways that this model, or a batch, cannot be decoded by, and why.
+        batch_size: texts decoded together.
         made_by: versions, device, threads, dtype, attention.
     """
 
@@ -61,6 +62,7 @@ class Validation:
     smaller: Mapping[int, float]
     skipped: tuple[Skipped, ...]
     left_out: Mapping[str, str]
+    batch_size: int
     made_by: dict[str, str]
 
     @property
@@ -109,6 +111,7 @@ def validate(
     *,
     max_new_tokens: int = 128,
     repeats: int = 1,
+    batch_size: int = 1,
     chat_template: bool = True,
     progress: Progress = silent,
 ) -> Validation:
@@ -122,6 +125,7 @@ def validate(
             stock generate's answer to the one before.
         max_new_tokens: budget of each continuation.
         repeats: times that each text is decoded each way; the ways take turns.
+        batch_size: prompts decoded together, in all ways; figures are then of batches.
         chat_template: as when the prompts were encoded; for later turns.
         progress: told after each text.
 
@@ -130,6 +134,7 @@ def validate(
     """
     assert prompts
     assert repeats >= 1
+    assert batch_size >= 1
     kept = min(MAX_RANKS, base.vocab_size)
     check_tree_fits(tree, heads=heads.num_heads, ranks=kept, holder="the prediction")
     decoder, plain = TreeDecoder(base, heads, tree), TreeDecoder(base, None, Tree(()), probe=False)
@@ -139,8 +144,9 @@ def validate(
         ONE_BY_ONE: with_decoder(plain),
         TREE: with_decoder(decoder),
     }
-    left_out = _warm_up(ways, prompts[0].prompt, min(_WARM_UP_TOKENS, max_new_tokens))
-    texts, runs, skipped = _decode_all(ways, base, prompts, max_new_tokens, repeats, chat_template, progress)
+    batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
+    left_out = _warm_up(ways, [text.prompt for text in batches[0]], min(_WARM_UP_TOKENS, max_new_tokens))
+    texts, runs, skipped = _decode_all(ways, base, batches, max_new_tokens, repeats, chat_template, progress)
     traces = trace(base, decoder.heads or heads, texts)
     predicted = replay(tree, traces)
     trials = [
@@ -161,6 +167,7 @@ def validate(
         },
         skipped=tuple(skipped),
         left_out=left_out,
+        batch_size=batch_size,
         made_by={
             **base.versions(),
             "threads": str(torch.get_num_threads()),
@@ -182,13 +189,13 @@ def trace(base: Base, heads: MedusaHeads, texts: Sequence[Text]) -> Calibration:
     return as_calibration(texts, rows, kept, Provenance("", "", "", "", {}))
 
 
-def _warm_up(ways: dict[str, Way], prompt: Sequence[int], max_new_tokens: int) -> dict[str, str]:
-    """Run each way once; prompt lookup, which some models' caches do not allow, is taken out where it fails."""
+def _warm_up(ways: dict[str, Way], prompts: Sequence[Sequence[int]], max_new_tokens: int) -> dict[str, str]:
+    """Run each way once; prompt lookup, which takes no batches and not every cache, is taken out where it fails."""
     left_out = {}
     for name, way in list(ways.items()):
         try:
-            way(prompt, max_new_tokens)
-        except Exception as error:  # transformers raises many kinds for one fact: this model has no prompt lookup
+            way(prompts, max_new_tokens)
+        except Exception as error:  # transformers raises many kinds for one fact: there is no prompt lookup here
             if name != LOOKUP:
                 raise
             left_out[name] = first_line(error)
@@ -199,43 +206,51 @@ def _warm_up(ways: dict[str, Way], prompt: Sequence[int], max_new_tokens: int) -
 def _decode_all(
     ways: Mapping[str, Way],
     base: Base,
-    prompts: Sequence[Text],
+    batches: Sequence[Sequence[Text]],
     max_new_tokens: int,
     repeats: int,
     chat_template: bool,
     progress: Progress,
 ) -> tuple[list[Text], list[dict[str, list[Run]]], list[Skipped]]:
     """All turns of all prompts with stock generate's answers, how each was decoded, and the turns left out."""
-    texts: list[Text] = []
-    runs: list[dict[str, list[Run]]] = []
+    done: list[tuple[Text, dict[str, list[Run]]]] = []
     skipped: list[Skipped] = []
-    differing, total = 0, sum(1 + len(prompt.later) for prompt in prompts)
-    for prompt in prompts:
-        turn: Text | Skipped | None = prompt
-        while isinstance(turn, Text):
-            found = _in_turns(ways, turn.prompt, max_new_tokens, repeats, first=len(runs))
-            text = dataclasses.replace(turn, answer=found[GENERATE][0].tokens)
-            runs.append(found)
-            texts.append(text)
-            differing += any(run.tokens != text.answer for way in _OURS for run in found[way])
-            progress(len(texts), total, f"texts that differ: {differing}")
-            turn = next_turn(base, text, max_new_tokens, chat_template=chat_template)
-        if turn is not None:
-            skipped.append(turn)
-            total -= len(text.later)
-    return texts, runs, skipped
+    rounds = differing = 0
+    total = sum(1 + len(prompt.later) for batch in batches for prompt in batch)
+    for batch in batches:
+        turns = list(batch)
+        while turns:
+            found = _in_turns(ways, [turn.prompt for turn in turns], max_new_tokens, repeats, first=rounds)
+            rounds += 1
+            texts = [
+                dataclasses.replace(turn, answer=runs[GENERATE][0].tokens)
+                for turn, runs in zip(turns, found, strict=True)
+            ]
+            done += zip(texts, found, strict=True)
+            for text, runs in zip(texts, found, strict=True):
+                differing += any(run.tokens != text.answer for way in _OURS for run in runs[way])
+            progress(len(done), total, f"texts that differ: {differing}")
+            following = [next_turn(base, text, max_new_tokens, chat_template=chat_template) for text in texts]
+            turns = [turn for turn in following if isinstance(turn, Text)]
+            for text, turn in zip(texts, following, strict=True):
+                if isinstance(turn, Skipped):
+                    skipped.append(turn)
+                    total -= len(text.later)
+    done.sort(key=lambda one: one[0].prompt_id)  # a batch of dialogues has all their first turns first
+    return [text for text, _ in done], [runs for _, runs in done], skipped
 
 
 def _in_turns(
-    ways: Mapping[str, Way], prompt: Sequence[int], max_new_tokens: int, repeats: int, first: int
-) -> dict[str, list[Run]]:
-    """All runs of one text. The ways take turns, and each text and repeat begins with another of them."""
-    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    ways: Mapping[str, Way], prompts: Sequence[Sequence[int]], max_new_tokens: int, repeats: int, first: int
+) -> list[dict[str, list[Run]]]:
+    """For each prompt all runs by way. The ways take turns, and each batch and repeat begins with another of them."""
+    runs: list[dict[str, list[Run]]] = [{name: [] for name in ways} for _ in prompts]
     names = list(ways)
     for repeat in range(repeats):
         begin = (first + repeat) % len(names)
         for name in names[begin:] + names[:begin]:
-            runs[name].append(ways[name](prompt, max_new_tokens))
+            for own, run in zip(runs, ways[name](prompts, max_new_tokens), strict=True):
+                own[name].append(run)
     return runs
 
 

@@ -1,7 +1,8 @@
-"""Ways to decode one text greedily, each timed alike: stock `generate`, prompt lookup, our loop with any tree."""
+"""Ways to decode texts greedily, each timed alike: stock `generate`, prompt lookup, our loop with any tree."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from treeopt.calibrate.measure import cut_at_end, left_padded
 from treeopt.models.base import Base
 from treeopt.runtime.clock import now
 from treeopt.runtime.decode import TreeDecoder
@@ -17,7 +19,7 @@ from treeopt.runtime.decode import TreeDecoder
 
 @dataclass(frozen=True)
 class Run:
-    """One text, decoded one way.
+    """One text, decoded one way. Where several were decoded together, each has an equal share of the seconds.
 
     Args:
         tokens: the new tokens.
@@ -34,20 +36,26 @@ class Run:
     seconds: float
 
 
-Way = Callable[[Sequence[int], int], Run]  # prompt ids, most new tokens
+Way = Callable[[Sequence[Sequence[int]], int], list[Run]]  # prompts' ids (decoded together), most new tokens of each
 
 
 def with_decoder(decoder: TreeDecoder) -> Way:
     """Our own loop with the decoder's tree; the one-node tree is one by one."""
 
-    def run(prompt: Sequence[int], max_new_tokens: int) -> Run:
+    def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
         begin = now(decoder.base)
-        decoding = decoder.start(prompt, max_new_tokens)
+        decoding = decoder.start_all(prompts, max_new_tokens)
         ready = now(decoder.base)
         steps = list(decoding)
         end = now(decoder.base)
-        tokens = [token for step in steps for token in step]
-        return Run(tokens, [len(step) for step in steps], 1, ready - begin, end - ready)
+        share = len(prompts)
+        runs = []
+        for row in range(share):
+            own = [step[row] for step in steps if row in step]
+            tokens = [token for step in own for token in step]
+            lengths = [len(step) for step in own]
+            runs.append(Run(tokens, lengths, 1, (ready - begin) / share, (end - ready) / share))
+        return runs
 
     return run
 
@@ -56,17 +64,31 @@ def with_generate(base: Base, **options: Any) -> Way:
     """The model's own greedy `generate`; `options` are its own, such as `prompt_lookup_num_tokens`."""
 
     @torch.inference_mode()
-    def run(prompt: Sequence[int], max_new_tokens: int) -> Run:
-        ids = torch.tensor([list(prompt)], device=base.device)
+    def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
+        ids, mask = left_padded(prompts, base.pad_id)
+        ids, mask = ids.to(base.device), mask.to(base.device)
         forwards = _Forwards(base)
         begin = now(base)
         criteria = StoppingCriteriaList([forwards])
-        out = base.generate(ids, torch.ones_like(ids), max_new_tokens, stopping_criteria=criteria, **options)
+        out = base.generate(ids, mask, max_new_tokens, stopping_criteria=criteria, **options)
         end = now(base)
-        lengths = torch.tensor([len(prompt), *forwards.lengths]).diff().tolist()
-        return Run(out[0, len(prompt) :].tolist(), lengths, lengths[0], forwards.first - begin, end - forwards.first)
+        lengths = torch.tensor([ids.shape[1], *forwards.lengths]).diff().tolist()
+        share = len(prompts)
+        runs = []
+        for row in out[:, ids.shape[1] :].tolist():
+            tokens = cut_at_end(row, base.eos_ids)
+            own = [min(length, len(tokens) - before) for length, before in _with_sums(lengths)]
+            steps = [length for length in own if length > 0]
+            seconds = (forwards.first - begin) / share, (end - forwards.first) / share
+            runs.append(Run(tokens, steps, steps[0], *seconds))
+        return runs
 
     return run
+
+
+def _with_sums(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Each length with the sum of those before it."""
+    return list(zip(lengths, itertools.accumulate(lengths, initial=0), strict=False))
 
 
 class _Forwards(StoppingCriteria):
