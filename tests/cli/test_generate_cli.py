@@ -156,3 +156,21 @@ def test_interrupt_leaves_the_text_so_far(shared: Path, base: Base, tmp_path: Pa
     assert b"Traceback" not in said
     assert stock(base, tokens=400)[1].encode().startswith(begun + rest)
     assert len(begun + rest) < 1000
+
+
+def test_rules_of_acceptance(shared: Path) -> None:
+    """Sampling is repeated by its seed, typical is marked as lossy, and temperature 0 of both is greedy."""
+
+    def run(*more: str, status: int = 0) -> Result:
+        return generate(shared, PROMPT, "--tree", "mc_sim_7b_63", "--max-new-tokens", "40", *more, status=status)
+
+    greedy = run().stdout
+    first, again, other = (run("--acceptance", "sample", "--seed", seed).stdout for seed in ("1", "1", "2"))
+    assert first == again != other
+    assert greedy not in (first, other)
+    for rule in ("sample", "typical"):
+        assert run("--acceptance", rule, "--temperature", "0").stdout == greedy
+    assert "LOSSY" in run("--acceptance", "typical", "--epsilon", "0.01").stderr
+    assert "LOSSY" not in run("--acceptance", "sample").stderr
+    assert "--temperature belongs to --acceptance sample and typical" in run("--temperature", "1", status=2).stderr
+    assert "--top-k belongs to" in run("--acceptance", "typical", "--top-k", "3", status=2).stderr

@@ -15,6 +15,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 
 if TYPE_CHECKING:
+    from treeopt.runtime.rules import Rule
     from treeopt.runtime.stream import Piece
 
 # Steps take them in turn. Both colours are given, so that they can be read on any terminal, and from its own palette.
@@ -29,8 +30,18 @@ _HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 @functools.partial(model_options, dtype="auto")
 @text_options
 @tree_option
+@click.option("--acceptance", type=click.Choice(["greedy", "sample", "typical"]), default="greedy", show_default=True)
+@click.option("--temperature", type=click.FloatRange(min=0), help="[default: 1 for sample, 0.7 for typical]")
+@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sample; 0 is all.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sample.")
+@click.option("--seed", type=int, help="Of sample.")
+@click.option("--epsilon", type=click.FloatRange(0, 1, min_open=True), help="Of typical [default: 0.09].")
+@click.option("--delta", type=click.FloatRange(0, 1, min_open=True), help="Of typical [default: 0.3].")
 def run(console: Console, prompt: str | None, **options: Any) -> None:
-    """Continue PROMPT greedily with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
+    """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
+
+    greedy and sample give what the model alone would give; typical, which keeps every draft that is likely enough, is
+    lossy.
 
     On a terminal the tokens that one step accepted share a shade. In a pipe standard output holds the answer, byte for
     byte, and nothing else. The footer on standard error gives tokens per step (all tokens / all steps) and speed.
@@ -46,7 +57,8 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     base, loaded = load_models(console, options)
     warn_other_tree(console, options["tree"], tree, loaded)
     ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
-    decoder = TreeDecoder(base, loaded.heads, tree)
+    rule = _rule(options)
+    decoder = TreeDecoder(base, loaded.heads, tree, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])
     ready = now(base)
@@ -56,9 +68,10 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     tokens = [token for step in steps for token in step]
     rate = (len(tokens) - 1) / seconds if len(tokens) > 1 else None
     shown = "" if rate is None else f"  {rate:.0f} tokens/s"
+    lossy = "  LOSSY: typical acceptance" if rule.lossy else ""
     console.note(
         f"{len(tokens) / len(steps):.2f} tokens per step  {len(tokens)} tokens in {len(steps)} steps{shown}  "
-        f"(the first token after {(ready - begin) * 1e3:.0f} ms, its time left out)"
+        f"(the first token after {(ready - begin) * 1e3:.0f} ms, its time left out){lossy}"
     )
     console.result(
         {
@@ -70,12 +83,31 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
             "prefill_seconds": ready - begin,
             "prompt_tokens": len(ids),
             "nodes": tree.nodes,
+            "acceptance": options["acceptance"],
+            "lossy": rule.lossy,
             "made_by": {**base.versions(), "dtype": base.dtype_name},
         }
     )
 
 
 command = run
+
+
+def _rule(options: dict[str, Any]) -> Rule:
+    """The rule of acceptance that the options name; what does not belong to it is a usage error."""
+    from treeopt.runtime.rules import Greedy, Sample, Typical
+
+    named = {"sample": ("temperature", "top_k", "top_p", "seed"), "typical": ("temperature", "epsilon", "delta")}
+    own = named.get(options["acceptance"], ())
+    empty = {"top_k": 0, "top_p": 1.0}
+    for name in {name for names in named.values() for name in names}.difference(own):
+        if options[name] != empty.get(name):
+            rules = " and ".join(rule for rule, names in named.items() if name in names)
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {rules}")
+    given = {name: options[name] for name in own if options[name] is not None}
+    if options["acceptance"] == "sample":
+        return Sample(**given)
+    return Typical(**given) if options["acceptance"] == "typical" else Greedy()
 
 
 def _prompt(given: str | None) -> str:
