@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -263,3 +265,32 @@ def test_loss_is_asked_for_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     base = tiny_base("llama")
     head_losses(random_heads(base, 2), *some_rows(40, 2), base.lm_head)
     assert rows == [16, 16]
+
+
+_PEAK = """
+import resource, sys, torch
+torch.set_num_threads(1)
+import treeopt.train.loss as loss
+from treeopt.models.heads import MedusaHeads
+loss.LOGITS_BYTES = int(sys.argv[1])
+heads, lm_head = MedusaHeads(4, 1, 16, None), torch.nn.Linear(16, 100_000, bias=False)
+hidden, true = torch.randn(1024, 16), torch.randint(0, 100_000, (1024, 4))
+
+def run(rows):
+    loss.weighted(loss.head_losses(heads, hidden[:rows], true[:rows], lm_head)).backward()
+    loss.hits(heads, hidden[:rows], true[:rows], lm_head)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+print(-run(8) + run(1024))
+"""
+
+
+def test_memory_of_a_step_stays_below_one_head_s_logits() -> None:
+    """The process's peak grows by a fraction of the 390 MB of one head's logits; in one piece it takes all of them."""
+
+    def growth(logits_bytes: int) -> int:
+        line = [sys.executable, "-c", _PEAK, str(logits_bytes)]
+        return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+
+    assert growth(loss.LOGITS_BYTES) < 200
+    assert growth(1 << 40) > 300
