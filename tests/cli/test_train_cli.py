@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from tiny import chat_base, tiny_base
 
 from treeopt.cli.app import program
+from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.layouts import load_heads
 from treeopt.train import distill as distill_module
@@ -234,3 +235,16 @@ def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPa
     treeopt(*arguments, "--resume", "-o", "t.jsonl")
     treeopt(*arguments, "-o", "unbroken.jsonl")
     assert Path("t.jsonl").read_bytes() == Path("unbroken.jsonl").read_bytes()
+
+
+def test_only_the_first_process_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun every process does the same; one of them says so."""
+    for rank, said in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", rank)
+        for as_json in (False, True):
+            console = Console(as_json, quiet=False)
+            console.say("result")
+            console.warn("warning")
+            console.table(["a"], [["b"]])
+            console.result({"a": 1})
+            assert bool(capsys.readouterr().out) == said

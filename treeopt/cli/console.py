@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import sys
 import time
 import traceback
@@ -35,15 +36,17 @@ _SHOWN_SKIPPED = 5
 
 
 class Console:
-    """Where a command prints; made from the options `--json` and `--quiet`."""
+    """Where a command prints, by `--json` and `--quiet`; under torchrun only the first process does."""
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
-        self.as_json = as_json
-        self.quiet = quiet or as_json  # programs read the result; errors alone stand beside it
+        follows = os.environ.get("RANK", "0") != "0"
+        self.for_people = not (as_json or follows)
+        self.for_programs = as_json and not follows
+        self.quiet = quiet or not self.for_people  # programs read the result; errors alone stand beside it
 
     def say(self, text: str = "") -> None:
         """A line of the result, for people."""
-        if not self.as_json:
+        if self.for_people:
             click.echo(text)
 
     def note(self, text: str) -> None:
@@ -53,17 +56,17 @@ class Console:
 
     def warn(self, text: str) -> None:
         """A line that --quiet does not silence."""
-        if not self.as_json:
+        if self.for_people:
             click.echo(text, err=True)
 
     def result(self, data: Mapping[str, Any]) -> None:
         """The result, for programs."""
-        if self.as_json:
+        if self.for_programs:
             click.echo(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Aligned columns on a terminal, tabs in a pipe; the first column to the left, the others to the right."""
-        if self.as_json:
+        if not self.for_people:
             return
         if not (sys.stdout and sys.stdout.isatty()):
             for row in (header, *rows):

@@ -124,7 +124,7 @@ def _prompt(given: str | None) -> str:
 
 def _shown(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
     """The pieces, each written to standard output when it comes; with --json none is."""
-    if console.as_json:
+    if not console.for_people:
         yield from pieces
     elif sys.stdout.isatty():
         yield from _shaded(pieces)
