@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -20,9 +21,15 @@ _ATTENTION = ("eager", "sdpa")  # what reads a float mask rightly; flex attentio
 
 
 class TreeForward:
-    """A tree made ready for one model; `begin` starts a session for each text or batch, as many as are wanted."""
+    """A tree made ready for one model; `begin` starts a session for each text or batch, as many as are wanted.
 
-    def __init__(self, base: Base, tree: Tree) -> None:
+    Args:
+        base: the model.
+        tree: the tree.
+        compile: run the tree's forward, and only that, through `torch.compile`.
+    """
+
+    def __init__(self, base: Base, tree: Tree, *, compile: bool = False) -> None:
         attention = base.model.config._attn_implementation
         if attention not in _ATTENTION:
             raise TreeoptError(
@@ -32,6 +39,7 @@ class TreeForward:
                 fix='from_pretrained(..., attn_implementation="sdpa")',
             )
         self.base = base
+        self.verifier = dataclasses.replace(base, model=torch.compile(base.model)) if compile else base
         self.tree = tree
         self.depths = torch.tensor(tree.depths, device=base.device)
         paths = [np.flatnonzero(row) for row in tree.ancestors]
@@ -114,7 +122,7 @@ class Session:
         if longest + forward.tree.depth >= forward.base.context:
             # Nodes beyond the context hold drafts beyond the budget, which are never emitted: any valid position does.
             positions = positions.clamp(max=forward.base.context - 1)
-        return forward.base.forward(
+        return forward.verifier.forward(
             tokens, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         )
 

@@ -6,17 +6,34 @@ distribution. `typical` is lossy: it keeps what is likely enough.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 NOT_A_NUMBER = -1  # in place of a chosen token, where the scores were no numbers: no draft equals it
+_MANY = 1 << 20  # scores, from which on a CPU looks for the largest in two stages
 EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
 
 
 def best(scores: Tensor) -> Tensor:
     """The first largest score of each row: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN."""
-    top = scores.max(-1)  # as argmax, several times faster in bfloat16 on a CPU, and it hands NaN on
-    return top.indices.masked_fill_(top.values.isnan(), NOT_A_NUMBER)
+    part = _part(scores.shape[-1]) if scores.device.type == "cpu" and scores.numel() >= _MANY else 0
+    if not part:
+        top = scores.max(-1)  # as argmax, several times faster in bfloat16 on a CPU, and it hands NaN on
+        return top.indices.masked_fill_(top.values.isnan(), NOT_A_NUMBER)
+    # A CPU finds the largest value in a tenth of the time that its place takes: so the place is sought in one part.
+    parts = scores.float().reshape(*scores.shape[:-1], -1, part)  # [..., V / part, part]
+    top = parts.amax(-1).max(-1)
+    held = top.indices[..., None, None].expand(*top.indices.shape, 1, part)
+    place = parts.gather(-2, held)[..., 0, :].max(-1).indices + top.indices * part
+    return place.masked_fill_(top.values.isnan(), NOT_A_NUMBER)
+
+
+@functools.cache
+def _part(vocab: int) -> int:
+    """Into parts of how many tokens a vocabulary divides evenly, some hundreds each; 0 where it does not."""
+    return max((size for size in range(64, 513) if vocab % size == 0), default=0)
 
 
 def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -91,6 +91,8 @@ class TreeDecoder:
         heads: its draft heads; None only with the one-node tree, which is plain decoding on the same loop.
         tree: at most as deep as there are heads.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
+        compile: run the tree's forward through `torch.compile`: the first two steps then take many seconds, later ones
+            less. Rounding differs from the eager forward.
         probe: check that the base can verify trees (once for each model); off where that is known.
 
     Raises:
@@ -105,6 +107,7 @@ class TreeDecoder:
         tree: Tree,
         *,
         acceptance: Rule | None = None,
+        compile: bool = False,
         probe: bool = True,
     ) -> None:
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
@@ -118,7 +121,7 @@ class TreeDecoder:
         check_tree_fits(tree, heads=num_heads, ranks=self.base.vocab_size, holder="the model")
         if probe:
             check_trees(self.base)
-        self.forward = TreeForward(self.base, tree)
+        self.forward = TreeForward(self.base, tree, compile=compile)
         self.buffers = compile_tree(tree, self.base.device)
         self._paths = [path.tolist() for path in self.forward.path_to]
         self.parents = torch.tensor(tree.parents, device=self.base.device)

@@ -1,0 +1,232 @@
+"""The decoder's speed: host cost, steps and tokens a second, overheads; all side by side in one run.
+
+    python bench/decode.py --shared ../shared [--compile] [--repeats 5]
+
+Figures of one step are medians over steps that take turns: the whole step, the model's bare forward on the same
+entries, the heads' matrix products. Host cost is the step less the other two. Tokens a second are those of whole calls,
+prefill included, on prompts that the trees were not built from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from timing import machine
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from treeopt.build.trees import build_tree
+from treeopt.calibrate.measure import run_calibration
+from treeopt.calibrate.prompts import load_prompts
+from treeopt.calibrate.texts import encode
+from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.pair import load_pair
+from treeopt.runtime.clock import now
+from treeopt.runtime.decode import TreeDecoder
+from treeopt.runtime.profile import generic_growth
+from treeopt.tree import Tree
+
+HEADS = 5
+SIZES = (4, 6, 8, 12, 16, 24, 32, 48, 64)
+NEW_TOKENS = 160
+LEAD_IN = 3  # steps before the timed ones
+SMALL_SHAPE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
+LARGE_SHAPE = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser.add_argument("--compile", action="store_true", help="also time the compiled tree forward")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of whole texts")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(f"{machine(options.threads)}, torch {torch.__version__}")
+    story_model(options.shared, options.repeats, compile=options.compile)
+    shape_100m()
+    if torch.cuda.is_available():
+        shape_7b()
+    else:
+        print("\n7B shape on a GPU: NOT RUN, torch finds no CUDA device here")
+
+
+def story_model(shared: Path, repeats: int, *, compile: bool) -> None:
+    """tinystories-260k: one step in parts, then tokens a second by size of the paper's tree."""
+    base, loaded = load_pair(
+        str(shared / "models" / "tinystories-260k-medusa"), str(shared / "models" / "tinystories-260k"), device="cpu"
+    )
+    prompts = load_prompts(str(shared / "data" / "story_openings.json"))
+    known = dataclasses.replace(prompts, prompts=prompts.prompts[:96])
+    calibration = run_calibration(base, loaded, known).calibration
+    texts = [encode(prompt, base.tokenizer, chat_template=True)[0] for prompt in prompts.prompts[-8:]]
+    trees = {n: build_tree(calibration, n, values="independent", weights="uniform") for n in SIZES}
+    attention = base.model.config._attn_implementation
+    print(f"\ntinystories-260k, float32, {attention} attention, {loaded.heads.num_heads} heads with own LM heads")
+    for compiled in (False, True)[: 1 + compile]:
+        decoder = TreeDecoder(base, loaded.heads, trees[64], compile=compiled)
+        step, forward, heads = step_parts(decoder, texts[0], steps=60, rounds=4)
+        host = step - forward - heads
+        name = "compiled" if compiled else "eager"
+        judged(f"{name}: steps/s at 64 nodes", 1 / step, 500 if compiled else 350, f"bare forward {1 / forward:.0f}/s")
+        if not compiled:
+            judged("host cost of a step at 64 nodes, ms", host * 1e3, 0.25, f"{host / step:.1%} of it", most=True)
+    plain = TreeDecoder(base, None, Tree(()))
+    ways: dict[str, Callable[[list[int]], int]] = {
+        "stock generate": lambda ids: stock_tokens(base, ids),
+        "own loop": lambda ids: len(plain.generate(ids, NEW_TOKENS).tokens),
+    }
+    for nodes, tree in trees.items():
+        ways[f"{nodes} nodes"] = tokens_of(TreeDecoder(base, loaded.heads, tree))
+    pace = tokens_a_second(ways, texts, repeats)
+    print(f"{'':16}  tokens/s  to generate  to own loop   ({NEW_TOKENS} tokens a text, the paper's tree by size)")
+    for name, rate in pace.items():
+        print(f"{name:16}  {rate:8.0f}  {rate / pace['stock generate']:11.2f}  {rate / pace['own loop']:11.2f}")
+    best = max((name for name in pace if "nodes" in name), key=pace.__getitem__)
+    judged(f"{best}: tokens/s to stock generate", pace[best] / pace["stock generate"], 1.45)
+    judged(f"{best}: tokens/s to our own loop", pace[best] / pace["own loop"], 1.2)
+
+
+def shape_100m() -> None:
+    """Llama of 110 M random weights: overhead in bfloat16, host cost at 64 nodes."""
+    base, shared, own = random_pair(SMALL_SHAPE, torch.bfloat16, "cpu", "eager")
+    print("\n100M shape (d 768, 12 layers, V 32,000), bfloat16, eager attention, 5 heads, context 256")
+    for name, heads, goal in (("sharing the LM head", shared, 1.35), ("own LM heads", own, 1.9)):
+        judged(f"overhead of 8 nodes, {name}", overhead(base, heads, 8, context=256, steps=25), goal, most=True)
+    decoder = TreeDecoder(base, shared, generic_growth(64, HEADS, 32_000).tree())
+    step, forward, heads_time = step_parts(decoder, [7] * 256, steps=12, rounds=2)
+    share = (step - forward - heads_time) / step
+    judged("host cost of a step at 64 nodes, share", share, 0.02, f"step {step * 1e3:.1f} ms", most=True)
+
+
+def shape_7b() -> None:
+    """Llama-7B with random bfloat16 weights: overhead of 64 nodes at batch 1, eager and compiled."""
+    base, shared, own = random_pair(LARGE_SHAPE, torch.bfloat16, "cuda", "sdpa")
+    print(f"\n7B shape, bfloat16, sdpa attention, 5 heads, {torch.cuda.get_device_name()}")
+    for context in (512, 1024):
+        for name, heads, goal in (("sharing the LM head", shared, 1.12), ("own LM heads", own, 1.2)):
+            for compiled in (False, True):
+                value = overhead(base, heads, 64, context=context, steps=40, compile=compiled)
+                label = f"overhead of 64 nodes, context {context}, {name}, {'compiled' if compiled else 'eager'}"
+                judged(label, value, goal, most=True)
+
+
+@torch.inference_mode()
+def step_parts(decoder: TreeDecoder, ids: list[int], *, steps: int, rounds: int) -> tuple[float, float, float]:
+    """Median seconds of a step, of the model's bare forward on the same entries, and of the heads."""
+    base, forward = decoder.base, decoder.forward
+    assert decoder.heads is not None
+    spent: list[tuple[float, float, float]] = []
+    for _ in range(rounds):
+        rows = decoder.prefill([ids], steps * (decoder.tree.depth + 1))
+        for number in range(steps):
+            session = rows._session
+            length, tokens = session.lengths[0], torch.full((1, decoder.tree.nodes), 5, device=base.device)
+            given = {
+                "attention_mask": session._masks.at(length),
+                "position_ids": (forward.depths + length)[None],
+                "past_key_values": session.cache,
+                "use_cache": True,
+                "output_hidden_states": -1,
+            }
+            begin = now(base)
+            forward.verifier.model(tokens, **given)
+            session.cache.truncate(length)
+            after_forward = now(base)
+            decoder.heads(rows._hidden, base.lm_head, decoder.tree.depth)
+            after_heads = now(base)
+            decoder.step(rows)
+            end = now(base)
+            if number >= LEAD_IN:
+                spent.append((end - after_heads, after_forward - begin, after_heads - after_forward))
+    step, bare, heads = (statistics.median(column) for column in zip(*spent, strict=True))
+    return step, bare, heads
+
+
+@torch.inference_mode()
+def overhead(base: Base, heads: MedusaHeads, nodes: int, *, context: int, steps: int, compile: bool = False) -> float:
+    """Seconds of a tree step over seconds of a one-token step of our own loop, in turn; medians."""
+    tree = generic_growth(nodes, HEADS, base.vocab_size).tree()
+    decoders = [
+        TreeDecoder(base, heads, tree, compile=compile),
+        TreeDecoder(base, None, Tree(()), compile=compile),
+    ]
+    spent: list[list[float]] = [[], []]
+    rows = [decoder.prefill([[7] * context], steps * (tree.depth + 1)) for decoder in decoders]
+    for number in range(steps):
+        for which, decoder in enumerate(decoders):
+            decoder.step(rows[which])  # right after the other's step the processor's caches are cold: not counted
+            begin = now(base)
+            decoder.step(rows[which])
+            if number >= LEAD_IN:
+                spent[which].append(now(base) - begin)
+            if rows[which]._session.lengths[0] > context + steps:  # both stay near the same context
+                rows[which] = decoder.prefill([[7] * context], steps * (tree.depth + 1))
+    return statistics.median(spent[0]) / statistics.median(spent[1])
+
+
+def tokens_a_second(
+    ways: dict[str, Callable[[list[int]], int]], texts: list[list[int]], repeats: int
+) -> dict[str, float]:
+    """Median over the rounds of tokens a second; in every round each text goes every way in turn."""
+    rounds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(repeats + 1):
+        spent, made = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
+        for ids in texts:
+            for name, run in ways.items():
+                begin = time.perf_counter()
+                made[name] += run(ids)
+                spent[name] += time.perf_counter() - begin
+        if number:
+            for name in ways:
+                rounds[name].append(made[name] / spent[name])
+    return {name: statistics.median(rates) for name, rates in rounds.items()}
+
+
+def tokens_of(decoder: TreeDecoder) -> Callable[[list[int]], int]:
+    """Decode a text with this decoder and count its tokens."""
+    return lambda ids: len(decoder.generate(ids, NEW_TOKENS).tokens)
+
+
+def stock_tokens(base: Base, ids: list[int]) -> int:
+    """Decode a text with stock generate and count its tokens."""
+    rows = torch.tensor([ids], device=base.device)
+    return base.generate(rows, torch.ones_like(rows), NEW_TOKENS).shape[1] - len(ids)
+
+
+def random_pair(
+    shape: dict[str, int], dtype: torch.dtype, device: str, attention: str
+) -> tuple[Base, MedusaHeads, MedusaHeads]:
+    """A Llama of random weights, and heads that share its LM head or have their own."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **shape, vocab_size=32_000, max_position_embeddings=2048, attn_implementation=attention, eos_token_id=None
+    )
+    with torch.device(device):
+        model = LlamaForCausalLM(config).to(dtype).eval()
+    d = shape["hidden_size"]
+
+    def random(*size: int) -> Tensor:
+        return (torch.randn(size, device=device) * 0.02).to(dtype)
+
+    weight, bias = random(1, HEADS, d, d), random(1, HEADS, d)
+    own = MedusaHeads.from_tensors(weight, bias, random(HEADS, 32_000, d))
+    return Base(model, None, "random"), MedusaHeads.from_tensors(weight, bias, None), own
+
+
+def judged(name: str, value: float, goal: float, more: str = "", *, most: bool = False) -> None:
+    """A line that says whether a figure meets its goal, which is the least value or, with `most`, the largest."""
+    met = value <= goal if most else value >= goal
+    aim = f"at {'most' if most else 'least'} {goal:g}" + (f"; {more}" if more else "")
+    print(f"{'met   ' if met else 'MISSED'}  {name}: {value:.4g} (goal: {aim})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
