@@ -19,6 +19,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.layouts import load_heads
 from treeopt.models.pair import load_pair
+from treeopt.train import medusa1
 from treeopt.train.data import Example, TrainingTexts, collate
 from treeopt.train.loss import IGNORED, targets
 from treeopt.train.medusa1 import METRICS_FILE, Settings, new_heads, train_heads
@@ -455,3 +456,12 @@ def test_random_heads_differ_from_new_ones() -> None:
         logits, hidden = base.forward(torch.arange(20)[None])
         guesses = random_heads(base, 1)(hidden[0], base.lm_head)
     assert not torch.equal(guesses[0].argmax(-1), logits[0].argmax(-1))
+
+
+@pytest.mark.parametrize(("steps", "log_every", "saves"), [(20, 3, 7), (100, 10, 3), (5, 10, 10), (33, 4, 33)])
+def test_checkpoints_fall_on_logged_steps(tmp_path: Path, steps: int, log_every: int, saves: int) -> None:
+    """A run that goes on from a checkpoint logs what an unbroken one does: no line spans the break."""
+    settings = Settings(steps=steps, log_every=log_every, saves=saves)
+    arguments = medusa1._arguments(tmp_path, settings, 40, torch.device("cpu"))
+    assert arguments.save_steps % arguments.logging_steps == 0
+    assert arguments.save_steps >= steps / saves
