@@ -18,9 +18,9 @@ venv: .venv/installed
 demo: venv
 	$(BIN)/treeopt demo
 
-# Makes the built-in model again, in pocket/ (an hour or two on two cores); treeopt/data/pocket/README.md says what it is.
+# Makes the built-in model again, in pocket-made/ (an hour or two on two cores); treeopt/data/pocket/README.md says what it is.
 pocket: venv
-	$(BIN)/python -m treeopt.train.pocket calibration/recipes/pocket.yaml pocket
+	$(BIN)/python -m treeopt.train.pocket calibration/recipes/pocket.yaml pocket-made
 
 test: venv
 	$(BIN)/python -m pytest
@@ -35,4 +35,4 @@ bench: venv
 	$(BIN)/python bench/calibrate.py
 
 clean:
-	rm -rf .venv demo pocket dist build treeopt.egg-info
+	rm -rf .venv demo pocket-made dist build treeopt.egg-info

@@ -8,9 +8,9 @@ again, and a step that was cut off goes on.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -140,5 +140,14 @@ def draw(documents: Sequence[Document], characters: int, count: int, seed: int) 
     return [found[i] for i in sorted(chosen)]
 
 
+def main() -> None:
+    """The module's first lines as a program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    make(check(strict_yaml.load(given.recipe), Recipe, _SCHEMA), given.folder)
+
+
 if __name__ == "__main__":
-    make(check(strict_yaml.load(Path(sys.argv[1])), Recipe, _SCHEMA), Path(sys.argv[2]))
+    main()
