@@ -60,8 +60,8 @@ def measure_profile(
 ) -> LatencyProfile:
     """Time one decode step of a generic tree of each size, at each batch and context.
 
-    A batch is timed as `batch` rows of one length, which share the tree's mask and positions; the decoder's rows, each of
-    its own length, cost a little more.
+    A batch is timed as `batch` rows of one length, which share the tree's mask and positions; in the decoder, each row
+    having its own length, it costs a little more.
 
     Args:
         base: the base model.
