@@ -36,6 +36,7 @@ lint: venv
 bench: venv
 	$(BIN)/python bench/build.py
 	$(BIN)/python bench/calibrate.py
+	$(BIN)/python bench/decode.py --shared $(SHARED)
 
 clean:
 	rm -rf .venv demo dist build treeopt.egg-info
