@@ -33,6 +33,7 @@ lint: venv
 bench: venv
 	$(BIN)/python bench/build.py
 	$(BIN)/python bench/calibrate.py
+	$(BIN)/python bench/decode.py --shared $(SHARED)
 
 clean:
 	rm -rf .venv demo pocket-made dist build treeopt.egg-info

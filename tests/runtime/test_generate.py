@@ -259,6 +259,16 @@ def test_unsupported(model: PreTrainedModel, heads: MedusaHeads, name: str) -> N
     assert caught.value.code is Code.GENERATE_UNSUPPORTED
 
 
+def test_other_inputs_are_refused() -> None:
+    """A model that reads more than token ids is not fed less of it in silence."""
+    base = tiny_base("gpt2")
+    kinds = torch.tensor([[0, 1, 1, 0]])
+    with pytest.raises(TreeoptError, match="token_type_ids"):
+        base.model.generate(
+            **ALONE, token_type_ids=kinds, custom_generate=tree_generate, heads=random_heads(base, 2), tree=TREE
+        )
+
+
 def test_errors_reach_the_caller(model: PreTrainedModel, heads: MedusaHeads) -> None:
     """A text beyond the context and a tree beyond the heads are the decoder's own errors."""
     for options, code in (({"max_new_tokens": 300}, Code.CONTEXT_FULL), ({"tree": Tree.chain(3)}, Code.TREE_TOO_DEEP)):

@@ -33,7 +33,7 @@ from treeopt.runtime.rules import Exact
 from treeopt.tree import Tree
 
 # Of what `generate` hands over besides, these are made anew here or have nothing to say.
-_KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache", "token_type_ids"}
+_KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 # Processors that look at scores alone, never at the text; all nodes go through them in one call.
 _TEXT_FREE = (

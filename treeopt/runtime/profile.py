@@ -60,8 +60,8 @@ def measure_profile(
 ) -> LatencyProfile:
     """Time one decode step of a generic tree of each size, at each batch and context.
 
-    The decoder serves one text; a batch is timed as `batch` rows that share the tree's mask and positions, with
-    acceptance, and the nodes to keep, worked out for one row.
+    A batch is timed as `batch` rows of one length, which share the tree's mask and positions; in the decoder, each row
+    having its own length, it costs a little more.
 
     Args:
         base: the base model.
