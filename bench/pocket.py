@@ -23,6 +23,8 @@ from treeopt.calibrate.measure import as_calibration, continue_texts, trace_text
 from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
 from treeopt.calibrate.texts import Text, encode_prompts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance
+from treeopt.files.bundled import data_root
+from treeopt.files.strict_yaml import load
 from treeopt.models.pair import load_pair
 from treeopt.train.corpus import is_unseen, standard_library
 from treeopt.train.pocket import draw
@@ -30,7 +32,6 @@ from treeopt.tree import Tree
 
 TOKENS = 128
 SIZES = (8, 16, 64)
-UNSEEN_ONE_IN, CHARACTERS = 10, 320  # as calibration/recipes/pocket.yaml has them
 
 
 def main() -> None:
@@ -40,7 +41,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     base, loaded = load_pair(options.heads, None, dtype="float32")
-    seen = [d for d in standard_library() if not is_unseen(d, UNSEEN_ONE_IN)]
+    recipe = load(data_root("calibration") / "recipes" / "pocket.yaml").data
+    seen = [d for d in standard_library() if not is_unseen(d, recipe["corpus"]["unseen_one_in"])]
     followers = np.zeros((base.vocab_size, base.vocab_size), np.int32)
     for ids in base.tokenizer([d.text for d in seen], verbose=False).input_ids:
         np.add.at(followers, (ids[:-1], ids[1:]), 1)
@@ -57,7 +59,7 @@ def main() -> None:
         return as_calibration(texts, rows, MAX_RANKS, nowhere), as_calibration(texts, bigram, MAX_RANKS, nowhere)
 
     heads, bigrams = traces(load_prompts(options.prompts))
-    known = draw(seen, CHARACTERS, 128, seed=1)
+    known = draw(seen, recipe["openings"]["characters"], 128, seed=1)
     learned, _ = traces(
         PromptSet("seen", "", tuple(Prompt(f"seen:{i:08}", None, r["text"], None) for i, r in enumerate(known)))
     )
