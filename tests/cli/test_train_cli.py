@@ -68,7 +68,7 @@ def test_distill_train_calibrate(shared: Path) -> None:
         "distill", "--model", model, "--self-talk", "6", "--max-new-tokens", "24", "--device", "cpu", "-o", "t.jsonl"
     )
     rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
-    assert set(made) == {"rows", "tokens", "new_rows", "skipped_prompts", "output"}
+    assert set(made) == {"rows", "tokens", "new_rows", "ended_early", "skipped_prompts", "output"}
     assert (made["rows"], made["new_rows"], made["output"]) == (len(rows), len(rows), "t.jsonl")
     assert made["tokens"] == sum(end - start for row in rows for start, end in row["answers"])
     trained = treeopt_json(
@@ -248,3 +248,23 @@ def test_only_the_first_process_speaks(capsys: pytest.CaptureFixture[str], monke
             console.table(["a"], [["b"]])
             console.result({"a": 1})
             assert bool(capsys.readouterr().out) == said
+
+
+def test_train_says_what_it_cannot_use_well(shared: Path) -> None:
+    """Another model's rows are named, nothing to train is a wrong command line, and a file is no folder."""
+    model = shared / "models" / "tinystories-260k"
+    Path("other.jsonl").write_text('{"text": "Once", "output": " upon a time", "model_id": "elsewhere"}\n')
+    line = ["train", "--model", model, "--data", "other.jsonl", "--steps", "1", "--device", "cpu"]
+    assert "warning: 1 rows are another model's answers" in treeopt(*line, "-o", "h").stderr
+    assert "nothing to train" in treeopt(*line, "-o", "g", "--blocks", "0", "--shared-lm-head", status=2).stderr
+    assert "is a file, not a folder" in treeopt(*line, "-o", "other.jsonl", status=3).stderr
+
+
+def test_distill_refuses_at_once_what_cannot_fit(shared: Path) -> None:
+    """Turns without a chat template, and openings longer than the context, before anything is written."""
+    model = shared / "models" / "tinystories-260k"
+    Path("turns.jsonl").write_text('{"turns": ["Once", "Then"]}\n')
+    line = ["distill", "--model", model, "--device", "cpu", "-o", "out.jsonl"]
+    assert error_number(treeopt(*line, "--prompts", "turns.jsonl", status=3)) == "E302"
+    assert error_number(treeopt(*line, "--self-talk", "2", "--opening-tokens", "600", status=3)) == "E503"
+    assert not list(Path().glob("out*"))

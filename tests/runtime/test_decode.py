@@ -535,3 +535,18 @@ def test_buffers_unset_memory_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     fresh = torch.Tensor.new_zeros
     monkeypatch.setattr(torch.Tensor, "new_zeros", lambda *given, **more: fresh(*given, **more).fill_(1e4))
     assert decoder.generate(prompts, 20) == text
+
+
+def test_misuse_is_told_apart() -> None:
+    """A row without room left, a prompt without tokens, and a tree without heads: each its own error."""
+    base = tiny_base("llama", 5)
+    decoder = TreeDecoder(base, random_heads(base, 2), Tree.chain(2))
+    rows = decoder.prefill([[3, 8]], 1)
+    with pytest.raises(TreeoptError, match="used up the room") as caught:
+        all(decoder.step(rows) for _ in range(4))
+    assert caught.value.code is Code.CONTEXT_FULL
+    for empty in ([], [[3], []]):
+        with pytest.raises(TreeoptError, match="holds no tokens"):
+            decoder.generate(empty, 4)
+    with pytest.raises(TreeoptError, match="no heads were given"):
+        TreeDecoder(base, None, Tree.chain(2))

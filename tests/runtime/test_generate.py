@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from treeopt import tree_generate
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.trees import save_tree
 from treeopt.models import probe
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -277,6 +279,13 @@ def test_errors_reach_the_caller(model: PreTrainedModel, heads: MedusaHeads) -> 
                 **{**ALONE, "tree": TREE, "do_sample": False, **options}, custom_generate=tree_generate, heads=heads
             )
         assert caught.value.code is code
+
+
+def test_tree_by_its_name_or_file(model: PreTrainedModel, heads: MedusaHeads, tmp_path: Path) -> None:
+    """A tree may be named, as on the command line."""
+    save_tree(TREE, tmp_path / "tree.yaml")
+    options = {**ALONE, "max_new_tokens": 12, "do_sample": False, "custom_generate": tree_generate, "heads": heads}
+    assert model.generate(**options, tree=str(tmp_path / "tree.yaml")).equal(model.generate(**options, tree=TREE))
 
 
 def test_model_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,9 +116,10 @@ def test_several_turns_feed_the_models_own_answers(tmp_path: Path) -> None:
 
 
 def test_conversation_ends_with_a_cut_answer(tmp_path: Path) -> None:
-    """An answer that its budget cut is kept, and no further turn follows it."""
+    """An answer that its budget cut is kept, no further turn follows it, and the run counts such conversations."""
     said = [{"role": "user", "content": "w2"}, {"role": "user", "content": "w3"}]
-    run(chat_base(), prompts(tmp_path, [{"messages": said}]), tmp_path / "out.jsonl", max_new_tokens=3)
+    done = run(chat_base(), prompts(tmp_path, [{"messages": said}]), tmp_path / "out.jsonl", max_new_tokens=3)
+    assert done.ended_early == 1
     (row,) = rows_of(tmp_path / "out.jsonl")
     assert row["messages"][-1] == {"role": "assistant", "content": "w28 w33 w10"}
 

@@ -283,7 +283,10 @@ def test_resume_with_something_else(broken: Path, other: str) -> None:
     with pytest.raises(TreeoptError) as caught:
         train_heads(base, texts, broken, settings, resume=True)
     assert caught.value.code is Code.RESUME_INVALID
-    assert f"other {other}" in caught.value.what
+    named = {line.split(":")[0] for line in caught.value.at.splitlines()}
+    assert named - {"tokens"} == {
+        {"settings": "settings.learning_rate"}.get(other, other)
+    }  # other texts, other lengths
     assert sorted(broken.rglob("*")) == kept
 
 
@@ -372,6 +375,29 @@ def test_loss_that_is_not_a_number(tmp_path: Path, shared_head: bool) -> None:
     assert "step 2" in caught.value.what
     assert not (tmp_path / "medusa_lm_head.safetensors").exists()
     assert list((tmp_path / "checkpoints").glob("checkpoint-*")) == []
+
+
+@pytest.mark.parametrize(("steps", "log_every"), [(1, 1), (2, 10)])
+def test_heads_spoiled_by_the_last_step_are_not_written(tmp_path: Path, steps: int, log_every: int) -> None:
+    """Logged losses are those before a step: what the last one did is looked at before anything is saved."""
+    settings = dataclasses.replace(SMALL, steps=steps, log_every=log_every, learning_rate=1e30, warmup=0.0)
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(tiny_base("llama"), noise(20), tmp_path, settings)
+    assert caught.value.code is Code.NOT_FINITE
+    assert not (tmp_path / "medusa_lm_head.safetensors").exists()
+
+
+def test_short_run_has_metrics(tmp_path: Path) -> None:
+    """A run of fewer steps than lie between two lines still gets one."""
+    train_heads(tiny_base("llama"), noise(20), tmp_path, dataclasses.replace(SMALL, steps=2, log_every=10))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "head1_loss" in line] == [2]
+
+
+def test_heads_with_nothing_to_train_are_refused() -> None:
+    """No blocks and the base's LM head: there is no weight."""
+    with pytest.raises(ValueError, match="nothing to train"):
+        Settings(blocks=0, shared_lm_head=True)
 
 
 @pytest.mark.parametrize("holdout", [20, 21])

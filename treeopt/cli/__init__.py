@@ -12,5 +12,5 @@ def main() -> None:
     except KeyboardInterrupt:
         from treeopt.errors import EXIT_INTERRUPTED
 
-        sys.stderr.write("interrupted: no file is half-written\n")
+        sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)

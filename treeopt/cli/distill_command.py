@@ -66,6 +66,10 @@ def run(console: Console, **options: Any) -> None:
         console.warn(f"interrupted; the same command with --resume goes on with {options['output']}.partial")
         raise
     console.say(f"{done.rows} answers, {done.tokens} tokens ({done.new_rows} answers in this run)")
+    if done.ended_early:
+        console.warn(
+            f"{done.ended_early} conversations ended before their last turn: an answer reached --max-new-tokens"
+        )
     say_skipped(console, done.skipped)
     console.note(f"wrote {options['output']}   next: treeopt train --data {options['output']} -o HEADS")
     console.result(
@@ -73,6 +77,7 @@ def run(console: Console, **options: Any) -> None:
             "rows": done.rows,
             "tokens": done.tokens,
             "new_rows": done.new_rows,
+            "ended_early": done.ended_early,
             "skipped_prompts": [vars(one) for one in done.skipped],
             "output": options["output"],
         }

@@ -54,10 +54,10 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     from treeopt.runtime.decode import TreeDecoder
     from treeopt.runtime.stream import stream_text, whole_text
 
+    rule = _rule(options)
     base, loaded = load_models(console, options)
     warn_other_tree(console, options["tree"], tree, loaded)
     ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
-    rule = _rule(options)
     decoder = TreeDecoder(base, loaded.heads, tree, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])

@@ -43,6 +43,8 @@ def run(console: Console, **options: Any) -> None:
     they were trained on: let `treeopt distill` write the base's own answers to prompts like yours. Loss and accuracies
     go to metrics.jsonl in the output folder.
     """
+    if not options["blocks"] and options["shared_lm_head"]:
+        raise click.UsageError("--blocks 0 with --shared-lm-head leaves nothing to train")
     from treeopt.models.base import load_base
     from treeopt.models.layouts import check_heads_writable
     from treeopt.train.data import load_texts
@@ -59,6 +61,11 @@ def run(console: Console, **options: Any) -> None:
     console.note(f"data     {len(texts.examples)} texts, {tokens} tokens, of {', '.join(texts.names)}")
     if texts.cut:
         console.warn(f"warning: {texts.cut} texts were longer than {length} tokens and are cut there (--length)")
+    if texts.foreign:
+        console.warn(
+            f"warning: {texts.foreign} rows are another model's answers, and tokenised anew; heads guess best what "
+            "their own base writes (treeopt distill)"
+        )
     if texts.empty:
         console.warn(f"warning: {texts.empty} rows hold no answer of two tokens or more and are left out")
     given = {name: options.get(name) for name in (field.name for field in fields(Settings))}
@@ -92,7 +99,7 @@ def _report(console: Console, trained: Trained, options: dict[str, Any]) -> None
         tops = [f"top-{i}" for i in range(1, len(trained.held_out[0].top) + 1)]
         console.table(["", "loss", *tops, "trials"], rows)
         console.say(f"{options['holdout']} texts held out; loss in nats; share of trials with the token in the first i")
-    console.note(f"wrote {options['output']}   next: treeopt calibrate --heads {options['output']}")
+    console.note(f"wrote {options['output']}   next: treeopt calibrate --heads {options['output']} --prompts PROMPTS")
     console.result(
         {
             "steps": trained.steps,

@@ -45,7 +45,9 @@ def check_folder(path: str | os.PathLike[str]) -> Path:
     """
     folder = Path(path)
     known = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not known.is_dir() or not os.access(known, os.W_OK):
+    if not known.is_dir():
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"{known} is a file, not a folder", fix="name another folder with -o")
+    if not os.access(known, os.W_OK):
         raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {folder} cannot be made or written to", at=str(known))
     return folder
 

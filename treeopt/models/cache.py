@@ -129,6 +129,7 @@ class TreeCache(Cache):
 
     def __init__(self, capacity: int, layers: int = 0) -> None:
         self.store = Store(layers)
+        self.capacity = capacity
         super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity=capacity, store=self.store))
 
     def write_at(self, entries: Tensor | None, width: int) -> None:

@@ -61,11 +61,13 @@ class TreeForward:
         """
         lengths = [len(prompt) for prompt in prompts]
         for row, length in enumerate(lengths):
-            if not length or length + max_new_tokens > self.base.context:
+            if not length:
+                raise TreeoptError(Code.CONTEXT_FULL, f"prompt {row} holds no tokens", fix="give at least one token")
+            if length + max_new_tokens > self.base.context:
                 what = f"{length} prompt tokens and {max_new_tokens} new ones; the context holds {self.base.context}"
                 where = f"prompt {row}" if len(lengths) > 1 else ""
                 raise TreeoptError(
-                    Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt or lower --max-new-tokens"
+                    Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt or ask for fewer new tokens"
                 )
         capacity = max(lengths) + max_new_tokens + self.tree.nodes
         if self._masks is None or self._masks.capacity < capacity:
@@ -112,6 +114,9 @@ class Session:
         """One forward over all nodes of all rows: int64 [B, N] -> logits [B, N, V], hidden states [B, N, d]."""
         forward, longest = self._forward, max(self.lengths)
         width = longest + tokens.shape[1]
+        if width > self.cache.capacity:
+            what = f"a text of {longest} tokens has used up the room that was made for it"
+            raise TreeoptError(Code.CONTEXT_FULL, what, fix="drop ended rows, or prefill with more new tokens")
         if len(self.lengths) == 1:
             mask = self._masks.at(longest)
             positions = (forward.depths + longest)[None]

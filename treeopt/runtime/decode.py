@@ -117,6 +117,9 @@ class TreeDecoder:
         if heads is not None:
             check_heads_fit(self.base, heads, "given")
             self.heads = heads_like(self.base, heads)
+        elif tree.depth:
+            what = f"no heads were given, and the tree drafts {tree.depth} tokens ahead"
+            raise TreeoptError(Code.TREE_TOO_DEEP, what, fix="heads=treeopt.load_heads(...).heads")
         num_heads = heads.num_heads if heads is not None else 0
         check_tree_fits(tree, heads=num_heads, ranks=self.base.vocab_size, holder="the model")
         if probe:

@@ -26,6 +26,7 @@ from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.trees import load_tree
 from treeopt.models.heads import MedusaHeads
 from treeopt.runtime import accept
 from treeopt.runtime.decode import Rows, TreeDecoder, advance
@@ -83,7 +84,7 @@ def tree_generate(
     generation_config: GenerationConfig | None = None,
     *,
     heads: MedusaHeads,
-    tree: Tree,
+    tree: Tree | str,
     sink: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | TreeGenerateOutput:
@@ -99,7 +100,7 @@ def tree_generate(
         stopping_criteria: as `generate` made them.
         generation_config: as `generate` made it.
         heads: the model's draft heads.
-        tree: at most as deep as there are heads.
+        tree: at most as deep as there are heads; a `Tree`, a tree file, or a name from the zoo.
         sink: the streamer again; see the module.
         model_kwargs: what `generate` hands over besides: the mask is heeded, the cache is our own.
 
@@ -115,7 +116,7 @@ def tree_generate(
     _check_supported(model, config, processors, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     rule = _Processed(processors, input_ids, sample=bool(config.do_sample))
-    decoder = TreeDecoder(model, heads, tree, acceptance=rule)
+    decoder = TreeDecoder(model, heads, load_tree(tree) if isinstance(tree, str) else tree, acceptance=rule)
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
     rows = decoder.prefill(prompts, budget)

@@ -47,13 +47,23 @@ _NO_ANSWER = Example(np.empty(0, np.int32), ())
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """Examples with their origin; `cut` counts texts that were longer than allowed, `empty` those without an answer."""
+    """Examples with their origin.
+
+    Args:
+        examples: what to learn from.
+        names: the files or data sets, as they were named.
+        sha256: of each of them.
+        cut: how many texts were longer than allowed.
+        empty: how many rows held no answer.
+        foreign: how many rows another model wrote, by what `treeopt distill` noted.
+    """
 
     examples: tuple[Example, ...]
     names: tuple[str, ...]
     sha256: tuple[str, ...]
     cut: int
     empty: int
+    foreign: int = 0
 
 
 def load_texts(base: Base, names: Sequence[str], *, length: int, chat_template: bool = True) -> TrainingTexts:
@@ -73,7 +83,7 @@ def load_texts(base: Base, names: Sequence[str], *, length: int, chat_template: 
     """
     assert length >= 1
     examples: list[Example] = []
-    digests, cut, empty = [], 0, 0
+    digests, cut, empty, foreign = [], 0, 0, 0
     for name in names:
         digest, rows = read_rows(name)
         digests.append(digest)
@@ -83,11 +93,12 @@ def load_texts(base: Base, names: Sequence[str], *, length: int, chat_template: 
             cut += len(parts) == 1 and len(whole.ids) > length
             kept = [part for part in parts if part.guessable]
             empty += not kept
+            foreign += isinstance(row, dict) and row.get("model_id", base.fingerprint) != base.fingerprint
             examples += kept
     if not examples:
         what = f"{', '.join(names)} holds no text with an answer of two tokens or more"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="treeopt distill writes texts to train on")
-    return TrainingTexts(tuple(examples), tuple(names), tuple(digests), cut, empty)
+    return TrainingTexts(tuple(examples), tuple(names), tuple(digests), cut, empty, foreign)
 
 
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
@@ -141,7 +152,8 @@ def _whole_numbers(values: Sequence[Any], most: int) -> bool:
 
 def _misfit(name: str, index: int) -> TreeoptError:
     what = f"row {index} of {name} has token ids or answer spans that do not fit together or the vocabulary"
-    return TreeoptError(Code.PROMPTS_INVALID, what, fix="write the file again with treeopt distill")
+    why = "`ids` are token ids of the base, `answers` [start, end] places among them"
+    return TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="write the file again with treeopt distill")
 
 
 def _conversation(base: Base, messages: Sequence[Message], name: str, index: int) -> Example:

@@ -27,6 +27,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
+from treeopt.train.resume import begun_otherwise
 
 _MARK = "treeopt-user-turn"  # stands for what a user says where a chat template is asked for what comes before it
 _SEED_STEP = 1_000_003  # between the random seeds of two runs, so that their batches share none
@@ -49,11 +50,20 @@ class SelfTalk:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a run wrote: rows and their answers' tokens, in all and by this run, and this run's seeds that gave none."""
+    """What a run wrote.
+
+    Args:
+        rows: answers, in all.
+        tokens: of these answers.
+        new_rows: answers of this run.
+        ended_early: conversations of this run that ended before their last turn, with an answer that was cut.
+        skipped: seeds of this run that gave no answer, and why.
+    """
 
     rows: int
     tokens: int
     new_rows: int
+    ended_early: int
     skipped: tuple[Skipped, ...]
 
 
@@ -106,13 +116,24 @@ def distill(
 
     Raises:
         TreeoptError: E202 where the file or an unfinished one is there, E205 where there is nothing to resume or it was
-            begun with other settings, E302 and E304 as `encode`, E303 where no seed gave an answer.
+            begun with other settings, E302 where turns meet a tokenizer without a chat template, E304 where there is no
+            tokenizer, E303 where no seed gave an answer, E503 where self-talk does not fit into the context.
     """
     assert max_new_tokens >= 1
     assert batch_size >= 1
     target = check_writable(path, overwrite=overwrite)
     partial = target.with_name(target.name + ".partial")
-    talks = list(_self_talks(base, seeds, chat_template) if isinstance(seeds, SelfTalk) else _seeded(seeds))
+    if isinstance(seeds, SelfTalk) and 1 + seeds.opening_tokens + max_new_tokens > base.context:
+        what = (
+            f"openings of {seeds.opening_tokens} tokens and {max_new_tokens} new ones; the context holds {base.context}"
+        )
+        raise TreeoptError(Code.CONTEXT_FULL, what, fix="lower --opening-tokens or --max-new-tokens")
+    talks = list(_self_talks(seeds) if isinstance(seeds, SelfTalk) else _seeded(seeds))
+    turns = [seeds.turns if isinstance(seeds, SelfTalk) else max(1, _asked(talk)) for talk in talks]
+    if max(turns, default=1) > 1 and not _has_template(base, chat_template):
+        what = f"{base.name} has no chat template in use, so it cannot talk in {max(turns)} turns"
+        why = "several messages become one text only by the model's chat template"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="give prompts of one turn, or --turns 1")
     barred = frozenset(filter(None, map(_first_words, exclude.prompts))) if exclude else frozenset()
     if base.tokenizer is None:
         raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
@@ -125,6 +146,7 @@ def distill(
     kept = _kept(partial, made_by, [talk.id for talk in talks], batch_size, resume=resume, overwrite=overwrite)
     rows, tokens = kept.rows, kept.tokens
     skipped: list[Skipped] = []
+    ended_early = 0
     with partial.open("ab") as stream:
         stream.truncate(kept.bytes)
         for number in range(kept.batches, len(batches)):
@@ -140,14 +162,17 @@ def distill(
             os.fsync(stream.fileno())
             rows += len(made)
             tokens += sum(end - start for row in made for start, end in row["answers"])
+            wanted = turns[number * batch_size :][: len(batch)]
+            ended_early += sum(0 < len(talk.rows) < asked for talk, asked in zip(batch, wanted, strict=True))
             skipped += [Skipped(t.id, len(t.prompt), t.over or "no answer") for t in batch if not t.rows]
             progress(min((number + 1) * batch_size, len(talks)), len(talks), f"{tokens} tokens")
     if not rows:
         partial.unlink()
         reasons = ", ".join(sorted({one.reason for one in skipped}))
-        raise TreeoptError(Code.PROMPTS_EMPTY, f"none of {len(talks)} seeds gave an answer: {reasons}")
+        what = f"none of {len(talks)} seeds gave an answer in a context of {base.context} tokens: {reasons}"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="other seeds, or a lower --max-new-tokens")
     os.replace(partial, target)
-    return Distilled(rows, tokens, rows - kept.rows, tuple(skipped))
+    return Distilled(rows, tokens, rows - kept.rows, ended_early, tuple(skipped))
 
 
 def _seeded(prompts: PromptSet) -> Iterator[_Talk]:
@@ -160,12 +185,13 @@ def _seeded(prompts: PromptSet) -> Iterator[_Talk]:
             yield _Talk(prompt.id, users=[*said, *({"role": "user", "content": turn} for turn in prompt.later)])
 
 
-def _self_talks(base: Base, asked: SelfTalk, chat_template: bool) -> Iterator[_Talk]:
-    if asked.turns > 1 and not _has_template(base, chat_template):
-        what = f"{base.name} has no chat template in use, so it cannot talk in {asked.turns} turns"
-        raise TreeoptError(Code.PROMPTS_INVALID, what, fix="--turns 1")
-    for i in range(asked.count):
-        yield _Talk(f"self:{i:08}")
+def _self_talks(asked: SelfTalk) -> Iterator[_Talk]:
+    return (_Talk(f"self:{i:08}") for i in range(asked.count))
+
+
+def _asked(talk: _Talk) -> int:
+    """How many turns the user will take."""
+    return sum(message["role"] == "user" for message in talk.users)
 
 
 def _first_words(prompt: Prompt) -> str:
@@ -301,7 +327,7 @@ def _source(
         "max_new_tokens": max_new_tokens,
         "seed": seed,
         "batch_size": batch_size,
-        "chat_template": chat_template,
+        "chat_template": _has_template(base, chat_template),
     }
     return {"model": base.name, "answers": answers, **origin, **settings}
 
@@ -338,9 +364,7 @@ def _kept(
         except (ValueError, KeyError, TypeError):
             break  # not whole: this batch is made again
         if begun != made_by:
-            at = f"begun with {json.dumps(begun)}\nnow {json.dumps(made_by)}"
-            what = f"{partial} was begun with other settings"
-            raise TreeoptError(Code.RESUME_INVALID, what, at=at, fix="give the same again, or --force")
+            raise begun_otherwise(partial, begun, made_by)
         if batch is None:
             break  # of a prompt that a lower limit leaves out
         if batch != kept.batches:

@@ -39,6 +39,7 @@ from treeopt.models.layouts import check_heads_writable, save_heads
 from treeopt.progress import Progress, silent
 from treeopt.train.data import Example, TrainingTexts, collate
 from treeopt.train.loss import IGNORED, TOPS, head_losses, hits, targets, weighted
+from treeopt.train.resume import begun_otherwise
 
 METRICS_FILE = "metrics.jsonl"
 _CHECKPOINTS = "checkpoints"
@@ -60,7 +61,7 @@ class Settings:
         warmup: share of the steps in which the rate rises.
         weight_decay: of AdamW.
         holdout: texts kept out of training, to judge the heads on.
-        log_every: steps between two lines of metrics.
+        log_every: steps between two lines of metrics; at most all of them.
         saves: checkpoints over the run; the last one is kept.
         bf16: mixed precision in the heads; their weights stay float32.
         seed: of the order of texts and of those held out.
@@ -81,6 +82,10 @@ class Settings:
     saves: int = 10
     bf16: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.blocks and self.shared_lm_head:
+            raise ValueError("heads without blocks that share the base's LM head have nothing to train")
 
 
 @dataclass(frozen=True)
@@ -162,11 +167,12 @@ def train_heads(
         train_dataset=_Rows(seen),
         eval_dataset=_Rows(unseen),
         data_collator=collate,
-        callbacks=[_Watch(model, chosen.log_every, progress)],
+        callbacks=[_Watch(model, int(arguments.logging_steps), progress)],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.metrics_file = place / METRICS_FILE
     trainer.train(resume_from_checkpoint=_last_checkpoint(place / _CHECKPOINTS))
+    _check_trained(model, (unseen or seen)[: chosen.batch_size])
     scores: tuple[HeadScore, ...] = ()
     if unseen:
         trainer.evaluate()
@@ -256,6 +262,17 @@ class _HeadsTrainer(Trainer):
         return found
 
 
+@torch.no_grad()
+def _check_trained(model: _HeadsOnBase, examples: Sequence[Example]) -> None:
+    """Raise E504 where the last steps have spoiled the heads: logged losses are those before a step."""
+    batch = {name: ids.to(model.heads.bias.device) for name, ids in collate(examples).items()}
+    loss = model(**batch)["loss"]
+    model.take_tally()
+    if not torch.isfinite(loss):
+        what = "the heads' loss is not a number after the last step"
+        raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, and begin anew with --force")
+
+
 def _without_clock(line: Mapping[str, float]) -> dict[str, float]:
     """A line of metrics that equal runs have in common."""
     return {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second"))}
@@ -292,7 +309,8 @@ def _arguments(folder: Path, settings: Settings, texts: int, device: torch.devic
     a_pass = math.ceil(texts / (settings.batch_size * settings.accumulate))
     steps = settings.steps or math.ceil(a_pass * settings.epochs)
     # A checkpoint falls on a logged step, so that a resumed run logs what an unbroken one does.
-    every = math.ceil(steps / settings.saves / settings.log_every) * settings.log_every
+    log_every = min(settings.log_every, steps)
+    every = math.ceil(steps / settings.saves / log_every) * log_every
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=settings.epochs,
@@ -304,7 +322,7 @@ def _arguments(folder: Path, settings: Settings, texts: int, device: torch.devic
         lr_scheduler_type="cosine",
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
-        logging_steps=settings.log_every,
+        logging_steps=log_every,
         save_steps=every,
         save_total_limit=2,  # a run killed while it saves still has the one before
         bf16=settings.bf16,
@@ -343,11 +361,8 @@ def _begin(folder: Path, begun: Mapping[str, Any], *, resume: bool, overwrite: b
             )
         found = json.loads(note.read_text())
         wanted = json.loads(json.dumps(begun))
-        other = [key for key in wanted if found.get(key) != wanted[key]]
-        if other:
-            lines = [f"{key}: begun with {found.get(key)}, now {wanted[key]}" for key in other]
-            what = f"{folder.parent} was begun with other {', '.join(other)}"
-            raise TreeoptError(Code.RESUME_INVALID, what, at="\n".join(lines), fix="give the same again, or --force")
+        if found != wanted:
+            raise begun_otherwise(folder.parent, found, wanted)
         return
     if folder.exists():
         if not overwrite:

@@ -1,0 +1,26 @@
+"""What a run that is resumed must have in common with the one that was broken off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import Code, TreeoptError
+
+
+def begun_otherwise(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> TreeoptError:
+    """E205, with every setting in which the two differ."""
+    what = f"{place} was begun with other settings"
+    at = "\n".join(_differences(begun, now, ""))
+    return TreeoptError(Code.RESUME_INVALID, what, at=at, fix="give the same again, or begin anew with --force")
+
+
+def _differences(begun: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key in dict.fromkeys([*begun, *now]):
+        one, other = begun.get(key), now.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differences(one, other, f"{prefix}{key}.")
+        elif one != other:
+            yield f"{prefix}{key}: begun with {json.dumps(one)}, now {json.dumps(other)}"
