@@ -550,3 +550,20 @@ def test_misuse_is_told_apart() -> None:
             decoder.generate(empty, 4)
     with pytest.raises(TreeoptError, match="no heads were given"):
         TreeDecoder(base, None, Tree.chain(2))
+
+
+def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced by torch.compile (its tracer, without its code generator), one text and a batch come out the same."""
+    traced: list[object] = []
+
+    def compile_without_code(model: torch.nn.Module) -> object:
+        traced.append(model)
+        return torch._dynamo.optimize("eager")(model)
+
+    monkeypatch.setattr(torch, "compile", compile_without_code)
+    base = tiny_base("llama", 6)
+    heads = random_heads(base, HEADS, 6)
+    plain, compiled = (TreeDecoder(base, heads, TREES["wide"], compile=asked) for asked in (False, True))
+    for prompts in (prompt_of(1), [prompt_of(2), prompt_of(3)]):
+        assert compiled.generate(prompts, 16) == plain.generate(prompts, 16)
+    assert traced == [base.model]
