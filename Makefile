@@ -1,5 +1,6 @@
 # make venv | demo | test | lint | bench | pocket. Each makes .venv first where it is missing.
 PYTHON ?= python3
+SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 BIN := .venv/bin
 
 .PHONY: venv demo pocket test lint bench clean
