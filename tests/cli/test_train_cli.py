@@ -238,9 +238,16 @@ def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_only_the_first_process_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun every process does the same; one of them says so."""
-    for rank, said in (("0", True), ("1", False)):
+    """Under torchrun every process does the same, and one of them says so; a RANK of something else silences nobody."""
+    for rank, launcher, said in (
+        ("0", "TORCHELASTIC_RUN_ID", True),
+        ("1", "TORCHELASTIC_RUN_ID", False),
+        ("1", "", True),
+    ):
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
         monkeypatch.setenv("RANK", rank)
+        if launcher:
+            monkeypatch.setenv(launcher, "none")
         for as_json in (False, True):
             console = Console(as_json, quiet=False)
             console.say("result")

@@ -39,7 +39,7 @@ class Console:
     """Where a command prints, by `--json` and `--quiet`; under torchrun only the first process does."""
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
-        follows = os.environ.get("RANK", "0") != "0"
+        follows = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
         self.for_people = not (as_json or follows)
         self.for_programs = as_json and not follows
         self.quiet = quiet or not self.for_people  # programs read the result; errors alone stand beside it
