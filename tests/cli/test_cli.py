@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from helpers import random_calibration
+from program import error_number, treeopt, treeopt_json
 
-from treeopt.cli.app import COMMANDS, program
+from treeopt.cli.app import COMMANDS
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.tree import Tree
@@ -29,29 +28,6 @@ OPENINGS = "data/story_openings.json"
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in an empty folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-
-def treeopt(*arguments: str | Path, status: int = 0) -> Result:
-    """Run the program in this process and check its exit status."""
-    result = CliRunner().invoke(program, [str(argument) for argument in arguments])
-    assert result.exit_code == status, result.output + repr(result.exception)
-    return result
-
-
-def treeopt_json(*arguments: str | Path, status: int = 0) -> dict[str, Any]:
-    """The one JSON object on standard output."""
-    result = treeopt(*arguments, "--json", status=status)
-    parsed: dict[str, Any] = json.loads(result.stdout)
-    return parsed
-
-
-def error_number(result: Result) -> str:
-    """The number of the one error on standard error."""
-    found = re.findall(r"^error\[(E\d+)\]", result.stderr, flags=re.MULTILINE)
-    assert len(found) == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
-    return str(found[0])
 
 
 @pytest.fixture

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from program import error_number, treeopt, treeopt_json
 from tiny import chat_base, tiny_base
 
-from treeopt.cli.app import program
 from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.layouts import load_heads
@@ -37,28 +35,6 @@ def chat() -> str:
     said = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2 w3 w4 w5"}]
     Path("data.jsonl").write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(8)))
     return "base"
-
-
-def treeopt(*arguments: str | Path, status: int = 0) -> Result:
-    """Run the program in this process and check its exit status."""
-    result = CliRunner().invoke(program, [str(argument) for argument in arguments])
-    assert result.exit_code == status, result.output + repr(result.exception)
-    return result
-
-
-def treeopt_json(*arguments: str | Path) -> dict[str, Any]:
-    """The one JSON object on standard output."""
-    parsed: dict[str, Any] = json.loads(treeopt(*arguments, "--json").stdout)
-    return parsed
-
-
-def error_number(result: Result) -> str:
-    """The number of the one error on standard error."""
-    found = re.findall(r"^error\[(E\d+)\]", result.stderr, flags=re.MULTILINE)
-    assert len(found) == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    assert result.stdout == ""
-    return str(found[0])
 
 
 def test_distill_train_calibrate(shared: Path) -> None:

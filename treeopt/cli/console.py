@@ -95,6 +95,16 @@ class Console:
 
 
 @contextmanager
+def resumable(console: Console, where: str) -> Iterator[None]:
+    """Long work that --resume can go on with: an interruption says so, and passes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.warn(f"interrupted; the same command with --resume goes on {where}")
+        raise
+
+
+@contextmanager
 def _bar(name: str) -> Iterator[Progress]:
     from rich.console import Console as RichConsole
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

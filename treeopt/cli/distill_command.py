@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, base_options, command, prompt_options, say_base, say_skipped
+from treeopt.cli.console import Console, base_options, command, prompt_options, resumable, say_base, say_skipped
 from treeopt.files.atomic import check_writable
 
 
@@ -51,20 +51,16 @@ def run(console: Console, **options: Any) -> None:
     base = load_base(options["model"], dtype=options["dtype"], device=options["device"])
     say_base(console, base)
     names = ("max_new_tokens", "temperature", "seed", "batch_size", "chat_template", "resume")
-    try:
-        with console.progress("distill") as progress:
-            done = distill(
-                base,
-                seeds,
-                options["output"],
-                exclude=exclude,
-                overwrite=options["force"],
-                progress=progress,
-                **{name: options[name] for name in names},
-            )
-    except KeyboardInterrupt:
-        console.warn(f"interrupted; the same command with --resume goes on with {options['output']}.partial")
-        raise
+    with resumable(console, f"with {options['output']}.partial"), console.progress("distill") as progress:
+        done = distill(
+            base,
+            seeds,
+            options["output"],
+            exclude=exclude,
+            overwrite=options["force"],
+            progress=progress,
+            **{name: options[name] for name in names},
+        )
     console.say(f"{done.rows} answers, {done.tokens} tokens ({done.new_rows} answers in this run)")
     if done.ended_early:
         console.warn(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, base_options, command, say_base
+from treeopt.cli.console import Console, base_options, command, resumable, say_base
 
 if TYPE_CHECKING:
     from treeopt.train.medusa1 import Trained
@@ -70,20 +70,16 @@ def run(console: Console, **options: Any) -> None:
         console.warn(f"warning: {texts.empty} rows hold no answer of two tokens or more and are left out")
     given = {name: options.get(name) for name in (field.name for field in fields(Settings))}
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    try:
-        with console.progress("train") as progress:
-            trained = train_heads(
-                base,
-                texts,
-                options["output"],
-                settings,
-                resume=options["resume"],
-                overwrite=options["force"],
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        console.warn("interrupted; the same command with --resume goes on from the last checkpoint")
-        raise
+    with resumable(console, "from the last checkpoint"), console.progress("train") as progress:
+        trained = train_heads(
+            base,
+            texts,
+            options["output"],
+            settings,
+            resume=options["resume"],
+            overwrite=options["force"],
+            progress=progress,
+        )
     _report(console, trained, options)
 
 

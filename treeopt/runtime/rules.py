@@ -6,6 +6,7 @@ A rule sees the base's logits after every node, and says which node is accepted 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -52,15 +53,15 @@ class Rule(Protocol):
         """
 
 
-class Exact:
+class Exact(ABC):
     """A rule that chooses one token after every node, and follows the drafts that equal the choice."""
 
     lossy: ClassVar[bool] = False
     seed: int | None = None
 
+    @abstractmethod
     def choose(self, logits: Tensor, tokens: Tensor | None, generator: torch.Generator | None) -> Tensor:
         """One token a row: float [..., V] -> int64 [...]; `tokens` int64 [B, N] where rows are nodes, None at roots."""
-        raise NotImplementedError
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.choose(logits, None, generator)
