@@ -38,6 +38,8 @@ class Code(enum.Enum):
     HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads were not made for this base model")
     CALIBRATION_INVALID = ("E220", EXIT_INPUT, "a calibration breaks one of its own rules")
     CALIBRATION_MISMATCH = ("E221", EXIT_INPUT, "only calibrations of the same model, heads and settings merge")
+    DRAFTER_INVALID = ("E222", EXIT_INPUT, "a drafter breaks one of its own rules")
+    DRAFTER_MISMATCH = ("E223", EXIT_INPUT, "traces and trees hold for the drafter that they were made with")
     PROFILE_INVALID = ("E230", EXIT_INPUT, "a latency profile holds positive seconds, once for each size")
     HUB_UNREACHABLE = ("E301", EXIT_ENVIRONMENT, "not on this machine, and the hub cannot be reached")
     PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `turns`, `instruction`, `prompt` or `text`")
