@@ -133,7 +133,7 @@ def step_parts(decoder: TreeDecoder, ids: list[int], *, steps: int, rounds: int)
             length, tokens = session.lengths[0], torch.full((1, decoder.tree.nodes), 5, device=base.device)
             given = {
                 "attention_mask": session._masks.at(length),
-                "position_ids": (forward.depths + length)[None],
+                "position_ids": forward.shape.depths + length,
                 "past_key_values": session.cache,
                 "use_cache": True,
                 "output_hidden_states": -1,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tiny import tiny_base
 
 from treeopt.models.base import Base
+from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.rules import Sample
 
 SMALL = 5  # tokens of the model whose texts are counted
@@ -32,6 +33,16 @@ def text_probabilities(base: Base, rule: Sample) -> NDArray[np.float64]:
     p = np.array([[processed(place, rule) for place in row] for row in logits.numpy()])
     chosen = np.take_along_axis(p, np.array(texts)[..., None], axis=2)[..., 0]
     return np.prod(chosen, axis=1)
+
+
+def counted(decoder: TreeDecoder, *, rows: int = 512, rounds: int = 12) -> NDArray[np.float64]:
+    """How often each text came out of the decoder, out of rows * rounds."""
+    torch.manual_seed(0)
+    counts = np.zeros(SMALL**LENGTH)
+    for _ in range(rounds):
+        for one in decoder.generate([PROMPT] * rows, LENGTH):
+            counts[int(np.polyval(one.tokens, SMALL))] += 1
+    return counts
 
 
 def processed(logits: NDArray[np.float64], rule: Sample) -> NDArray[np.float64]:

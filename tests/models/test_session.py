@@ -13,6 +13,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.probe import check_trees
 from treeopt.models.session import TreeForward
+from treeopt.models.shapes import Frame, Shape
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.tree import ROOT, Tree
 
@@ -68,7 +69,7 @@ def test_verify_after_keeps(family: str) -> None:
         logits, _ = session.verify(tokens[None])
         torch.testing.assert_close(logits[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
         kept = int(rng.integers(tree.nodes))
-        session.keep([kept])
+        session.keep([tuple(path_to(tree, kept))])
         prefix = torch.cat([prefix, tokens[path_to(tree, kept)]])
         assert session.lengths == session.ends.tolist() == [len(prefix)]
 
@@ -83,6 +84,66 @@ def test_verify_window_inside_tree(family: str) -> None:
     forward = TreeForward(base, tree)
     session, _, _ = forward.begin([prefix], 10)
     torch.testing.assert_close(session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+
+
+def own_trees(seed: int, rows: int, nodes: int, depth: int) -> tuple[list[Tree], Shape]:
+    """A random tree of this size for every row, and their shape."""
+    trees = [random_tree(10 * seed + row, nodes=nodes, depth=depth, ranks=6) for row in range(rows)]
+    return trees, Shape.from_parents(torch.tensor([tree.parents for tree in trees]), depth)
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("lengths", [[WINDOW - 4], [PREFIX], [PREFIX, 3, WINDOW - 2]])
+@torch.inference_mode()
+def test_verify_own_trees(family: str, lengths: list[int]) -> None:
+    """With a new tree for every row at every step, each node has the logits of its path run alone, and kept paths stay.
+
+    Prefixes are shorter and longer than the window, alone and side by side.
+    """
+    base, rng = tiny_base(family, 4), np.random.default_rng(len(lengths))
+    prefixes = [tokens_of(row, length) for row, length in enumerate(lengths)]
+    session, _, _ = TreeForward(base, Frame(nodes=14, depth=4)).begin(prefixes, 40)
+    for step in range(4):
+        trees, shape = own_trees(step, len(lengths), 14, 4)
+        tokens = torch.stack([tokens_of(100 * step + row, 14) for row in range(len(lengths))])
+        logits, _ = session.verify(tokens, shape)
+        paths = []
+        for row, tree in enumerate(trees):
+            wanted = alone(base, prefixes[row], tree, tokens[row])
+            torch.testing.assert_close(logits[row], wanted, rtol=0, atol=1e-4)
+            paths.append(tuple(path_to(tree, int(rng.integers(14)))))
+            prefixes[row] = torch.cat([prefixes[row], tokens[row, list(paths[row])]])
+        session.keep(paths)
+        assert session.lengths == session.ends.tolist() == list(map(len, prefixes))
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_verify_own_trees_window_inside(family: str, rows: int) -> None:
+    """A window shorter than the rows' own trees are deep hides far ancestors by position."""
+    base = tiny_base(family, sliding_window=3)
+    trees, shape = own_trees(7, rows, 40, 8)
+    assert shape.depths.max() >= 5
+    prefixes = [tokens_of(row, 2 + 4 * row) for row in range(rows)]
+    tokens = torch.stack([tokens_of(50 + row, 40) for row in range(rows)])
+    session, _, _ = TreeForward(base, Frame(nodes=40, depth=8)).begin(prefixes, 10)
+    logits, _ = session.verify(tokens, shape)
+    for row, tree in enumerate(trees):
+        wanted = alone(base, prefixes[row], tree, tokens[row])
+        torch.testing.assert_close(logits[row], wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
+@torch.inference_mode()
+def test_verify_one_shape_for_all_rows(family: str) -> None:
+    """A step's shape may be one for all rows; it gives what the tree made ready beforehand gives, bit for bit."""
+    base, tree = tiny_base(family), random_tree(3, nodes=12, depth=4, ranks=4)
+    prefixes, tokens = [tokens_of(1, PREFIX), tokens_of(2, 6)], tokens_of(3, 24).view(2, 12)
+    ready, _, _ = TreeForward(base, tree).begin(prefixes, 10)
+    framed, _, _ = TreeForward(base, Frame(nodes=12, depth=4)).begin(prefixes, 10)
+    shape = Shape.of_tree(tree, base.device)
+    assert torch.equal(framed.verify(tokens, shape)[0], ready.verify(tokens)[0])
 
 
 def capped(base: Base, logits: Tensor) -> Tensor:

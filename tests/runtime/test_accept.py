@@ -6,15 +6,20 @@ import pytest
 import torch
 from helpers import random_tree
 
+from treeopt.models.shapes import Shape
 from treeopt.runtime import accept
 from treeopt.tree import ROOT, Tree
 
 
+def shape_of(*trees: Tree) -> Shape:
+    """The shape of these trees, one a row."""
+    parents = torch.tensor([tree.parents for tree in trees])
+    return Shape.from_parents(parents, max(tree.depth for tree in trees))
+
+
 def accepted(tree: Tree, tokens: list[int], choice: list[int]) -> int:
     """The node that `accept.greedy` takes."""
-    found = accept.greedy(
-        torch.tensor([tokens]), torch.tensor([choice]), torch.tensor(tree.parents), torch.tensor(tree.ancestors)
-    )
+    found = accept.greedy(torch.tensor([tokens]), torch.tensor([choice]), shape_of(tree))
     assert found.shape == (1,)
     return int(found)
 
@@ -48,6 +53,18 @@ def test_greedy_naive_walk(seed: int) -> None:
     tokens = sibling_tokens(tree, vocab, seed)
     choice = torch.randint(vocab, (tree.nodes,), generator=torch.Generator().manual_seed(seed + 1000)).tolist()
     assert accepted(tree, tokens, choice) == walked(tree, tokens, choice)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_greedy_row_by_row(seed: int) -> None:
+    """Rows with a tree each end where each ends alone."""
+    trees = [random_tree(10 * seed + row, nodes=20, depth=5, ranks=4) for row in range(6)]
+    vocab = 1 + max(tree.parents[1:].count(node) for tree in trees for node in tree.parents)
+    tokens = [sibling_tokens(tree, vocab, seed + row) for row, tree in enumerate(trees)]
+    choice = torch.randint(vocab, (6, 20), generator=torch.Generator().manual_seed(seed))
+    wanted = [walked(*row) for row in zip(trees, tokens, choice.tolist(), strict=True)]
+    assert accept.greedy(torch.tensor(tokens), choice, shape_of(*trees)).tolist() == wanted
+    assert len(set(wanted)) > 1
 
 
 def test_naive_walk_every_depth() -> None:
@@ -99,7 +116,8 @@ def test_greedy_root_only() -> None:
 def test_greedy_inputs_unchanged(small_tree: Tree) -> None:
     """The function is pure: what it was given is as before."""
     tokens, choice = torch.arange(6)[None], torch.arange(6)[None]
-    parents, ancestors = torch.tensor(small_tree.parents), torch.tensor(small_tree.ancestors)
-    before = [tensor.clone() for tensor in (tokens, choice, parents, ancestors)]
-    accept.greedy(tokens, choice, parents, ancestors)
-    assert all(map(torch.equal, before, (tokens, choice, parents, ancestors)))
+    shape = shape_of(small_tree)
+    given = (tokens, choice, shape.parents, shape.depths, shape.ancestors)
+    before = [tensor.clone() for tensor in given]
+    accept.greedy(tokens, choice, shape)
+    assert all(map(torch.equal, before, given))

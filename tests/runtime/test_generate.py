@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from chances import ALPHA, LENGTH, PROMPT, SMALL, p_value, small_base, text_probabilities
+from proposers import RandomProposer
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
 from transformers import (
@@ -133,6 +134,18 @@ def test_equal_to_stock(model: PreTrainedModel, heads: MedusaHeads, name: str, r
     assert not ours.is_inference()
     if name in CHANGED and rows == "alone":
         assert stock[0, 4:].tolist() != greedy_text(model)
+
+
+@pytest.mark.parametrize("rows", INPUTS)
+@pytest.mark.parametrize("name", ["plain", *sorted(CHANGED)])
+def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) -> None:
+    """Processors see each node's own path too where every row has a tree of its own at every step."""
+    options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
+    stock = model.generate(**options)
+    proposer = RandomProposer(Base(model, None, "tiny"), nodes=40, depth=3)
+    ours = model.generate(**options, custom_generate=tree_generate, proposer=proposer, return_dict_in_generate=True)
+    assert ours.sequences.tolist() == stock.tolist()
+    assert ours.tokens_per_step > 1
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)

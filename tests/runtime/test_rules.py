@@ -9,19 +9,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from chances import ALPHA, LENGTH, PROMPT, SMALL, p_value, small_base, text_probabilities
+from chances import ALPHA, LENGTH, PROMPT, counted, p_value, small_base, text_probabilities
 from helpers import random_tree
 from numpy.typing import NDArray
 from tiny import cycle_base, cycle_heads, random_heads
 from torch import Tensor
 
 from treeopt.models.base import Base
+from treeopt.models.shapes import Shape
 from treeopt.runtime import accept
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.rules import Greedy, Rule, Sample, Typical
 from treeopt.tree import Tree
 
-ROWS, ROUNDS = 512, 12  # 6,144 texts a test
 SETTINGS = {
     "plain": Sample(),
     "cold": Sample(temperature=0.6),
@@ -39,22 +39,16 @@ def small() -> Base:
     return small_base()
 
 
-def counted(base: Base, tree: Tree, rule: Rule, *, rounds: int = ROUNDS) -> NDArray[np.float64]:
-    """How often each text came out of the decoder."""
-    torch.manual_seed(0)
-    decoder = TreeDecoder(base, random_heads(base, 3, 3), tree, acceptance=rule)
-    counts = np.zeros(SMALL**LENGTH)
-    for _ in range(rounds):
-        for one in decoder.generate([PROMPT] * ROWS, LENGTH):
-            counts[int(np.polyval(one.tokens, SMALL))] += 1
-    return counts
+def counts_of(base: Base, tree: Tree, rule: Rule) -> NDArray[np.float64]:
+    """How often each text came out of a decoder with this tree and rule."""
+    return counted(TreeDecoder(base, random_heads(base, 3, 3), tree, acceptance=rule))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_sample_distribution(small: Base, name: str) -> None:
     """Whole texts out of a full tree are distributed as plain sampling distributes them."""
     rule = SETTINGS[name]
-    assert p_value(counted(small, FULL, rule), text_probabilities(small, rule)) > ALPHA
+    assert p_value(counts_of(small, FULL, rule), text_probabilities(small, rule)) > ALPHA
 
 
 TREES = {"root": Tree(()), "chain": Tree.chain(3), "ragged": random_tree(4, nodes=20, depth=3, ranks=5)}
@@ -64,7 +58,7 @@ TREES = {"root": Tree(()), "chain": Tree.chain(3), "ragged": random_tree(4, node
 def test_sample_distribution_trees(small: Base, name: str) -> None:
     """The same through no tree, a chain and a ragged tree."""
     rule = SETTINGS["all"]
-    assert p_value(counted(small, TREES[name], rule), text_probabilities(small, rule)) > ALPHA
+    assert p_value(counts_of(small, TREES[name], rule), text_probabilities(small, rule)) > ALPHA
 
 
 def test_sample_accepts_drafts(small: Base) -> None:
@@ -79,11 +73,12 @@ class DrawnPerChild(Sample):
     """Wrong: a draw for every child instead of one for every node, so drafted tokens come too often."""
 
     def judge(
-        self, tokens: Tensor, logits: Tensor, parents: Tensor, ancestors: Tensor, generator: torch.Generator | None
+        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        choice = self.choose(logits, tokens, generator)
-        own = self.choose(logits.index_select(1, parents), tokens, generator)  # a draw at the parent, for each node
-        right = (own == tokens)[:, None, :] | ~ancestors
+        choice = self.choose(logits, tokens, shape, generator)
+        at_parents = logits.index_select(1, shape.parents[0])
+        own = self.choose(at_parents, tokens, shape, generator)  # a draw at the parent, for each node
+        right = (own == tokens)[:, None, :] | ~shape.ancestors
         right[:, :, 0] = True
         node = right.all(-1).mul(torch.arange(tokens.shape[1])).amax(-1)
         return node, choice.gather(1, node[:, None])[:, 0]
@@ -92,29 +87,32 @@ class DrawnPerChild(Sample):
 class GreedyNext(Sample):
     """Wrong: drafts are judged by draws, but the token after them is the most likely one."""
 
-    def judge(self, *given: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        tokens, logits, parents, ancestors, generator = given
-        node, _ = super().judge(tokens, logits, parents, ancestors, generator)
+    def judge(
+        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        node, _ = super().judge(tokens, logits, shape, generator)
         return node, accept.best(logits)[torch.arange(len(node)), node]
 
 
 class ColdInside(Sample):
     """Wrong: the temperature is 20 percent lower at nodes than at the first token."""
 
-    def choose(self, logits: Tensor, tokens: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        return super().choose(logits if tokens is None else logits * 1.2, tokens, generator)
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
+        return super().choose(logits if tokens is None else logits * 1.2, tokens, shape, generator)
 
 
 @pytest.mark.parametrize("wrong", [DrawnPerChild, GreedyNext, ColdInside])
 def test_sample_planted_wrong_rule(small: Base, wrong: Callable[..., Rule]) -> None:
     """The counts are many enough: rules that are wrong, one of them slightly, fail the same test."""
-    counts = counted(small, FULL, wrong(temperature=1.0))
+    counts = counts_of(small, FULL, wrong(temperature=1.0))
     assert p_value(counts, text_probabilities(small, Sample())) < ALPHA
 
 
 def test_sample_wrong_settings_are_found(small: Base) -> None:
     """Counts of one setting fail against the probabilities of its neighbours."""
-    counts = counted(small, FULL, Sample(temperature=1.3))
+    counts = counts_of(small, FULL, Sample(temperature=1.3))
     for other in (Sample(), Sample(temperature=1.3, top_k=4), Sample(temperature=1.3, top_p=0.9)):
         assert p_value(counts, text_probabilities(small, other)) < ALPHA
 
@@ -189,8 +187,7 @@ def taken(tree: Tree, tokens: Tensor, logits: Tensor, temperature: float, epsilo
     found = accept.typical(
         tokens,
         logits,
-        torch.tensor(tree.parents),
-        torch.tensor(tree.ancestors),
+        Shape.of_tree(tree, tokens.device),
         temperature=temperature,
         epsilon=epsilon,
         delta=delta,
@@ -212,6 +209,21 @@ def test_typical_brute_force(seed: int) -> None:
     ]
     given = torch.from_numpy(tokens), torch.from_numpy(logits).float()
     assert taken(tree, *given, temperature, epsilon, delta) == wanted
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_typical_brute_force_own_trees(seed: int) -> None:
+    """Rows with a tree each end where every path of their own tree tried by itself ends."""
+    rng = np.random.default_rng(seed)
+    depths = (1, 2, 4, 6, 4)  # so that no row's depths do for another
+    trees = [random_tree(10 * seed + row, nodes=25, depth=d, ranks=30 // d) for row, d in enumerate(depths)]
+    tokens, logits = rng.integers(12, size=(5, 25)), rng.normal(size=(5, 25, 12)) * 1.5
+    rows = zip(trees, tokens.tolist(), logits, strict=True)
+    wanted = [typical_by_hand(*row, 0.7, 0.09, 0.3) for row in rows]
+    shape = Shape.from_parents(torch.tensor([tree.parents for tree in trees]), 6)
+    given = torch.from_numpy(tokens), torch.from_numpy(logits).float()
+    assert accept.typical(*given, shape, temperature=0.7, epsilon=0.09, delta=0.3).tolist() == wanted
+    assert len(set(wanted)) > 1
 
 
 def test_typical_brute_force_is_worth_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,8 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.cache import TreeCache
-from treeopt.models.masks import TreeMasks, layer_windows
-from treeopt.tree import Tree
+from treeopt.models.masks import PrefixMasks, TreeMasks, layer_windows
+from treeopt.models.shapes import Frame, Shape
+from treeopt.tree import ROOT, Tree
+
+NodePath = tuple[int, ...]  # nodes, the root first
 
 _ATTENTION = ("eager", "sdpa")  # what reads a float mask rightly; flex attention aborts the process on it
 
@@ -25,11 +29,15 @@ class TreeForward:
 
     Args:
         base: the model.
-        tree: the tree.
+        tree: the tree; or only its frame, where every step brings trees of its own.
         compile: run the tree's forward, and only that, through `torch.compile`.
+
+    Attributes:
+        shape: the tree's; None where there is only a frame.
+        paths: of the tree, the nodes from the root to each node.
     """
 
-    def __init__(self, base: Base, tree: Tree, *, compile: bool = False) -> None:
+    def __init__(self, base: Base, tree: Tree | Frame, *, compile: bool = False) -> None:
         attention = base.model.config._attn_implementation
         if attention not in _ATTENTION:
             raise TreeoptError(
@@ -41,14 +49,14 @@ class TreeForward:
         self.base = base
         self.verifier = dataclasses.replace(base, model=torch.compile(base.model)) if compile else base
         self.tree = tree
-        self.depths = torch.tensor(tree.depths, device=base.device)
-        paths = [np.flatnonzero(row) for row in tree.ancestors]
-        # The node at each depth of every node's path; beyond its end the root, which nobody looks at.
-        rows = pad_sequence([torch.from_numpy(path) for path in paths], batch_first=True)
-        self.paths = rows.to(base.device)  # [N, D+1]
-        self.path_to = [row[: depth + 1] for row, depth in zip(self.paths, tree.depths, strict=True)]
+        fixed = tree if isinstance(tree, Tree) else None
+        self.shape = Shape.of_tree(fixed, base.device) if fixed else None
+        self.paths = [tuple(np.flatnonzero(row).tolist()) for row in fixed.ancestors] if fixed else []
+        nodes = torch.tensor([node for path in self.paths for node in path], device=base.device)
+        ends = itertools.accumulate(map(len, self.paths))
+        self._known = {path: nodes[end - len(path) : end] for path, end in zip(self.paths, ends, strict=True)}
         self._windows = layer_windows(base.model.config)
-        self._masks: TreeMasks | None = None
+        self._masks: TreeMasks | PrefixMasks | None = None
 
     def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[Session, Tensor, Tensor]:
         """Prefill prompts (each int64 [T], of any lengths); room is made for `max_new_tokens` more in each row.
@@ -70,9 +78,7 @@ class TreeForward:
                     Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt or ask for fewer new tokens"
                 )
         capacity = max(lengths) + max_new_tokens + self.tree.nodes
-        if self._masks is None or self._masks.capacity < capacity:
-            self._masks = TreeMasks(self.tree, self._windows, capacity, self.base.dtype, self.base.device)
-        session = Session(self, self._masks, TreeCache(capacity, self.base.layers), lengths)
+        session = Session(self, self._masks_for(capacity), TreeCache(capacity, self.base.layers), lengths)
         last = 1 if len(lengths) == 1 else session.ends[:, None] - 1
         # Padded on the right and without a mask: a stock forward is causal, so no prompt sees its padding.
         logits, hidden = self.base.forward(
@@ -82,6 +88,19 @@ class TreeForward:
             logits_to_keep=last,
         )
         return session, logits[:, -1], pick(hidden, [length - 1 for length in lengths])
+
+    def on_device(self, path: NodePath) -> Tensor:
+        """A path as int64 [n]; those of a tree that stays are there already."""
+        known = self._known.get(path)
+        return torch.tensor(path, device=self.base.device) if known is None else known
+
+    def _masks_for(self, capacity: int) -> TreeMasks | PrefixMasks:
+        """The masks behind prefixes of up to `capacity` tokens; larger ones made before do as well."""
+        if self._masks is None or self._masks.capacity < capacity:
+            given = (self._windows, capacity, self.base.dtype, self.base.device)
+            tree = self.tree
+            self._masks = TreeMasks.of_tree(tree, *given) if isinstance(tree, Tree) else PrefixMasks(tree.depth, *given)
+        return self._masks
 
 
 def pick(states: Tensor, places: Sequence[int]) -> Tensor:
@@ -93,13 +112,15 @@ def pick(states: Tensor, places: Sequence[int]) -> Tensor:
 
 
 class Session:
-    """B texts in progress. Per step: `verify(tokens)`, then `keep(nodes)`.
+    """B texts in progress. Per step: `verify(tokens)`, then `keep(paths)`.
 
     Attributes:
         lengths: cached tokens of each row.
     """
 
-    def __init__(self, forward: TreeForward, masks: TreeMasks, cache: TreeCache, lengths: list[int]) -> None:
+    def __init__(
+        self, forward: TreeForward, masks: TreeMasks | PrefixMasks, cache: TreeCache, lengths: list[int]
+    ) -> None:
         self.cache = cache
         self.lengths = lengths
         self._forward = forward
@@ -110,19 +131,28 @@ class Session:
         """The lengths as int64 [B]; only a batch needs them."""
         return torch.tensor(self.lengths, device=self._forward.base.device)
 
-    def verify(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """One forward over all nodes of all rows: int64 [B, N] -> logits [B, N, V], hidden states [B, N, d]."""
+    def verify(self, tokens: Tensor, shape: Shape | None = None) -> tuple[Tensor, Tensor]:
+        """One forward over all nodes of all rows.
+
+        Args:
+            tokens: int64 [B, N].
+            shape: the rows' trees, for a forward that knows only their frame; None is the forward's own tree.
+
+        Returns:
+            Logits [B, N, V] and hidden states [B, N, d].
+        """
         forward, longest = self._forward, max(self.lengths)
         width = longest + tokens.shape[1]
         if width > self.cache.capacity:
             what = f"a text of {longest} tokens has used up the room that was made for it"
             raise TreeoptError(Code.CONTEXT_FULL, what, fix="drop ended rows, or prefill with more new tokens")
+        masks, depths = self._of_step(shape, longest)
         if len(self.lengths) == 1:
-            mask = self._masks.at(longest)
-            positions = (forward.depths + longest)[None]
+            mask = masks.at(longest)
+            positions = depths + longest
         else:
-            mask = self._masks.at_each(self.ends, width)
-            positions = forward.depths + self.ends[:, None]
+            mask = masks.at_each(self.ends, width)
+            positions = depths + self.ends[:, None]
             self.cache.write_at(self.ends[:, None] + torch.arange(tokens.shape[1], device=tokens.device), width)
         if longest + forward.tree.depth >= forward.base.context:
             # Nodes beyond the context hold drafts beyond the budget, which are never emitted: any valid position does.
@@ -131,23 +161,34 @@ class Session:
             tokens, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         )
 
-    def keep(self, nodes: Sequence[int]) -> None:
-        """Of each row's tree keep the path from the root to one node, and drop the rest."""
-        forward, depths = self._forward, self._forward.tree.depths
-        longest = 1 + max(depths[node] for node in nodes)
-        if len(nodes) == 1:
-            if nodes[0] >= longest:  # else the path is nodes 0 to n-1, and in place
-                self.cache.move(forward.path_to[nodes[0]] + self.lengths[0], self.lengths[0])
-        elif longest > 1:
-            start = self.ends[:, None]
-            self.cache.move(forward.paths[list(nodes), :longest] + start, start)
-        self._set_lengths([length + 1 + depths[node] for length, node in zip(self.lengths, nodes, strict=True)])
+    def keep(self, paths: Sequence[NodePath]) -> None:
+        """Of each row's tree keep one path, the nodes from the root on, and drop the rest."""
+        # A path that ends with node n - 1 is nodes 0 to n - 1, and in place.
+        if any(path[-1] >= len(path) for path in paths):
+            if len(paths) == 1:
+                self.cache.move(self._forward.on_device(paths[0]) + self.lengths[0], self.lengths[0])
+            else:
+                longest = max(map(len, paths))
+                # Beyond a path's end the root, where nobody looks.
+                rows = [[*path, *[ROOT] * (longest - len(path))] for path in paths]
+                start = self.ends[:, None]
+                self.cache.move(torch.tensor(rows, device=start.device) + start, start)
+        self._set_lengths([length + len(path) for length, path in zip(self.lengths, paths, strict=True)])
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
         self.cache.select(torch.tensor(list(rows), device=self._forward.base.device))
         self.cache.write_at(None, 0)
         self._set_lengths([self.lengths[row] for row in rows])
+
+    def _of_step(self, shape: Shape | None, longest: int) -> tuple[TreeMasks, Tensor]:
+        """The masks of a step behind prefixes of up to `longest` tokens, and its nodes' depths int64 [1 or B, N]."""
+        if isinstance(self._masks, TreeMasks):
+            assert shape is None, "this forward was made for one tree"
+            assert self._forward.shape is not None
+            return self._masks, self._forward.shape.depths
+        assert shape is not None, "this forward was made for trees that each step brings"
+        return self._masks.before(shape, longest), shape.depths
 
     def _set_lengths(self, lengths: list[int]) -> None:
         self.lengths = lengths

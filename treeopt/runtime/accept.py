@@ -11,6 +11,8 @@ import functools
 import torch
 from torch import Tensor
 
+from treeopt.models.shapes import Shape
+
 NOT_A_NUMBER = -1  # in place of a chosen token, where the scores were no numbers: no draft equals it
 _MANY = 1 << 20  # scores, from which on a CPU looks for the largest in two stages
 EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
@@ -46,7 +48,7 @@ def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return best(scores.softmax(-1).div_(waits))
 
 
-def greedy(tokens: Tensor, choice: Tensor, parents: Tensor, ancestors: Tensor) -> Tensor:
+def greedy(tokens: Tensor, choice: Tensor, shape: Shape) -> Tensor:
     """The deepest node whose every draft is what the target itself chooses there.
 
     A draft is right when it equals the choice at its parent. Siblings hold different tokens, so all right nodes lie on
@@ -56,22 +58,19 @@ def greedy(tokens: Tensor, choice: Tensor, parents: Tensor, ancestors: Tensor) -
     Args:
         tokens: int64 [B, N], each node's token.
         choice: int64 [B, N], the target's choice after each node; one for all the paths that go through it.
-        parents: int64 [N], each node's parent; the root is its own.
-        ancestors: bool [N, N], True where the column's node is on the row's path.
+        shape: which node hangs on which, in each row or in all.
 
     Returns:
         int64 [B]: the accepted node; 0, the root, where no draft is right.
     """
-    wrong = tokens != choice.index_select(1, parents)
-    right = _right(wrong, ancestors)
+    right = _right(tokens != shape.at_parents(choice), shape)
     return right.mul(torch.arange(tokens.shape[1], device=tokens.device)).amax(-1)
 
 
 def typical(
     tokens: Tensor,
     logits: Tensor,
-    parents: Tensor,
-    ancestors: Tensor,
+    shape: Shape,
     *,
     temperature: float,
     epsilon: float = EPSILON,
@@ -85,8 +84,7 @@ def typical(
     Args:
         tokens: int64 [B, N], each node's token.
         logits: float [B, N, V], the base's logits after each node.
-        parents: int64 [N], each node's parent; the root is its own.
-        ancestors: bool [N, N], True where the column's node is on the row's path.
+        shape: which node hangs on which, in each row or in all.
         temperature: of p, above 0.
         epsilon: no draft needs more than this probability.
         delta: how much of exp(-H), the probability of a token in an even distribution of that entropy, a draft needs.
@@ -97,17 +95,15 @@ def typical(
     p = (logits.float() / temperature).softmax(-1)
     bar = (torch.special.entr(p).sum(-1).neg().exp() * delta).clamp_max(epsilon)  # [B, N]
     rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-    likely = p[rows, parents, tokens]  # [B, N], each draft's probability at its parent
-    wrong = ~(likely > bar.index_select(1, parents))
-    length = _right(wrong, ancestors) * ancestors.sum(-1)
+    likely = p[rows, shape.parents, tokens]  # [B, N], each draft's probability at its parent
+    wrong = ~(likely > shape.at_parents(bar))
+    length = _right(wrong, shape) * (shape.depths + 1)
     longest = length == length.amax(-1, keepdim=True)
     steps = torch.where(wrong, 0.0, likely.log())  # paths with a wrong node are out already; -inf * 0 would be NaN
-    steps[:, 0] = 0.0
-    path = steps @ ancestors.T.to(steps.dtype)  # log likelihood of each node's path
+    path = shape.along(steps)  # log likelihood of each node's path
     return torch.where(longest, path, -torch.inf).argmax(-1)
 
 
-def _right(wrong: Tensor, ancestors: Tensor) -> Tensor:
+def _right(wrong: Tensor, shape: Shape) -> Tensor:
     """bool [B, N]: whether no node of a path is wrong, the root aside: it was chosen before the tree was drawn."""
-    faults = wrong[:, 1:].float() @ ancestors[:, 1:].float().T  # how many on each node's path; exact
-    return faults == 0
+    return shape.along(wrong.float()) == 0  # a count, so exact

@@ -23,15 +23,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.probe import check_trees
-from treeopt.models.session import Session, TreeForward, pick
-from treeopt.runtime import propose
-from treeopt.runtime.accept import NOT_A_NUMBER
-from treeopt.runtime.buffers import compile_tree
+from treeopt.models.session import NodePath, TreeForward, pick
+from treeopt.models.shapes import Frame
+from treeopt.runtime.propose import Drafts, PlainProposer, Proposer
+from treeopt.runtime.rows import Rows
 from treeopt.runtime.rules import Greedy, Rule
-from treeopt.tree import Tree, check_tree_fits
+from treeopt.tree import ROOT, Tree
 
 Prompt = Tensor | Sequence[int]
 
@@ -49,47 +49,15 @@ class Decoded:
         return len(self.tokens) / len(self.step_lengths)
 
 
-class Rows:
-    """Texts in progress, one a row; made by `TreeDecoder.prefill`, advanced by `TreeDecoder.step`.
-
-    Attributes:
-        indices: which prompt each row came from.
-        roots: each row's next token, chosen but not yet emitted; the next step emits it first.
-    """
-
-    def __init__(self, session: Session, root: Tensor, hidden: Tensor, generator: torch.Generator | None) -> None:
-        self.indices = list(range(len(session.lengths)))
-        self.roots: list[int] = root.tolist()
-        self._session = session
-        self._root = root  # int64 [B]
-        self._hidden = hidden  # [B, d], the states that chose the roots
-        self._generator = generator
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows (0 .. B-1, ascending) only; they are numbered anew."""
-        if len(rows) == len(self.indices):
-            return
-        self.indices = [self.indices[row] for row in rows]
-        self.roots = [self.roots[row] for row in rows]
-        if rows:
-            self._session.select(rows)
-            self._root, self._hidden = self._root[list(rows)], self._hidden[list(rows)]
-
-    def check(self) -> None:
-        """Raise E504 where a row's next token was chosen from scores that are no numbers."""
-        if NOT_A_NUMBER in self.roots:
-            row = self.roots.index(NOT_A_NUMBER)
-            where = f"prompt {self.indices[row]}, after {self._session.lengths[row]} tokens of prompt and text"
-            raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not numbers", at=where)
-
-
 class TreeDecoder:
-    """A base model, its heads, a tree and a rule, ready to decode any number of texts.
+    """A base model, what drafts for it, and a rule, ready to decode any number of texts.
 
     Args:
         base: a loaded `Base`, or any stock causal language model of `transformers`.
-        heads: its draft heads; None only with the one-node tree, which is plain decoding on the same loop.
-        tree: at most as deep as there are heads.
+        heads: its draft heads; None only with the one-node tree, which is plain decoding on the same loop, or with a
+            proposer.
+        tree: at most as deep as there are heads; not with a proposer, which brings its own.
+        proposer: what drafts, where it is not the heads' guesses in one tree.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
         compile: run the tree's forward through `torch.compile`: the first two steps then take many seconds, later ones
             less. Rounding differs from the eager forward.
@@ -98,36 +66,35 @@ class TreeDecoder:
     Raises:
         TreeoptError: E101, E102 where the tree asks for more than the heads give, E212 where the heads do not fit the
             base, E502 where the base cannot verify trees.
+        ValueError: unless either a tree or a proposer is given.
     """
 
     def __init__(
         self,
         base: Base | PreTrainedModel,
         heads: MedusaHeads | None,
-        tree: Tree,
+        tree: Tree | None = None,
         *,
+        proposer: Proposer | None = None,
         acceptance: Rule | None = None,
         compile: bool = False,
         probe: bool = True,
     ) -> None:
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
-        self.tree = tree
         self.acceptance: Rule = acceptance or Greedy()
         self.heads = heads
-        if heads is not None:
-            check_heads_fit(self.base, heads, "given")
-            self.heads = heads_like(self.base, heads)
-        elif tree.depth:
-            what = f"no heads were given, and the tree drafts {tree.depth} tokens ahead"
-            raise TreeoptError(Code.TREE_TOO_DEEP, what, fix="heads=treeopt.load_heads(...).heads")
-        num_heads = heads.num_heads if heads is not None else 0
-        check_tree_fits(tree, heads=num_heads, ranks=self.base.vocab_size, holder="the model")
+        if (tree is None) is (proposer is None):
+            raise ValueError("a decoder takes either a tree or a proposer")
+        if tree is not None:
+            plain = PlainProposer(self.base, heads, tree)
+            proposer, self.heads = plain, plain.heads
+        assert proposer is not None
+        self.proposer: Proposer = proposer
+        self.tree = proposer.tree
         if probe:
             check_trees(self.base)
-        self.forward = TreeForward(self.base, tree, compile=compile)
-        self.buffers = compile_tree(tree, self.base.device)
-        self._paths = [path.tolist() for path in self.forward.path_to]
-        self.parents = torch.tensor(tree.parents, device=self.base.device)
+        frame = Frame(proposer.nodes, proposer.depth) if self.tree is None else self.tree
+        self.forward = TreeForward(self.base, frame, compile=compile)
 
     @overload
     def generate(self, ids: Prompt, max_new_tokens: int) -> Decoded: ...
@@ -200,7 +167,9 @@ class TreeDecoder:
         seed, generator = self.acceptance.seed, None
         if seed is not None:
             generator = torch.Generator(self.base.device).manual_seed(seed)
-        return Rows(session, self.acceptance.first(logits, generator), hidden, generator)
+        context = self.proposer.context
+        texts = [prompt[1 - context :].tolist() for prompt in prompts] if context > 1 else []
+        return Rows(session, self.acceptance.first(logits, generator), hidden, generator, texts, context)
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> list[list[int]]:
@@ -215,25 +184,36 @@ class TreeDecoder:
             TreeoptError: E504 where a root was chosen from logits that are no numbers.
         """
         rows.check()
-        tokens = self._propose(rows)  # [B, N]
-        logits, hidden = rows._session.verify(tokens)
-        node, root = self.acceptance.judge(
-            tokens, logits, self.parents, self.buffers.attention_mask, rows._generator
-        )  # [B], [B]
-        told = torch.cat([tokens, root[:, None], node[:, None]], dim=1).tolist()
-        nodes = [row[-1] for row in told]
-        rows._session.keep(nodes)
-        rows.roots = [row[-2] for row in told]
-        rows._root, rows._hidden = root, pick(hidden, nodes)
-        return [[row[i] for i in self._paths[node]] for row, node in zip(told, nodes, strict=True)]
+        drafts = self.proposer.propose(rows._root, rows._hidden, rows.recent)
+        shape = self.forward.shape if drafts.shape is None else drafts.shape
+        assert shape is not None, "the proposer has no tree, and proposed none"
+        logits, hidden = rows._session.verify(drafts.tokens, drafts.shape)
+        node, root = self.acceptance.judge(drafts.tokens, logits, shape, rows._generator)  # [B], [B]
+        tokens, roots, paths = self._told(drafts, root, node)
+        rows._session.keep(paths)
+        steps = [[row[i] for i in path] for row, path in zip(tokens, paths, strict=True)]
+        rows.advance_(steps, roots, root, pick(hidden, [path[-1] for path in paths]))
+        return steps
 
-    def _propose(self, rows: Rows) -> Tensor:
-        """int64 [B, N]: each row's root and a draft for every other node."""
-        if not self.tree.depth:
-            return rows._root[:, None]
-        assert self.heads is not None
-        logits = self.heads(rows._hidden, self.base.lm_head, self.tree.depth)  # [D, B, V]
-        return propose.plain_drafts(rows._root, logits, self.buffers)
+    def _told(self, drafts: Drafts, root: Tensor, node: Tensor) -> tuple[list[list[int]], list[int], list[NodePath]]:
+        """By one transfer to the host: each row's tokens (and more), its next root, its path to the accepted node."""
+        columns = [drafts.tokens, root[:, None], node[:, None]]
+        if drafts.shape is not None:
+            columns.append(drafts.shape.parents.expand(drafts.tokens.shape))
+        told: list[list[int]] = torch.cat(columns, dim=1).tolist()
+        n = drafts.tokens.shape[1]
+        roots, nodes = [row[n] for row in told], [row[n + 1] for row in told]
+        if drafts.shape is None:
+            return told, roots, [self.forward.paths[node] for node in nodes]
+        return told, roots, [_path_to(node, row[n + 2 :]) for row, node in zip(told, nodes, strict=True)]
+
+
+def _path_to(node: int, parents: Sequence[int]) -> NodePath:
+    """The nodes from the root to a node."""
+    path = [node]
+    while path[0] != ROOT:
+        path.insert(0, parents[path[0]])
+    return tuple(path)
 
 
 def advance(

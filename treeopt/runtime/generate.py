@@ -28,33 +28,14 @@ from transformers.generation.streamers import BaseStreamer
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 from treeopt.models.heads import MedusaHeads
-from treeopt.runtime import accept
-from treeopt.runtime.decode import Rows, TreeDecoder, advance
-from treeopt.runtime.rules import Exact
+from treeopt.runtime.decode import TreeDecoder, advance
+from treeopt.runtime.processed import Processed
+from treeopt.runtime.propose import Proposer
 from treeopt.tree import Tree
 
 # Of what `generate` hands over besides, these are made anew here or have nothing to say.
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# Processors that look at scores alone, never at the text; all nodes go through them in one call.
-_TEXT_FREE = (
-    stock.TemperatureLogitsWarper,
-    stock.TopKLogitsWarper,
-    stock.TopPLogitsWarper,
-    stock.MinPLogitsWarper,
-    stock.TypicalLogitsWarper,
-    stock.EpsilonLogitsWarper,
-    stock.EtaLogitsWarper,
-    stock.InfNanRemoveLogitsProcessor,
-    stock.LogitNormalization,
-    stock.SuppressTokensLogitsProcessor,
-)
-# Processors that know the rows of the batch apart.
-_BY_ROW = (
-    stock.PrefixConstrainedLogitsProcessor,
-    stock.EncoderRepetitionPenaltyLogitsProcessor,
-    stock.EncoderNoRepeatNGramLogitsProcessor,
-)
 # Processors that remember what they saw before: a tree would show them texts that never come to be.
 _REMEMBERING = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
 
@@ -83,8 +64,9 @@ def tree_generate(
     stopping_criteria: StoppingCriteriaList | None = None,
     generation_config: GenerationConfig | None = None,
     *,
-    heads: MedusaHeads,
-    tree: Tree | str,
+    heads: MedusaHeads | None = None,
+    tree: Tree | str | None = None,
+    proposer: Proposer | None = None,
     sink: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | TreeGenerateOutput:
@@ -101,6 +83,7 @@ def tree_generate(
         generation_config: as `generate` made it.
         heads: the model's draft heads.
         tree: at most as deep as there are heads; a `Tree`, a tree file, or a name from the zoo.
+        proposer: as for `TreeDecoder`, in place of heads and tree.
         sink: the streamer again; see the module.
         model_kwargs: what `generate` hands over besides: the mask is heeded, the cache is our own.
 
@@ -115,12 +98,13 @@ def tree_generate(
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
     _check_supported(model, config, processors, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
-    rule = _Processed(processors, input_ids, sample=bool(config.do_sample))
-    decoder = TreeDecoder(model, heads, load_tree(tree) if isinstance(tree, str) else tree, acceptance=rule)
+    rule = Processed(processors, input_ids, sample=bool(config.do_sample))
+    given = load_tree(tree) if isinstance(tree, str) else tree
+    decoder = TreeDecoder(model, heads, given, proposer=proposer, acceptance=rule)
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
     rows = decoder.prefill(prompts, budget)
-    rule.follow(rows, decoder)
+    rule.follow(rows)
     text = _Text(input_ids, criteria, config, budget, sink)
     left = dict.fromkeys(rows.indices, budget)
     for emitted in advance(decoder, rows, left, text.eos):
@@ -134,65 +118,6 @@ def tree_generate(
     if not config.return_dict_in_generate:
         return text.ids.contiguous()
     return TreeGenerateOutput(sequences=text.ids.contiguous(), step_lengths=text.step_lengths)
-
-
-class _Processed(Exact):
-    """What stock `generate` would choose after every node: its processors see that node's own path."""
-
-    def __init__(self, processors: LogitsProcessorList, prompts: Tensor, *, sample: bool) -> None:
-        self.texts: list[list[int]] = prompts.tolist()  # of each prompt, padding and emitted tokens included
-        self._prompts = prompts
-        self._processors = processors
-        self._sample = sample
-
-    def follow(self, rows: Rows, decoder: TreeDecoder) -> None:
-        """Tell which rows are judged from now on, and by which tree."""
-        self._rows, self._tree, self._paths = rows, decoder.tree, decoder.forward.paths
-
-    def choose(self, logits: Tensor, tokens: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        scores = logits.float()
-        if self._processors:
-            scores = self._process(scores.clone(), tokens)
-        return accept.draw(scores, generator) if self._sample else accept.best(scores)
-
-    def _process(self, scores: Tensor, tokens: Tensor | None) -> Tensor:
-        if tokens is None:
-            processed: Tensor = self._processors(self._prompts, scores)
-            return processed
-        if all(type(one) in _TEXT_FREE for one in self._processors):
-            flat = scores.flatten(0, 1)
-            processed = self._processors(self._prompts.new_zeros(len(flat), 0), flat)
-            return processed.view_as(scores)
-        for row, index in enumerate(self._rows.indices):
-            text = torch.tensor(self.texts[index], device=tokens.device)
-            processors = self._of_row(index)
-            for nodes in self._levels() if processors else [[node] for node in range(self._tree.nodes)]:
-                paths = self._paths[nodes, : self._tree.depths[nodes[0]] + 1]  # [n, depth+1]
-                ids = torch.cat([text.expand(len(nodes), -1), tokens[row, paths]], dim=1)
-                if processors:
-                    scores[row, nodes] = processors(ids, scores[row, nodes])
-                else:  # whoever knows rows apart finds the node where its row stands in the batch
-                    copies = len(self._prompts)
-                    out = self._processors(ids.expand(copies, -1), scores[row, nodes].repeat(copies, 1))
-                    scores[row, nodes] = out[index]
-        return scores
-
-    def _of_row(self, index: int) -> LogitsProcessorList | None:
-        """The processors for any number of continuations of one row; None where they may know rows apart."""
-        found = LogitsProcessorList()
-        for one in self._processors:
-            if type(one).__module__ != stock.__name__ or isinstance(one, _BY_ROW):
-                return None
-            ignored = getattr(one, "prompt_ignore_length", None)
-            if isinstance(one, stock.RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
-                one = stock.RepetitionPenaltyLogitsProcessor(one.penalty, int(ignored[index]))
-            found.append(one)
-        return found
-
-    def _levels(self) -> list[list[int]]:
-        """The nodes of each depth: their texts are equally long, so stock processors take them together."""
-        depths = self._tree.depths
-        return [[node for node in range(len(depths)) if depths[node] == depth] for depth in range(depths[-1] + 1)]
 
 
 class _Text:

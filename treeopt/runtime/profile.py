@@ -32,11 +32,11 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.masks import TreeMasks, layer_windows
 from treeopt.models.probe import check_trees
+from treeopt.models.shapes import Shape
 from treeopt.progress import Progress, silent
 from treeopt.runtime import accept
-from treeopt.runtime.buffers import compile_tree
 from treeopt.runtime.clock import now
-from treeopt.runtime.propose import plain_drafts
+from treeopt.runtime.propose import PlainProposer
 from treeopt.tree import Tree
 from treeopt.version import VERSION
 
@@ -126,7 +126,7 @@ class CachedText:
 
     Attributes:
         cache: holds `context` entries between steps.
-        roots: int64 [B, 1], the token that the base chooses after each row.
+        roots: int64 [B], the token that the base chooses after each row.
         hidden: [B, d], the state that chose it.
     """
 
@@ -137,7 +137,7 @@ class CachedText:
         self.context = context
         self.cache = TreeCache(capacity, base.layers)
         logits, hidden = base.forward(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        self.roots = logits[:, -1].argmax(-1, keepdim=True)
+        self.roots = logits[:, -1].argmax(-1)
         self.hidden = hidden[:, -1]
 
     def restore_(self) -> None:
@@ -151,11 +151,9 @@ class TimedStep:
     def __init__(self, tree: Tree, base: Base, heads: MedusaHeads, context: int) -> None:
         self.tree = tree
         self._base = base
-        self._heads = heads
-        self._context = context
-        self._buffers = compile_tree(tree, base.device)
-        self._parents = torch.tensor(tree.parents, device=base.device)
-        masks = TreeMasks(tree, layer_windows(base.model.config), context, base.dtype, base.device)
+        self._proposer = PlainProposer(base, heads, tree)
+        self._shape = Shape.of_tree(tree, base.device)
+        masks = TreeMasks.of_tree(tree, layer_windows(base.model.config), context, base.dtype, base.device)
         self._mask = masks.at(context)
         # Random text accepts nothing, but keeping deep nodes means moving rows: every step keeps the same deep path.
         self._kept = torch.from_numpy(np.flatnonzero(tree.ancestors[-1])).to(base.device)
@@ -167,7 +165,7 @@ class TimedStep:
         tokens = self.draft(text)
         logits = self.verify(tokens, text)
         choice = logits.max(-1).indices  # [B, N]
-        last = accept.greedy(tokens, choice, self._parents, self._buffers.attention_mask)
+        last = accept.greedy(tokens, choice, self._shape)
         last.tolist()  # the decoder, too, waits here to know what to keep
         text.cache.move(self._kept + text.context, text.context)
         end = now(self._base)
@@ -176,14 +174,11 @@ class TimedStep:
 
     def draft(self, text: CachedText) -> Tensor:
         """int64 [B, N]: the roots and a draft for every other node."""
-        if not self.tree.depth:
-            return text.roots
-        logits = self._heads(text.hidden, self._base.lm_head, self.tree.depth)  # [D, B, V]
-        return plain_drafts(text.roots[:, 0], logits, self._buffers)
+        return self._proposer.propose(text.roots, text.hidden).tokens
 
     def verify(self, tokens: Tensor, text: CachedText) -> Tensor:
         """Logits [B, N, V] by one forward over all nodes of all rows."""
-        positions = self._buffers.position_ids + text.context
+        positions = self._shape.depths + text.context
         logits, _ = self._base.forward(
             tokens,
             attention_mask=self._mask,

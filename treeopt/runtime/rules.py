@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from treeopt.models.shapes import Shape
 from treeopt.runtime import accept
 
 Score = Callable[[Tensor], Tensor]
@@ -35,20 +36,14 @@ class Rule(Protocol):
         """The token after each prompt: float [B, V] -> int64 [B]."""
 
     def judge(
-        self,
-        tokens: Tensor,
-        logits: Tensor,
-        parents: Tensor,
-        ancestors: Tensor,
-        generator: torch.Generator | None,
+        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """The accepted node int64 [B], and the token that follows it int64 [B].
 
         Args:
             tokens: int64 [B, N], each node's token.
             logits: float [B, N, V], the base's logits after each node.
-            parents: int64 [N], as for `accept.greedy`.
-            ancestors: bool [N, N], as for `accept.greedy`.
+            shape: which node hangs on which, in each row or in all.
             generator: for what is drawn at random.
         """
 
@@ -60,22 +55,26 @@ class Exact(ABC):
     seed: int | None = None
 
     @abstractmethod
-    def choose(self, logits: Tensor, tokens: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """One token a row: float [..., V] -> int64 [...]; `tokens` int64 [B, N] where rows are nodes, None at roots."""
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """One token a row: float [..., V] -> int64 [...].
+
+        Args:
+            logits: float [B, N, V] after every node, or [B, V] at roots.
+            tokens: int64 [B, N], each node's token; None at roots.
+            shape: which node hangs on which; None at roots.
+            generator: for what is drawn at random.
+        """
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return self.choose(logits, None, generator)
+        return self.choose(logits, None, None, generator)
 
     def judge(
-        self,
-        tokens: Tensor,
-        logits: Tensor,
-        parents: Tensor,
-        ancestors: Tensor,
-        generator: torch.Generator | None,
+        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        choice = self.choose(logits, tokens, generator)
-        node = accept.greedy(tokens, choice, parents, ancestors)
+        choice = self.choose(logits, tokens, shape, generator)
+        node = accept.greedy(tokens, choice, shape)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 
@@ -83,7 +82,9 @@ class Exact(ABC):
 class Greedy(Exact):
     """The base's most likely token everywhere: the text of plain greedy decoding."""
 
-    def choose(self, logits: Tensor, tokens: Tensor | None, generator: torch.Generator | None) -> Tensor:
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
         return accept.best(logits)
 
 
@@ -123,7 +124,9 @@ class Sample(Exact):
             warpers.append(TopPLogitsWarper(self.top_p))
         object.__setattr__(self, "_warpers", warpers)
 
-    def choose(self, logits: Tensor, tokens: Tensor | None, generator: torch.Generator | None) -> Tensor:
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
         if self.temperature == 0:
             return accept.best(logits)
         rows = logits.float().flatten(0, -2)
@@ -163,22 +166,16 @@ class Typical:
         return accept.best(logits)
 
     def judge(
-        self,
-        tokens: Tensor,
-        logits: Tensor,
-        parents: Tensor,
-        ancestors: Tensor,
-        generator: torch.Generator | None,
+        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         choice = accept.best(logits)
         if self.temperature == 0:
-            node = accept.greedy(tokens, choice, parents, ancestors)
+            node = accept.greedy(tokens, choice, shape)
         else:
             node = accept.typical(
                 tokens,
                 logits,
-                parents,
-                ancestors,
+                shape,
                 temperature=self.temperature,
                 epsilon=self.epsilon,
                 delta=self.delta,

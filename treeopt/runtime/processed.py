@@ -1,0 +1,98 @@
+"""Processed: the rule inside stock `generate`, which at every node asks its processors about that node's own path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as stock
+
+from treeopt.models.shapes import Level, Shape
+from treeopt.runtime import accept
+from treeopt.runtime.rows import Rows
+from treeopt.runtime.rules import Exact
+
+# Processors that look at scores alone, never at the text; all nodes go through them in one call.
+_TEXT_FREE = (
+    stock.TemperatureLogitsWarper,
+    stock.TopKLogitsWarper,
+    stock.TopPLogitsWarper,
+    stock.MinPLogitsWarper,
+    stock.TypicalLogitsWarper,
+    stock.EpsilonLogitsWarper,
+    stock.EtaLogitsWarper,
+    stock.InfNanRemoveLogitsProcessor,
+    stock.LogitNormalization,
+    stock.SuppressTokensLogitsProcessor,
+)
+# Processors that know the rows of the batch apart.
+_BY_ROW = (
+    stock.PrefixConstrainedLogitsProcessor,
+    stock.EncoderRepetitionPenaltyLogitsProcessor,
+    stock.EncoderNoRepeatNGramLogitsProcessor,
+)
+
+
+class Processed(Exact):
+    """What stock `generate` would choose after every node: its processors see that node's own path."""
+
+    def __init__(self, processors: LogitsProcessorList, prompts: Tensor, *, sample: bool) -> None:
+        self.texts: list[list[int]] = prompts.tolist()  # of each prompt, padding and emitted tokens included
+        self._prompts = prompts
+        self._processors = processors
+        self._sample = sample
+
+    def follow(self, rows: Rows) -> None:
+        """Tell which rows are judged from now on."""
+        self._rows = rows
+
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
+        scores = logits.float()
+        if self._processors:
+            scores = self._process(scores.clone(), tokens, shape)
+        return accept.draw(scores, generator) if self._sample else accept.best(scores)
+
+    def _process(self, scores: Tensor, tokens: Tensor | None, shape: Shape | None) -> Tensor:
+        if tokens is None or shape is None:
+            processed: Tensor = self._processors(self._prompts, scores)
+            return processed
+        if all(type(one) in _TEXT_FREE for one in self._processors):
+            flat = scores.flatten(0, 1)
+            processed = self._processors(self._prompts.new_zeros(len(flat), 0), flat)
+            return processed.view_as(scores)
+        levels = shape.levels
+        for row, index in enumerate(self._rows.indices):
+            text = torch.tensor(self.texts[index], device=tokens.device)
+            processors = self._of_row(index)
+            own = levels[row if len(levels) > 1 else 0]
+            # The nodes of one depth: their texts are equally long, so stock processors take them together.
+            for nodes, paths in own if processors else _one_by_one(own):
+                ids = torch.cat([text.expand(len(nodes), -1), tokens[row, paths]], dim=1)
+                if processors:
+                    scores[row, nodes] = processors(ids, scores[row, nodes])
+                else:  # whoever knows rows apart finds the node where its row stands in the batch
+                    copies = len(self._prompts)
+                    out = self._processors(ids.expand(copies, -1), scores[row, nodes].repeat(copies, 1))
+                    scores[row, nodes] = out[index]
+        return scores
+
+    def _of_row(self, index: int) -> LogitsProcessorList | None:
+        """The processors for any number of continuations of one row; None where they may know rows apart."""
+        found = LogitsProcessorList()
+        for one in self._processors:
+            if type(one).__module__ != stock.__name__ or isinstance(one, _BY_ROW):
+                return None
+            ignored = getattr(one, "prompt_ignore_length", None)
+            if isinstance(one, stock.RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
+                one = stock.RepetitionPenaltyLogitsProcessor(one.penalty, int(ignored[index]))
+            found.append(one)
+        return found
+
+
+def _one_by_one(levels: Sequence[Level]) -> list[Level]:
+    """The same nodes, each by itself."""
+    return [([node], paths[i : i + 1]) for nodes, paths in levels for i, node in enumerate(nodes)]
