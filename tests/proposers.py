@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.models.base import Base
@@ -33,7 +34,7 @@ class RandomProposer:
         self._base = base
         self._rng = np.random.default_rng(seed)
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: Tensor | None) -> Drafts:
+    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
         """A tree for every row."""
         right: list[list[int]] = [[]] * len(root)
         if recent is not None:
@@ -43,8 +44,9 @@ class RandomProposer:
         tokens, parents = torch.tensor(rows).unbind(1)
         return Drafts(tokens, Shape.from_parents(parents, self.depth))
 
-    def _continued(self, text: Tensor) -> list[int]:
+    def _continued(self, recent: NDArray[np.int64]) -> list[int]:
         """Up to `depth` tokens of the base's greedy continuation, or none."""
+        text = torch.from_numpy(recent)
         path: list[int] = []
         for _ in range(int(self._rng.integers(min(self.depth, self.nodes - 1) + 1)) * int(self._rng.integers(2))):
             ids = torch.cat([text, text.new_tensor(path)])[-self._base.context :]

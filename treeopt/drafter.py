@@ -7,8 +7,8 @@ the drafts of the levels above, is
     followed the latest longest match, m tokens long, of the last tokens with the text before
 
 with p_h the head's distribution, U and ratio those of `treeopt.transitions`. Levels beyond the heads have no p_h. The
-softmax of these scores over a level's candidates, and `outside` for all others together, is the estimated probability
-of each candidate.
+softmax of these scores over a level's candidates, and `outside` for all others together, estimates the probability of
+each; the level's `odds` map it to how often such a candidate came.
 """
 
 from __future__ import annotations
@@ -25,19 +25,28 @@ from typing import Any
 from treeopt.errors import Code, TreeoptError
 from treeopt.transitions import Transitions
 
-LONGEST = 6  # matches of so many tokens or more weigh alike
+LONGEST = 12  # matches of so many tokens or more weigh alike
 NO_CHANCE = -40.0  # log of a probability that is none
 
 
 @dataclass(frozen=True)
 class Level:
-    """The fitted numbers of one level; see the module. `copied[m-1]` is that of matches of m tokens, the last that of longer ones too."""
+    """The fitted numbers of one level; see the module.
+
+    Args:
+        head, prior, transition: weights of the three logarithms.
+        copied: `LONGEST` numbers, of matches of 1, 2, .. tokens; the last is that of longer ones too.
+        outside: score of all tokens that are no candidates.
+        odds: pairs of log-odds, estimated and found, both ascending; between them lines, beyond them level. None at all
+            leaves estimates as they are.
+    """
 
     head: float = 1.0
     prior: float = 0.0
     transition: float = 0.0
     copied: tuple[float, ...] = (0.0,) * LONGEST
     outside: float = NO_CHANCE
+    odds: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +85,12 @@ class Drafter:
         if len(self.levels) > self.num_heads and self.transitions is None:
             return "levels beyond the heads need transitions"
         for number, level in enumerate(self.levels, start=1):
-            numbers = (level.head, level.prior, level.transition, level.outside, *level.copied)
+            pairs = [value for pair in level.odds for value in pair]
+            numbers = (level.head, level.prior, level.transition, level.outside, *level.copied, *pairs)
             if len(level.copied) != LONGEST or not all(map(math.isfinite, numbers)):
                 return f"level {number} holds what is no number, or not {LONGEST} copied"
+            if any(a[0] >= b[0] or a[1] > b[1] for a, b in zip(level.odds, level.odds[1:], strict=False)):
+                return f"the odds of level {number} do not ascend"
         return ""
 
     @classmethod

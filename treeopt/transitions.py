@@ -102,8 +102,8 @@ class Transitions:
 def context_keys(context: NDArray[np.int64]) -> NDArray[np.int64]:
     """Keys of the last 1, 2, .. `CONTEXT` tokens.
 
-    A key is the number of tokens in its upper bits over the sum of token j (the last is 0) times the j-th multiplier, modulo
-    2^60: keys sort by the number of tokens, and two different contexts share one with a chance below 2^-42.
+    A key is the number of tokens in its upper bits over the sum of token j (the last is 0) times the j-th multiplier,
+    modulo 2^60: keys sort by the number of tokens, and two contexts share one with a chance below 2^-42.
 
     Args:
         context: int64 [..., CONTEXT], the last token first.

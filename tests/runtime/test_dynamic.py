@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
+from numpy.typing import NDArray
 from proposers import RandomProposer
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 from torch import Tensor
@@ -106,7 +107,7 @@ def test_sample_distribution(rule: Sample) -> None:
 class Shared(RandomProposer):
     """One random tree a step for all rows, with the first row's tokens below every root."""
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: Tensor | None) -> Drafts:
+    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
         drafts = super().propose(root[:1], hidden, None if recent is None else recent[:1])
         tokens = drafts.tokens.repeat(len(root), 1)
         tokens[:, 0] = root
@@ -129,7 +130,7 @@ class Asking(RandomProposer):
         self.context = context
         self.shown: list[list[list[int]] | None] = []
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: Tensor | None) -> Drafts:
+    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
         self.shown.append(None if recent is None else recent.tolist())
         return super().propose(root, hidden, None)
 
@@ -147,7 +148,7 @@ def test_recent_tokens(context: int) -> None:
         for index, step in zip(rows.indices, decoder.step(rows), strict=True):
             texts[index] += step
         padded = [([NO_TOKEN] * context + text)[-context:] for text in whole]
-        assert proposer.shown[-1] == (padded if context > 1 else None)
+        assert proposer.shown[-1] == (padded if context else None)
     assert texts[1][1:] == stock(base, PROMPTS[1], len(texts[1]) - 1)
 
 
@@ -196,7 +197,7 @@ def test_senseless_shapes_cost_steps_only() -> None:
     base = tiny_base("llama", 2)
 
     class Off(RandomProposer):
-        def propose(self, root: Tensor, hidden: Tensor, recent: Tensor | None) -> Drafts:
+        def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
             drafts = super().propose(root, hidden, recent)
             assert drafts.shape is not None
             return Drafts(drafts.tokens, Shape.from_parents(drafts.shape.parents.roll(1, 0), self.depth))

@@ -7,6 +7,7 @@ their outputs enter as constants.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ from treeopt.models.draft import Candidates
 
 RIDGE = 1e-4  # keeps near 0 what the text says nothing about
 _STEPS = 60
+_JUDGED = 8  # candidates of a node whose estimates are compared with what came: those that trees are made of
+_UNLIKELY = math.log(1e-4)  # candidates below are in no tree
+_GROUPS, _GROUP = 64, 50  # most groups of like estimates, and fewest candidates of one
 _OUTSIDE = 3 + LONGEST  # column of the constant, behind head, prior, transition and copied
 
 
@@ -79,9 +83,53 @@ def fit_level(parts: Sequence[Evidence]) -> Level:
         optimiser.zero_grad()
         scores = (numbers @ fitted).masked_fill(shut, -torch.inf)
         value = torch.nn.functional.cross_entropy(scores, came) + RIDGE * (fitted - begin).square().sum()
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
         return value
 
-    optimiser.step(loss)
+    optimiser.step(loss)  # type: ignore[no-untyped-call]  # likewise
     head, prior, transition, *copied, outside = fitted.tolist()
-    return Level(head, prior, transition, tuple(copied), outside)
+    with torch.no_grad():
+        estimated = (numbers @ fitted).masked_fill(shut, -torch.inf).log_softmax(-1)[:, :-1]
+    hit = torch.nn.functional.one_hot(came, numbers.shape[1])[:, :-1]
+    likely, places = estimated.topk(min(_JUDGED, estimated.shape[1]), dim=1)
+    odds = fit_odds(likely.numpy().ravel(), hit.gather(1, places).numpy().ravel())
+    return Level(head, prior, transition, tuple(copied), outside, odds)
+
+
+def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[tuple[float, float], ...]:
+    """How often candidates of each estimated probability came: a rising curve, in log-odds.
+
+    Candidates are put into groups of like estimates; groups that would fall are joined with their neighbours until none
+    does (isotonic regression by pooling adjacent violators; Ayer et al. 1955).
+
+    Args:
+        estimated: float64 [n], log-probabilities.
+        came: int64 [n], 1 where the candidate came.
+
+    Returns:
+        Pairs of log-odds, estimated and found, as `treeopt.drafter.Level` holds them.
+    """
+    chance = estimated > _UNLIKELY
+    estimated, came = estimated[chance], came[chance]
+    if len(came) < 2 * _GROUP:
+        return ()
+    order = np.argsort(estimated, kind="stable")
+    groups = np.array_split(order, min(_GROUPS, len(order) // _GROUP))
+    pooled: list[tuple[float, float, float]] = []  # sum of estimates, hits, candidates
+    for group in groups:
+        pooled.append((float(np.exp(estimated[group]).sum()), float(came[group].sum()), float(len(group))))
+        while len(pooled) > 1 and pooled[-2][1] * pooled[-1][2] >= pooled[-1][1] * pooled[-2][2]:
+            last, before = pooled.pop(), pooled.pop()
+            pooled.append((last[0] + before[0], last[1] + before[1], last[2] + before[2]))
+    pairs: list[tuple[float, float]] = []
+    for total, hits, size in pooled:
+        # Half a hit and half a miss more keep odds finite; where that makes them fall, or estimates are equal, none.
+        pair = _log_odds(total / size), _log_odds((hits + 0.5) / (size + 1))
+        if not pairs or (pair[0] > pairs[-1][0] and pair[1] >= pairs[-1][1]):
+            pairs.append(pair)
+    return tuple(pairs)
+
+
+def _log_odds(probability: float) -> float:
+    kept = min(probability, 1 - 1e-9)
+    return math.log(kept) - math.log1p(-kept)

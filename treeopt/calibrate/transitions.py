@@ -151,7 +151,8 @@ def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
     """Only so many contexts, the most frequent; whatever is kept, so is all that it backs off to."""
     totals = [np.unique(order.keys, return_index=True) for order in orders]
     sums = [
-        np.add.reduceat(o.counts, first) if len(first) else o.counts for o, (_, first) in zip(orders, totals, strict=True)
+        np.add.reduceat(o.counts, first) if len(first) else o.counts
+        for o, (_, first) in zip(orders, totals, strict=True)
     ]
     if sum(map(len, sums)) <= contexts:
         return list(orders)
@@ -164,8 +165,7 @@ def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
     for order, (keys, _), one in zip(orders, totals, sums, strict=True):
         mine = keys[chosen[start : start + len(one)]]
         inside = np.isin(order.keys, mine)
-        parts = (order.keys, order.shorter, order.successors, order.counts)
-        kept.append(_Order(*(part[inside] for part in parts)))
+        kept.append(_Order(order.keys[inside], order.shorter[inside], order.successors[inside], order.counts[inside]))
         start += len(one)
     return kept
 

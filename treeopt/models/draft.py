@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -101,13 +100,6 @@ class Children:
     scores: Floats
     outside: float
 
-    @property
-    def log_probability(self) -> Floats:
-        """float32 [P, C]: estimated log-probability of each candidate."""
-        highest = np.maximum(self.scores[:, :1], self.outside)
-        total = np.exp(self.scores - highest).sum(-1, keepdims=True) + np.exp(self.outside - highest)
-        return (self.scores - highest - np.log(total)).astype(np.float32)
-
 
 class DraftModel:
     """A drafter made ready to draft.
@@ -126,6 +118,7 @@ class DraftModel:
             [(0.0, 0.0, *level.copied, *level.copied[-1:] * beyond) for level in drafter.levels], np.float32
         )
         self._recency = np.arange(self.window - 1, dtype=np.float32)
+        self._odds = [np.array(level.odds, np.float64).T for level in drafter.levels]
         table = drafter.transitions
         if table is None:
             return
@@ -218,6 +211,21 @@ class DraftModel:
             np.take_along_axis(found.tokens, order, 1), np.take_along_axis(scores, order, 1), numbers.outside
         )
 
+    def log_probability(self, depth: int, scores: Floats) -> Floats:
+        """Estimated log-probability of candidates: scores [P, C] of the children of nodes of one depth -> [P, C]."""
+        level = self.drafter.levels[depth]
+        highest = np.maximum(scores.max(1, keepdims=True), np.float32(level.outside))
+        shares = np.exp(scores - highest)
+        total = shares.sum(1, keepdims=True) + np.exp(np.float32(level.outside) - highest)
+        if not level.odds:
+            plain: Floats = scores - highest - np.log(total)
+            return plain
+        with np.errstate(divide="ignore"):  # log-odds of 0 and 1 are infinite, and so beyond the last pairs
+            odds = np.log(shares) - np.log(total - shares)
+        mapped = np.interp(odds, *self._odds[depth]).astype(np.float32)
+        likely: Floats = np.where(np.isneginf(scores), np.float32(-np.inf), -np.logaddexp(np.float32(0), -mapped))
+        return likely
+
     def candidates(self, start: Start, nodes: Nodes) -> Candidates:
         """Of each node: its level's top, the successors of its context, and what followed the latest longest match."""
         top = start.top[nodes.depth].take(nodes.row, 0) if nodes.depth < len(start.top) else self._frequent
@@ -257,6 +265,9 @@ class DraftModel:
         if nodes.depth >= len(start.logits):
             return np.zeros(tokens.shape, np.float32)
         logits, norms = start.logits[nodes.depth], start.norms[nodes.depth]
+        found: Floats
         if len(logits) == 1:
-            return logits[0].take(tokens) - norms[0]
-        return logits[nodes.row[:, None], tokens] - norms.take(nodes.row)[:, None]
+            found = logits[0].take(tokens) - norms[0]
+        else:
+            found = logits[nodes.row[:, None], tokens] - norms.take(nodes.row)[:, None]
+        return found

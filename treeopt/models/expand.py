@@ -46,7 +46,8 @@ def expand(model: DraftModel, start: Start, nodes: int, depth: int) -> Expansion
     for level in range(depth):
         children = model.children(start, parents)
         candidates = children.tokens.shape[1]
-        likely = (children.log_probability.reshape(rows, -1, candidates) + above[..., None]).reshape(rows, -1)
+        likely = model.log_probability(level, children.scores).reshape(rows, -1, candidates) + above[..., None]
+        likely = likely.reshape(rows, -1)
         best = (-likely).argsort(1, kind="stable")[:, : nodes - 1]
         slots = best // candidates
         tokens, kept = children.tokens.reshape(rows, -1)[each, best], likely[each, best]

@@ -168,7 +168,7 @@ class TreeDecoder:
         if seed is not None:
             generator = torch.Generator(self.base.device).manual_seed(seed)
         context = self.proposer.context
-        texts = [prompt[1 - context :].tolist() for prompt in prompts] if context > 1 else []
+        texts = [prompt[max(0, len(prompt) + 1 - context) :].tolist() for prompt in prompts] if context else []
         return Rows(session, self.acceptance.first(logits, generator), hidden, generator, texts, context)
 
     @torch.inference_mode()

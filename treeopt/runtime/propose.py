@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
@@ -49,16 +51,16 @@ class Proposer(Protocol):
 
     @property
     def context(self) -> int:
-        """R: how many of the last tokens of each text it looks at, the root counted; 0 or 1 where the root says all."""
+        """R: how many of the last tokens of each text it looks at, the root counted; 0 where it looks at none."""
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: Tensor | None) -> Drafts:
+    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
         """The drafts of one step.
 
         Args:
             root: int64 [B], the token that was chosen for each row.
             hidden: float [B, d], the states that chose the roots.
             recent: int64 [B, R], the last tokens of each row's prompt and text, the root in the last column,
-                `NO_TOKEN` before the begin; None where R is 0 or 1.
+                `NO_TOKEN` before the begin; None where R is 0.
         """
 
 
@@ -91,7 +93,7 @@ class PlainProposer:
         self._base = base
         self._buffers = compile_tree(tree, base.device)
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: Tensor | None = None) -> Drafts:
+    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None = None) -> Drafts:
         if not self.depth:
             return Drafts(root[:, None])
         assert self.heads is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +23,13 @@ class Rows:
         hidden: float [B, d], the states that chose the roots.
         generator: of the draws to come.
         texts: the last `context` - 1 tokens of each prompt, or all there are; nothing is looked at where the context
-            is 0 or 1.
+            is 0.
         context: how many tokens of each text the proposer wants, the root counted.
 
     Attributes:
         indices: which prompt each row came from.
         roots: each row's next token, chosen but not yet emitted; the next step emits it first.
+        recent: int64 [B, R], as `Proposer.propose` takes it. On the host, which knows every token anyway.
     """
 
     def __init__(
@@ -45,22 +47,15 @@ class Rows:
         self._root = root
         self._hidden = hidden
         self._generator = generator
-        self._context = context
-        if context > 1:
-            # The host knows every token anyway, and hands them over in one piece: no gather by each row's own length.
-            begin = [NO_TOKEN] * context
-            self._texts = [[*begin, *text, own][-context:] for text, own in zip(texts, self.roots, strict=True)]
-
-    @property
-    def recent(self) -> Tensor | None:
-        """int64 [B, R], as `Proposer.propose` takes it."""
-        return torch.tensor(self._texts, device=self._root.device) if self._context > 1 else None
+        begin = [NO_TOKEN] * context
+        ends = [[*begin, *text, own][-context:] for text, own in zip(texts, self.roots, strict=True)] if context else []
+        self.recent = np.array(ends, np.int64) if context else None
 
     def advance_(self, steps: Sequence[Sequence[int]], roots: list[int], root: Tensor, hidden: Tensor) -> None:
         """Go on behind a step that emitted `steps`, each row's old root and its accepted drafts."""
-        if self._context > 1:
-            went = zip(self._texts, steps, roots, strict=True)
-            self._texts = [[*text, *step[1:], own][-self._context :] for text, step, own in went]
+        if self.recent is not None:
+            went = zip(self.recent, steps, roots, strict=True)
+            self.recent = np.stack([np.append(text, [*step[1:], own])[-len(text) :] for text, step, own in went])
         self.roots, self._root, self._hidden = roots, root, hidden
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -69,9 +64,8 @@ class Rows:
             return
         self.indices = [self.indices[row] for row in rows]
         self.roots = [self.roots[row] for row in rows]
-        if self._context > 1:
-            self._texts = [self._texts[row] for row in rows]
         if rows:
+            self.recent = None if self.recent is None else self.recent[list(rows)]
             self._session.select(rows)
             self._root, self._hidden = self._root[list(rows)], self._hidden[list(rows)]
 
