@@ -19,7 +19,8 @@ from timing import machine
 
 from treeopt.build.replay import replay
 from treeopt.build.trees import build_tree
-from treeopt.calibrate.measure import as_calibration, continue_texts, trace_texts
+from treeopt.calibrate.answers import continue_texts
+from treeopt.calibrate.measure import as_calibration, trace_texts
 from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
 from treeopt.calibrate.texts import Text, encode_prompts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance

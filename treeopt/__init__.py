@@ -19,12 +19,21 @@ _HOMES = {
     "Tree": "treeopt.tree",
     "Calibration": "treeopt.calibration",
     "LatencyProfile": "treeopt.latency",
+    "Drafter": "treeopt.drafter",
+    "TreePolicy": "treeopt.policy",
     "TreeoptError": "treeopt.errors",
     "load_tree": "treeopt.files.trees",
     "save_tree": "treeopt.files.trees",
     "load_calibration": "treeopt.files.calibrations",
     "save_calibration": "treeopt.files.calibrations",
     "load_profile": "treeopt.files.profiles",
+    "load_drafter": "treeopt.files.drafters",
+    "save_drafter": "treeopt.files.drafters",
+    "load_plan": "treeopt.files.policies",
+    "save_policy": "treeopt.files.policies",
+    "build_policy": "treeopt.build.policies",
+    "replay_policy": "treeopt.build.policies",
+    "Learning": "treeopt.calibrate.learn",
     "build_tree": "treeopt.build.trees",
     "replay": "treeopt.build.replay",
     "MedusaHeads": "treeopt.models.heads",
@@ -47,13 +56,21 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
+    from treeopt.build.policies import build_policy as build_policy
+    from treeopt.build.policies import replay_policy as replay_policy
     from treeopt.build.replay import replay as replay
     from treeopt.build.trees import build_tree as build_tree
+    from treeopt.calibrate.learn import Learning as Learning
     from treeopt.calibrate.measure import run_calibration as run_calibration
     from treeopt.calibration import Calibration as Calibration
+    from treeopt.drafter import Drafter as Drafter
     from treeopt.errors import TreeoptError as TreeoptError
     from treeopt.files.calibrations import load_calibration as load_calibration
     from treeopt.files.calibrations import save_calibration as save_calibration
+    from treeopt.files.drafters import load_drafter as load_drafter
+    from treeopt.files.drafters import save_drafter as save_drafter
+    from treeopt.files.policies import load_plan as load_plan
+    from treeopt.files.policies import save_policy as save_policy
     from treeopt.files.profiles import load_profile as load_profile
     from treeopt.files.trees import load_tree as load_tree
     from treeopt.files.trees import save_tree as save_tree
@@ -61,6 +78,7 @@ if TYPE_CHECKING:
     from treeopt.models.heads import MedusaHeads as MedusaHeads
     from treeopt.models.layouts import load_heads as load_heads
     from treeopt.models.layouts import save_heads as save_heads
+    from treeopt.policy import TreePolicy as TreePolicy
     from treeopt.runtime.buffers import Buffers as Buffers
     from treeopt.runtime.buffers import compile_tree as compile_tree
     from treeopt.runtime.decode import TreeDecoder as TreeDecoder

@@ -19,6 +19,7 @@ from treeopt.errors import Code, TreeoptError
 MISS = 254  # the true token's rank lies beyond the ranks that were kept
 NONE = 255  # there is no true token: the text had ended
 MAX_RANKS = 253  # most ranks a calibration can keep
+MASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 254)  # nodes, the root counted
 
 Ranks = NDArray[np.uint8]
 T = TypeVar("T", bound=np.generic)
@@ -28,8 +29,9 @@ T = TypeVar("T", bound=np.generic)
 class Provenance:
     """How a calibration was measured, so that its numbers can be made again.
 
-    `model_id` and `heads_id` fingerprint the weights; with `settings` they decide what may be merged. `prompts` names
-    each prompt file with its SHA-256; `made_by` the versions and device.
+    `model_id` and `heads_id` fingerprint the weights, `drafter_id` (empty for the heads' plain guesses) what corrects
+    them; with `settings` they decide what may be merged. `drafter` is the drafter's file. `prompts` names each prompt
+    file with its SHA-256; `made_by` the versions and device.
     """
 
     model: str
@@ -39,10 +41,39 @@ class Provenance:
     settings: Mapping[str, Any]
     prompts: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the file, its name
     made_by: Mapping[str, Any] = field(default_factory=dict)
+    drafter_id: str = ""
+    drafter: str = ""
 
     def mergeable(self) -> dict[str, Any]:
         """What two calibrations must have in common."""
-        return {"model_id": self.model_id, "heads_id": self.heads_id, "settings": dict(self.settings)}
+        ids = {"model_id": self.model_id, "heads_id": self.heads_id, "drafter_id": self.drafter_id}
+        return {**ids, "settings": dict(self.settings)}
+
+
+@dataclass(frozen=True, eq=False)
+class StepTraces:
+    """What the trees of single steps hold of the tokens that came: one row a position, as in `Calibration`.
+
+    Args:
+        orders: uint8 [P, H]; `orders[i, h-1]` is the place of the true path of h drafts among the nodes of step i's
+            tree, the root's being 0 and the likeliest draft's 1; `MISS` beyond the places kept, `NONE` beyond the end.
+        mass: float32 [P, len(MASS_SIZES)], estimated tokens of a step whose tree has so many nodes.
+        confidence: float16 [P, H], estimated probability of the guess of rank 0.
+    """
+
+    orders: Ranks
+    mass: NDArray[np.float32]
+    confidence: NDArray[np.float16]
+
+    def rows(self, chosen: slice) -> StepTraces:
+        """Only these positions."""
+        return StepTraces(self.orders[chosen], self.mass[chosen], self.confidence[chosen])
+
+    @classmethod
+    def joined(cls, parts: Sequence[StepTraces]) -> StepTraces:
+        """One after the other."""
+        arrays = ([getattr(part, name) for part in parts] for name in ("orders", "mass", "confidence"))
+        return cls(*(np.concatenate(array) for array in arrays))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +90,7 @@ class Calibration:
         token_hashes: S hashes of the generated tokens.
         kept: number of ranks kept per head, at most 253; ranks from there on are `MISS`.
         provenance: how it was measured.
+        steps: of trees chosen per step; None where they were not traced.
 
     Raises:
         TreeoptError: E220 where a rule above is broken.
@@ -70,6 +102,7 @@ class Calibration:
     token_hashes: tuple[str, ...]
     kept: int
     provenance: Provenance
+    steps: StepTraces | None = None
 
     def __post_init__(self) -> None:
         fault = self._fault()
@@ -98,6 +131,17 @@ class Calibration:
         beyond = np.arange(1, self.num_heads + 1)[None, :] >= self._rows_left()[:, None]
         if not np.array_equal(self.ranks == NONE, beyond):
             return "NONE must stand exactly where the text had ended"
+        return "" if self.steps is None else self._steps_fault(self.steps)
+
+    def _steps_fault(self, steps: StepTraces) -> str:
+        shapes = {"orders": self.ranks.shape, "confidence": self.ranks.shape, "mass": (self.positions, len(MASS_SIZES))}
+        for name, shape in shapes.items():
+            if getattr(steps, name).shape != shape:
+                return f"{name} are {list(getattr(steps, name).shape)}, not {list(shape)}"
+        if steps.orders.dtype != np.uint8 or not np.array_equal(steps.orders == NONE, self.ranks == NONE):
+            return "orders must be uint8, and NONE exactly where the text had ended"
+        if np.any(np.diff(steps.orders.astype(np.int64), axis=1) < 0):
+            return "a path's place in a step's tree lies before that of a part of it"
         return ""
 
     def _rows_left(self) -> NDArray[np.int64]:
@@ -179,6 +223,7 @@ class Calibration:
             parts.setdefault(prompt, (other, s))
         chosen = [parts[prompt] for prompt in sorted(parts)]
         rows = [record.sequence(s) for record, s in chosen]
+        steps = [record.sequence_steps(s) for record, s in chosen]
         return Calibration(
             ranks=np.concatenate(rows) if rows else self.ranks.copy(),
             offsets=_offsets(rows),
@@ -186,6 +231,7 @@ class Calibration:
             token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
             kept=self.kept,
             provenance=_merge_provenance(self.provenance, other.provenance),
+            steps=_joined(steps),
         )
 
     def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Calibration:
@@ -198,15 +244,26 @@ class Calibration:
             token_hashes=tuple(self.token_hashes[s] for s in chosen),
             kept=self.kept,
             provenance=self.provenance,
+            steps=_joined([self.sequence_steps(s) for s in chosen]) if len(chosen) else None,
         )
 
     def sequence(self, s: int) -> Ranks:
         """uint8 [G, H]: the rows of one sequence."""
         return self.ranks[self.offsets[s] : self.offsets[s + 1]]
 
+    def sequence_steps(self, s: int) -> StepTraces | None:
+        """The rows of one sequence."""
+        return None if self.steps is None else self.steps.rows(slice(self.offsets[s], self.offsets[s + 1]))
+
 
 def _offsets(rows: Sequence[Ranks]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+
+
+def _joined(parts: Sequence[StepTraces | None]) -> StepTraces | None:
+    """All of them; None where one lacks them."""
+    known = [part for part in parts if part is not None]
+    return StepTraces.joined(known) if known and len(known) == len(parts) else None
 
 
 def _frozen(array: NDArray[T]) -> NDArray[T]:
@@ -234,6 +291,8 @@ def _merge_provenance(one: Provenance, other: Provenance) -> Provenance:
         settings=one.settings,
         prompts=dict(sorted(dict(reversed(names)).items())),  # one name a file: the first in order
         made_by=made_by,
+        drafter_id=one.drafter_id,
+        drafter=min(one.drafter, other.drafter),
     )
 
 

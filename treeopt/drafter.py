@@ -27,6 +27,8 @@ from treeopt.transitions import Transitions
 
 LONGEST = 12  # matches of so many tokens or more weigh alike
 NO_CHANCE = -40.0  # log of a probability that is none
+PLAIN, CORRECTED = "plain", "corrected"  # drafters by name
+KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 
 
 @dataclass(frozen=True)

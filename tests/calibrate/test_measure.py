@@ -15,7 +15,8 @@ from tiny import VOCAB, random_heads, tiny_base
 from torch.nn import functional as F
 
 from treeopt.build.replay import replay
-from treeopt.calibrate.measure import CalibrationRun, continue_texts, cut_at_end, run_calibration, trace_texts
+from treeopt.calibrate.answers import continue_texts, cut_at_end
+from treeopt.calibrate.measure import CalibrationRun, run_calibration, trace_texts
 from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
 from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import MISS, NONE, Calibration

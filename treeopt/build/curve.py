@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.build.fit import Fitter, Method
 from treeopt.build.intervals import Interval, prediction_interval, sampling_interval
+from treeopt.build.policies import steps_by_size, traced_steps
+from treeopt.calibration import MASS_SIZES, Calibration
 from treeopt.latency import LatencyProfile
 
 
@@ -33,12 +36,13 @@ class Curve:
     """The points by size, and the size of the greatest speedup (None without a profile).
 
     `expected` holds, for every size from 1 on, what the growth from all texts promises on these very texts: 1 + the sum
-    of its values; more than the points, which are of texts left out.
+    of its values; more than the points, which are of texts left out. Of trees chosen per step it is the drafter's own
+    mean estimate, over all positions.
     """
 
     points: tuple[CurvePoint, ...]
     best: int | None
-    method: Method
+    method: str
     expected: tuple[float, ...]
 
 
@@ -70,12 +74,51 @@ def measure_curve(
     Raises:
         TreeoptError: E230 where the profile lacks a size, the batch or the context.
     """
-    tokens = np.diff(fitter.calibration.offsets)
-    alone = None if profile is None else profile.seconds(1, batch, context)
     [(growth, _)] = fitter.build([method])
     sizes = [size for size in sizes if size <= len(growth.values) + 1]
+    found = zip(sizes, fitter.unseen_by_size(method, sizes), strict=True)
+    points = _points(fitter.calibration, found, profile, batch, context)
+    return Curve(points, _best(points), str(method), tuple(growth.expected().tolist()))
+
+
+def policy_curve(
+    calibration: Calibration,
+    sizes: Sequence[int],
+    *,
+    profile: LatencyProfile | None = None,
+    batch: int = 1,
+    context: int | None = None,
+) -> Curve:
+    """The same for trees chosen per step, each size replayed over the traces.
+
+    Raises:
+        TreeoptError: E220 where the calibration did not trace trees of steps; E230 as `measure_curve`.
+    """
+    steps = traced_steps(calibration)
+    found = ((size, steps_by_size(calibration, size)) for size in sizes if size <= MASS_SIZES[-1])
+    points = _points(calibration, found, profile, batch, context)
+    expected = np.interp(range(1, points[-1].nodes + 1), MASS_SIZES, steps.mass.mean(0))
+    return Curve(points, _best(points), "chosen per step", tuple(expected.tolist()))
+
+
+def _best(points: Sequence[CurvePoint]) -> int | None:
+    """The size of the greatest speedup, the smallest of equal ones."""
+    timed = [point for point in points if point.speedup is not None]
+    return max(timed, key=lambda point: (point.speedup or 0.0, -point.nodes)).nodes if timed else None
+
+
+def _points(
+    calibration: Calibration,
+    found: Iterable[tuple[int, NDArray[np.int64]]],
+    profile: LatencyProfile | None,
+    batch: int,
+    context: int | None,
+) -> tuple[CurvePoint, ...]:
+    """The points of sizes and the steps that each text takes with them."""
+    tokens = np.diff(calibration.offsets)
+    alone = None if profile is None else profile.seconds(1, batch, context)
     points = []
-    for nodes, steps in zip(sizes, fitter.unseen_by_size(method, sizes), strict=True):
+    for nodes, steps in found:
         tau = float(tokens.sum() / steps.sum())
         seconds = None if profile is None else profile.seconds(nodes, batch, context)
         overhead = None if seconds is None or alone is None else seconds / alone
@@ -90,6 +133,4 @@ def measure_curve(
                 speedup=None if overhead is None else tau / overhead,
             )
         )
-    timed = [point for point in points if point.speedup is not None]
-    best = max(timed, key=lambda point: (point.speedup or 0.0, -point.nodes)).nodes if timed else None
-    return Curve(tuple(points), best, method, tuple(growth.expected().tolist()))
+    return tuple(points)

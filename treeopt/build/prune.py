@@ -19,4 +19,4 @@ def most_used(tree: Tree, calibration: Calibration, nodes: int) -> Tree:
     ends = np.bincount(deepest[visits(depths[deepest].astype(np.int8))], minlength=tree.nodes)
     used = ends @ tree.ancestors  # [N]: steps that accepted the node, on the way or at the end
     kept = np.argsort(-used, kind="stable")[:nodes]
-    return Tree.from_paths(tree.paths[node - 1] for node in kept.tolist() if node)
+    return Tree.from_paths((tree.paths[node - 1] for node in kept.tolist() if node), drafter=tree.drafter)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree, check_tree_fits
 
 _CHUNK = 1 << 16  # positions walked at once: the working arrays stay in the processor's cache
@@ -69,8 +70,18 @@ def replay(tree: Tree, calibration: Calibration) -> Replay:
         TreeoptError: E101 where the tree is deeper than the traces' heads; E102 where it has ranks that were not kept.
     """
     check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.kept, holder="the calibration")
+    check_drafter(tree.drafter, calibration)
     accepted = accepted_drafts(tree, calibration.ranks)
     return Replay(accepted, visits(accepted), calibration.offsets, tree.depth)
+
+
+def check_drafter(drafter: str, calibration: Calibration) -> None:
+    """Raise E223 unless traces and tree (or policy) are of the same drafter."""
+    traced = calibration.provenance.drafter_id
+    if drafter != traced:
+        made, told = (f"drafter {name}" if name else "the heads' plain guesses" for name in (drafter, traced))
+        what = f"the tree was made for {made}, the calibration traced {told}"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt calibrate with the tree's own drafter")
 
 
 def deepest_nodes(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -81,18 +82,20 @@ def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
         tree = Tree(tree.paths, _shares(tree, calibration))
     tokens = np.diff(calibration.offsets) * fitter.text_weights
     replayed = float(tokens.sum() / (fitter.steps(tree) @ fitter.text_weights))
-    expected = Expected(_seven(_independent(tree, fitter.accuracy())), _seven(replayed), limits.top_k)
+    expected = Expected(seven(_independent(tree, fitter.accuracy())), seven(replayed), limits.top_k)
     if fit.steps is not None:
         steps = fit.steps * fitter.text_weights
         interval = prediction_interval(tokens, steps)
-        low, high = _seven(max(interval.low, 0.0)), _seven(interval.high)
-        expected = dataclasses.replace(expected, unseen=_seven(float(tokens.sum() / steps.sum())), low=low, high=high)
-    source = {
+        low, high = seven(max(interval.low, 0.0)), seven(interval.high)
+        expected = dataclasses.replace(expected, unseen=seven(float(tokens.sum() / steps.sum())), low=low, high=high)
+    source: dict[str, Any] = {
         "made_by": f"treeopt {VERSION}",
         "method": {**_method(fit.method, limits), **more},
-        "calibration": _calibration(calibration),
+        "calibration": calibration_source(calibration),
     }
-    return dataclasses.replace(tree, expected=expected, source=source)
+    if calibration.provenance.drafter:
+        source["drafter"] = calibration.provenance.drafter
+    return dataclasses.replace(tree, drafter=calibration.provenance.drafter_id, expected=expected, source=source)
 
 
 def _independent(tree: Tree, accuracy: Floats) -> float:
@@ -107,7 +110,7 @@ def _shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
     counts: Floats = np.bincount(reached[begun], minlength=tree.nodes).astype(np.float64)
     for node in range(tree.nodes - 1, 0, -1):  # children stand after their parents
         counts[tree.parents[node]] += counts[node]
-    return tuple(_seven(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
+    return tuple(seven(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
 
 
 def _method(method: Method, limits: Limits) -> dict[str, str | int]:
@@ -120,7 +123,7 @@ def _method(method: Method, limits: Limits) -> dict[str, str | int]:
     return {**parts, "nodes_asked": limits.nodes, "top_k": limits.top_k}
 
 
-def _calibration(calibration: Calibration) -> dict[str, str | int]:
+def calibration_source(calibration: Calibration) -> dict[str, str | int]:
     """What a tree file says of the calibration behind it."""
     provenance = calibration.provenance
     return {
@@ -134,6 +137,6 @@ def _calibration(calibration: Calibration) -> dict[str, str | int]:
     }
 
 
-def _seven(value: float) -> float:
+def seven(value: float) -> float:
     """Seven significant digits: what a file shows of a figure."""
     return float(f"{value:.7g}")

@@ -41,6 +41,10 @@ class Evidence:
     shut: NDArray[np.bool_]
     came: NDArray[np.int64]
 
+    def only(self, chosen: NDArray[np.bool_]) -> Evidence:
+        """These positions."""
+        return Evidence(self.numbers[chosen], self.shut[chosen], self.came[chosen])
+
 
 def evidence(found: Candidates, true: NDArray[np.int64]) -> Evidence:
     """The evidence of one level.

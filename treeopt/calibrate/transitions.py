@@ -73,25 +73,26 @@ class TransitionCounts:
         """Tokens counted."""
         return int(self.unigram.sum())
 
-    def add(self, text: Sequence[int], successors: Sequence[int]) -> None:
+    def add(self, text: Sequence[int], successors: Sequence[int], *, first: int = 0) -> None:
         """Count one text.
 
         Args:
             text: its tokens.
             successors: for each token, the one that the model would write after it and those before it.
+            first: tokens before this one are only context.
         """
         assert len(text) == len(successors)
-        after = np.asarray(successors, np.int64)
+        after = np.asarray(successors, np.int64)[first:]
         self.unigram += np.bincount(after, minlength=self.vocab_size)
         context = np.full((len(text), CONTEXT), -1)
         for back in range(CONTEXT):
             context[back:, back] = text[: len(text) - back]
         keys = context_keys(context)
-        once = np.ones(len(text), np.int64)
         for order in range(CONTEXT):
-            shorter = keys[:, order - 1] if order else np.zeros_like(once)
-            part = slice(order, None)  # before it the context would begin before the text
-            new = _Order(keys[part, order], shorter[part], after[part].astype(np.int32), once[part])
+            begin = max(first, order)  # before it the context would begin before the text
+            own = after[begin - first :]
+            shorter = keys[begin:, order - 1] if order else np.zeros_like(own)
+            new = _Order(keys[begin:, order], shorter, own.astype(np.int32), np.ones_like(own))
             self._waiting[order].append(new)
         self._pending += len(text)
         if self._pending >= _PIECE:

@@ -15,6 +15,7 @@ from treeopt.version import VERSION
 COMMANDS = {
     "demo": "The whole job on the built-in model, in about a minute.",
     "calibrate": "Measure how often each head's guesses are right.",
+    "learn": "Learn to correct the heads' guesses by the tokens before them.",
     "profile": "Time a decode step by the size of the tree.",
     "build": "Grow the best tree for a number of nodes.",
     "curve": "Tokens per step, overhead and speedup by the size of the tree.",

@@ -7,15 +7,21 @@ import math
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from treeopt.build.fit import VALUES, WEIGHTS
 from treeopt.build.intervals import FEW_TEXTS, texts_to_halve
 from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
+from treeopt.build.policies import build_policy, fastest_policy
+from treeopt.build.reliability import reliability
 from treeopt.build.trees import DEFAULT_TOP_K
 from treeopt.cli.console import Console, command, warn_other_heads
+from treeopt.cli.learn_report import report_reliability
+from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.outputs import check_output
+from treeopt.files.policies import save_policy
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
 
@@ -43,6 +49,13 @@ class _Nodes(click.ParamType[int | str]):
     help="Traces, by `treeopt calibrate`; several, one a task, for a mixture.",
 )
 @click.option("--nodes", type=_Nodes(), default=64, show_default=True, help="Budget, root counted; auto: the fastest.")
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default=KINDS[0],
+    show_default=True,
+    help="static: one tree for all steps; dynamic: at every step the likeliest nodes.",
+)
 @click.option("--profile", help="Seconds a step, by `treeopt profile`; for --nodes auto.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
@@ -64,8 +77,13 @@ def run(console: Console, **options: Any) -> None:
     Node values are estimated from the traces; several estimates compete on texts they were not fitted to, the paper's
     (--values independent --weights uniform) among them. Then the tree is replayed over the traces, which is exactly
     what a decoder would do on that text.
+
+    With --kind dynamic the drafter's own estimates choose the nodes anew at every step, so nothing is grown: the file
+    says how many, and which drafter. With --nodes auto each step takes as many as are worth their time.
     """
     files = options["calibrations"]
+    if options["kind"] != KINDS[0]:
+        return _run_dynamic(console, options)
     job = _job(options, len(files))
     check_output(options["output"], *files, *filter(None, [options["profile"]]))
     calibrations = [load_calibration(file) for file in files]
@@ -83,14 +101,69 @@ def run(console: Console, **options: Any) -> None:
 
 command = run
 
+_STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "holdout", "mix", "robust")
 
-def _job(options: dict[str, Any], tasks: int) -> Job:
-    """What the options ask for, after refusing those that contradict each other."""
+
+def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
+    """A policy from one calibration."""
+    context = click.get_current_context()
+    given = [name for name in _STATIC_ONLY if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} belongs to --kind static")
+    if len(options["calibrations"]) > 1:
+        raise click.UsageError("--kind dynamic takes one --calibration")
+    _check_profile(options)
+    [file] = options["calibrations"]
+    check_output(options["output"], file, *filter(None, [options["profile"]]))
+    calibration = load_calibration(file)
+    if options["profile"]:
+        profile = load_profile(options["profile"])
+        warn_other_heads(console, calibration, profile)
+        where = {"batch": options["batch"], "context": options["context"]}
+        policy = fastest_policy(calibration, profile, **where, max_depth=options["max_depth"])
+    else:
+        policy = build_policy(calibration, options["nodes"], max_depth=options["max_depth"])
+    save_policy(policy, options["output"])
+    assert policy.expected is not None
+    console.say(f"at every step the likeliest of {policy.nodes} nodes at most, {policy.depth} drafts deep")
+    console.say(
+        f"expected tokens per step  {policy.expected.replay:.3f}  replay: what a decoder yields on the traced texts"
+    )
+    console.say(f"                          {policy.expected.estimated:.3f}  by the drafter's own estimates")
+    if policy.expected.low is not None:
+        between = f"{policy.expected.low:.3f} to {policy.expected.high:.3f}"
+        console.say(f"                          {between} on as many new prompts (90 %)")
+    if policy.prices:
+        console.say(f"mean nodes of a step      {policy.expected.nodes:.1f}")
+    report_reliability(console, calibration)
+    console.note(f"wrote {options['output']}")
+    errors = reliability(calibration).error.tolist()
+    console.result(
+        {
+            "kind": options["kind"],
+            "nodes": policy.nodes,
+            "depth": policy.depth,
+            "drafter": policy.drafter,
+            "prices": policy.prices,
+            "expected_tokens_per_step": vars(policy.expected),
+            "calibration_error": errors,
+            "output": options["output"],
+        }
+    )
+
+
+def _check_profile(options: dict[str, Any]) -> None:
     auto = options["nodes"] == _AUTO
     if auto != (options["profile"] is not None):
         raise click.UsageError("--nodes auto and --profile go together")
     if not auto and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch and --context choose from a --profile")
+
+
+def _job(options: dict[str, Any], tasks: int) -> Job:
+    """What the options ask for, after refusing those that contradict each other."""
+    auto = options["nodes"] == _AUTO
+    _check_profile(options)
     if tasks == 1 and (options["mix"] is not None or options["robust"]):
         raise click.UsageError("--mix and --robust need several --calibration")
     if not math.isfinite(options["refine"]):

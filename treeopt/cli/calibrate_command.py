@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.build.reliability import reliability
 from treeopt.build.trees import DEFAULT_TOP_K
+from treeopt.calibration import Calibration
 from treeopt.cli.console import (
     Console,
     chosen_prompts,
@@ -17,11 +21,16 @@ from treeopt.cli.console import (
     prompt_options,
     say_skipped,
 )
+from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
+from treeopt.drafter import CORRECTED, KINDS, PLAIN, Drafter
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
+from treeopt.files.drafters import load_drafter, save_drafter
 
 if TYPE_CHECKING:
+    from treeopt.calibrate.learn import Learning
     from treeopt.calibrate.measure import CalibrationRun
+    from treeopt.calibrate.prompts import PromptSet
 
 _SHOWN_RANKS = 4
 
@@ -30,6 +39,17 @@ _SHOWN_RANKS = 4
 @functools.partial(model_options, dtype="auto")
 @prompt_options
 @click.option("--responses", help="Score the answers in this file (prompt and `output` a row) instead of generating.")
+@click.option(
+    "--drafter",
+    default=PLAIN,
+    show_default=True,
+    help=f"{PLAIN}: the heads' guesses; {CORRECTED}: learn a drafter on the way; or a drafter file.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    help="dynamic: trace trees chosen per step too [default: with every drafter but plain].",
+)
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
@@ -41,6 +61,10 @@ def run(console: Console, **options: Any) -> None:
     Every prompt is continued greedily; then one pass over the result ranks each true token under each head. The file
     holds these ranks: enough to build any tree and to replay it exactly.
 
+    With --drafter corrected the model writes more text to the same prompts, and a drafter is learned from all of it
+    (`treeopt learn` says how); each answer is traced by what the answers to other prompts taught. Its file goes beside
+    the output.
+
     Prompts with `turns` (MT-bench, Spec-Bench) are asked turn by turn, each after the model's own answer; without a
     chat template the turns are joined by newlines. With --responses only the first turn is scored.
     """
@@ -49,11 +73,15 @@ def run(console: Console, **options: Any) -> None:
         raise click.UsageError("give either --prompts or --responses")
     asked = options["responses"] if scored else chosen_prompts(options)
     check_writable(options["output"], overwrite=options["force"])
+    learning, drafter_file = _drafting(options)
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
 
     prompts = load_prompts(asked, limit=options["limit"], answers=scored)
+    drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
     base, loaded = load_models(console, options)
+    if drafter is not None:
+        _warn_known(console, drafter, prompts)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     with console.progress("calibrate") as progress:
         run = run_calibration(
@@ -66,13 +94,50 @@ def run(console: Console, **options: Any) -> None:
             seed=options["seed"],
             chat_template=options["chat_template"],
             responses=scored,
+            drafter=drafter,
+            learning=learning,
+            steps=drafter_file is not None and options["kind"] != "static",
             progress=progress,
         )
-    save_calibration(run.calibration, options["output"], overwrite=options["force"])
+    if run.learned is not None:
+        assert drafter_file is not None
+        save_drafter(run.learned.drafter, drafter_file, overwrite=options["force"])
+        report_learned(console, run.learned)
+    save_calibration(_naming(run.calibration, drafter_file), options["output"], overwrite=options["force"])
     _report(console, run, options["output"])
 
 
 command = run
+
+
+def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:
+    """What is to be learned, if anything, and the drafter's file: read, or to be written; None for plain guesses."""
+    from treeopt.calibrate.learn import Learning
+
+    name, output = options["drafter"], Path(options["output"])
+    if name not in (PLAIN, CORRECTED):
+        return None, name
+    if name == PLAIN and options["kind"] != "dynamic":
+        return None, None
+    file = str(output.with_suffix("").with_suffix(".drafter.safetensors"))
+    check_writable(file, overwrite=options["force"])
+    return Learning(correct=name == CORRECTED), file
+
+
+def _naming(calibration: Calibration, drafter: str | None) -> Calibration:
+    """The calibration with its drafter's file."""
+    return dataclasses.replace(
+        calibration, provenance=dataclasses.replace(calibration.provenance, drafter=drafter or "")
+    )
+
+
+def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
+    """Warn where a drafter has counted the answers to these very prompts."""
+    if prompts.sha256 in drafter.source.get("prompts", {}):
+        console.warn(
+            "warning: the drafter was learned from these prompts; its figures flatter it "
+            "(--drafter corrected learns and traces without that)"
+        )
 
 
 def _report(console: Console, run: CalibrationRun, output: str) -> None:
@@ -82,7 +147,7 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
     errors = calibration.standard_error(1)
     rows = [
         [
-            f"head {h + 1}",
+            f"head {h + 1}" if h < run.heads else f"level {h + 1}",
             f"{accuracy[h, 0]:.1%} ± {errors[h, 0]:.1%}",
             *(f"{accuracy[h, r]:.1%}" for r in range(1, min(_SHOWN_RANKS, top_k))),
             f"{accuracy[h].sum():.1%}",
@@ -99,10 +164,12 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
     say_skipped(console, run.skipped)
     if run.answers_cut:
         console.say(f"{run.answers_cut} given answers were cut at --max-new-tokens")
+    if calibration.steps is not None:
+        report_reliability(console, calibration)
     console.note(f"wrote {output}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
     console.result(
         {
-            "heads": calibration.num_heads,
+            "heads": calibration.num_heads,  # levels, where a drafter goes beyond the heads
             "prompts": calibration.sequences,
             "skipped": len(run.skipped),
             "skipped_prompts": [vars(skipped) for skipped in run.skipped],
@@ -112,6 +179,9 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
             "trials": trials.tolist(),
             "accuracy": accuracy.tolist(),
             "standard_error_top_1": errors[:, 0].tolist(),
+            "drafter": calibration.provenance.drafter_id or PLAIN,
+            "learned": None if run.learned is None else learned_as_dict(run.learned),
+            "calibration_error": None if calibration.steps is None else reliability(calibration).error.tolist(),
             "output": output,
         }
     )

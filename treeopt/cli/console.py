@@ -23,8 +23,8 @@ from treeopt.errors import EXIT_BUG, Code, TreeoptError
 from treeopt.files.bundled import POCKET
 from treeopt.files.calibrations import DEFAULT_FILE
 from treeopt.latency import LatencyProfile
+from treeopt.policy import Plan
 from treeopt.progress import Progress, silent
-from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -237,7 +237,7 @@ def warn_other_heads(console: Console, calibration: Calibration, profile: Latenc
         console.warn(f"warning: the profile is of other heads ({profiled}) than the calibration ({known})")
 
 
-def warn_other_tree(console: Console, name: str, tree: Tree, loaded: LoadedHeads) -> None:
+def warn_other_tree(console: Console, name: str, tree: Plan, loaded: LoadedHeads) -> None:
     """Warn where a tree was built for other heads than these."""
     made_for = tree.source.get("calibration", {}).get("heads_id")
     if made_for not in (None, loaded.fingerprint):
@@ -324,6 +324,7 @@ def chosen_prompts(options: Mapping[str, Any]) -> str:
 
 
 tree_option = click.option("--tree", required=True, help="Tree file, or a name from `treeopt list`.")
+drafter_option = click.option("--drafter", help="Drafter file, by `treeopt learn` [default: the one the tree names].")
 calibration_option = click.option(
     "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, by `treeopt calibrate`."
 )

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from treeopt.build.curve import default_sizes, measure_curve
+from treeopt.build.curve import default_sizes, measure_curve, policy_curve
 from treeopt.build.fit import VALUES, WEIGHTS, Fitter, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, tree_limits
 from treeopt.cli.console import Console, calibration_option, command, warn_other_heads
+from treeopt.drafter import KINDS
 from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.outputs import check_output
@@ -20,6 +21,7 @@ _LARGEST = 256
 
 @command("curve")
 @calibration_option
+@click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Of the trees.")
 @click.option("--profile", help="Seconds a step, by `treeopt profile`: adds overhead and speedup.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
@@ -32,7 +34,7 @@ def run(console: Console, **options: Any) -> None:
     """Show tokens per step, and with a profile overhead and speedup, against the number of nodes.
 
     Every text is replayed by trees that were fitted without it. The inner interval is for all such texts, the outer
-    one for as many new prompts, both 90 %.
+    one for as many new prompts, both 90 %. Trees chosen per step (--kind dynamic) are not fitted to the traces.
     """
     calibration_file = options["calibration"]
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
@@ -46,20 +48,17 @@ def run(console: Console, **options: Any) -> None:
     bounds = [options["largest"]] if options["largest"] else []
     bounds += [profile.largest(options["batch"], options["context"])] if profile else []
     largest = min(bounds, default=_LARGEST)
-    fitter = Fitter(calibration, tree_limits(calibration, largest, top_k=options["top_k"]))
-    method = fitter.choose(candidates(options["values"], options["weights"], refined=False)).method
-    curve = measure_curve(
-        fitter,
-        method,
-        default_sizes(largest),
-        profile=profile,
-        batch=options["batch"],
-        context=options["context"],
-    )
-    if not fitter.can_leave_out:
-        console.warn(
-            "warning: too few different texts to leave any out; the figures are of the fitted texts themselves"
-        )
+    where = {"profile": profile, "batch": options["batch"], "context": options["context"]}
+    if options["kind"] == "dynamic":
+        curve = policy_curve(calibration, default_sizes(largest), **where)
+    else:
+        fitter = Fitter(calibration, tree_limits(calibration, largest, top_k=options["top_k"]))
+        method = fitter.choose(candidates(options["values"], options["weights"], refined=False)).method
+        curve = measure_curve(fitter, method, default_sizes(largest), **where)
+        if not fitter.can_leave_out:
+            console.warn(
+                "warning: too few different texts to leave any out; the figures are of the fitted texts themselves"
+            )
     from treeopt.view.curve import render_curve
 
     write_text(options["output"], render_curve(curve))
@@ -75,7 +74,7 @@ def run(console: Console, **options: Any) -> None:
         {**vars(point), "sampling": vars(point.sampling), "prediction": vars(point.prediction)}
         for point in curve.points
     ]
-    data = {"points": points, "best": curve.best, "method": str(method), "expected": curve.expected}
+    data = {"points": points, "best": curve.best, "method": curve.method, "expected": curve.expected}
     console.result({**data, "output": options["output"]})
 
 

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command, load_models, model_options, text_options, tree_option, warn_other_tree
+from treeopt.cli.console import (
+    Console,
+    command,
+    drafter_option,
+    load_models,
+    model_options,
+    text_options,
+    tree_option,
+    warn_other_tree,
+)
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.trees import load_tree
+from treeopt.files.policies import load_plan_for
 
 if TYPE_CHECKING:
     from treeopt.runtime.rules import Rule
@@ -30,6 +39,7 @@ _HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 @functools.partial(model_options, dtype="auto")
 @text_options
 @tree_option
+@drafter_option
 @click.option("--acceptance", type=click.Choice(["greedy", "sample", "typical"]), default="greedy", show_default=True)
 @click.option("--temperature", type=click.FloatRange(min=0), help="[default: 1 for sample, 0.7 for typical]")
 @click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sample; 0 is all.")
@@ -47,7 +57,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     byte, and nothing else. The footer on standard error gives tokens per step (all tokens / all steps) and speed.
     """
     text = _prompt(prompt)
-    tree = load_tree(options["tree"])
+    tree, drafter = load_plan_for(options["tree"], options["drafter"])
     from treeopt.calibrate.prompts import asked
     from treeopt.calibrate.texts import encode
     from treeopt.runtime.clock import now
@@ -58,7 +68,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     base, loaded = load_models(console, options)
     warn_other_tree(console, options["tree"], tree, loaded)
     ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
-    decoder = TreeDecoder(base, loaded.heads, tree, acceptance=rule)
+    decoder = TreeDecoder(base, loaded.heads, tree, drafter=drafter, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])
     ready = now(base)

@@ -11,6 +11,7 @@ from treeopt.cli.console import (
     Console,
     chosen_prompts,
     command,
+    drafter_option,
     load_models,
     model_options,
     prompt_options,
@@ -18,13 +19,14 @@ from treeopt.cli.console import (
     warn_other_tree,
 )
 from treeopt.cli.validate_report import differences_error, report, say_forgiven, threshold_error
-from treeopt.files.trees import load_tree
+from treeopt.files.policies import load_plan_for
 
 
 @command("validate")
 @functools.partial(model_options, dtype="float32")
 @prompt_options
 @tree_option
+@drafter_option
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Of each text and way; they take turns."
 )
@@ -46,7 +48,7 @@ def run(console: Console, **options: Any) -> None:
     chat template the turns are joined by newlines. Figures are given for each turn and each `category`.
     """
     asked = chosen_prompts(options)
-    tree = load_tree(options["tree"])
+    tree, drafter = load_plan_for(options["tree"], options["drafter"])
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.calibrate.texts import encode_prompts, joins_turns
     from treeopt.runtime.advice import advice
@@ -65,6 +67,7 @@ def run(console: Console, **options: Any) -> None:
             loaded.heads,
             tree,
             encoded.texts,
+            drafter=drafter,
             max_new_tokens=budget,
             repeats=options["repeats"],
             batch_size=options["batch_size"],

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from treeopt.calibration import Calibration, Provenance
+from treeopt.calibration import Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.schemas import Schema
 from treeopt.files.tensors import read_arrays, write_arrays
 
 SCHEMA = "treeopt.calibration/1"
 DEFAULT_FILE = "calibration.safetensors"
+_STEPS = ("orders", "mass", "confidence")  # arrays of trees chosen per step
 
 
 class ProvenanceHeader(Schema):
@@ -29,6 +31,8 @@ class ProvenanceHeader(Schema):
     settings: dict[str, Any]
     prompts: dict[str, str]
     made_by: dict[str, Any]
+    drafter_id: str = ""
+    drafter: str = ""
 
 
 class Header(Schema):
@@ -52,9 +56,11 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, 
         "kept": calibration.kept,
         "prompt_ids": list(calibration.prompt_ids),
         "token_hashes": list(calibration.token_hashes),
-        "provenance": dataclasses.asdict(calibration.provenance),
+        "provenance": _as_seen_from(path, dataclasses.asdict(calibration.provenance)),
     }
     arrays: dict[str, NDArray[Any]] = {"ranks": calibration.ranks, "offsets": calibration.offsets}
+    if calibration.steps is not None:
+        arrays |= {name: getattr(calibration.steps, name) for name in _STEPS}
     write_arrays(path, arrays, header, overwrite=overwrite)
 
 
@@ -74,13 +80,17 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
     arrays, found = read_arrays(path, SCHEMA)
     try:
         header = Header.model_validate(found)
+        provenance = header.provenance.model_dump()
+        if header.provenance.drafter:
+            provenance["drafter"] = os.path.normpath(Path(path).parent / header.provenance.drafter)
         return Calibration(
             ranks=arrays["ranks"],
             offsets=arrays["offsets"].astype(np.int64, casting="equiv"),
             prompt_ids=tuple(header.prompt_ids),
             token_hashes=tuple(header.token_hashes),
             kept=header.kept,
-            provenance=Provenance(**header.provenance.model_dump()),
+            provenance=Provenance(**provenance),
+            steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if _STEPS[0] in arrays else None,
         )
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
@@ -90,3 +100,10 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
         raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a calibration: {error}") from error
     except TreeoptError as error:
         raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at) from error
+
+
+def _as_seen_from(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:
+    """The provenance with its drafter's file as seen from the folder of the calibration's own."""
+    if provenance["drafter"]:
+        provenance["drafter"] = os.path.relpath(provenance["drafter"], Path(path).parent)
+    return provenance

@@ -6,9 +6,9 @@ import dataclasses
 import difflib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -46,6 +46,13 @@ class ExpectedLine(Schema):
     of: str = Field(description="hash of the paths that these figures are of")
 
 
+class DrafterLine(Schema):
+    """The drafter that a tree was made for: its id, and its file as seen from the tree's folder."""
+
+    id: str
+    file: str | None = None
+
+
 class TreeFile(Schema):
     """The format `treeopt.tree/1`."""
 
@@ -54,6 +61,7 @@ class TreeFile(Schema):
     reference: str | None = None
     nodes: int = Field(ge=1, description="the root counted: 1 + the number of paths")
     expected_tokens_per_step: ExpectedLine | None = None
+    drafter: DrafterLine | None = None
     method: dict[str, str | int] | None = None
     calibration: dict[str, str | int] | None = None
     paths: list[PathLine]
@@ -89,22 +97,38 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
     return Tree.from_paths(
         paths,
         known if known else None,
+        **drafter_fields(content.drafter, path, source),
         expected=Expected(**expected.model_dump(exclude={"of"})) if expected else None,
-        source=source,
     )
+
+
+def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:
+    """What a record says of its drafter, whose file is sought from the folder of the record's own."""
+    if line is None:
+        return {"source": source}
+    if line.file is not None:
+        source["drafter"] = os.path.normpath(path.parent / line.file)
+    return {"drafter": line.id, "source": source}
+
+
+def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
+    """The line of a record's drafter, its file as seen from the folder that the record is written to."""
+    file = source.get("drafter")
+    parts = {"id": drafter} | ({} if file is None else {"file": os.path.relpath(file, Path(path).parent)})
+    return f"drafter: {{{', '.join(f'{name}: {flow(value)}' for name, value in parts.items())}}}"
 
 
 def save_tree(tree: Tree, path: str | os.PathLike[str]) -> None:
     """Write a tree as YAML; `load_tree` gives back an equal one. An existing file is replaced: trees are cheap."""
-    text = tree_yaml(tree)
+    text = tree_yaml(tree, path)
     if len(text) > strict_yaml.MAX_BYTES:
         what = f"a tree of {tree.nodes:,} nodes makes a file of {len(text):,} bytes"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why=f"at most {strict_yaml.MAX_BYTES:,} are read")
     write_text(path, text)
 
 
-def tree_yaml(tree: Tree) -> str:
-    """The text of a tree file."""
+def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
+    """The text of a tree file that is to be written to `path`."""
     lines = [
         f"# {tree.nodes} nodes = 1 root + {len(tree.paths)} drafts, depth {tree.depth}, {len(tree.leaves)} leaves",
         f"schema: {SCHEMA}",
@@ -118,6 +142,8 @@ def tree_yaml(tree: Tree) -> str:
         figures = {**dataclasses.asdict(tree.expected), "of": _paths_hash(tree.paths)}
         shown = (f"{name}: {_figure(value)}" for name, value in figures.items() if value is not None)
         lines.append(f"expected_tokens_per_step: {{{', '.join(shown)}}}")
+    if tree.drafter:
+        lines.append(drafter_line(tree.drafter, tree.source, path))
     for key in ("method", "calibration"):
         if tree.source.get(key):
             lines.append(f"{key}:")

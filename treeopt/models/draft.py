@@ -228,6 +228,8 @@ class DraftModel:
 
     def candidates(self, start: Start, nodes: Nodes) -> Candidates:
         """Of each node: its level's top, the successors of its context, and what followed the latest longest match."""
+        if self.drafter.transitions is None:
+            return self._uncorrected(start, nodes)
         top = start.top[nodes.depth].take(nodes.row, 0) if nodes.depth < len(start.top) else self._frequent
         row = self._rows(nodes.context)
         theirs, ratios = self._tokens.take(row, 0), self._ratios.take(row, 0)
@@ -252,6 +254,13 @@ class DraftModel:
             copied=same[:, :, -1],
             length=length,
         )
+
+    def _uncorrected(self, start: Start, nodes: Nodes) -> Candidates:
+        """The candidates of a drafter without transitions: the head alone speaks for them."""
+        tokens = start.top[nodes.depth].take(nodes.row, 0)
+        head, none = self._head(start, nodes, tokens), np.zeros(tokens.shape, np.float32)
+        no = np.zeros(tokens.shape, np.bool_)
+        return Candidates(tokens, no, head, none, none, no, np.zeros(len(tokens), np.int64))
 
     def _rows(self, context: Ints) -> Ints:
         """Row of the longest stored context: int64 [P, CONTEXT] -> [P]."""

@@ -22,16 +22,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.probe import check_trees
 from treeopt.models.session import NodePath, TreeForward, pick
 from treeopt.models.shapes import Frame
-from treeopt.runtime.propose import Drafts, PlainProposer, Proposer
+from treeopt.policy import Plan
+from treeopt.runtime.drafting import proposer_of
+from treeopt.runtime.propose import Drafts, Proposer
 from treeopt.runtime.rows import Rows
 from treeopt.runtime.rules import Greedy, Rule
-from treeopt.tree import ROOT, Tree
+from treeopt.tree import ROOT
 
 Prompt = Tensor | Sequence[int]
 
@@ -56,7 +59,9 @@ class TreeDecoder:
         base: a loaded `Base`, or any stock causal language model of `transformers`.
         heads: its draft heads; None only with the one-node tree, which is plain decoding on the same loop, or with a
             proposer.
-        tree: at most as deep as there are heads; not with a proposer, which brings its own.
+        tree: at most as deep as there are heads, or as its drafter has levels; or the policy that chooses one per step;
+            not with a proposer, which brings its own.
+        drafter: what the tree or policy was made for, where that is not the heads' plain guesses.
         proposer: what drafts, where it is not the heads' guesses in one tree.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
         compile: run the tree's forward through `torch.compile`: the first two steps then take many seconds, later ones
@@ -65,7 +70,8 @@ class TreeDecoder:
 
     Raises:
         TreeoptError: E101, E102 where the tree asks for more than the heads give, E212 where the heads do not fit the
-            base, E502 where the base cannot verify trees.
+            base, E223 where the drafter does not, or the tree was made for another, E502 where the base cannot verify
+            trees.
         ValueError: unless either a tree or a proposer is given.
     """
 
@@ -73,8 +79,9 @@ class TreeDecoder:
         self,
         base: Base | PreTrainedModel,
         heads: MedusaHeads | None,
-        tree: Tree | None = None,
+        tree: Plan | None = None,
         *,
+        drafter: Drafter | None = None,
         proposer: Proposer | None = None,
         acceptance: Rule | None = None,
         compile: bool = False,
@@ -82,12 +89,10 @@ class TreeDecoder:
     ) -> None:
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
         self.acceptance: Rule = acceptance or Greedy()
-        self.heads = heads
         if (tree is None) is (proposer is None):
             raise ValueError("a decoder takes either a tree or a proposer")
         if tree is not None:
-            plain = PlainProposer(self.base, heads, tree)
-            proposer, self.heads = plain, plain.heads
+            proposer = proposer_of(self.base, heads, tree, drafter)
         assert proposer is not None
         self.proposer: Proposer = proposer
         self.tree = proposer.tree

@@ -25,13 +25,15 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
+from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.trees import load_tree
+from treeopt.files.drafters import load_drafter
+from treeopt.files.policies import load_plan, load_plan_for
 from treeopt.models.heads import MedusaHeads
+from treeopt.policy import Plan
 from treeopt.runtime.decode import TreeDecoder, advance
 from treeopt.runtime.processed import Processed
 from treeopt.runtime.propose import Proposer
-from treeopt.tree import Tree
 
 # Of what `generate` hands over besides, these are made anew here or have nothing to say.
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
@@ -65,7 +67,8 @@ def tree_generate(
     generation_config: GenerationConfig | None = None,
     *,
     heads: MedusaHeads | None = None,
-    tree: Tree | str | None = None,
+    tree: Plan | str | None = None,
+    drafter: Drafter | str | None = None,
     proposer: Proposer | None = None,
     sink: BaseStreamer | None = None,
     **model_kwargs: Any,
@@ -82,7 +85,8 @@ def tree_generate(
         stopping_criteria: as `generate` made them.
         generation_config: as `generate` made it.
         heads: the model's draft heads.
-        tree: at most as deep as there are heads; a `Tree`, a tree file, or a name from the zoo.
+        tree: a `Tree`, a `TreePolicy`, a file of either, or a name from the zoo.
+        drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
         proposer: as for `TreeDecoder`, in place of heads and tree.
         sink: the streamer again; see the module.
         model_kwargs: what `generate` hands over besides: the mask is heeded, the cache is our own.
@@ -99,8 +103,13 @@ def tree_generate(
     _check_supported(model, config, processors, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     rule = Processed(processors, input_ids, sample=bool(config.do_sample))
-    given = load_tree(tree) if isinstance(tree, str) else tree
-    decoder = TreeDecoder(model, heads, given, proposer=proposer, acceptance=rule)
+    if isinstance(tree, str) and drafter is None:
+        tree, drafter = load_plan_for(tree)
+    elif isinstance(tree, str):
+        tree = load_plan(tree)
+    if isinstance(drafter, str):
+        drafter = load_drafter(drafter)
+    decoder = TreeDecoder(model, heads, tree, drafter=drafter, proposer=proposer, acceptance=rule)
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
     rows = decoder.prefill(prompts, budget)

@@ -14,14 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from treeopt.build.policies import replay_policy
 from treeopt.build.prune import most_used
 from treeopt.build.replay import Replay, replay
+from treeopt.calibrate.drafts import trace_drafts
 from treeopt.calibrate.measure import as_calibration, trace_texts
 from treeopt.calibrate.texts import Skipped, Text, next_turn
 from treeopt.calibration import MAX_RANKS, Calibration, Provenance
+from treeopt.drafter import Drafter
 from treeopt.errors import first_line
-from treeopt.models.base import Base
+from treeopt.models.base import Base, heads_like
+from treeopt.models.draft import DraftModel
 from treeopt.models.heads import MedusaHeads
+from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.figures import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Trial
@@ -45,7 +50,7 @@ class Validation:
         predicted: replay over stock generate's texts.
         measured_by_depth: share of steps that emitted d drafts or more, d = 1 .. D.
         expected_tokens_per_step: the tree file's own; None where it has none.
-        nodes: N of the tree.
+        nodes: N of the tree; of a tree chosen per step the most.
         smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes.
         skipped: later turns of dialogues that no longer fitted into the context.
         left_out: ways that this model, or a batch, cannot be decoded by, and why.
@@ -106,9 +111,10 @@ class Validation:
 def validate(
     base: Base,
     heads: MedusaHeads,
-    tree: Tree,
+    tree: Plan,
     prompts: Sequence[Text],
     *,
+    drafter: Drafter | None = None,
     max_new_tokens: int = 128,
     repeats: int = 1,
     batch_size: int = 1,
@@ -120,9 +126,10 @@ def validate(
     Args:
         base: the base model; float32 makes exact comparison meaningful.
         heads: its draft heads.
-        tree: the tree to prove.
+        tree: the tree to prove, or the policy that chooses one per step.
         prompts: their token ids; any continuation they carry is ignored. Where a source has later turns each follows
             stock generate's answer to the one before.
+        drafter: what the tree or policy was made for, where that is not the heads' plain guesses.
         max_new_tokens: budget of each continuation.
         repeats: times that each text is decoded each way; the ways take turns.
         batch_size: prompts decoded together, in all ways; figures are then of batches.
@@ -135,9 +142,11 @@ def validate(
     assert prompts
     assert repeats >= 1
     assert batch_size >= 1
-    kept = min(MAX_RANKS, base.vocab_size)
-    check_tree_fits(tree, heads=heads.num_heads, ranks=kept, holder="the prediction")
-    decoder, plain = TreeDecoder(base, heads, tree), TreeDecoder(base, None, Tree(()), probe=False)
+    if isinstance(tree, Tree):
+        levels = heads.num_heads if drafter is None else drafter.depth
+        check_tree_fits(tree, heads=levels, ranks=min(MAX_RANKS, base.vocab_size), holder="the prediction")
+    decoder = TreeDecoder(base, heads, tree, drafter=drafter)
+    plain = TreeDecoder(base, None, Tree(()), probe=False)
     ways = {
         GENERATE: with_generate(base),
         LOOKUP: with_generate(base, prompt_lookup_num_tokens=_LOOKUP_TOKENS),
@@ -147,8 +156,8 @@ def validate(
     batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
     left_out = _warm_up(ways, [text.prompt for text in batches[0]], min(_WARM_UP_TOKENS, max_new_tokens))
     texts, runs, skipped = _decode_all(ways, base, batches, max_new_tokens, repeats, chat_template, progress)
-    traces = trace(base, decoder.heads or heads, texts)
-    predicted = replay(tree, traces)
+    traces = trace(base, heads_like(base, heads), texts, drafter, steps=isinstance(tree, TreePolicy))
+    predicted = _replayed(tree, traces)
     trials = [
         Trial(text.prompt_id, text.category, text.turn, run, steps)
         for text, run, steps in zip(texts, runs, predicted.steps_by_sequence().tolist(), strict=True)
@@ -157,11 +166,11 @@ def validate(
         figures=Figures(tuple(trials)),
         differences=tuple(_differences(Judge(base, tree.nodes), texts, runs)),
         predicted=predicted,
-        measured_by_depth=_by_depth([run[TREE][0] for run in runs], tree.depth),
+        measured_by_depth=_by_depth([run[TREE][0] for run in runs], predicted.depth),
         expected_tokens_per_step=tree.expected.replay if tree.expected else None,
         nodes=tree.nodes,
         smaller={
-            nodes: replay(most_used(tree, traces, nodes), traces).tokens_per_step
+            nodes: _replayed(_part(tree, traces, nodes), traces).tokens_per_step
             for nodes in _SMALLER
             if nodes < tree.nodes
         },
@@ -177,16 +186,36 @@ def validate(
     )
 
 
-def predict(base: Base, heads: MedusaHeads, tree: Tree, texts: Sequence[Text]) -> Replay:
+def predict(
+    base: Base, heads: MedusaHeads, tree: Plan, texts: Sequence[Text], drafter: Drafter | None = None
+) -> Replay:
     """What the tree will do on these very texts, without decoding: teacher-forced ranks, then replay."""
-    return replay(tree, trace(base, heads, texts))
+    return _replayed(tree, trace(base, heads, texts, drafter, steps=isinstance(tree, TreePolicy)))
 
 
-def trace(base: Base, heads: MedusaHeads, texts: Sequence[Text]) -> Calibration:
-    """The heads' ranks on these very texts, by teacher-forced passes, one text at a time."""
+def trace(
+    base: Base, heads: MedusaHeads, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: bool = False
+) -> Calibration:
+    """The ranks on these very texts, by teacher-forced passes, one text at a time; `steps` traces dynamic trees too."""
     kept = min(MAX_RANKS, base.vocab_size)
-    rows = [trace_texts(base, heads, [text], kept)[0] for text in texts]
-    return as_calibration(texts, rows, kept, Provenance("", "", "", "", {}))
+    provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
+    if drafter is None:
+        rows = [trace_texts(base, heads, [text], kept)[0] for text in texts]
+        return as_calibration(texts, rows, kept, provenance)
+    model = [DraftModel(drafter)]
+    traced = [trace_drafts(base, heads, model, [text], kept, steps=steps)[0] for text in texts]
+    return as_calibration(texts, [one.ranks for one in traced], kept, provenance, [one.steps for one in traced])
+
+
+def _replayed(tree: Plan, traces: Calibration) -> Replay:
+    return replay(tree, traces) if isinstance(tree, Tree) else replay_policy(tree, traces)
+
+
+def _part(tree: Plan, traces: Calibration, nodes: int) -> Plan:
+    """The most used part of a tree; of a policy, the same with fewer nodes."""
+    if isinstance(tree, Tree):
+        return most_used(tree, traces, nodes)
+    return TreePolicy(nodes, tree.depth, tree.drafter)
 
 
 def _warm_up(ways: dict[str, Way], prompts: Sequence[Sequence[int]], max_new_tokens: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from treeopt.calibrate.measure import cut_at_end, left_padded
+from treeopt.calibrate.answers import cut_at_end, left_padded
 from treeopt.models.base import Base
 from treeopt.runtime.clock import now
 from treeopt.runtime.decode import TreeDecoder

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from treeopt.calibrate.measure import cut_at_end
+from treeopt.calibrate.answers import cut_at_end
 from treeopt.calibrate.prompts import ANSWERS, Message, as_prompt, read_rows, row_id
 from treeopt.calibrate.texts import encode
 from treeopt.errors import Code, TreeoptError

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.measure import continue_texts
+from treeopt.calibrate.answers import continue_texts
 from treeopt.calibrate.prompts import Message, Prompt, PromptSet
 from treeopt.calibrate.texts import Skipped, Text, encode
 from treeopt.errors import Code, TreeoptError

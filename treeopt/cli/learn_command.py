@@ -1,0 +1,78 @@
+"""`treeopt learn`: from the base model and any prompts, all that the corrected drafter needs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import click
+
+from treeopt.cli.console import (
+    Console,
+    chosen_prompts,
+    command,
+    load_models,
+    model_options,
+    prompt_options,
+    say_skipped,
+)
+from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
+from treeopt.files.atomic import check_writable
+from treeopt.files.drafters import DEFAULT_FILE, save_drafter
+
+
+@command("learn")
+@functools.partial(model_options, dtype="auto")
+@prompt_options
+@click.option(
+    "--tokens", type=click.IntRange(min=0), default=400_000, show_default=True, help="Drawn beyond the greedy answers."
+)
+@click.option(
+    "--temperature", type=click.FloatRange(min=0, min_open=True), default=0.7, show_default=True, help="Of the drawing."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the drawing.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--force", is_flag=True, help="Overwrite the output.")
+@click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
+def run(console: Console, **options: Any) -> None:
+    """Learn a drafter that corrects the heads' guesses by the tokens before them.
+
+    The base model answers the prompts, greedily once and then drawn at a low temperature. What it would write greedily
+    after every token is counted by the one to four tokens before it; matches with the text so far are looked up while
+    drafting. The weights of head, transitions and matches are fitted, for each level, to the greedy answers. Nothing is
+    trained: base and heads stay as they are, and drafts never change the text.
+
+    Next: `treeopt calibrate --drafter FILE` on other prompts. To learn and calibrate on the same prompts, use
+    `treeopt calibrate --drafter corrected`.
+    """
+    check_writable(options["output"], overwrite=options["force"])
+    asked = chosen_prompts(options)
+    from treeopt.calibrate.learn import Learning
+    from treeopt.calibrate.measure import run_calibration
+    from treeopt.calibrate.prompts import load_prompts
+
+    prompts = load_prompts(asked, limit=options["limit"])
+    base, loaded = load_models(console, options)
+    console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
+    with console.progress("learn") as progress:
+        found = run_calibration(
+            base,
+            loaded,
+            prompts,
+            max_new_tokens=options["max_new_tokens"],
+            batch_size=options["batch_size"],
+            chat_template=options["chat_template"],
+            learning=Learning(options["tokens"], options["temperature"], options["seed"]),
+            steps=True,
+            progress=progress,
+        )
+    assert found.learned is not None
+    save_drafter(found.learned.drafter, options["output"], overwrite=options["force"])
+    report_learned(console, found.learned)
+    report_reliability(console, found.calibration)
+    say_skipped(console, found.skipped)
+    console.note(f"wrote {options['output']}   next: treeopt calibrate --drafter {options['output']}")
+    console.result({**learned_as_dict(found.learned), "output": options["output"]})
+
+
+command = run

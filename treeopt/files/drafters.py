@@ -1,0 +1,105 @@
+"""Drafter files: fitted numbers and the table of transitions as safetensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from treeopt.drafter import Drafter, Level
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.schemas import Schema
+from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.transitions import Transitions
+
+SCHEMA = "treeopt.drafter/1"
+DEFAULT_FILE = "drafter.safetensors"
+
+
+class LevelHeader(Schema):
+    """`treeopt.drafter.Level` as it stands in a file."""
+
+    head: float
+    prior: float
+    transition: float
+    copied: list[float]
+    outside: float
+    odds: list[list[float]]
+
+
+class Header(Schema):
+    """What a drafter file holds beside its arrays."""
+
+    schema_name: Literal["treeopt.drafter/1"] = Field(alias="schema")
+    num_heads: int
+    top: int
+    window: int
+    seen: int | None
+    levels: list[LevelHeader]
+    source: dict[str, Any]
+    id: str
+
+
+def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a drafter; equal content gives equal bytes.
+
+    Raises:
+        TreeoptError: E202 where the file exists and `overwrite` is off: drafters take long to learn.
+    """
+    table = drafter.transitions
+    header: dict[str, Any] = {
+        "schema": SCHEMA,
+        "num_heads": drafter.num_heads,
+        "top": drafter.top,
+        "window": drafter.window,
+        "seen": None if table is None else table.seen,
+        "levels": [dataclasses.asdict(level) for level in drafter.levels],
+        "source": dict(drafter.source),
+        "id": drafter.id,
+    }
+    write_arrays(path, {} if table is None else table.arrays(), header, overwrite=overwrite)
+
+
+def load_drafter(path: str | os.PathLike[str]) -> Drafter:
+    """Read a drafter.
+
+    Raises:
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is not one.
+    """
+    if not os.path.exists(path):
+        raise TreeoptError(
+            Code.FILE_MISSING,
+            f"there is no drafter {path}",
+            why="corrected drafts need the transitions and numbers that were learned",
+            fix=f"treeopt learn --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
+        )
+    arrays, found = read_arrays(path, SCHEMA)
+    try:
+        header = Header.model_validate(found)
+        table = Transitions(**arrays, seen=header.seen) if header.seen is not None else None
+        drafter = Drafter(
+            tuple(_level(level) for level in header.levels),
+            header.num_heads,
+            header.top,
+            header.window,
+            table,
+            header.source,
+        )
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        what = f"{path} has a damaged header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise TreeoptError(Code.FILE_INVALID, what) from error
+    except (TypeError, ValueError) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a drafter: {error}") from error
+    except TreeoptError as error:
+        raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at) from error
+    if drafter.id != header.id:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} was changed since it was written: its hash is another")
+    return drafter
+
+
+def _level(level: LevelHeader) -> Level:
+    pairs = tuple((float(a), float(b)) for a, b in level.odds)
+    return Level(level.head, level.prior, level.transition, tuple(level.copied), level.outside, pairs)

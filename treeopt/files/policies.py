@@ -1,0 +1,123 @@
+"""Policy files: trees that are chosen anew at every step, as a short YAML file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from treeopt.drafter import Drafter
+from treeopt.errors import TreeoptError
+from treeopt.files import strict_yaml
+from treeopt.files.atomic import write_text
+from treeopt.files.drafters import load_drafter
+from treeopt.files.schemas import Schema, check, faults_error
+from treeopt.files.trees import DrafterLine, drafter_fields, drafter_line, load_tree
+from treeopt.files.yaml_text import decimal, flow
+from treeopt.policy import Plan, PolicyExpected, TreePolicy
+
+SCHEMA = "treeopt.policy/1"
+
+
+class ExpectedLine(Schema):
+    """`treeopt.policy.PolicyExpected` as it stands in a file."""
+
+    replay: float = Field(ge=1.0)
+    estimated: float = Field(ge=1.0)
+    nodes: float = Field(ge=1.0)
+    low: float | None = Field(default=None, ge=0.0)
+    high: float | None = Field(default=None, ge=0.0)
+
+
+class PolicyFile(Schema):
+    """The format `treeopt.policy/1`."""
+
+    schema_name: Literal["treeopt.policy/1"] = Field(alias="schema")
+    kind: Literal["dynamic"]
+    made_by: str | None = None
+    nodes: int
+    depth: int
+    expected_tokens_per_step: ExpectedLine | None = None
+    drafter: DrafterLine
+    prices: list[list[int | float]] = Field(default_factory=list)
+    calibration: dict[str, str | int] | None = None
+
+
+def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
+    """A policy from a YAML file, or a tree as `treeopt.files.trees.load_tree` gives it.
+
+    Raises:
+        TreeoptError: as `load_tree`.
+    """
+    path = Path(name_or_path)
+    if not path.is_file() or _schema(path) != SCHEMA:
+        return load_tree(name_or_path)
+    document = strict_yaml.load(path)
+    content = check(document, PolicyFile, SCHEMA)
+    source = content.model_dump(include={"made_by", "calibration"}, exclude_none=True)
+    line = content.expected_tokens_per_step
+    pairs = tuple((int(pair[0]), float(pair[1])) for pair in content.prices if len(pair) == 2)
+    try:
+        return TreePolicy(
+            nodes=content.nodes,
+            depth=content.depth,
+            prices=pairs,
+            expected=PolicyExpected(**line.model_dump()) if line else None,
+            **drafter_fields(content.drafter, path, source),
+        )
+    except TreeoptError as error:
+        raise faults_error(document, SCHEMA, [(("nodes",), error.what)]) from error
+
+
+def load_plan_for(
+    name_or_path: str | os.PathLike[str], drafter: str | os.PathLike[str] | None = None
+) -> tuple[Plan, Drafter | None]:
+    """A tree or policy with the drafter that it was made for: the file given, or else the one that it names itself.
+
+    Raises:
+        TreeoptError: as `load_plan` and `load_drafter`.
+    """
+    plan = load_plan(name_or_path)
+    file = drafter if drafter is not None else plan.source.get("drafter") if plan.drafter else None
+    return plan, None if file is None else load_drafter(file)
+
+
+def save_policy(policy: TreePolicy, path: str | os.PathLike[str]) -> None:
+    """Write a policy as YAML; `load_plan` gives back an equal one. An existing file is replaced."""
+    write_text(path, policy_yaml(policy, path))
+
+
+def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:
+    """The text of a policy file that is to be written to `path`."""
+    lines = [
+        f"# at every step the {policy.nodes} likeliest nodes, the root counted",
+        f"schema: {SCHEMA}",
+        "kind: dynamic",
+    ]
+    if policy.prices:
+        lines[0] = f"# at every step the likeliest nodes, {policy.nodes} at most, as many as are worth their time"
+    if "made_by" in policy.source:
+        lines.append(f"made_by: {flow(policy.source['made_by'])}")
+    lines += [f"nodes: {policy.nodes}", f"depth: {policy.depth}"]
+    if policy.expected:
+        shown = (f"{name}: {decimal(value)}" for name, value in vars(policy.expected).items() if value is not None)
+        lines += ["# tokens per step = 1 + accepted drafts per step, over the calibration's text"]
+        lines += [f"expected_tokens_per_step: {{{', '.join(shown)}}}"]
+    lines.append(drafter_line(policy.drafter, policy.source, path))
+    if policy.prices:
+        lines += ["# nodes, and the tokens that a step of that size must bring", "prices:"]
+        lines += [f"- [{size}, {decimal(price)}]" for size, price in policy.prices]
+    if policy.source.get("calibration"):
+        lines.append("calibration:")
+        lines.extend(f"  {name}: {flow(value)}" for name, value in policy.source["calibration"].items())
+    return "\n".join(lines) + "\n"
+
+
+def _schema(path: Path) -> object:
+    """What a file says it is, in its first lines; faults are found when it is read whole."""
+    with path.open("rb") as file:
+        head = file.read(4096).decode(errors="replace")
+    names = [line.partition(":")[2].strip() for line in head.splitlines() if line.startswith("schema:")]
+    return names[0] if names else None
