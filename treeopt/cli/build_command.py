@@ -81,9 +81,18 @@ def run(console: Console, **options: Any) -> None:
     With --kind dynamic the drafter's own estimates choose the nodes anew at every step, so nothing is grown: the file
     says how many, and which drafter. With --nodes auto each step takes as many as are worth their time.
     """
+    if options["kind"] == KINDS[0]:
+        _run_static(console, options)
+    else:
+        _run_dynamic(console, options)
+
+
+command = run
+
+
+def _run_static(console: Console, options: dict[str, Any]) -> None:
+    """A tree from one calibration, or from one a task."""
     files = options["calibrations"]
-    if options["kind"] != KINDS[0]:
-        return _run_dynamic(console, options)
     job = _job(options, len(files))
     check_output(options["output"], *files, *filter(None, [options["profile"]]))
     calibrations = [load_calibration(file) for file in files]
@@ -98,8 +107,6 @@ def run(console: Console, **options: Any) -> None:
     _report_judgement(console, judgement)
     console.result(_as_dict(built, judgement, options["output"]))
 
-
-command = run
 
 _STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "holdout", "mix", "robust")
 

@@ -22,8 +22,8 @@ def report_learned(console: Console, learned: Learned) -> None:
         text = drafter.source.get("learning", {})
         console.say(
             f"learned from {table.seen:,} tokens: the model's greedy answers to {len(learned.fold_of)} prompts, and "
-            f"more drawn at temperature {text.get('temperature')}, seed {text.get('seed')}; what counts after each token "
-            "is the model's own choice"
+            f"more drawn at temperature {text.get('temperature')}, seed {text.get('seed')}; what counts after each "
+            "token is the model's own choice"
         )
         console.say(f"transitions  {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB")
     rows = []
