@@ -207,9 +207,8 @@ class DraftModel:
         scores += found.copied * self._copied[nodes.depth].take(found.length + 1)[:, None]
         scores[found.again] = -np.inf
         order = (-scores).argsort(1, kind="stable")
-        return Children(
-            np.take_along_axis(found.tokens, order, 1), np.take_along_axis(scores, order, 1), numbers.outside
-        )
+        each = np.arange(len(order))[:, None]
+        return Children(found.tokens[each, order], scores[each, order], numbers.outside)
 
     def log_probability(self, depth: int, scores: Floats) -> Floats:
         """Estimated log-probability of candidates: scores [P, C] of the children of nodes of one depth -> [P, C]."""

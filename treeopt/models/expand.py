@@ -1,8 +1,8 @@
 """Expand: the tree of one step, of the nodes that are likeliest to be accepted (arXiv:2406.16858 grows such trees too).
 
 Level by level, the likeliest nodes of the level above become parents; of all candidates the likeliest stay. A node's
-probability is its own times its parent's, so the N likeliest are a tree, and with as many parents a level as there are
-nodes they are the N likeliest of all. Smaller trees of one step are part of larger ones.
+probability is its own times its parent's, so the N likeliest are a tree. A node that is less likely than N others needs
+no children, so few are looked at, and the smaller trees of one step are part of the larger ones.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.calibration import MASS_SIZES
-from treeopt.models.draft import DraftModel, Floats, Ints, Start
+from treeopt.models.draft import DraftModel, Floats, Ints, Nodes, Start
 
 MAX_PARENTS = 16  # a level; more cost time and changed tokens per step by less than 0.1 % (docs/method.md)
+_FIRST_PARENTS = (
+    4  # of a level, or a quarter of the nodes; whether others matter is asked when their children are known
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,43 +39,95 @@ class Expansion:
 
 def expand(model: DraftModel, start: Start, nodes: int, depth: int) -> Expansion:
     """The `nodes` - 1 likeliest drafts of each row, `depth` levels deep at most; fewer where there are not so many."""
-    rows = len(start.root.row)
-    width = min(nodes - 1, MAX_PARENTS)
-    parents = start.root
-    above: Floats = np.zeros((rows, 1), np.float32)  # log-probability of the parents
-    names: Ints = np.zeros((rows, 1), np.int64)  # their numbers among all nodes, the root's is 0
-    each = np.arange(rows)[:, None]
-    levels: list[tuple[Ints, Ints, Floats]] = []
-    made = 1
+    rows, count, first = len(start.root.row), nodes - 1, max(_FIRST_PARENTS, nodes // 4)
+    none = np.zeros((rows, 1), np.int64)
+    above = _Level(none, none, none, none, np.zeros((rows, 1), np.float32))  # the root, whose name is 0
+    grandparents, made = start.root, 1
+    known: Floats = np.full((rows, count), -np.inf, np.float32)  # the likeliest so far
+    levels = []
     for level in range(depth):
-        children = model.children(start, parents)
-        candidates = children.tokens.shape[1]
-        likely = model.log_probability(level, children.scores).reshape(rows, -1, candidates) + above[..., None]
-        likely = likely.reshape(rows, -1)
-        best = (-likely).argsort(1, kind="stable")[:, : nodes - 1]
-        slots = best // candidates
-        tokens, kept = children.tokens.reshape(rows, -1)[each, best], likely[each, best]
-        levels.append((tokens, names[each, slots], kept))
-        names = made + np.arange(best.shape[1])[None, :width].repeat(rows, 0)
-        made += best.shape[1]
-        above = kept[:, :width]
-        if level + 1 < depth:
-            inside = (slots[:, :width] + each * (likely.shape[1] // candidates)).ravel()
-            parents = model.follow(start, parents, inside, tokens[:, :width].ravel())
-    return _likeliest(levels, nodes - 1)
+        parents: list[Nodes] = []
+        likely: list[Floats] = []
+        tokens: list[Ints] = []
+        done = 0
+        # First a few parents: their children mostly show that those of the others are too unlikely to matter.
+        while (wanted := _promising(above, known)) > done:
+            part = slice(done, wanted if done else min(wanted, first))
+            parents.append(_followed(model, start, grandparents, above, part) if level else start.root)
+            children = model.children(start, parents[-1])
+            chances = model.log_probability(level, children.scores).reshape(rows, part.stop - part.start, -1)
+            likely.append((chances + above.log_probability[:, part, None]).reshape(rows, -1))
+            tokens.append(children.tokens.reshape(rows, -1))
+            known = -np.partition(-np.concatenate([known, likely[-1]], axis=1), count - 1, axis=1)[:, :count]
+            done = part.stop
+        if not done:
+            break
+        above = _best_of(np.concatenate(likely, axis=1), np.concatenate(tokens, axis=1), above, done, count, made)
+        made += above.tokens.shape[1]
+        levels.append(above)
+        grandparents = _joined(parents, rows)
+    return _likeliest(levels, count)
 
 
-def _likeliest(levels: list[tuple[Ints, Ints, Floats]], count: int) -> Expansion:
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """Nodes of one depth, the likeliest first: [B, n] each; `slots` is the parent's place among those expanded above,
+    `names` the nodes' own numbers among all nodes (the root's is 0), `parents` those of their parents.
+    """
+
+    tokens: Ints
+    slots: Ints
+    names: Ints
+    parents: Ints
+    log_probability: Floats
+
+
+def _promising(above: _Level, known: Floats) -> int:
+    """How many nodes of a level may have children among the likeliest, in the row that has the most of them."""
+    # A child is no likelier than its parent, and of equally likely nodes the one that was there first stays.
+    least = known.min(1, keepdims=True)
+    return min(int((above.log_probability > least).sum(1).max()), MAX_PARENTS)
+
+
+def _followed(model: DraftModel, start: Start, grandparents: Nodes, above: _Level, part: slice) -> Nodes:
+    """Some nodes of a level, made ready to have children."""
+    slots = above.slots[:, part]
+    each = np.arange(len(slots))[:, None] * (len(grandparents.row) // len(slots))
+    return model.follow(start, grandparents, (slots + each).ravel(), above.tokens[:, part].ravel())
+
+
+def _joined(parts: list[Nodes], rows: int) -> Nodes:
+    """Nodes of several parts of one level, row by row."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays = (
+        np.concatenate([array.reshape(rows, len(array) // rows, *array.shape[1:]) for array in own], axis=1)
+        for own in zip(*((part.row, part.context, part.matched) for part in parts), strict=True)
+    )
+    return Nodes(parts[0].depth, *(array.reshape(-1, *array.shape[2:]) for array in arrays))
+
+
+def _best_of(likely: Floats, tokens: Ints, above: _Level, expanded: int, count: int, made: int) -> _Level:
+    """The likeliest of the candidates [B, expanded * C] of a level."""
+    each = np.arange(len(likely))[:, None]
+    best = (-likely).argsort(1, kind="stable")[:, :count]
+    slots = best // (likely.shape[1] // expanded)
+    names = np.arange(made, made + best.shape[1])[None].repeat(len(best), 0)
+    return _Level(tokens[each, best], slots, names, above.names[each, slots], likely[each, best])
+
+
+def _likeliest(levels: list[_Level], count: int) -> Expansion:
     """So many of all levels' nodes, numbered anew."""
-    tokens, parents, likely = (np.concatenate(part, axis=1) for part in zip(*levels, strict=True))
-    depths = np.repeat(np.arange(1, len(levels) + 1), [level[0].shape[1] for level in levels])
+    tokens, parents, likely = (
+        np.concatenate(part, axis=1)
+        for part in zip(*((one.tokens, one.parents, one.log_probability) for one in levels), strict=True)
+    )
+    depths = np.repeat(np.arange(1, len(levels) + 1), [one.tokens.shape[1] for one in levels])
     best = (-likely).argsort(1, kind="stable")[:, :count]
     each = np.arange(len(best))[:, None]
     number = np.zeros((len(best), tokens.shape[1] + 1), np.int64)
     number[each, best + 1] = np.arange(1, best.shape[1] + 1)
-    return Expansion(
-        tokens[each, best], number[each, parents[each, best]], depths[best], likely[each, best].astype(np.float32)
-    )
+    return Expansion(tokens[each, best], number[each, parents[each, best]], depths[best], likely[each, best])
 
 
 def orders_of(expansion: Expansion, true: Ints) -> Ints:

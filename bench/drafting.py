@@ -1,0 +1,248 @@
+"""Corrected and dynamic drafting: tokens per step on texts not learned from, what each term gives, and the speed.
+
+    python bench/drafting.py table --model tinystories|pocket [--tokens 400000]
+    python bench/drafting.py terms --model tinystories|pocket
+    python bench/drafting.py speed --model tinystories|pocket
+    python bench/drafting.py cost
+
+`table` learns and builds on the first half of the prompts (rows 0-255 of the story openings; pocket's modules are none
+that it was trained on) and judges on the second: the paper's tree and the joint one on the heads' plain guesses, then
+static and dynamic trees of plain and corrected drafts. Figures are by replay over traces of the judging texts, which is
+what the decoder does, step by step; `--decode` decodes them too. `speed` times whole texts in turns in one run. `cost`
+times drafting alone, beyond the heads' matrix products, against a step of a 100M model with 32,000 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from timing import machine
+
+from treeopt.build.policies import build_policy, replay_policy
+from treeopt.build.reliability import reliability
+from treeopt.build.replay import replay
+from treeopt.build.trees import build_tree
+from treeopt.calibrate.learn import Learning
+from treeopt.calibrate.measure import run_calibration
+from treeopt.calibrate.prompts import PromptSet, load_prompts
+from treeopt.calibrate.texts import encode_prompts
+from treeopt.calibration import Calibration
+from treeopt.drafter import Drafter
+from treeopt.models.base import Base
+from treeopt.models.layouts import LoadedHeads
+from treeopt.models.pair import load_pair
+from treeopt.policy import Plan
+from treeopt.runtime.decode import TreeDecoder
+
+SIZES = (8, 16, 32, 64)
+TOP_K = 32
+GOALS = {"static": (1.32, 1.38, 1.43, 1.47), "dynamic": (1.42, 1.49, 1.53, 1.56)}
+SPEED_GOALS = {"corrected static": 1.25, "corrected dynamic": 1.15}
+SPEED_NODES = 16
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model with heads, and its prompts in two halves."""
+
+    base: Base
+    loaded: LoadedHeads
+    teach: PromptSet
+    judge: PromptSet
+    new_tokens: int
+
+
+def load(name: str, shared: Path) -> Pair:
+    """tinystories with its given heads and the story openings, or pocket with its own."""
+    if name == "tinystories":
+        folder = shared / "models"
+        base, loaded = load_pair(
+            str(folder / "tinystories-260k-medusa"), str(folder / "tinystories-260k"), dtype="float32", device="cpu"
+        )
+        prompts, tokens = load_prompts(str(shared / "data" / "story_openings.json")), 160
+    else:
+        base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
+        prompts, tokens = load_prompts("pocket"), 128
+    half = len(prompts.prompts) // 2
+    halves = [dataclasses.replace(prompts, prompts=part) for part in (prompts.prompts[:half], prompts.prompts[half:])]
+    return Pair(base, loaded, halves[0], halves[1], tokens)
+
+
+def traces(pair: Pair, *, judged: bool, drafter: Drafter | None = None, learning: Learning | None = None):
+    """A calibration of one half, with trees of steps where a drafter is at work."""
+    return run_calibration(
+        pair.base,
+        pair.loaded,
+        pair.judge if judged else pair.teach,
+        max_new_tokens=pair.new_tokens,
+        batch_size=64,
+        drafter=drafter,
+        learning=learning,
+        steps=drafter is not None or learning is not None,
+    )
+
+
+@dataclass(frozen=True)
+class Half:
+    """What one drafter gave: traces to build from, traces to judge by, and the drafter."""
+
+    fitted: Calibration
+    judged: Calibration
+    drafter: Drafter | None
+
+    def plan(self, kind: str, nodes: int) -> Plan:
+        """The tree or policy of so many nodes."""
+        if kind == "dynamic":
+            return build_policy(self.fitted, nodes)
+        if kind == "paper":
+            return build_tree(self.fitted, nodes, top_k=TOP_K, values="independent", weights="uniform")
+        return build_tree(self.fitted, nodes, top_k=TOP_K)
+
+    def tau(self, kind: str, nodes: int) -> float:
+        """Tokens per step of that plan on the judging texts."""
+        plan = self.plan(kind, nodes)
+        found = replay_policy(plan, self.judged) if kind == "dynamic" else replay(plan, self.judged)
+        return found.tokens_per_step
+
+
+def measured(pair: Pair, learning: Learning | None) -> Half:
+    """Learn on the first half, and trace both."""
+    if learning is None:
+        return Half(traces(pair, judged=False).calibration, traces(pair, judged=True).calibration, None)
+    run = traces(pair, judged=False, learning=learning)
+    assert run.learned is not None
+    drafter = run.learned.drafter
+    return Half(run.calibration, traces(pair, judged=True, drafter=drafter).calibration, drafter)
+
+
+def table(pair: Pair, options: argparse.Namespace) -> None:
+    """Tokens per step of every drafter and kind, as ratios to the paper's tree of the same run."""
+    plain = measured(pair, None)
+    calibrated = measured(pair, Learning(correct=False, top=TOP_K))
+    corrected = measured(pair, Learning(tokens=options.tokens))
+    paper = [plain.tau("paper", nodes) for nodes in SIZES]
+    lines = {
+        "paper's tree": (plain, "paper"),
+        "plain static": (plain, "static"),
+        "plain dynamic": (calibrated, "dynamic"),
+        "corrected static": (corrected, "static"),
+        "corrected dynamic": (corrected, "dynamic"),
+    }
+    print(f"{'nodes':18}", *(f"{nodes:>14}" for nodes in SIZES))
+    for name, (half, kind) in lines.items():
+        taus = [half.tau(kind, nodes) for nodes in SIZES]
+        goals = GOALS.get(kind, ()) if name.startswith("corrected") else ()
+        cells = [f"{tau:.3f} ({tau / one:.3f})" for tau, one in zip(taus, paper, strict=True)]
+        print(f"{name:18}", *(f"{cell:>14}" for cell in cells))
+        if goals:
+            met = [tau / one >= goal for tau, one, goal in zip(taus, paper, goals, strict=True)]
+            print(
+                f"{'  goal':18}",
+                *(f"{'met' if m else 'MISSED'} {goal:.2f}".rjust(14) for m, goal in zip(met, goals, strict=True)),
+            )
+    error = reliability(corrected.judged).error
+    print("calibration error by level, judging texts:", " ".join(f"{one:.3f}" for one in error), "(goal: at most 0.02)")
+    drafter = corrected.drafter
+    assert drafter is not None
+    assert drafter.transitions is not None
+    size = drafter.transitions.bytes / 1e6
+    print(f"transitions: {drafter.transitions.seen:,} tokens, {drafter.transitions.contexts:,} contexts, {size:.1f} MB")
+    if options.decode:
+        decoded(pair, {name: (half, kind) for name, (half, kind) in lines.items() if name.startswith("corrected")})
+
+
+def decoded(pair: Pair, lines: dict[str, tuple[Half, str]]) -> None:
+    """The same by decoding: lossless, and in the predicted number of steps."""
+    texts = encode_prompts(pair.base, pair.judge, pair.new_tokens).texts
+    plain = TreeDecoder(pair.base, None, build_tree(next(iter(lines.values()))[0].fitted, 1))
+    greedy = [plain.generate(text.prompt, pair.new_tokens).tokens for text in texts]
+    for name, (half, kind) in lines.items():
+        for nodes in SIZES:
+            decoder = TreeDecoder(pair.base, pair.loaded.heads, half.plan(kind, nodes), drafter=half.drafter)
+            made = [decoder.generate(text.prompt, pair.new_tokens) for text in texts]
+            same = sum(one.tokens == text for one, text in zip(made, greedy, strict=True))
+            tau = sum(len(one.tokens) for one in made) / sum(len(one.step_lengths) for one in made)
+            print(
+                f"{name} {nodes}: lossless {same}/{len(texts)}, measured {tau:.6f}, predicted {half.tau(kind, nodes):.6f}"
+            )
+
+
+def terms(pair: Pair, options: argparse.Namespace) -> None:
+    """What each part of the corrected drafter gives."""
+    whole = Learning(tokens=options.tokens)
+    variants = {
+        "all": whole,
+        "no levels beyond the heads": dataclasses.replace(whole, extra_levels=0),
+        "no matches": dataclasses.replace(whole, window=0),
+        "neither": dataclasses.replace(whole, window=0, extra_levels=0),
+        "greedy answers alone, no drawn text": dataclasses.replace(whole, tokens=0),
+        "drawn at temperature 1": dataclasses.replace(whole, temperature=1.0),
+    }
+    plain = measured(pair, None)
+    paper = [plain.tau("paper", nodes) for nodes in SIZES]
+    for name, learning in variants.items():
+        half = measured(pair, learning)
+        for kind in ("static", "dynamic"):
+            ratios = [half.tau(kind, nodes) / one for nodes, one in zip(SIZES, paper, strict=True)]
+            print(f"{name:38} {kind:8}", " ".join(f"{ratio:.3f}" for ratio in ratios))
+
+
+def speed(pair: Pair, options: argparse.Namespace) -> None:
+    """Tokens a second at 16 nodes, whole texts in turns."""
+    plain, corrected = measured(pair, None), measured(pair, Learning(tokens=options.tokens))
+    texts = encode_prompts(pair.base, pair.judge, pair.new_tokens).texts[: options.texts]
+    plans = {
+        "one by one": (plain, build_tree(plain.fitted, 1)),
+        "plain static": (plain, plain.plan("static", SPEED_NODES)),
+        "corrected static": (corrected, corrected.plan("static", SPEED_NODES)),
+        "corrected dynamic": (corrected, corrected.plan("dynamic", SPEED_NODES)),
+    }
+    decoders = {
+        name: TreeDecoder(pair.base, pair.loaded.heads, plan, drafter=half.drafter)
+        for name, (half, plan) in plans.items()
+    }
+    rates: dict[str, list[float]] = {name: [] for name in decoders}
+    for round_number in range(options.repeats + 1):
+        for name, decoder in decoders.items():
+            begin = time.perf_counter()
+            tokens = sum(len(decoder.generate(text.prompt, pair.new_tokens).tokens) for text in texts)
+            if round_number:
+                rates[name].append(tokens / (time.perf_counter() - begin))
+    base = rates["plain static"]
+    for name, own in rates.items():
+        ratio = statistics.median(a / b for a, b in zip(own, base, strict=True))
+        goal = SPEED_GOALS.get(name)
+        verdict = "" if goal is None else f"  {'met' if ratio >= goal else 'MISSED'}, goal {goal}"
+        print(f"{name:18} {statistics.median(own):8.0f} tokens/s, {ratio:.2f} x plain static{verdict}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("table", "terms", "speed", "cost"))
+    parser.add_argument("--model", choices=("tinystories", "pocket"), default="tinystories")
+    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser.add_argument("--tokens", type=int, default=Learning().tokens, help="drawn to learn from")
+    parser.add_argument("--decode", action="store_true", help="table: decode the judging texts too")
+    parser.add_argument("--texts", type=int, default=24, help="speed: texts of a round")
+    parser.add_argument("--repeats", type=int, default=5, help="speed: rounds")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{machine(1)}, torch {torch.__version__}, numpy {np.__version__}")
+    if options.what == "cost":
+        from drafting_cost import cost
+
+        cost()
+        return
+    pair = load(options.model, options.shared)
+    {"table": table, "terms": terms, "speed": speed}[options.what](pair, options)
+
+
+if __name__ == "__main__":
+    main()
