@@ -277,7 +277,7 @@ def test_run_calibration_provenance(base: Base, loaded: LoadedHeads, stories: Pr
 
 
 def test_run_calibration_progress(base: Base, loaded: LoadedHeads, stories: PromptSet) -> None:
-    """Progress is told after each batch, with the number of prompts done."""
+    """Progress is told after each batch of answers, then of ranks, with the number of prompts done."""
     told: list[tuple[int, int]] = []
     run_calibration(
         base,
@@ -287,7 +287,7 @@ def test_run_calibration_progress(base: Base, loaded: LoadedHeads, stories: Prom
         batch_size=2,
         progress=lambda done, total, _note: told.append((done, total)),
     )
-    assert told == [(2, 5), (4, 5), (5, 5)]
+    assert told == [(2, 5), (4, 5), (5, 5)] * 2
 
 
 def test_run_calibration_turns(base: Base, loaded: LoadedHeads, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_run_calibration_turns(base: Base, loaded: LoadedHeads, tmp_path: Path) 
     assert run.calibration.prompt_ids == (row[0], f"{row[0]}.02", row[1], row[2], f"{row[2]}.02")
     assert [skipped.prompt_id for skipped in run.skipped] == [f"{row[0]}.03"]
     np.testing.assert_array_equal(run.calibration.ranks, single.calibration.ranks)
-    assert told[:2] == [(3, 6), (5, 6)]
+    assert told[:4] == [(3, 6), (5, 6), (4, 5), (5, 5)]
     assert base.tokenizer is not None
     ids = base.tokenizer("A cat")["input_ids"]
     first = continue_texts(base, [Text("a:0", ids, [])], 16)[0]

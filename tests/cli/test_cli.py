@@ -221,7 +221,9 @@ def test_progress_is_lines_where_there_is_no_terminal(shared: Path) -> None:
     """Without a terminal: lines with count and share on standard error, none with -q."""
     arguments = ["calibrate", "--heads", shared / HEADS, "--prompts", shared / OPENINGS, "--limit", "4", "--force"]
     arguments += ["--max-new-tokens", "8", "--batch-size", "2"]
-    assert re.search(r"^calibrate 2/4 50% \d+ s left  head 1 top-1", treeopt(*arguments).stderr, flags=re.MULTILINE)
+    told = treeopt(*arguments).stderr
+    assert re.search(r"^calibrate 2/4 50% \d+ s left  answers", told, flags=re.MULTILINE)
+    assert re.search(r"^calibrate 2/4 50% \d+ s left  head 1 top-1", told, flags=re.MULTILINE)
     assert treeopt(*arguments, "-q").stderr == ""
 
 

@@ -108,7 +108,7 @@ def run_calibration(
             batch_size=batch_size,
             temperature=temperature,
             chat_template=chat_template,
-            progress=lambda done, total: progress(done, 2 * total, "answers"),
+            progress=lambda done, total: progress(done, total, "answers"),
         )
         skipped += left_out
     learned = None

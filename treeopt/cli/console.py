@@ -131,8 +131,10 @@ def _heartbeat(name: str) -> Progress:
     last_time, last_share = begin, 0.0
 
     def update(done: int, total: int, note: str) -> None:
-        nonlocal last_time, last_share
+        nonlocal begin, last_time, last_share
         now, share = time.monotonic(), done / total
+        if share < last_share:  # another part of the work has begun
+            begin, last_share = now, 0.0
         if share - last_share < _HEARTBEAT_SHARE and now - last_time < _HEARTBEAT_SECONDS and done < total:
             return
         last_time, last_share = now, share
