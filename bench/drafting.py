@@ -169,9 +169,8 @@ def decoded(pair: Pair, lines: dict[str, tuple[Half, str]]) -> None:
             made = [decoder.generate(text.prompt, pair.new_tokens) for text in texts]
             same = sum(one.tokens == text for one, text in zip(made, greedy, strict=True))
             tau = sum(len(one.tokens) for one in made) / sum(len(one.step_lengths) for one in made)
-            print(
-                f"{name} {nodes}: lossless {same}/{len(texts)}, measured {tau:.6f}, predicted {half.tau(kind, nodes):.6f}"
-            )
+            told = half.tau(kind, nodes)
+            print(f"{name} {nodes}: lossless {same}/{len(texts)}, measured {tau:.6f}, predicted {told:.6f}", flush=True)
 
 
 def terms(pair: Pair, options: argparse.Namespace) -> None:

@@ -27,6 +27,7 @@ from treeopt.transitions import Transitions
 
 LONGEST = 12  # matches of so many tokens or more weigh alike
 NO_CHANCE = -40.0  # log of a probability that is none
+LEARN_TOKENS = 400_000  # drawn to learn from unless another number is asked for
 PLAIN, CORRECTED = "plain", "corrected"  # drafters by name
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 

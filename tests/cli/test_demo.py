@@ -15,7 +15,7 @@ from treeopt.cli.app import program
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few and short texts, in an empty folder."""
-    for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_JUDGED": 2}.items():
+    for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_JUDGED": 2, "_DRAWN": 200}.items():
         monkeypatch.setattr(demo_command, name, value)
     monkeypatch.chdir(tmp_path)
 
@@ -26,29 +26,29 @@ def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     for name in ("calibrate", "build", "render", "compile", "validate"):
         assert f"$ treeopt {name} " in done.output
-    rows = [line.split("\t") for line in done.stdout.splitlines() if line[:1].isdigit()]
-    assert [row[0] for row in rows] == list(map(str, demo_command.SIZES))
+    rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line][1:]
+    assert [row[0] for row in rows] == ["one by one", "the paper's tree", "corrected", "dynamic"]
     assert all(row[1] == row[2] and row[4] == "yes" for row in rows)
     written = next(line for line in done.stdout.splitlines() if line.startswith("wrote ")).split()[1:]
-    assert written
+    assert len(written) == 8
     assert all((tmp_path / name).is_file() for name in written)
 
 
 def test_a_shown_command_can_be_typed_again() -> None:
     """The lines after `$` are real: the build that was shown gives the same tree."""
     done = CliRunner().invoke(program, ["demo", "-o", "out"])
-    shown = next(line for line in done.stdout.splitlines() if "--nodes 8 " in line)
-    before = Path("out/tree8.yaml").read_bytes()
+    shown = next(line for line in done.stdout.splitlines() if line.endswith("out/corrected16.yaml") and "build" in line)
+    before = Path("out/corrected16.yaml").read_bytes()
     again = CliRunner().invoke(program, shown.removeprefix("$ treeopt ").split())
     assert again.exit_code == 0
-    assert Path("out/tree8.yaml").read_bytes() == before
+    assert Path("out/corrected16.yaml").read_bytes() == before
 
 
 def test_demo_as_json_is_one_object() -> None:
     """Programs read one object, with every tree's figures."""
     done = CliRunner().invoke(program, ["demo", "-o", "out", "--json"])
     found = json.loads(done.stdout)
-    assert set(found["trees"]) == {str(size) for size in demo_command.SIZES}
+    assert set(found["trees"]) == {"paper", "corrected", "dynamic"}
     assert all(tree["lossless"] for tree in found["trees"].values())
 
 

@@ -24,7 +24,7 @@ from treeopt.calibrate.fit import Evidence, evidence, fit_level
 from treeopt.calibrate.states import hidden_states
 from treeopt.calibrate.texts import Text
 from treeopt.calibrate.transitions import TransitionCounts
-from treeopt.drafter import Drafter, Level
+from treeopt.drafter import LEARN_TOKENS, Drafter, Level
 from treeopt.models.base import Base
 from treeopt.models.draft import DraftModel
 from treeopt.models.heads import MedusaHeads
@@ -53,7 +53,7 @@ class Learning:
         window: tokens that are searched for matches.
     """
 
-    tokens: int = 400_000
+    tokens: int = LEARN_TOKENS
     temperature: float = 0.7
     seed: int = 0
     correct: bool = True

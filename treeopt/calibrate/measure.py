@@ -176,7 +176,7 @@ def _source(
         "heads": loaded.name,
         "heads_id": loaded.fingerprint,
         "prompts": {prompts.sha256: prompts.name},
-        "num_prompts": len(prompts.prompts),
+        "rows": [prompts.prompts[0].row, prompts.prompts[-1].row],
         "max_new_tokens": max_new_tokens,
         "learning": dataclasses.asdict(learning),
         "made_by": base.versions(),

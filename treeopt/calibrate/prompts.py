@@ -60,6 +60,11 @@ class Prompt:
     turn: int = 1
     later: tuple[str, ...] = ()
 
+    @property
+    def row(self) -> int:
+        """Its place in its file, from 0."""
+        return int(self.id.partition(":")[2].partition(".")[0] or 0)
+
     def after(self, answer: str) -> Prompt:
         """The next turn, this one having been answered so."""
         assert self.messages is not None, "only requests have turns"
@@ -89,13 +94,14 @@ def asked(text: str) -> Prompt:
     return Prompt("asked", ({"role": "user", "content": text},), None, None)
 
 
-def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) -> PromptSet:
+def load_prompts(name: str, *, skip: int = 0, limit: int | None = None, answers: bool = False) -> PromptSet:
     """Prompts by file name, hub data set (`owner/name` or `owner/name:split`) or named set.
 
     Args:
         name: a .json, .jsonl, .txt or .parquet file; a hub data set; or a named set such as `alpaca_eval`. Rows may be
             those of MT-bench and Spec-Bench: `question_id`, `category`, `turns`.
-        limit: only the first rows.
+        skip: leave out the first rows.
+        limit: only so many rows after those.
         answers: demand an answer in each row: `output`, `response`, `completion`, `answer`, or a last assistant
             message.
 
@@ -103,8 +109,12 @@ def load_prompts(name: str, *, limit: int | None = None, answers: bool = False) 
         TreeoptError: E201 where a file is missing, E301 where the hub is needed and does not answer, E302 where a row
             has no usable field, E303 where there is no row.
     """
-    digest, rows = read_rows(name, limit=limit)
-    prompts = tuple(as_prompt(row, row_id(digest, i), name, i, answers) for i, row in enumerate(rows))
+    digest, rows = read_rows(name, limit=None if limit is None else skip + limit)
+    if skip >= len(rows):
+        what = f"{name} holds {len(rows)} prompts, of which {skip} are to be left out"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="a smaller --skip")
+    numbered = list(enumerate(rows))[skip:]
+    prompts = tuple(as_prompt(row, row_id(digest, i), name, i, answers) for i, row in numbered)
     return PromptSet(name, digest, prompts)
 
 

@@ -22,7 +22,7 @@ from treeopt.cli.console import (
     say_skipped,
 )
 from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
-from treeopt.drafter import CORRECTED, KINDS, PLAIN, Drafter
+from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
@@ -49,6 +49,13 @@ _SHOWN_RANKS = 4
     "--kind",
     type=click.Choice(KINDS),
     help="dynamic: trace trees chosen per step too [default: with every drafter but plain].",
+)
+@click.option(
+    "--learn-tokens",
+    type=click.IntRange(min=0),
+    default=LEARN_TOKENS,
+    show_default=True,
+    help="Drawn by --drafter corrected to learn from, beyond the greedy answers.",
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of sampling.")
@@ -77,7 +84,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
 
-    prompts = load_prompts(asked, limit=options["limit"], answers=scored)
+    prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"], answers=scored)
     drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
     base, loaded = load_models(console, options)
     if drafter is not None:
@@ -121,7 +128,7 @@ def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:
         return None, None
     file = str(output.with_suffix("").with_suffix(".drafter.safetensors"))
     check_writable(file, overwrite=options["force"])
-    return Learning(correct=name == CORRECTED), file
+    return Learning(tokens=options["learn_tokens"], correct=name == CORRECTED), file
 
 
 def _naming(calibration: Calibration, drafter: str | None) -> Calibration:
@@ -133,7 +140,9 @@ def _naming(calibration: Calibration, drafter: str | None) -> Calibration:
 
 def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
     """Warn where a drafter has counted the answers to these very prompts."""
-    if prompts.sha256 in drafter.source.get("prompts", {}):
+    first, last = drafter.source.get("rows", (0, -1))
+    known = prompts.sha256 in drafter.source.get("prompts", {})
+    if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
         console.warn(
             "warning: the drafter was learned from these prompts; its figures flatter it "
             "(--drafter corrected learns and traces without that)"

@@ -311,7 +311,8 @@ def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say which prompts are continued, and how far."""
     function = text_options(function)
     for option in (
-        click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts."),
+        click.option("--limit", type=click.IntRange(min=1), help="Only so many prompts."),
+        click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out the first so many prompts."),
         click.option("--prompts", help="File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."),
     ):
         function = option(function)

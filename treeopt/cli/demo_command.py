@@ -15,11 +15,14 @@ import click
 from treeopt.cli.console import Console, command
 from treeopt.files.atomic import make_folder
 
-SIZES = (4, 8, 16, 64)
-_DRAWN = 16
-_PROMPTS, _TOKENS = 128, 96  # calibrated on
-_JUDGED = 10  # prompts decoded with each tree
-_BUILT = ("calibration.safetensors", *(f"tree{size}.yaml" for size in SIZES), "tree.svg", "tree.safetensors")
+NODES = 16
+_PROMPTS, _TOKENS = 96, 96  # learned and calibrated on
+_DRAWN = 15_000  # tokens to learn from besides
+_JUDGED = 10  # other prompts, decoded with each tree
+_PAPER = ("--values", "independent", "--weights", "uniform")
+_TREES = ("paper", "corrected", "dynamic")
+_BUILT: tuple[str, ...] = ("plain.safetensors", "corrected.safetensors", "corrected.drafter.safetensors")
+_BUILT += (*(f"{name}{NODES}.yaml" for name in _TREES), "tree.svg", "tree.safetensors")
 
 
 @command("demo")
@@ -28,36 +31,54 @@ _BUILT = ("calibration.safetensors", *(f"tree{size}.yaml" for size in SIZES), "t
 def run(ctx: click.Context, console: Console, output: str) -> None:
     """Calibrate, build, render, compile and validate on the built-in model, and say each command that is run.
 
+    Three trees of one size are compared on prompts that none was made from: the paper's; one for drafts that are
+    corrected by the tokens before them; and trees that are chosen anew at every step.
+
     Everything is offline and takes about a minute on two cores. Files from an earlier demo are overwritten.
     """
     begin = time.monotonic()
     folder = make_folder(output)
-    traces = str(folder / "calibration.safetensors")
-    trees = {size: str(folder / f"tree{size}.yaml") for size in SIZES}
-    found = _run(ctx, console, "calibrate", "--limit", _PROMPTS, "--max-new-tokens", _TOKENS, "--force", "-o", traces)
-    shares = " ".join(f"{accuracy[0]:.1%}" for accuracy in found["accuracy"])
-    console.say(f"  first guess right, by head: {shares}   ({found['positions']} positions)")
-    for size, tree in trees.items():
-        _run(ctx, console, "build", "--calibration", traces, "--nodes", size, "-o", tree)
-    _run(ctx, console, "render", trees[_DRAWN], "-o", folder / "tree.svg")
-    _run(ctx, console, "compile", trees[_DRAWN], "-o", folder / "tree.safetensors")
-    judged = {
-        size: _run(ctx, console, "validate", "--tree", tree, "--limit", _JUDGED, "--max-new-tokens", _TOKENS)
-        for size, tree in trees.items()
-    }
-    rows = []
-    for size, one in judged.items():
-        rates = [f"{one[name]:.3f}" for name in ("predicted_tokens_per_step", "tokens_per_step")]
-        rows.append([str(size), *rates, f"{one['speedup']:.2f}", "yes" if one["lossless"] else "NO"])
-    console.say()
-    console.table(["nodes", "predicted τ", "measured τ", "speedup", "lossless"], rows)
-    console.say("τ: tokens per step = all tokens / all steps; speedup: tokens/s over one token a step on the same loop")
-    console.say(f"wrote {' '.join(str(folder / name) for name in _BUILT)}")
+    traces = {name: str(folder / f"{name}.safetensors") for name in ("plain", "corrected")}
+    trees = {name: str(folder / f"{name}{NODES}.yaml") for name in _TREES}
+    known = ("--limit", _PROMPTS, "--max-new-tokens", _TOKENS, "--force")
+    found = _run(ctx, console, "calibrate", *known, "-o", traces["plain"])
+    _say_shares(console, found)
+    correct = ("--drafter", "corrected", "--learn-tokens", _DRAWN)
+    _say_shares(console, _run(ctx, console, "calibrate", *correct, *known, "-o", traces["corrected"]))
+    size = ("--nodes", NODES)
+    _run(ctx, console, "build", "--calibration", traces["plain"], *size, *_PAPER, "-o", trees["paper"])
+    _run(ctx, console, "build", "--calibration", traces["corrected"], *size, "-o", trees["corrected"])
+    dynamic = ("--kind", "dynamic")
+    _run(ctx, console, "build", "--calibration", traces["corrected"], *size, *dynamic, "-o", trees["dynamic"])
+    _run(ctx, console, "render", trees["paper"], "-o", folder / "tree.svg")
+    _run(ctx, console, "compile", trees["paper"], "-o", folder / "tree.safetensors")
+    others = ("--skip", _PROMPTS, "--limit", _JUDGED, "--max-new-tokens", _TOKENS)
+    judged = {name: _run(ctx, console, "validate", "--tree", tree, *others) for name, tree in trees.items()}
+    _report(console, judged)
+    written = [str(folder / name) for name in _BUILT]
+    console.say(f"wrote {' '.join(written)}")
     console.note(f"{time.monotonic() - begin:.0f} s   next: the same with --heads HEADS_OF_YOUR_OWN")
-    console.result({"output": output, "files": [str(folder / name) for name in _BUILT], "trees": judged})
+    console.result({"output": output, "files": written, "trees": judged})
 
 
 command = run
+
+
+def _say_shares(console: Console, found: dict[str, Any]) -> None:
+    shares = " ".join(f"{accuracy[0]:.1%}" for accuracy in found["accuracy"])
+    console.say(f"  first guess right, by level: {shares}   ({found['positions']} positions)")
+
+
+def _report(console: Console, judged: dict[str, dict[str, Any]]) -> None:
+    """One by one and the three trees, side by side."""
+    rows = [["one by one", "1.000", "1.000", "1.00", "yes"]]
+    for name, one in judged.items():
+        rates = [f"{one[key]:.3f}" for key in ("predicted_tokens_per_step", "tokens_per_step")]
+        label = {"paper": "the paper's tree"}.get(name, name)
+        rows.append([label, *rates, f"{one['speedup']:.2f}", "yes" if one["lossless"] else "NO"])
+    console.say()
+    console.table([f"{NODES} nodes", "predicted τ", "measured τ", "speedup", "lossless"], rows)
+    console.say("τ: tokens per step = all tokens / all steps; speedup: tokens/s over one token a step on the same loop")
 
 
 def _run(ctx: click.Context, console: Console, name: str, *arguments: object) -> dict[str, Any]:

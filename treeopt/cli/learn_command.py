@@ -17,6 +17,7 @@ from treeopt.cli.console import (
     say_skipped,
 )
 from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
+from treeopt.drafter import LEARN_TOKENS
 from treeopt.files.atomic import check_writable
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 
@@ -25,7 +26,7 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 @functools.partial(model_options, dtype="auto")
 @prompt_options
 @click.option(
-    "--tokens", type=click.IntRange(min=0), default=400_000, show_default=True, help="Drawn beyond the greedy answers."
+    "--tokens", type=click.IntRange(min=0), default=LEARN_TOKENS, show_default=True, help="Beyond the greedy answers."
 )
 @click.option(
     "--temperature", type=click.FloatRange(min=0, min_open=True), default=0.7, show_default=True, help="Of the drawing."
@@ -51,7 +52,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
 
-    prompts = load_prompts(asked, limit=options["limit"])
+    prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     with console.progress("learn") as progress:

@@ -54,7 +54,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.runtime.advice import advice
     from treeopt.runtime.validate import validate
 
-    prompts = load_prompts(asked, limit=options["limit"])
+    prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
     warn_other_tree(console, options["tree"], tree, loaded)
     template, budget = options["chat_template"], options["max_new_tokens"]
