@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -133,7 +134,7 @@ def naive_mapped(chance: float, odds: tuple[tuple[float, float], ...]) -> float:
         return math.log(chance)
     here = math.log(chance / (1 - chance))
     there = odds[0][1] if here <= odds[0][0] else odds[-1][1]
-    for (left, low), (right, high) in zip(odds, odds[1:], strict=False):
+    for (left, low), (right, high) in itertools.pairwise(odds):
         if left < here <= right:
             there = low + (high - low) * (here - left) / (right - left)
     return -math.log1p(math.exp(-there))
