@@ -20,6 +20,8 @@ MAX_PARENTS = 16  # a level; more cost time and changed tokens per step by less 
 class Expansion:
     """One tree a row, the likeliest nodes first; of equal ones the parent before its child.
 
+    A row with fewer candidates than another is filled up with repeated ones, of log-probability -inf.
+
     Args:
         tokens: int64 [B, n], without the root.
         parents: int64 [B, n], each node's parent: 0 is the root, i is node i - 1 of these.
@@ -65,7 +67,8 @@ def _likeliest(levels: list[tuple[Ints, Ints, Floats]], count: int) -> Expansion
     """So many of all levels' nodes, numbered anew."""
     tokens, parents, likely = (np.concatenate(part, axis=1) for part in zip(*levels, strict=True))
     depths = np.repeat(np.arange(1, len(levels) + 1), [level[0].shape[1] for level in levels])
-    best = (-likely).argsort(1, kind="stable")[:, :count]
+    real = int((likely > -np.inf).sum(1).max())  # repeated candidates come last
+    best = (-likely).argsort(1, kind="stable")[:, : min(count, real)]
     each = np.arange(len(best))[:, None]
     number = np.zeros((len(best), tokens.shape[1] + 1), np.int64)
     number[each, best + 1] = np.arange(1, best.shape[1] + 1)
@@ -85,11 +88,11 @@ def orders_of(expansion: Expansion, true: Ints) -> Ints:
         int64 [B, D]: the node's number, 1 .. n; n + 1 where the tree does not hold it.
     """
     missing = expansion.tokens.shape[1] + 1
+    numbers = np.arange(1, missing)
     orders = np.full(true.shape, missing)
     node = np.zeros(len(true), np.int64)
     for level in range(true.shape[1]):
         here = (expansion.parents == node[:, None]) & (expansion.tokens == true[:, level, None])
-        found = here.any(1) & (node < missing)
-        node = np.where(found, here.argmax(1) + 1, missing)
+        node = np.where(here, numbers, missing).min(1, initial=missing)  # no node's parent is the missing one
         orders[:, level] = node
     return orders
