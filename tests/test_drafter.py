@@ -91,7 +91,9 @@ ID_CHANGES: dict[str, dict[str, Any]] = {
     "window": {"window": 9},
     "a level more": {"levels": (LEVEL,) * 4},
     "no transitions": {"transitions": None, "num_heads": 3},
-} | {f"the transitions' {name}": {"transitions": changed_array(name)} for name in TABLE.arrays()}
+}
+for _name in TABLE.arrays():
+    ID_CHANGES[f"the transitions' {_name}"] = {"transitions": changed_array(_name)}
 LEVEL_CHANGES: dict[str, dict[str, Any]] = {
     "head": {"head": 0.5000001},
     "prior": {"prior": 0.0},

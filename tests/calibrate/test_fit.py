@@ -192,7 +192,18 @@ def test_falling_groups_are_pooled() -> None:
     """Where likelier candidates came less often, both get what came of them together."""
     estimated = np.log(np.repeat([0.2, 0.6], 50))
     came = np.concatenate([np.arange(50) < 30, np.arange(50) < 10]).astype(np.int64)
-    assert fit_odds(estimated, came) == (pytest.approx((log_odds(0.4), log_odds(40.5 / 101))),)
+    odds = fit_odds(estimated, came)
+    assert len(odds) == 1
+    assert odds[0] == pytest.approx((log_odds(0.4), log_odds(40.5 / 101)))
+
+
+def test_certain_estimates_count_as_one() -> None:
+    """Estimates so near 1 that their odds cannot be told apart give one pair, though more came of the nearer one."""
+    estimated = np.log(np.repeat([1 - 1e-12, 1.0], 100))
+    came = np.concatenate([np.arange(100) < 50, np.ones(100)]).astype(np.int64)
+    odds = fit_odds(estimated, came)
+    assert len(odds) == 1
+    assert accepted(odds)
 
 
 @pytest.mark.parametrize("seed", range(5))

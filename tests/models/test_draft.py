@@ -265,7 +265,7 @@ def test_plain_drafts_are_the_heads_own(vocab: int, seed: int, dtype: torch.dtyp
     wanted = top_ids(logits, top)
     counts = TransitionCounts(vocab)
     rng = np.random.default_rng(seed)
-    counts.add(rng.integers(vocab, size=50), rng.integers(vocab, size=50))
+    counts.add(rng.integers(vocab, size=50).tolist(), rng.integers(vocab, size=50).tolist())
     empty = Level(1.0, 0.5, 0.75)
     drafters = [
         Drafter.plain(2, top),
@@ -314,14 +314,12 @@ def test_log_probability_equals_the_naive_one(seed: int, odds: bool) -> None:
 def scored(scores: list[float], level: Level) -> NDArray[np.float64]:
     """Log-probabilities of one node's candidates."""
     table = random_table(np.random.default_rng(0), 3).record()
-    return (
-        DraftModel(Drafter((level,), 1, 3, 0, table))
-        .log_probability(0, np.array([scores], np.float32))[0]
-        .astype(float)
-    )
+    model = DraftModel(Drafter((level,), 1, 3, 0, table))
+    likely: NDArray[np.float32] = model.log_probability(0, np.array([scores], np.float32))[0]
+    return likely.astype(np.float64)
 
 
-@pytest.mark.parametrize("outside", [-40.0, -1.0, 30.0])
+@pytest.mark.parametrize("outside", [-40.0, -1.0, 30.0, 200.0])
 def test_log_probability_adds_up_to_one(outside: float) -> None:
     """Candidates and what is outside share one; never is a log above 0."""
     scores = [3.0, 1.0, -2.0, -80.0, -math.inf]

@@ -37,7 +37,9 @@ def paths_of(expansion: Expansion, row: int) -> list[Path]:
 
 def all_paths(case: Case, row: int, depth: int) -> dict[Path, float]:
     """Every path of candidates, with the sum of its log-probabilities."""
-    naive, found, level = case.naive(row), {}, {(): 0.0}
+    naive = case.naive(row)
+    found: dict[Path, float] = {}
+    level: dict[Path, float] = {(): 0.0}
     for _ in range(depth):
         level = {
             (*path, token): above + own
