@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.transitions import Transitions
+from treeopt.transitions import CONTEXT, Transitions
 
 LONGEST = 12  # matches of so many tokens or more weigh alike
 NO_CHANCE = -40.0  # log of a probability that is none
@@ -60,7 +60,7 @@ class Drafter:
         levels: one a level; at least as many as there are heads.
         num_heads: H.
         top: candidates that each level takes from its head: its likeliest tokens.
-        window: how many of the last tokens are searched for matches; 0 searches none.
+        window: how many of the last tokens are searched for matches, at least `CONTEXT`; 0 searches none.
         transitions: None for a drafter of plain head scores.
         source: where it comes from: model, heads, the text it learned from, versions.
 
@@ -83,7 +83,7 @@ class Drafter:
     def _fault(self) -> str:
         if not 1 <= self.num_heads <= len(self.levels):
             return f"{len(self.levels)} levels for {self.num_heads} heads"
-        if self.top < 1 or self.window < 0:
+        if self.top < 1 or (self.window != 0 and self.window < CONTEXT):
             return f"{self.top} candidates of each head and a window of {self.window} tokens"
         if len(self.levels) > self.num_heads and self.transitions is None:
             return "levels beyond the heads need transitions"

@@ -33,8 +33,8 @@ class Transitions:
 
     Args:
         keys: int64 [Z], ascending; `context_keys` of the stored contexts. Row z + 1 belongs to keys[z].
-        tokens: int32 [Z+1, S], the successors, the likeliest first.
-        ratios: float16 [Z+1, S], log P(y | c) - log U(y).
+        tokens: int32 [Z+1, S], the successors, the likeliest first; at least one.
+        ratios: float16 [Z+1, S], log P(y | c) - log U(y); none below its row's backoff.
         backoff: float16 [Z+1], the same for all tokens that the row does not hold.
         unigram: float16 [V], log U.
         seen: tokens that were counted.
@@ -58,13 +58,14 @@ class Transitions:
             array.setflags(write=False)
 
     def _fault(self) -> str:
-        rows, width = len(self.keys) + 1, self.tokens.shape[-1]
+        rows = self.keys.size + 1
+        width = max(1, self.tokens.size // rows)
         wanted: dict[str, tuple[Any, tuple[int, ...]]] = {
             "keys": (np.int64, (rows - 1,)),
             "tokens": (np.int32, (rows, width)),
             "ratios": (np.float16, (rows, width)),
             "backoff": (np.float16, (rows,)),
-            "unigram": (np.float16, (len(self.unigram),)),
+            "unigram": (np.float16, (self.unigram.size,)),
         }
         for name, array in self.arrays().items():
             dtype, shape = wanted[name]
@@ -74,8 +75,12 @@ class Transitions:
                 return f"{name} hold what is no number"
         if np.any(self.keys[1:] <= self.keys[:-1]):
             return "keys are not ascending"
-        if self.tokens.size and not 0 <= self.tokens.min() <= self.tokens.max() < self.vocab_size:
+        if rows > 1 and not 1 <= self.keys[0] >> _ORDER_BITS <= self.keys[-1] >> _ORDER_BITS <= CONTEXT:
+            return f"a key is not of 1 to {CONTEXT} tokens"
+        if not 0 <= self.tokens.min() <= self.tokens.max() < self.vocab_size:
             return f"a successor lies outside the vocabulary of {self.vocab_size}"
+        if np.any(self.ratios < self.backoff[:, None]):
+            return "a successor's ratio is below its row's backoff"
         return ""
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -169,4 +169,4 @@ def _ranks(model: DraftModel, piece: Piece, kept: int) -> tuple[Ranks, NDArray[n
 def _orders(tree: Expansion, true: Ints) -> Ranks:
     """uint8 [n, L]: places of the true paths."""
     orders = orders_of(tree, true)
-    return np.where(true < 0, NONE, np.where(orders <= _PLACES, orders, MISS)).astype(np.uint8)
+    return np.where(true < 0, NONE, np.where(orders <= tree.tokens.shape[1], orders, MISS)).astype(np.uint8)

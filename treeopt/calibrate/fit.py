@@ -24,6 +24,7 @@ _STEPS = 60
 _JUDGED = 8  # candidates of a node whose estimates are compared with what came: those that trees are made of
 _UNLIKELY = math.log(1e-4)  # candidates below are in no tree
 _GROUPS, _GROUP = 64, 50  # most groups of like estimates, and fewest candidates of one
+_AS_GOOD = 1 - 1e-9  # rates nearer than this differ by rounding alone
 _OUTSIDE = 3 + LONGEST  # column of the constant, behind head, prior, transition and copied
 
 
@@ -69,9 +70,9 @@ def fit_level(parts: Sequence[Evidence]) -> Level:
     """The numbers of one level.
 
     Args:
-        parts: evidence, all of it alike; none gives the plain level.
+        parts: evidence, all of it alike; without a position in any it is the plain level.
     """
-    if not parts:
+    if not any(len(part.came) for part in parts):
         return Level()
     numbers = torch.from_numpy(np.concatenate([part.numbers for part in parts])).double()
     shut = torch.from_numpy(np.concatenate([part.shut for part in parts]))
@@ -117,12 +118,14 @@ def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[t
     estimated, came = estimated[chance], came[chance]
     if len(came) < 2 * _GROUP:
         return ()
+    _, alike, times = np.unique(estimated, return_inverse=True, return_counts=True)
+    rate = (np.bincount(alike, came) / times)[alike]  # equal estimates share their hits, whichever group they are in
     order = np.argsort(estimated, kind="stable")
     groups = np.array_split(order, min(_GROUPS, len(order) // _GROUP))
     pooled: list[tuple[float, float, float]] = []  # sum of estimates, hits, candidates
     for group in groups:
-        pooled.append((float(np.exp(estimated[group]).sum()), float(came[group].sum()), float(len(group))))
-        while len(pooled) > 1 and pooled[-2][1] * pooled[-1][2] >= pooled[-1][1] * pooled[-2][2]:
+        pooled.append((float(np.exp(estimated[group]).sum()), float(rate[group].sum()), float(len(group))))
+        while len(pooled) > 1 and pooled[-2][1] * pooled[-1][2] >= pooled[-1][1] * pooled[-2][2] * _AS_GOOD:
             last, before = pooled.pop(), pooled.pop()
             pooled.append((last[0] + before[0], last[1] + before[1], last[2] + before[2]))
     pairs: list[tuple[float, float]] = []

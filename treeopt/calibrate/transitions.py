@@ -102,13 +102,17 @@ class TransitionCounts:
         """These and others together; in any order and grouping the same."""
         both = TransitionCounts(self.vocab_size)
         parts = [self, *others]
+        assert all(part.vocab_size == self.vocab_size for part in parts)
         both.unigram = sum((part.unigram for part in parts), np.zeros_like(self.unigram))
         settled = [part._settle() for part in parts]
         both._orders = [orders[0].join(orders[1:]) for orders in zip(*settled, strict=True)]
         return both
 
     def table(self, *, max_bytes: int = MAX_BYTES, row: int = ROW) -> Transitions:
-        """The table of the most frequent contexts; at most so many bytes, and so many successors a context."""
+        """The table of the most frequent contexts; at most so many bytes, and so many successors a context.
+
+        Row 0 and the tokens' frequencies stay whatever their size.
+        """
         row = min(row, self.vocab_size)
         orders = _most_frequent(self._settle(), (max_bytes - 2 * self.vocab_size) // (8 + 6 * row + 2) - 1)
         frequency = (self.unigram + 1 / self.vocab_size) / (self.seen + 1)

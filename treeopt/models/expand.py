@@ -24,6 +24,8 @@ _FIRST_PARENTS = (
 class Expansion:
     """One tree a row, the likeliest nodes first; of equal ones the parent before its child.
 
+    A row with fewer candidates than another is filled up with repeated ones, of log-probability -inf.
+
     Args:
         tokens: int64 [B, n], without the root.
         parents: int64 [B, n], each node's parent: 0 is the root, i is node i - 1 of these.
@@ -41,6 +43,8 @@ def expand(model: DraftModel, start: Start, nodes: int, depth: int) -> Expansion
     """The `nodes` - 1 likeliest drafts of each row, `depth` levels deep at most; fewer where there are not so many."""
     rows, count, first = len(start.root.row), nodes - 1, max(_FIRST_PARENTS, nodes // 4)
     none = np.zeros((rows, 1), np.int64)
+    if not count:
+        return Expansion(none[:, 1:], none[:, 1:], none[:, 1:], np.zeros((rows, 0), np.float32))
     above = _Level(none, none, none, none, np.zeros((rows, 1), np.float32))  # the root, whose name is 0
     grandparents, made = start.root, 1
     known: Floats = np.full((rows, count), -np.inf, np.float32)  # the likeliest so far
@@ -123,7 +127,8 @@ def _likeliest(levels: list[_Level], count: int) -> Expansion:
         for part in zip(*((one.tokens, one.parents, one.log_probability) for one in levels), strict=True)
     )
     depths = np.repeat(np.arange(1, len(levels) + 1), [one.tokens.shape[1] for one in levels])
-    best = (-likely).argsort(1, kind="stable")[:, :count]
+    real = int((likely > -np.inf).sum(1).max())  # repeated candidates come last
+    best = (-likely).argsort(1, kind="stable")[:, : min(count, real)]
     each = np.arange(len(best))[:, None]
     number = np.zeros((len(best), tokens.shape[1] + 1), np.int64)
     number[each, best + 1] = np.arange(1, best.shape[1] + 1)
@@ -141,12 +146,12 @@ def orders_of(expansion: Expansion, true: Ints) -> Ints:
         int64 [B, D]: the node's number, 1 .. n; n + 1 where the tree does not hold it.
     """
     missing = expansion.tokens.shape[1] + 1
+    numbers = np.arange(1, missing)
     orders = np.full(true.shape, missing)
     node = np.zeros(len(true), np.int64)
     for level in range(true.shape[1]):
         here = (expansion.parents == node[:, None]) & (expansion.tokens == true[:, level, None])
-        found = here.any(1) & (node < missing)
-        node = np.where(found, here.argmax(1) + 1, missing)
+        node = np.where(here, numbers, missing).min(1, initial=missing)  # no node's parent is the missing one
         orders[:, level] = node
     return orders
 
