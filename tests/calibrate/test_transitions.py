@@ -280,10 +280,10 @@ def test_large_tables_stay_within_their_bytes(vocab: int) -> None:
 
 
 def test_default_limit_of_a_large_vocabulary() -> None:
-    """More contexts than 64 MiB hold, of 150,000 tokens, fill these and no more."""
+    """More contexts than 64 MB hold, of 150,000 tokens, fill these and no more."""
     tokens = np.random.default_rng(0).integers(150_000, size=180_001)
     counts = TransitionCounts(150_000)
     counts.add(tokens[:-1], tokens[1:])
     table = counts.table()
-    assert (64 << 20) - 300 < table.bytes <= 64 << 20
+    assert 64_000_000 - 300 < table.bytes <= 64_000_000
     assert table.bytes == sum(array.nbytes for array in table.arrays().values())

@@ -17,7 +17,7 @@ from treeopt.transitions import CONTEXT, Transitions, context_keys
 
 DISCOUNT = 0.75
 ROW = 16  # successors kept of a context
-MAX_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64_000_000
 _PIECE = 1 << 22  # counted tokens between two times that equal ones are joined
 _CHUNK = 1 << 14  # rows worked on at once
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command, load_models, model_options
+from treeopt.files.drafters import load_drafter
 from treeopt.files.outputs import check_output
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
@@ -36,6 +37,7 @@ _numbers_option = functools.partial(click.option, multiple=True, callback=_numbe
 )
 @_numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or what the model has room for].")
 @_numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
+@click.option("--drafter", help="Time steps whose trees this drafter file chooses (for `build --kind dynamic`).")
 @click.option("--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Steps a size.")
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
@@ -44,7 +46,9 @@ def run(console: Console, **options: Any) -> None:
     All sizes take turns in every round. The step of one node runs without heads: what plain decoding costs on the same
     loop, and what overheads refer to.
     """
-    check_output(options["output"])
+    file = options["drafter"]
+    check_output(options["output"], *filter(None, [file]))
+    drafter = load_drafter(file) if file else None
     from treeopt.runtime.profile import largest_context, measure_profile
 
     base, loaded = load_models(console, options)
@@ -58,6 +62,7 @@ def run(console: Console, **options: Any) -> None:
             contexts=contexts,
             batches=options["batch"],
             repeats=options["repeats"],
+            drafter=drafter,
             progress=progress,
         )
     save_profile(profile, options["output"])

@@ -45,6 +45,7 @@ class ProvenanceBlock(Schema):
     model: str | None = None
     heads: str | None = None
     heads_id: str | None = None
+    drafter: str | None = Field(default=None, description="id of the drafter that chose the trees")
     device: str | None = None
     dtype: str | None = None
     threads: int | None = Field(default=None, ge=1)

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from treeopt.build.grow import Growth, grow
 from treeopt.build.values import IndependentValues
+from treeopt.calibration import MASS_SIZES
+from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import (
     DEFAULT_CONTEXT,
@@ -30,13 +32,15 @@ from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.cache import TreeCache
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
-from treeopt.models.masks import TreeMasks, layer_windows
+from treeopt.models.masks import PrefixMasks, TreeMasks, layer_windows
 from treeopt.models.probe import check_trees
 from treeopt.models.shapes import Shape
+from treeopt.policy import TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.runtime import accept
 from treeopt.runtime.clock import now
-from treeopt.runtime.propose import PlainProposer
+from treeopt.runtime.drafting import DynamicProposer
+from treeopt.runtime.propose import NO_TOKEN, PlainProposer, Proposer
 from treeopt.tree import Tree
 from treeopt.version import VERSION
 
@@ -56,6 +60,7 @@ def measure_profile(
     batches: Sequence[int] = (1,),
     repeats: int = DEFAULT_REPEATS,
     seed: int = 0,
+    drafter: Drafter | None = None,
     progress: Progress = silent,
 ) -> LatencyProfile:
     """Time one decode step of a generic tree of each size, at each batch and context.
@@ -66,11 +71,13 @@ def measure_profile(
     Args:
         base: the base model.
         loaded: its draft heads.
-        nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured.
+        nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured. With a drafter
+            254 at most.
         contexts: tokens in the cache before the step; random ones, as only their number matters.
         batches: texts decoded together.
         repeats: counted steps of each size.
         seed: of the tokens in the cache.
+        drafter: time steps whose trees it chooses; else those of one tree of the heads' plain guesses.
         progress: told after each round of steps.
 
     Raises:
@@ -83,6 +90,8 @@ def measure_profile(
     assert repeats >= 1
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
+    if drafter is not None:
+        nodes = [min(size, MASS_SIZES[-1]) for size in nodes]
     trees = _trees(base, heads, nodes)
     _check_contexts(contexts, _room(base, trees[-1]), base, trees[-1])
     check_trees(base)
@@ -90,14 +99,14 @@ def measure_profile(
     rounds = repeats + 1  # the first is the warm-up
     points: list[LatencyPoint] = []
     for i, (batch, context) in enumerate(pairs):
-        steps = [TimedStep(tree, base, heads, context) for tree in trees]
+        steps = [_timed(tree, base, heads, context, drafter) for tree in trees]
         text = CachedText(base, batch, context, capacity=context + trees[-1].nodes, seed=seed)
         spent = np.empty((rounds, len(steps)))
         for row in range(rounds):
             spent[row] = [_in_stride(step, text) for step in steps]
             progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
         points += _points(trees, batch, context, spent[1:])
-    return LatencyProfile.from_points(points, _provenance(base, loaded, repeats))
+    return LatencyProfile.from_points(points, _provenance(base, loaded, repeats, drafter))
 
 
 def largest_context(base: Base, heads: MedusaHeads, nodes: Sequence[int] = DEFAULT_NODES) -> int:
@@ -128,6 +137,7 @@ class CachedText:
         cache: holds `context` entries between steps.
         roots: int64 [B], the token that the base chooses after each row.
         hidden: [B, d], the state that chose it.
+        tokens: int64 [B, context + 1], the text on the host, the root last.
     """
 
     @torch.inference_mode()
@@ -139,6 +149,7 @@ class CachedText:
         logits, hidden = base.forward(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.roots = logits[:, -1].argmax(-1)
         self.hidden = hidden[:, -1]
+        self.tokens = torch.cat([ids, self.roots[:, None]], dim=1).numpy(force=True)
 
     def restore_(self) -> None:
         """Forget what a step has kept."""
@@ -151,7 +162,7 @@ class TimedStep:
     def __init__(self, tree: Tree, base: Base, heads: MedusaHeads, context: int) -> None:
         self.tree = tree
         self._base = base
-        self._proposer = PlainProposer(base, heads, tree)
+        self._proposer: Proposer = PlainProposer(base, heads, tree)
         self._shape = Shape.of_tree(tree, base.device)
         masks = TreeMasks.of_tree(tree, layer_windows(base.model.config), context, base.dtype, base.device)
         self._mask = masks.at(context)
@@ -174,7 +185,7 @@ class TimedStep:
 
     def draft(self, text: CachedText) -> Tensor:
         """int64 [B, N]: the roots and a draft for every other node."""
-        return self._proposer.propose(text.roots, text.hidden).tokens
+        return self._proposer.propose(text.roots, text.hidden, None).tokens
 
     def verify(self, tokens: Tensor, text: CachedText) -> Tensor:
         """Logits [B, N, V] by one forward over all nodes of all rows."""
@@ -187,6 +198,33 @@ class TimedStep:
             use_cache=True,
         )
         return logits
+
+
+class ChosenStep(TimedStep):
+    """The same where the tree is chosen at the step: its shape, mask and positions are made anew."""
+
+    def __init__(self, tree: Tree, base: Base, heads: MedusaHeads, context: int, drafter: Drafter) -> None:
+        super().__init__(Tree(()), base, heads, context)
+        self.tree = tree
+        proposer = DynamicProposer(base, heads, TreePolicy(tree.nodes, drafter.depth, drafter.id), drafter)
+        self._chooser, self._context = proposer, context
+        self._prefix = PrefixMasks(proposer.depth, layer_windows(base.model.config), context, base.dtype, base.device)
+        self._kept = torch.arange(min(2, tree.nodes), device=base.device)  # a path that every tree has
+
+    def draft(self, text: CachedText) -> Tensor:
+        recent = np.pad(text.tokens, ((0, 0), (self._chooser.context, 0)), constant_values=NO_TOKEN)
+        drafts = self._chooser.propose(text.roots, text.hidden, recent[:, -self._chooser.context :])
+        assert drafts.shape is not None
+        self._shape = drafts.shape
+        self._mask = self._prefix.before(drafts.shape, self._context).at(self._context)
+        return drafts.tokens
+
+
+def _timed(tree: Tree, base: Base, heads: MedusaHeads, context: int, drafter: Drafter | None) -> TimedStep:
+    """A step of that size; one node needs no drafter, as it needs no heads."""
+    if drafter is None or tree.nodes == ONE_NODE:
+        return TimedStep(tree, base, heads, context)
+    return ChosenStep(tree, base, heads, context, drafter)
 
 
 def _in_stride(step: TimedStep, text: CachedText) -> float:
@@ -233,8 +271,9 @@ def _points(trees: Sequence[Tree], batch: int, context: int, spent: NDArray[np.f
     ]
 
 
-def _provenance(base: Base, loaded: LoadedHeads, repeats: int) -> dict[str, object]:
+def _provenance(base: Base, loaded: LoadedHeads, repeats: int, drafter: Drafter | None) -> dict[str, object]:
     found = base.versions()
+    chosen = {} if drafter is None else {"drafter": drafter.id}
     return {
         "made_by": f"treeopt {VERSION}",
         "model": base.name,
@@ -245,5 +284,6 @@ def _provenance(base: Base, loaded: LoadedHeads, repeats: int) -> dict[str, obje
         "threads": torch.get_num_threads(),
         "attention": base.model.config._attn_implementation,
         "repeats": repeats,
+        **chosen,
         "versions": {name: found[name] for name in ("python", "torch", "transformers")},
     }
