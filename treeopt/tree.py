@@ -54,9 +54,9 @@ class Tree:
     Args:
         paths: N - 1 paths, without the root. The empty tree is legal: it decodes one token a step.
         values: N - 1 estimated probabilities that the whole path is right, where the tree was built from a calibration.
-        drafter: id of the drafter among whose candidates the ranks count; empty for the heads' plain guesses.
         expected: tokens per step by the calibration the tree was built from.
         source: where the tree comes from: made_by, calibration, method, reference; not compared.
+        drafter: id of the drafter among whose candidates the ranks count; empty for the heads' plain guesses.
 
     Raises:
         TreeoptError: E103, every fault (at most 10) at once.
@@ -64,9 +64,9 @@ class Tree:
 
     paths: tuple[Path, ...]
     values: tuple[float, ...] | None = None
-    drafter: str = ""
     expected: Expected | None = field(default=None, compare=False)
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    drafter: str = ""
 
     def __post_init__(self) -> None:
         if not self.paths:

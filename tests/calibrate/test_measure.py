@@ -287,7 +287,7 @@ def test_run_calibration_progress(base: Base, loaded: LoadedHeads, stories: Prom
         batch_size=2,
         progress=lambda done, total, _note: told.append((done, total)),
     )
-    assert told == [(2, 5), (4, 5), (5, 5)]
+    assert told == [(2, 5), (4, 5), (5, 5)] * 2  # answers, then traces
 
 
 def test_run_calibration_turns(base: Base, loaded: LoadedHeads, tmp_path: Path) -> None:

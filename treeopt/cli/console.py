@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from treeopt.calibration import Calibration
 from treeopt.errors import EXIT_BUG, Code, TreeoptError
@@ -131,8 +132,10 @@ def _heartbeat(name: str) -> Progress:
     last_time, last_share = begin, 0.0
 
     def update(done: int, total: int, note: str) -> None:
-        nonlocal last_time, last_share
+        nonlocal begin, last_time, last_share
         now, share = time.monotonic(), done / total
+        if share < last_share:  # the next part of the work
+            begin, last_share = last_time, 0.0
         if share - last_share < _HEARTBEAT_SHARE and now - last_time < _HEARTBEAT_SECONDS and done < total:
             return
         last_time, last_share = now, share
@@ -242,6 +245,14 @@ def warn_other_tree(console: Console, name: str, tree: Plan, loaded: LoadedHeads
     made_for = tree.source.get("calibration", {}).get("heads_id")
     if made_for not in (None, loaded.fingerprint):
         console.warn(f"warning: {name} was built for other heads ({made_for}, these are {loaded.fingerprint})")
+
+
+def check_static_only(names: Sequence[str]) -> None:
+    """Refuse options that only --kind static has."""
+    context = click.get_current_context()
+    given = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} belongs to --kind static")
 
 
 def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import click
 
 from treeopt.build.replay import replay
 from treeopt.cli.console import Console, command
+from treeopt.drafter import PLAIN
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.trees import load_tree
 
@@ -19,6 +20,8 @@ def run(console: Console, tree: str, calibration: str | None) -> None:
     from treeopt.view.graph import render_text
 
     console.say(f"{record.nodes} nodes, depth {record.depth}, {len(record.leaves)} leaves")
+    if record.drafter:
+        console.say(f"ranks count among the candidates of drafter {record.drafter}")
     for name, value in record.source.items():
         console.say(f"{name}: {value}")
     console.say(render_text(record).rstrip())
@@ -35,6 +38,7 @@ def run(console: Console, tree: str, calibration: str | None) -> None:
             "nodes": record.nodes,
             "depth": record.depth,
             "leaves": len(record.leaves),
+            "drafter": record.drafter or PLAIN,
             "source": record.source,
             "paths": record.paths,
             "values": record.values,
