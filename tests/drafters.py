@@ -1,0 +1,63 @@
+"""Drafters for tests: learned from tiny random models, small enough to be made anew by every test file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tiny import VOCAB, cycle_base, cycle_heads
+
+from treeopt.calibrate.answers import answer_all
+from treeopt.calibrate.learn import Learned, Learning, learn
+from treeopt.calibrate.texts import Text
+from treeopt.drafter import Drafter, Level
+from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
+
+PRICES = ((1, 0.1), (2, 0.2), (6, 0.5), (8, 0.9), (16, 1.4))  # by number of nodes, of policies
+
+
+def planted(num_heads: int = 3) -> tuple[Base, MedusaHeads]:
+    """A model whose text its heads often know, and one of whose heads errs now and then."""
+    base = cycle_base(disturbed=0.03)
+    return base, cycle_heads(base, num_heads)
+
+
+def prompts_of(seed: int, count: int, *, longest: int = 12, vocab: int = VOCAB) -> list[Text]:
+    """Random prompts without answers, under ascending ids."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest + 1, count)
+    return [Text(f"set:{i:08}", rng.integers(vocab, size=n).tolist(), []) for i, n in enumerate(lengths)]
+
+
+def answered(base: Base, prompts: Sequence[Text], new: int = 20) -> list[Text]:
+    """The prompts with the base's greedy answers."""
+    return answer_all(base, prompts, new, batch_size=8)[0]
+
+
+def learned(
+    base: Base,
+    heads: MedusaHeads,
+    texts: Sequence[Text],
+    *,
+    correct: bool = True,
+    tokens: int = 400,
+    new: int = 20,
+    window: int = 32,
+    extra_levels: int = 2,
+) -> Learned:
+    """A drafter from these answered texts."""
+    learning = Learning(tokens, correct=correct, window=window, extra_levels=extra_levels, top=6)
+    return learn(base, heads, texts, learning, max_new_tokens=new, batch_size=8)
+
+
+def quick_drafter(base: Base, heads: MedusaHeads, *, correct: bool = True, seed: int = 0) -> Drafter:
+    """A drafter learned from eight short texts."""
+    texts = answered(base, prompts_of(seed, 8, vocab=base.vocab_size), 12)
+    return learned(base, heads, texts, correct=correct, new=12).drafter
+
+
+def without_odds(drafter: Drafter, **numbers: float) -> Drafter:
+    """The drafter with `numbers` in every level, and estimates as they are."""
+    levels = tuple(Level(**numbers) for _ in drafter.levels)
+    return Drafter(levels, drafter.num_heads, drafter.top, drafter.window, drafter.transitions)
