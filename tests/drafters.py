@@ -1,197 +1,63 @@
-"""Drafters for tests, and their naive twin: the same rules for one path at a time, in lists, dicts and loops."""
+"""Drafters for tests: learned from tiny random models, small enough to be made anew by every test file."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import numpy as np
+from tiny import VOCAB, cycle_base, cycle_heads
 
+from treeopt.calibrate.answers import answer_all
+from treeopt.calibrate.learn import Learned, Learning, learn
+from treeopt.calibrate.texts import Text
 from treeopt.drafter import Drafter, Level
-from treeopt.transitions import Transitions
+from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
 
-CONTEXT = 4
-LONGEST = 12
-MULTIPLIERS = (0xA0B26C19F767C45, 0xADE47DDBDE5C099, 0xD8608FECB91CE37, 0xEBB6A19F1446BEB)  # of the file format
-
-
-def naive_key(context: tuple[int, ...]) -> int:
-    """The key of a context, in text order."""
-    return (len(context) << 60) + sum(t * m for t, m in zip(reversed(context), MULTIPLIERS, strict=False)) % (1 << 60)
+PRICES = ((1, 0.1), (2, 0.2), (6, 0.5), (8, 0.9), (16, 1.4))  # by number of nodes, of policies
 
 
-@dataclass(frozen=True)
-class Table:
-    """Transitions as dicts, by context in text order; all rows are of one width and () is among them."""
-
-    rows: dict[tuple[int, ...], dict[int, float]]
-    backoff: dict[tuple[int, ...], float]
-    unigram: tuple[float, ...]
-
-    def record(self) -> Transitions:
-        """The same as arrays."""
-        contexts = [(), *sorted((c for c in self.rows if c), key=naive_key)]
-        return Transitions(
-            keys=np.array([naive_key(c) for c in contexts[1:]], np.int64),
-            tokens=np.array([list(self.rows[c]) for c in contexts], np.int32),
-            ratios=np.array([list(self.rows[c].values()) for c in contexts], np.float16),
-            backoff=np.array([self.backoff[c] for c in contexts], np.float16),
-            unigram=np.array(self.unigram, np.float16),
-            seen=100,
-        )
-
-    def context(self, text: list[int]) -> tuple[int, ...]:
-        """The longest stored context that a text ends in."""
-        for length in range(min(CONTEXT, len(text)), 0, -1):
-            if tuple(text[-length:]) in self.rows:
-                return tuple(text[-length:])
-        return ()
-
-    def ratio(self, text: list[int], token: int) -> float:
-        """Of a token after a text."""
-        context = self.context(text)
-        return self.rows[context].get(token, self.backoff[context])
+def planted(num_heads: int = 3) -> tuple[Base, MedusaHeads]:
+    """A model whose text its heads often know, and one of whose heads errs now and then."""
+    base = cycle_base(disturbed=0.03)
+    return base, cycle_heads(base, num_heads)
 
 
-def naive_match(recent: list[int], path: list[int]) -> tuple[int, int]:
-    """What followed the latest longest match, and its length; the root and 0 where there is none.
-
-    Args:
-        recent: the window's tokens, the root last; -1 where there are none.
-        path: drafts below the root.
-    """
-    text = recent + path
-    best = (0, -1)
-    for place in range(len(path), len(recent) - 1):  # the window moves along with the path
-        length = 0
-        while (
-            length < LONGEST + len(path)
-            and length <= place
-            and text[place - length] == text[-1 - length]
-            and text[-1 - length] >= 0
-        ):
-            length += 1
-        best = max(best, (length, place))
-    length, place = best
-    return (recent[place + 1], length) if length else (recent[-1], 0)
-
-
-@dataclass(frozen=True)
-class NaiveDrafter:
-    """A drafter's rules for one text.
-
-    Args:
-        drafter: its numbers; its transitions are not looked at.
-        table: they, as dicts.
-        logits: [H'][V] of the heads.
-        recent: the window's tokens, the root last; -1 where there are none.
-    """
-
-    drafter: Drafter
-    table: Table
-    logits: list[list[float]]
-    recent: list[int]
-
-    def candidates(self, path: list[int]) -> list[int]:
-        """All of a node, each once: its level's, those of its context, the copied one."""
-        level = len(path)
-        scores = self.logits[level] if level < len(self.logits) else self.table.unigram
-        order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
-        found = order[: self.drafter.top] + list(self.table.rows[self.table.context(self.text(path))])
-        recent = self.recent if self.drafter.window else self.recent[-1:]
-        return list(dict.fromkeys([*found, naive_match(recent, path)[0]]))
-
-    def text(self, path: list[int]) -> list[int]:
-        """What is known of the text, and a path."""
-        return [token for token in self.recent if token >= 0] + path
-
-    def score(self, path: list[int], token: int) -> float:
-        """Of one token."""
-        numbers = self.drafter.levels[len(path)]
-        total = numbers.prior * self.table.unigram[token]
-        total += numbers.transition * self.table.ratio(self.text(path), token)
-        if len(path) < len(self.logits):
-            row = self.logits[len(path)]
-            total += numbers.head * (row[token] - math.log(sum(math.exp(value) for value in row)))
-        if self.drafter.window:
-            copied, length = naive_match(self.recent, path)
-            if length and copied == token:
-                total += numbers.copied[min(length, LONGEST) - 1]
-        return total
-
-    def log_probabilities(self, path: list[int]) -> dict[int, float]:
-        """Of all candidates of a node."""
-        numbers = self.drafter.levels[len(path)]
-        shares = {token: math.exp(self.score(path, token)) for token in self.candidates(path)}
-        total = sum(shares.values()) + math.exp(numbers.outside)
-        return {token: naive_mapped(share / total, numbers.odds) for token, share in shares.items()}
-
-
-def naive_mapped(chance: float, odds: tuple[tuple[float, float], ...]) -> float:
-    """Log of a chance after a map of log-odds: between its pairs lines, beyond them level."""
-    if not odds:
-        return math.log(chance)
-    here = math.log(chance / (1 - chance))
-    there = odds[0][1] if here <= odds[0][0] else odds[-1][1]
-    for (left, low), (right, high) in itertools.pairwise(odds):
-        if left < here <= right:
-            there = low + (high - low) * (here - left) / (right - left)
-    return -math.log1p(math.exp(-there))
-
-
-@dataclass(frozen=True)
-class Case:
-    """A random drafter and random texts for it.
-
-    Args:
-        table, drafter: they belong together.
-        logits: float32 [H', B, V].
-        recent: int64 [B, R].
-    """
-
-    table: Table
-    drafter: Drafter
-    logits: np.ndarray
-    recent: np.ndarray
-
-    def naive(self, row: int) -> NaiveDrafter:
-        """The naive twin for one row."""
-        recent = [int(token) for token in self.recent[row]]
-        return NaiveDrafter(self.drafter, self.table, self.logits[:, row].tolist(), recent)
-
-
-def random_table(rng: np.random.Generator, vocab: int) -> Table:
-    """Up to 30 contexts, some without those that they end in; every number is exact in float16."""
-    width = int(rng.integers(1, vocab + 1))
-    contexts = {tuple(rng.integers(vocab, size=rng.integers(CONTEXT + 1)).tolist()) for _ in range(30)} | {()}
-    backoff = {context: -float(rng.integers(0, 17)) / 8 for context in sorted(contexts)}
-    rows = {
-        context: {int(t): low + float(rng.integers(0, 33)) / 8 for t in rng.permutation(vocab)[:width]}
-        for context, low in backoff.items()
-    }
-    return Table(rows, backoff, tuple((-rng.integers(0, 49, vocab) / 8).tolist()))
-
-
-def random_case(seed: int, *, rows: int = 3, window: int | None = None, odds: bool = False) -> Case:
-    """A drafter of one to three heads and up to two levels more, and texts that repeat themselves."""
+def prompts_of(seed: int, count: int, *, longest: int = 12, vocab: int = VOCAB) -> list[Text]:
+    """Random prompts without answers, under ascending ids."""
     rng = np.random.default_rng(seed)
-    vocab, heads = int(rng.integers(2, 9)), int(rng.integers(1, 4))
-    table = random_table(rng, vocab)
-    levels = tuple(random_level(rng) for _ in range(heads + int(rng.integers(0, 3))))
-    if odds:
-        levels = tuple(replace(level, odds=((-4.0, -3.0), (-1.0, -1.5), (2.0, 1.0))) for level in levels)
-    window = int(rng.choice([4, 7, 20])) if window is None else window
-    drafter = Drafter(levels, heads, int(rng.integers(1, vocab + 1)), window, table.record())
-    recent = np.full((rows, max(window, CONTEXT)), -1)
-    for row in recent:
-        known = int(rng.integers(1, len(row) + 1))
-        row[-known:] = np.resize(rng.integers(vocab, size=rng.integers(1, 6)), known)
-        row[rng.integers(len(row) - known, len(row))] = rng.integers(vocab)
-    return Case(table, drafter, (rng.integers(-24, 25, (heads, rows, vocab)) / 8).astype(np.float32), recent)
+    lengths = rng.integers(1, longest + 1, count)
+    return [Text(f"set:{i:08}", rng.integers(vocab, size=n).tolist(), []) for i, n in enumerate(lengths)]
 
 
-def random_level(rng: np.random.Generator) -> Level:
-    """Numbers of about the size that fits give."""
-    head, prior, transition, outside = rng.normal((0.8, 0.1, 0.5, -3.0), 0.3).tolist()
-    return Level(head, prior, transition, tuple(rng.normal(1.0, 1.0, LONGEST).tolist()), outside)
+def answered(base: Base, prompts: Sequence[Text], new: int = 20) -> list[Text]:
+    """The prompts with the base's greedy answers."""
+    return answer_all(base, prompts, new, batch_size=8)[0]
+
+
+def learned(
+    base: Base,
+    heads: MedusaHeads,
+    texts: Sequence[Text],
+    *,
+    correct: bool = True,
+    tokens: int = 400,
+    new: int = 20,
+    window: int = 32,
+    extra_levels: int = 2,
+) -> Learned:
+    """A drafter from these answered texts."""
+    learning = Learning(tokens, correct=correct, window=window, extra_levels=extra_levels, top=6)
+    return learn(base, heads, texts, learning, max_new_tokens=new, batch_size=8)
+
+
+def quick_drafter(base: Base, heads: MedusaHeads, *, correct: bool = True, seed: int = 0) -> Drafter:
+    """A drafter learned from eight short texts."""
+    texts = answered(base, prompts_of(seed, 8, vocab=base.vocab_size), 12)
+    return learned(base, heads, texts, correct=correct, new=12).drafter
+
+
+def without_odds(drafter: Drafter, **numbers: float) -> Drafter:
+    """The drafter with `numbers` in every level, and estimates as they are."""
+    levels = tuple(Level(**numbers) for _ in drafter.levels)
+    return Drafter(levels, drafter.num_heads, drafter.top, drafter.window, drafter.transitions)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters import random_table
+from naive_draft import random_table
 
 from treeopt.drafter import LONGEST, Drafter, Level
 from treeopt.errors import Code, TreeoptError

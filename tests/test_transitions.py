@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafters import naive_key, random_table
 from hypothesis import given
 from hypothesis import strategies as st
+from naive_draft import naive_key, random_table
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.transitions import CONTEXT, Transitions, context_keys

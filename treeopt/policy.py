@@ -6,6 +6,7 @@ verified. So there is no set of paths to store: only how many nodes, and whose e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,10 +59,14 @@ class TreePolicy:
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.prices]
         fault = ""
-        if self.nodes < 2 or self.depth < 1 or self.nodes > MASS_SIZES[-1]:
+        if not self.drafter:
+            fault = "no drafter, whose estimates choose the nodes"
+        elif self.nodes < 2 or self.depth < 1 or self.nodes > MASS_SIZES[-1]:
             fault = f"{self.nodes} nodes, {self.depth} deep: from 2 to {MASS_SIZES[-1]} nodes, 1 deep or more"
         elif sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.nodes or not set(sizes) <= set(MASS_SIZES)):
             fault = f"prices of {sizes} nodes; ascending, some of {list(MASS_SIZES)}, the last {self.nodes}"
+        elif not all(0 <= price < math.inf for _, price in self.prices):
+            fault = "a price is no number from 0"
         if fault:
             raise TreeoptError(Code.TREE_INVALID, f"not a policy: {fault}")
 

@@ -50,7 +50,7 @@ def test_points_ascend_from_exactly_one(method: Method) -> None:
     fitter = fitter_of(1)
     curve = measure_curve(fitter, method, SIZES)
     assert [point.nodes for point in curve.points] == SIZES
-    assert curve.method == method
+    assert curve.method == str(method)
     first, *_ = curve.points
     assert (first.tokens_per_step, first.sampling.low, first.prediction.high) == (1.0, 1.0, 1.0)
     taus = [point.tokens_per_step for point in curve.points]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from drafters import naive_mapped, random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_draft import naive_mapped, random_case
 from numpy.typing import NDArray
 
 from treeopt.calibrate.fit import Evidence, evidence, fit_level, fit_odds

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from drafters import CONTEXT, naive_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_draft import CONTEXT, naive_key
 
 import treeopt.calibrate.transitions as module
 from treeopt.calibrate.transitions import MAX_BYTES, TransitionCounts

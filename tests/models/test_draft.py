@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from drafters import Case, Table, naive_match, random_case, random_table
+from naive_draft import Case, Table, naive_match, random_case, random_table
 from numpy.typing import NDArray
 
 from treeopt.calibrate.transitions import TransitionCounts

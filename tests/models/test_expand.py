@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from drafters import Case, random_case
 from hypothesis import given
 from hypothesis import strategies as st
+from naive_draft import Case, random_case
 
 from treeopt.drafter import Drafter
 from treeopt.models.draft import DraftModel

@@ -5,18 +5,24 @@ TREEOPT_CASES=2200 python -m pytest tests/runtime/test_cases.py runs more of the
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import numpy as np
 import pytest
 import torch
+from drafters import PRICES, answered, learned
 from helpers import random_tree
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 
+from treeopt.calibrate.texts import Text
 from treeopt.models.base import Base
+from treeopt.policy import TreePolicy
 from treeopt.runtime.decode import TreeDecoder
+from treeopt.runtime.validate import predict
 
 CASES = int(os.environ.get("TREEOPT_CASES", "330"))
+DRAFTER_CASES = CASES // 10
 CONTEXT = {"gpt2": "n_positions"}  # where the setting has another name than in the others
 
 
@@ -51,3 +57,31 @@ def test_random_cases(family: str) -> None:
         tokens += sum(len(one.tokens) for one in found)
         steps += sum(len(one.step_lengths) for one in found)
     assert tokens > 1.05 * steps
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_random_cases_of_drafters(family: str) -> None:
+    """The same with learned drafters, plain and corrected: static trees, dynamic ones, and priced ones."""
+    for case in range(DRAFTER_CASES // len(TREE_FAMILIES)):
+        rng = np.random.default_rng([1, TREE_FAMILIES.index(family), case])
+        new, rows, num_heads = int(rng.integers(1, 20)), int(rng.integers(1, 4)), int(rng.integers(1, 4))
+        lengths = rng.integers(1, 40, rows)
+        config = {CONTEXT.get(family, "max_position_embeddings"): int(lengths.max()) + new + int(rng.integers(3))}
+        base = tiny_base(family, int(rng.integers(1000)), **config)
+        if rng.integers(2):
+            base.model.generation_config.eos_token_id = rng.integers(VOCAB, size=3).tolist()
+        heads = random_heads(base, num_heads, case)
+        prompts = [rng.integers(VOCAB, size=length).tolist() for length in lengths]
+        texts = answered(base, [Text(f"set:{i}", prompt, []) for i, prompt in enumerate(prompts)], new)
+        drafter = learned(base, heads, texts, correct=case % 3 > 0, tokens=0, new=new).drafter
+        tree = random_tree(case, nodes=int(rng.integers(2, 9)), depth=drafter.depth, ranks=8)
+        for plan in (
+            dataclasses.replace(tree, drafter=drafter.id),
+            TreePolicy(int(rng.integers(2, 60)), int(rng.integers(1, 6)), drafter.id),
+            TreePolicy(16, drafter.depth, drafter.id, PRICES),
+        ):
+            found = TreeDecoder(base, heads, plan, drafter=drafter, probe=False).generate(prompts, new)
+            assert [one.tokens for one in found] == [text.answer for text in texts], f"case {case}"
+            alone = TreeDecoder(base, heads, plan, drafter=drafter, probe=False).generate(prompts[0], new)
+            steps = predict(base, heads, plan, texts[:1], drafter).steps
+            assert (alone.tokens, len(alone.step_lengths)) == (texts[0].answer, steps), f"case {case}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from chances import ALPHA, LENGTH, PROMPT, SMALL, p_value, small_base, text_probabilities
+from drafters import PRICES, quick_drafter
 from proposers import RandomProposer
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
@@ -23,12 +25,16 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from treeopt import tree_generate
+from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.drafters import save_drafter
+from treeopt.files.policies import save_policy
 from treeopt.files.trees import save_tree
 from treeopt.models import probe
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
+from treeopt.policy import Plan, TreePolicy
 from treeopt.runtime.generate import TreeGenerateOutput
 from treeopt.runtime.rules import Sample
 from treeopt.tree import Tree
@@ -325,3 +331,92 @@ def test_model_is_left_alone(model: PreTrainedModel, heads: MedusaHeads) -> None
     model.generate(**ALONE, max_new_tokens=5, custom_generate=tree_generate, heads=heads, tree=TREE)
     assert set(vars(model)) == before
     assert model.generation_config.to_dict() == config
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafting:
+    """A plan of each kind in files beside their drafter."""
+
+    drafter: Drafter
+    plans: dict[str, Plan]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def drafting(model: PreTrainedModel, heads: MedusaHeads, tmp_path_factory: pytest.TempPathFactory) -> Drafting:
+    """A drafter that was learned from texts of the model."""
+    folder = tmp_path_factory.mktemp("drafting")
+    drafter = quick_drafter(Base(model, None, "tiny"), heads)
+    source = {"drafter": str(folder / "d.safetensors")}
+    tree = Tree.from_paths([(rank,) for rank in range(8)] + [(0, rank) for rank in range(8)])
+    plans: dict[str, Plan] = {
+        "static": dataclasses.replace(tree, drafter=drafter.id, source=source),
+        "dynamic": TreePolicy(40, 3, drafter.id, source=source),
+        "priced": TreePolicy(16, drafter.depth, drafter.id, PRICES, source=source),
+    }
+    save_drafter(drafter, folder / "d.safetensors")
+    for name, plan in plans.items():
+        save = save_tree if isinstance(plan, Tree) else save_policy
+        save(plan, folder / f"{name}.yaml")  # type: ignore[operator]  # each saves its own kind
+    return Drafting(drafter, plans, folder)
+
+
+@pytest.mark.parametrize("rows", INPUTS)
+@pytest.mark.parametrize("kind", ["static", "dynamic", "priced"])
+@pytest.mark.parametrize("name", ["plain", "own and stock", "own criterion and end", "no_repeat_ngram_size"])
+def test_equal_to_stock_with_drafters(
+    model: PreTrainedModel, heads: MedusaHeads, drafting: Drafting, name: str, kind: str, rows: str
+) -> None:
+    """A plan by its file gives stock's text, with processors and criteria, alone and left-padded."""
+    options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
+    ours = model.generate(
+        **options,
+        custom_generate=tree_generate,
+        heads=heads,
+        tree=str(drafting.folder / f"{kind}.yaml"),
+        return_dict_in_generate=True,
+    )
+    assert ours.sequences.tolist() == model.generate(**options).tolist()
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic", "priced"])
+def test_drafter_as_file_and_record(model: PreTrainedModel, heads: MedusaHeads, drafting: Drafting, kind: str) -> None:
+    """Plan and drafter may each be a record or a file; all give the same steps; a plan alone as a record is E223."""
+    options = {**ALONE, "max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
+    options |= {"custom_generate": tree_generate, "heads": heads}
+    plan, file = drafting.plans[kind], str(drafting.folder / f"{kind}.yaml")
+    drafters = (drafting.drafter, str(drafting.folder / "d.safetensors"))
+    found = [model.generate(**options, tree=tree, drafter=one) for tree in (plan, file) for one in drafters]
+    found.append(model.generate(**options, tree=file))
+    assert len({one.step_lengths for one in found}) == 1
+    other = Drafter.plain(2, 4)
+    for tree, drafter in ((plan, None), (plan, other), (file, other), (TREE, drafting.drafter)):
+        with pytest.raises(TreeoptError) as caught:
+            model.generate(**options, tree=tree, drafter=drafter)
+        assert caught.value.code is Code.DRAFTER_MISMATCH
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sampling_distribution_with_drafters(dynamic: bool) -> None:
+    """With do_sample texts of corrected and dynamic trees are distributed as plain sampling's."""
+    base, counts = small_base(), np.zeros(SMALL**LENGTH)
+    heads = random_heads(base, 2, 3)
+    drafter = quick_drafter(base, heads)
+    paths = [path for depth in (1, 2) for path in np.ndindex(*[2] * depth)]
+    plan = TreePolicy(8, 3, drafter.id) if dynamic else Tree.from_paths(paths, drafter=drafter.id)
+    torch.manual_seed(1)
+    for _ in range(12):
+        texts = base.model.generate(
+            torch.tensor([PROMPT]),
+            num_return_sequences=256,
+            max_new_tokens=LENGTH,
+            do_sample=True,
+            top_k=0,
+            custom_generate=tree_generate,
+            heads=heads,
+            tree=plan,
+            drafter=drafter,
+        )
+        for text in texts[:, len(PROMPT) :].tolist():
+            counts[int(np.polyval(text, SMALL))] += 1
+    assert p_value(counts, text_probabilities(base, Sample())) > ALPHA

@@ -20,6 +20,7 @@ from treeopt.version import VERSION
 
 _ROUNDS = 12  # by then prices stop changing
 _FEWEST = 2  # texts for an interval
+_FEWEST_NODES = 2  # of a policy: the root and a draft
 
 Ints = NDArray[np.int64]
 
@@ -30,8 +31,8 @@ def replay_policy(policy: TreePolicy, calibration: Calibration) -> Replay:
     Raises:
         TreeoptError: E220 where the calibration did not trace trees of steps; E223 where it is of another drafter.
     """
-    steps = traced_steps(calibration)
     check_drafter(policy.drafter, calibration)
+    steps = traced_steps(calibration)
     depth = min(policy.depth, calibration.num_heads)
     accepted = _accepted(steps, sizes_of(policy, steps), depth)
     return Replay(accepted, visits(accepted), calibration.offsets, depth)
@@ -53,14 +54,14 @@ def steps_by_size(calibration: Calibration, nodes: int) -> Ints:
     return replay_policy(policy, calibration).steps_by_sequence()
 
 
-def build_policy(calibration: Calibration, nodes: int, *, max_depth: int | None = None) -> TreePolicy:
+def build_policy(calibration: Calibration, nodes: int) -> TreePolicy:
     """The policy of so many nodes at every step, with what is expected of it.
 
     Raises:
         TreeoptError: E103 where the number is out of range; E220 where the calibration did not trace trees of steps.
     """
     traced_steps(calibration)
-    return _described(TreePolicy(nodes, _depth(calibration, max_depth), calibration.provenance.drafter_id), calibration)
+    return _described(TreePolicy(nodes, calibration.num_heads, calibration.provenance.drafter_id), calibration)
 
 
 def fastest_policy(
@@ -69,38 +70,37 @@ def fastest_policy(
     *,
     batch: int = 1,
     context: int | None = None,
-    max_depth: int | None = None,
 ) -> TreePolicy:
     """The policy that takes at each step the size that is worth its time on a machine.
 
     Tokens a second are a ratio of sums, so the best policy values time at its own rate (Dinkelbach 1967): a step takes
-    the size with the most estimated tokens less rate * seconds. The rate is found by replay.
+    the size with the most estimated tokens less rate * seconds. The rate is found by replay; estimates being what they
+    are, the rates of a round may fall, so the best round counts.
 
     Args:
         calibration: the traces.
         profile: seconds of a step by the nodes of its tree.
         batch: of the profile.
         context: of the profile; its longest where None.
-        max_depth: no longer path.
 
     Raises:
         TreeoptError: E220 where the calibration did not trace trees of steps; E230 where the profile lacks something.
     """
-    steps, depth = traced_steps(calibration), _depth(calibration, max_depth)
+    steps, depth = traced_steps(calibration), calibration.num_heads
     largest = profile.largest(batch, context)
     sizes = np.array([size for size in MASS_SIZES if size <= largest])
     seconds = np.array([profile.seconds(int(size), batch, context) for size in sizes])
-    rate = 1 / profile.seconds(ONE_NODE, batch, context)
+    rate, reached = 1 / profile.seconds(ONE_NODE, batch, context), 0.0
     for _ in range(_ROUNDS):
         chosen = _worth(steps, sizes, rate * seconds)
         begun = visits(_accepted(steps, chosen, depth))
-        spent = seconds[np.searchsorted(sizes, chosen[begun])].sum()
-        before, rate = rate, calibration.positions / max(spent, 1e-12)
-        if rate <= before:
+        found = calibration.positions / seconds[np.searchsorted(sizes, chosen[begun])].sum()
+        if found <= reached:
             break
-    used = np.unique(chosen[begun])
-    used = sizes[sizes <= max(used.max(), 2)]
-    prices = tuple((int(size), seven(rate * one)) for size, one in zip(used, seconds, strict=False))
+        reached, value, largest = found, rate, chosen[begun].max()
+        rate = found
+    used = sizes[sizes <= max(largest, _FEWEST_NODES)]
+    prices = tuple((int(size), seven(value * one)) for size, one in zip(used, seconds, strict=False))
     policy = TreePolicy(int(used[-1]), depth, calibration.provenance.drafter_id, prices)
     return _described(policy, calibration)
 
@@ -137,10 +137,6 @@ def traced_steps(calibration: Calibration) -> StepTraces:
     if not calibration.positions:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
     return calibration.steps
-
-
-def _depth(calibration: Calibration, most: int | None) -> int:
-    return calibration.num_heads if most is None else min(most, calibration.num_heads)
 
 
 def _worth(steps: StepTraces, sizes: Ints, prices: NDArray[np.float64]) -> Ints:

@@ -67,10 +67,11 @@ def replay(tree: Tree, calibration: Calibration) -> Replay:
     """Run `tree` over the traces of `calibration`.
 
     Raises:
-        TreeoptError: E101 where the tree is deeper than the traces' heads; E102 where it has ranks that were not kept.
+        TreeoptError: E101 where the tree is deeper than the traces' heads; E102 where it has ranks that were not kept;
+            E223 where it is of another drafter.
     """
-    check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.kept, holder="the calibration")
     check_drafter(tree.drafter, calibration)
+    check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.kept, holder="the calibration")
     accepted = accepted_drafts(tree, calibration.ranks)
     return Replay(accepted, visits(accepted), calibration.offsets, tree.depth)
 

@@ -105,7 +105,7 @@ def trace_drafts(
     texts: Sequence[Text],
     kept: int,
     *,
-    steps: bool,
+    steps: int,
 ) -> list[Traced]:
     """The ranks of answers' tokens among their drafters' candidates; one forward for all texts.
 
@@ -115,7 +115,7 @@ def trace_drafts(
         models: the drafter of each text.
         texts: prompts and answers.
         kept: ranks from there on, and tokens that are no candidates, are `MISS`.
-        steps: whether to trace trees chosen per step too.
+        steps: how deep the trees chosen per step are that are traced too; 0 traces none.
     """
     states = hidden_states(base, texts)
     return [
@@ -137,7 +137,7 @@ def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads) -> None:
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt learn")
 
 
-def _traced(steps_of_text: Iterator[Piece], model: DraftModel, kept: int, steps: bool) -> Traced:
+def _traced(steps_of_text: Iterator[Piece], model: DraftModel, kept: int, steps: int) -> Traced:
     depth = model.drafter.depth
     ranks = [np.zeros((0, depth), np.uint8)]
     traced = [StepTraces(ranks[0], np.zeros((0, len(MASS_SIZES)), np.float32), np.zeros((0, depth), np.float16))]
@@ -145,7 +145,7 @@ def _traced(steps_of_text: Iterator[Piece], model: DraftModel, kept: int, steps:
         own, confidence = _ranks(model, piece, kept)
         ranks.append(own)
         if steps:
-            tree = expand(model, piece.start, _PLACES + 1, depth)
+            tree = expand(model, piece.start, _PLACES + 1, min(steps, depth))
             traced.append(StepTraces(_orders(tree, piece.true), tokens_by_size(tree.log_probability), confidence))
     return Traced(np.concatenate(ranks), StepTraces.joined(traced) if steps else None)
 
@@ -169,4 +169,5 @@ def _ranks(model: DraftModel, piece: Piece, kept: int) -> tuple[Ranks, NDArray[n
 def _orders(tree: Expansion, true: Ints) -> Ranks:
     """uint8 [n, L]: places of the true paths."""
     orders = orders_of(tree, true)
-    return np.where(true < 0, NONE, np.where(orders <= tree.tokens.shape[1], orders, MISS)).astype(np.uint8)
+    held = min(_PLACES, tree.tokens.shape[1])  # a number beyond the tree's own nodes is that of no node
+    return np.where(true < 0, NONE, np.where(orders <= held, orders, MISS)).astype(np.uint8)

@@ -176,6 +176,8 @@ def _drawn(
 ) -> Iterator[Text]:
     """More answers to the same prompts, drawn at the temperature, round by round."""
     prompts = [Text(text.prompt_id, text.prompt, []) for text in texts]  # without a source: no later turns
+    prompts *= -(-batch_size // len(prompts))  # few prompts are answered several times at once
+    known: set[tuple[str, tuple[int, ...]]] = set()
     torch.manual_seed(learning.seed)
     made = 0
     while made < learning.tokens:
@@ -195,8 +197,10 @@ def _drawn(
         )
         yield from answered
         made += sum(len(text.answer) for text in answered)
-        if made == before:
+        new = {(text.prompt_id, tuple(text.answer)) for text in answered} - known
+        if not new:  # short answers have all been seen
             return
+        known |= new
 
 
 def _counts(

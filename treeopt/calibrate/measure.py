@@ -86,7 +86,7 @@ def run_calibration(
         drafter: whose candidates are ranked; the heads' plain guesses where None.
         learning: learn a drafter from these very prompts, and trace each text by what the others taught.
         steps: with a drafter, trace trees chosen per step too.
-        progress: told after each batch.
+        progress: told after each batch; answers, drawn text and traces are counted each from 0.
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
@@ -131,7 +131,8 @@ def run_calibration(
     else:
         models = []
     kept = min(MAX_RANKS, base.vocab_size)
-    traced = _traced(base, heads, texts, models, kept, batch_size, steps=steps, progress=progress)
+    levels = drafter.depth if drafter is not None and steps else 0
+    traced = _traced(base, heads, texts, models, kept, batch_size, steps=levels, progress=progress)
     answers = "given" if responses else "greedy" if temperature == 0 else f"sampled at {temperature}, seed {seed}"
     template = _template_hash(base, chat_template)
     provenance = _provenance(base, loaded, prompts, answers, max_new_tokens, template, drafter.id if drafter else "")
@@ -147,7 +148,7 @@ def _traced(
     kept: int,
     batch_size: int,
     *,
-    steps: bool,
+    steps: int,
     progress: Progress,
 ) -> list[Traced]:
     """The traces of all texts, each under its own drafter, or of the heads' plain guesses where there is none."""

@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from treeopt.build.fit import VALUES, WEIGHTS
 from treeopt.build.intervals import FEW_TEXTS, texts_to_halve
@@ -16,7 +15,7 @@ from treeopt.build.judge import Judgement
 from treeopt.build.policies import build_policy, fastest_policy
 from treeopt.build.reliability import reliability
 from treeopt.build.trees import DEFAULT_TOP_K
-from treeopt.cli.console import Console, command, warn_other_heads
+from treeopt.cli.console import Console, check_static_only, command, warn_other_heads
 from treeopt.cli.learn_report import report_reliability
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
@@ -108,15 +107,12 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     console.result(_as_dict(built, judgement, options["output"]))
 
 
-_STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "holdout", "mix", "robust")
+_STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "max_depth", "holdout", "mix", "robust")
 
 
 def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
     """A policy from one calibration."""
-    context = click.get_current_context()
-    given = [name for name in _STATIC_ONLY if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if given:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} belongs to --kind static")
+    check_static_only(_STATIC_ONLY)
     if len(options["calibrations"]) > 1:
         raise click.UsageError("--kind dynamic takes one --calibration")
     _check_profile(options)
@@ -127,9 +123,9 @@ def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
         profile = load_profile(options["profile"])
         warn_other_heads(console, calibration, profile)
         where = {"batch": options["batch"], "context": options["context"]}
-        policy = fastest_policy(calibration, profile, **where, max_depth=options["max_depth"])
+        policy = fastest_policy(calibration, profile, **where)
     else:
-        policy = build_policy(calibration, options["nodes"], max_depth=options["max_depth"])
+        policy = build_policy(calibration, options["nodes"])
     save_policy(policy, options["output"])
     assert policy.expected is not None
     console.say(f"at every step the likeliest of {policy.nodes} nodes at most, {policy.depth} drafts deep")

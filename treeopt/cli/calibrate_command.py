@@ -26,6 +26,7 @@ from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
+from treeopt.files.outputs import check_no_input
 
 if TYPE_CHECKING:
     from treeopt.calibrate.learn import Learning
@@ -81,6 +82,8 @@ def run(console: Console, **options: Any) -> None:
     asked = options["responses"] if scored else chosen_prompts(options)
     check_writable(options["output"], overwrite=options["force"])
     learning, drafter_file = _drafting(options)
+    if drafter_file is not None and learning is None:
+        check_no_input(options["output"], drafter_file)
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
 
@@ -126,7 +129,7 @@ def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:
         return None, name
     if name == PLAIN and options["kind"] != "dynamic":
         return None, None
-    file = str(output.with_suffix("").with_suffix(".drafter.safetensors"))
+    file = str(output.with_name(f"{output.stem}.drafter.safetensors"))
     check_writable(file, overwrite=options["force"])
     return Learning(tokens=options["learn_tokens"], correct=name == CORRECTED), file
 

@@ -15,7 +15,10 @@ from treeopt.files.trees import load_tree
 @click.argument("tree")
 @click.option("-o", "--output", help="[default: TREE.safetensors]")
 def run(console: Console, tree: str, output: str | None) -> None:
-    """Turn TREE (a file, or a name from `treeopt list`) into attention mask, position ids and indices."""
+    """Turn TREE (a file, or a name from `treeopt list`) into attention mask, position ids and indices.
+
+    A tree that was made for a drafter is refused: its ranks are none of the heads' own.
+    """
     target = output or f"{Path(tree).stem}.safetensors"
     check_output(target, tree)
     record = load_tree(tree)

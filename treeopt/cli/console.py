@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from treeopt.calibration import Calibration
 from treeopt.errors import EXIT_BUG, Code, TreeoptError
@@ -244,6 +245,14 @@ def warn_other_tree(console: Console, name: str, tree: Plan, loaded: LoadedHeads
     made_for = tree.source.get("calibration", {}).get("heads_id")
     if made_for not in (None, loaded.fingerprint):
         console.warn(f"warning: {name} was built for other heads ({made_for}, these are {loaded.fingerprint})")
+
+
+def check_static_only(names: Sequence[str]) -> None:
+    """Refuse options that only --kind static has."""
+    context = click.get_current_context()
+    given = [name for name in names if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} belongs to --kind static")
 
 
 def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Callable[..., Any]:

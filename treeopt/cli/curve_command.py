@@ -9,7 +9,7 @@ import click
 from treeopt.build.curve import default_sizes, measure_curve, policy_curve
 from treeopt.build.fit import VALUES, WEIGHTS, Fitter, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, tree_limits
-from treeopt.cli.console import Console, calibration_option, command, warn_other_heads
+from treeopt.cli.console import Console, calibration_option, check_static_only, command, warn_other_heads
 from treeopt.drafter import KINDS
 from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import load_calibration
@@ -50,6 +50,7 @@ def run(console: Console, **options: Any) -> None:
     largest = min(bounds, default=_LARGEST)
     where = {"profile": profile, "batch": options["batch"], "context": options["context"]}
     if options["kind"] == "dynamic":
+        check_static_only(("values", "weights", "top_k"))
         curve = policy_curve(calibration, default_sizes(largest), **where)
     else:
         fitter = Fitter(calibration, tree_limits(calibration, largest, top_k=options["top_k"]))

@@ -6,6 +6,7 @@ import click
 
 from treeopt.build.replay import replay
 from treeopt.cli.console import Console, command
+from treeopt.drafter import PLAIN
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.trees import load_tree
 
@@ -16,15 +17,17 @@ from treeopt.files.trees import load_tree
 def run(console: Console, tree: str, calibration: str | None) -> None:
     """Print TREE (a file, or a name from `treeopt list`): a line a node, its rank and value."""
     record = load_tree(tree)
+    outcome = None if calibration is None else replay(record, load_calibration(calibration))
     from treeopt.view.graph import render_text
 
     console.say(f"{record.nodes} nodes, depth {record.depth}, {len(record.leaves)} leaves")
+    if record.drafter:
+        console.say(f"ranks count among the candidates of drafter {record.drafter}")
     for name, value in record.source.items():
         console.say(f"{name}: {value}")
     console.say(render_text(record).rstrip())
     replayed = None
-    if calibration is not None:
-        outcome = replay(record, load_calibration(calibration))
+    if outcome is not None:
         by_depth = outcome.acceptance_by_depth().tolist()
         replayed = {"tokens_per_step": outcome.tokens_per_step, "acceptance_by_depth": by_depth}
         shares = " ".join(f"{share:.3f}" for share in by_depth)
@@ -35,6 +38,7 @@ def run(console: Console, tree: str, calibration: str | None) -> None:
             "nodes": record.nodes,
             "depth": record.depth,
             "leaves": len(record.leaves),
+            "drafter": record.drafter or PLAIN,
             "source": record.source,
             "paths": record.paths,
             "values": record.values,

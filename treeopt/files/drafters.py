@@ -91,7 +91,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
         fault = error.errors(include_url=False)[0]
         what = f"{path} has a damaged header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
         raise TreeoptError(Code.FILE_INVALID, what) from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a drafter: {error}") from error
     except TreeoptError as error:
         raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at) from error

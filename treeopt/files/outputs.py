@@ -9,24 +9,32 @@ from pathlib import Path
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import SCHEMA as CALIBRATION
+from treeopt.files.drafters import SCHEMA as DRAFTER
 
 _MAX_HEADER = 1 << 28
+_KEPT = {CALIBRATION: "calibration", DRAFTER: "drafter"}  # what takes long to make
 
 
 def check_output(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> Path:
     """The path, after checking that a cheap file may be written there; called before any work.
 
     Raises:
-        TreeoptError: E202 where a calibration stands there; E204 where it is one of the inputs, or cannot be written.
+        TreeoptError: E202 where a calibration or a drafter stands there; E204 where it is one of the inputs, or cannot
+            be written.
     """
     target = check_writable(path, overwrite=True)
-    if target.exists():
-        if any(os.path.exists(source) and os.path.samefile(source, target) for source in inputs):
-            raise TreeoptError(Code.FILE_UNWRITABLE, f"{target} is the input", fix="choose another name with -o")
-        if _schema(target) == CALIBRATION:
-            what = f"{target} is a calibration"
-            raise TreeoptError(Code.FILE_EXISTS, what, fix="choose another name with -o, or remove it yourself")
+    check_no_input(target, *inputs)
+    kept = _KEPT.get(_schema(target) or "") if target.exists() else None
+    if kept is not None:
+        what = f"{target} is a {kept}"
+        raise TreeoptError(Code.FILE_EXISTS, what, fix="choose another name with -o, or remove it yourself")
     return target
+
+
+def check_no_input(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
+    """Raise E204 where an output is one of the inputs."""
+    if os.path.exists(path) and any(os.path.exists(source) and os.path.samefile(source, path) for source in inputs):
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"{path} is the input", fix="choose another name with -o")
 
 
 def _schema(path: Path) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,11 +14,11 @@ from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
 from treeopt.files.drafters import load_drafter
 from treeopt.files.schemas import Schema, check, faults_error
-from treeopt.files.trees import DrafterLine, drafter_fields, drafter_line, load_tree
+from treeopt.files.trees import POLICY, DrafterLine, drafter_fields, drafter_line, is_policy, load_tree
 from treeopt.files.yaml_text import decimal, flow
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
 
-SCHEMA = "treeopt.policy/1"
+SCHEMA = POLICY
 
 
 class ExpectedLine(Schema):
@@ -41,7 +41,7 @@ class PolicyFile(Schema):
     depth: int
     expected_tokens_per_step: ExpectedLine | None = None
     drafter: DrafterLine
-    prices: list[list[int | float]] = Field(default_factory=list)
+    prices: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
     calibration: dict[str, str | int] | None = None
 
 
@@ -52,13 +52,16 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
         TreeoptError: as `load_tree`.
     """
     path = Path(name_or_path)
-    if not path.is_file() or _schema(path) != SCHEMA:
+    if not is_policy(path):
         return load_tree(name_or_path)
     document = strict_yaml.load(path)
     content = check(document, PolicyFile, SCHEMA)
     source = content.model_dump(include={"made_by", "calibration"}, exclude_none=True)
     line = content.expected_tokens_per_step
-    pairs = tuple((int(pair[0]), float(pair[1])) for pair in content.prices if len(pair) == 2)
+    wrong = [i for i, (size, _) in enumerate(content.prices) if not isinstance(size, int)]
+    if wrong:
+        raise faults_error(document, SCHEMA, [(("prices", i), "a number of nodes is whole") for i in wrong])
+    pairs = tuple((int(size), float(price)) for size, price in content.prices)
     try:
         return TreePolicy(
             nodes=content.nodes,
@@ -113,11 +116,3 @@ def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") 
         lines.append("calibration:")
         lines.extend(f"  {name}: {flow(value)}" for name, value in policy.source["calibration"].items())
     return "\n".join(lines) + "\n"
-
-
-def _schema(path: Path) -> object:
-    """What a file says it is, in its first lines; faults are found when it is read whole."""
-    with path.open("rb") as file:
-        head = file.read(4096).decode(errors="replace")
-    names = [line.partition(":")[2].strip() for line in head.splitlines() if line.startswith("schema:")]
-    return names[0] if names else None

@@ -23,6 +23,7 @@ from treeopt.tree import Expected, Tree, path_faults
 from treeopt.tree import Path as RankPath
 
 SCHEMA = "treeopt.tree/1"
+POLICY = "treeopt.policy/1"  # of the files that `treeopt.files.policies` reads
 MAX_RANK = 2**31 - 1
 _SUFFIXES = (".yaml", ".yml")
 
@@ -78,6 +79,13 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
         if str(name_or_path) not in zoo():
             raise _unknown(str(name_or_path))
         path = zoo()[str(name_or_path)]
+    if is_policy(path):
+        raise TreeoptError(
+            Code.FILE_INVALID,
+            f"{path} is no one tree: it says how a tree is chosen anew at every step ({POLICY})",
+            why="there are no paths to show, draw, compile or replay",
+            fix="use it with treeopt validate and treeopt generate, or treeopt build --kind static makes one tree",
+        )
     document = strict_yaml.load(path)
     content = check(document, TreeFile, SCHEMA)
     paths = [tuple(line.path) for line in content.paths]
@@ -100,6 +108,16 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
         **drafter_fields(content.drafter, path, source),
         expected=Expected(**expected.model_dump(exclude={"of"})) if expected else None,
     )
+
+
+def is_policy(path: Path) -> bool:
+    """Whether a file calls itself a policy, in its first lines; its faults are found when it is read whole."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(4096).decode(errors="replace")
+    named = [line.partition(":")[2].partition("#")[0] for line in head.splitlines() if line.startswith("schema:")]
+    return bool(named) and named[0].strip().strip("\"'") == POLICY
 
 
 def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,19 @@ class Buffers:
 
 
 def compile_tree(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
-    """The tensors of a tree; see the module's example."""
+    """The tensors of a tree; see the module's example.
+
+    Raises:
+        TreeoptError: E105 where the tree was made for a drafter.
+    """
+    if tree.drafter:
+        raise TreeoptError(
+            Code.TREE_NOT_EXPORTABLE,
+            f"the tree was made for drafter {tree.drafter}",
+            why="its ranks count among corrected candidates, which differ by the token before; these tensors hold "
+            "ranks of the heads' plain guesses",
+            fix="treeopt calibrate --drafter plain, and treeopt build; or treeopt generate with this tree",
+        )
     depths = np.array(tree.depths)
     top_k = tree.max_rank + 1
     last_ranks = np.array([0, *(path[-1] for path in tree.paths)])

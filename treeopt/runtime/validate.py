@@ -142,10 +142,10 @@ def validate(
     assert prompts
     assert repeats >= 1
     assert batch_size >= 1
+    decoder = TreeDecoder(base, heads, tree, drafter=drafter)
     if isinstance(tree, Tree):
         levels = heads.num_heads if drafter is None else drafter.depth
         check_tree_fits(tree, heads=levels, ranks=min(MAX_RANKS, base.vocab_size), holder="the prediction")
-    decoder = TreeDecoder(base, heads, tree, drafter=drafter)
     plain = TreeDecoder(base, None, Tree(()), probe=False)
     ways = {
         GENERATE: with_generate(base),
@@ -156,7 +156,7 @@ def validate(
     batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
     left_out = _warm_up(ways, [text.prompt for text in batches[0]], min(_WARM_UP_TOKENS, max_new_tokens))
     texts, runs, skipped = _decode_all(ways, base, batches, max_new_tokens, repeats, chat_template, progress)
-    traces = trace(base, heads_like(base, heads), texts, drafter, steps=isinstance(tree, TreePolicy))
+    traces = trace(base, heads_like(base, heads), texts, drafter, steps=_steps(tree))
     predicted = _replayed(tree, traces)
     trials = [
         Trial(text.prompt_id, text.category, text.turn, run, steps)
@@ -190,13 +190,13 @@ def predict(
     base: Base, heads: MedusaHeads, tree: Plan, texts: Sequence[Text], drafter: Drafter | None = None
 ) -> Replay:
     """What the tree will do on these very texts, without decoding: teacher-forced ranks, then replay."""
-    return _replayed(tree, trace(base, heads, texts, drafter, steps=isinstance(tree, TreePolicy)))
+    return _replayed(tree, trace(base, heads, texts, drafter, steps=_steps(tree)))
 
 
 def trace(
-    base: Base, heads: MedusaHeads, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: bool = False
+    base: Base, heads: MedusaHeads, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: int = 0
 ) -> Calibration:
-    """The ranks on these very texts, by teacher-forced passes, one text at a time; `steps` traces dynamic trees too."""
+    """The ranks on these very texts, by teacher-forced passes, one text at a time; and trees per step, `steps` deep."""
     kept = min(MAX_RANKS, base.vocab_size)
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
     if drafter is None:
@@ -205,6 +205,11 @@ def trace(
     model = [DraftModel(drafter)]
     traced = [trace_drafts(base, heads, model, [text], kept, steps=steps)[0] for text in texts]
     return as_calibration(texts, [one.ranks for one in traced], kept, provenance, [one.steps for one in traced])
+
+
+def _steps(tree: Plan) -> int:
+    """How deep the trees chosen per step are; 0 where there is one tree."""
+    return tree.depth if isinstance(tree, TreePolicy) else 0
 
 
 def _replayed(tree: Plan, traces: Calibration) -> Replay:

@@ -39,6 +39,7 @@ def render_svg(tree: Tree, title: str = "") -> str:
     heading = (
         "".join(filter(str.isprintable, title)) or f"{tree.nodes} nodes, depth {tree.depth}, {len(tree.leaves)} leaves"
     )
+    heading += f", of drafter {tree.drafter}" if tree.drafter else ""
     if drawn.nodes < tree.nodes:
         heading += f" ({drawn.nodes} drawn)"
     lines = [
@@ -66,7 +67,9 @@ def most_valuable(tree: Tree, nodes: int) -> Tree:
         order = sorted(order, key=lambda i: -values[i])  # stable: a parent of equal value stays before its child
     chosen = sorted(order[: nodes - 1])
     return Tree(
-        tuple(tree.paths[i] for i in chosen), None if tree.values is None else tuple(tree.values[i] for i in chosen)
+        tuple(tree.paths[i] for i in chosen),
+        None if tree.values is None else tuple(tree.values[i] for i in chosen),
+        drafter=tree.drafter,
     )
 
 

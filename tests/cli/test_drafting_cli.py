@@ -1,0 +1,226 @@
+"""Drafters and trees chosen per step as a user meets them, on the built-in model, from learning to decoding."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.errors import TreeoptError
+from treeopt.files.calibrations import load_calibration
+from treeopt.files.drafters import load_drafter
+from treeopt.files.policies import load_plan
+from treeopt.files.profiles import save_profile
+from treeopt.files.trees import load_tree
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.policy import TreePolicy
+
+FEW = ("--limit", "6", "--max-new-tokens", "24")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with traces of every drafter, and trees of each kind."""
+    folder = tmp_path_factory.mktemp("made")
+    treeopt("learn", *FEW, "--tokens", "600", "-o", folder / "d.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        treeopt("calibrate", *FEW, "--drafter", "d.safetensors", "-o", "c.safetensors")
+        treeopt("calibrate", *FEW, "--kind", "dynamic", "-o", "p.v1.safetensors")
+        treeopt("calibrate", *FEW, "-o", "plain.safetensors")
+        seconds = {1: 1.0, 2: 1.1, 16: 1.3, 64: 2.6}
+        save_profile(LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items()), "s.yaml")
+        treeopt("build", "--calibration", "c.safetensors", "--nodes", "12", "-o", "static.yaml")
+        treeopt("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "12", "-o", "dynamic.yaml")
+        auto = ("--kind", "dynamic", "--nodes", "auto", "--profile", "s.yaml")
+        treeopt("build", "--calibration", "c.safetensors", *auto, "-o", "auto.yaml")
+        treeopt("build", "--calibration", "p.v1.safetensors", *auto, "-o", "plain-auto.yaml")
+        treeopt("build", "--calibration", "plain.safetensors", "--nodes", "8", "-o", "plain.yaml")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in a copy of that folder: trees and drafters work wherever they are moved together."""
+    shutil.copytree(made, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+
+
+TREES = ("static", "dynamic", "auto", "plain-auto")
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_validate_and_generate(name: str) -> None:
+    """Every kind is lossless, in the steps that were predicted; the drafter is found beside the tree."""
+    data = treeopt_json("validate", "--tree", f"{name}.yaml", "--limit", "4", "--max-new-tokens", "24")
+    assert data["lossless"]
+    assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1
+    made = treeopt_json("generate", "One day", "--tree", f"{name}.yaml", "--max-new-tokens", "24")
+    plain = treeopt_json("generate", "One day", "--tree", "plain.yaml", "--max-new-tokens", "24")
+    assert made["tokens"] == plain["tokens"]
+
+
+def test_tree_in_another_folder_names_its_drafter() -> None:
+    """A tree alone in a folder misses its drafter's file, until that is named."""
+    Path("alone").mkdir()
+    shutil.move("dynamic.yaml", "alone/dynamic.yaml")
+    line = ("generate", "One day", "--tree", "alone/dynamic.yaml", "--max-new-tokens", "8")
+    missing = treeopt(*line, "-q", status=3)
+    assert error_number(missing) == "E201"
+    assert "treeopt learn" in missing.stderr
+    assert treeopt_json(*line, "--drafter", "d.safetensors")["tokens"]
+
+
+def test_built_elsewhere_names_the_drafter_from_there() -> None:
+    """The drafter's file is named as seen from wherever the tree is written to."""
+    Path("deep/er").mkdir(parents=True)
+    treeopt("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "4", "-o", "deep/er/t.yaml")
+    assert 'file: "../../d.safetensors"' in Path("deep/er/t.yaml").read_text().replace("'", '"')
+    assert treeopt_json("generate", "One day", "--tree", "deep/er/t.yaml", "--max-new-tokens", "8")["tokens"]
+
+
+def test_learn_json() -> None:
+    """The result names the drafter that was written."""
+    data = treeopt_json("learn", *FEW, "--tokens", "0", "-o", "new.safetensors")
+    drafter = load_drafter("new.safetensors")
+    assert data["id"] == drafter.id
+    assert drafter.transitions is not None
+    assert (data["tokens"], data["contexts"]) == (drafter.transitions.seen, drafter.transitions.contexts)
+    assert data["output"] == "new.safetensors"
+
+
+def test_calibrate_writes_the_drafter_beside() -> None:
+    """The drafter's name follows the output's whole stem; traces name file and id."""
+    data = treeopt_json(
+        "calibrate", "--limit", "2", "--max-new-tokens", "4", "--kind", "dynamic", "-o", "x.v2.safetensors"
+    )
+    drafter = load_drafter("x.v2.drafter.safetensors")
+    calibration = load_calibration("x.v2.safetensors")
+    assert data["drafter"] == data["learned"]["id"] == drafter.id == calibration.provenance.drafter_id
+    assert calibration.provenance.drafter == "x.v2.drafter.safetensors"
+    assert len(data["calibration_error"]) == calibration.num_heads
+    assert Path("p.v1.drafter.safetensors").exists()
+
+
+def test_calibrate_static_traces_no_trees() -> None:
+    """--kind static leaves the traces of single steps out, and such traces build no policy."""
+    treeopt("calibrate", *FEW, "--drafter", "d.safetensors", "--kind", "static", "-o", "s.safetensors")
+    assert load_calibration("s.safetensors").steps is None
+    refused = treeopt("build", "--calibration", "s.safetensors", "--kind", "dynamic", status=3)
+    assert error_number(refused) == "E220"
+    assert "--kind dynamic" in refused.stderr
+
+
+def test_drafter_of_the_same_prompts_is_warned_of() -> None:
+    """Figures on the very prompts that a drafter was learned from flatter it."""
+    said = treeopt("calibrate", *FEW, "--drafter", "d.safetensors", "-o", "w.safetensors").stderr
+    assert "the drafter was learned from these prompts" in said
+
+
+def test_build_json_is_the_file() -> None:
+    """The result of a dynamic build is what stands in its file."""
+    data = treeopt_json("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "12", "-o", "t.yaml")
+    policy = load_plan("t.yaml")
+    assert isinstance(policy, TreePolicy)
+    assert policy == load_plan("dynamic.yaml")
+    assert (data["kind"], data["nodes"], data["depth"]) == ("dynamic", 12, policy.depth)
+    assert data["drafter"] == policy.drafter == load_drafter("d.safetensors").id
+    assert data["expected_tokens_per_step"]["replay"] == (policy.expected and policy.expected.replay)
+    priced = load_plan("auto.yaml")
+    assert isinstance(priced, TreePolicy)
+    assert priced.prices
+    assert priced.nodes <= 64
+
+
+def test_curve_of_policies() -> None:
+    """Each size once; the size of the built policy has its figure."""
+    data = treeopt_json("curve", "--calibration", "c.safetensors", "--kind", "dynamic", "--largest", "12")
+    policy = load_plan("dynamic.yaml")
+    assert policy.expected is not None
+    [point] = [point for point in data["points"] if point["nodes"] == 12]
+    assert point["tokens_per_step"] == pytest.approx(policy.expected.replay, rel=1e-6)
+    assert data["points"][0]["tokens_per_step"] == 1
+    assert Path("curve.svg").exists()
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "existing drafter": (("learn", "-o", "d.safetensors"), "E202"),
+    "existing drafter of traces": (("calibrate", "--kind", "dynamic", "-o", "p.v1.safetensors"), "E202"),
+    "drafter as output": (
+        ("calibrate", "--drafter", "d.safetensors", "-o", "d.safetensors", "--force"),
+        "E204",
+    ),
+    "tree over a drafter": (("build", "--calibration", "plain.safetensors", "-o", "d.safetensors"), "E202"),
+    "missing drafter": (("calibrate", "--drafter", "none.safetensors", "-o", "n.safetensors"), "E201"),
+    "no drafter file": (("calibrate", "--drafter", "static.yaml", "-o", "n.safetensors"), "E203"),
+    "traces of plain guesses": (("show", "static.yaml", "--calibration", "plain.safetensors"), "E223"),
+    "traces of a drafter": (("show", "plain.yaml", "--calibration", "c.safetensors"), "E223"),
+    "other drafter": (
+        ("generate", "x", "--tree", "dynamic.yaml", "--drafter", "p.v1.drafter.safetensors", "-q"),
+        "E223",
+    ),
+    "other drafter proved": (
+        ("validate", "--tree", "static.yaml", "--drafter", "p.v1.drafter.safetensors", "-q"),
+        "E223",
+    ),
+    "drafter for a plain tree": (("validate", "--tree", "plain.yaml", "--drafter", "d.safetensors", "-q"), "E223"),
+    "plain traces": (("build", "--calibration", "plain.safetensors", "--kind", "dynamic"), "E220"),
+    "curve of plain traces": (("curve", "--calibration", "plain.safetensors", "--kind", "dynamic"), "E220"),
+    "one node": (("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "1"), "E103"),
+    "many nodes": (("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "255"), "E103"),
+    "compile": (("compile", "static.yaml"), "E105"),
+    "compile a policy": (("compile", "dynamic.yaml"), "E203"),
+    "show a policy": (("show", "auto.yaml"), "E203"),
+    "render a policy": (("render", "dynamic.yaml"), "E203"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    """One error with its number and status 3, before any work, and no file is touched."""
+    line, number = REFUSED[name]
+    before = {path: path.read_bytes() for path in Path().iterdir()}
+    result = treeopt(*line, status=3)
+    assert error_number(result) == number
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before
+    if "policy" in name:
+        assert "chosen anew at every step" in result.stderr
+        assert "treeopt generate" in result.stderr
+    assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == number
+
+
+STATIC_ONLY = ("--values independent", "--weights uniform", "--top-k 3", "--max-depth 2", "--holdout 2", "--robust")
+
+
+@pytest.mark.parametrize("option", STATIC_ONLY)
+def test_static_options_are_refused(option: str) -> None:
+    """What has no meaning for trees chosen per step is a usage error of build and curve."""
+    commands = ("build", "curve") if STATIC_ONLY.index(option) < 3 else ("build",)
+    for command in commands:
+        result = treeopt(command, "--calibration", "c.safetensors", "--kind", "dynamic", *option.split(), status=2)
+        assert "belongs to --kind static" in result.stderr
+
+
+def test_static_tree_is_shown_and_drawn() -> None:
+    """A corrected tree is shown and drawn as any other, and both say which drafter."""
+    drafter = load_drafter("d.safetensors").id
+    assert drafter in treeopt("show", "static.yaml").stdout
+    assert treeopt_json("show", "static.yaml")["drafter"] == drafter
+    assert treeopt_json("show", "plain.yaml")["drafter"] == "plain"
+    assert load_tree("static.yaml").drafter == drafter
+    replayed = treeopt_json("show", "static.yaml", "--calibration", "c.safetensors")["replay"]
+    expected = load_tree("static.yaml").expected
+    assert expected is not None
+    assert replayed["tokens_per_step"] == pytest.approx(expected.replay, rel=1e-6)
+    treeopt("render", "static.yaml", "-o", "t.svg")
+    assert f"of drafter {drafter}" in Path("t.svg").read_text()
+
+
+def test_merge_refuses_other_drafters() -> None:
+    """Traces of two drafters are not one calibration."""
+    one, other = load_calibration("c.safetensors"), load_calibration("p.v1.safetensors")
+    with pytest.raises(TreeoptError, match="drafter_id"):
+        one.merge(other)

@@ -1,0 +1,118 @@
+"""Drafter files: round trip, and damage of every kind refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from treeopt.calibrate.transitions import TransitionCounts
+from treeopt.drafter import LONGEST, Drafter, Level
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.drafters import SCHEMA, load_drafter, save_drafter
+from treeopt.files.tensors import read_arrays, write_arrays
+
+
+def corrected() -> Drafter:
+    """A drafter with a small table and odds."""
+    counts = TransitionCounts(5)
+    counts.add([1, 2, 3, 1, 2], [2, 3, 1, 2, 4])
+    level = Level(0.5, 0.25, 1 / 3, tuple(0.1 * n for n in range(LONGEST)), -3.0, ((-1.0, -2.0), (0.5, 0.25)))
+    return Drafter((level, Level(), level), 2, 3, 16, counts.table(), {"prompts": {"sha": "p.json"}, "n": 1})
+
+
+@pytest.mark.parametrize("drafter", [corrected(), Drafter.plain(2, 7)])
+def test_round_trip(tmp_path: Path, drafter: Drafter) -> None:
+    """Numbers, table and source come back with the same id; equal content gives equal bytes."""
+    for name in ("a", "b"):
+        save_drafter(drafter, tmp_path / name)
+    found = load_drafter(tmp_path / "a")
+    assert found.id == drafter.id
+    assert (found.levels, found.num_heads, found.top, found.window) == (
+        drafter.levels,
+        drafter.num_heads,
+        drafter.top,
+        drafter.window,
+    )
+    assert found.source == drafter.source
+    assert (found.transitions is None) == (drafter.transitions is None)
+    if found.transitions is not None and drafter.transitions is not None:
+        assert found.transitions.seen == drafter.transitions.seen
+        for name, array in drafter.transitions.arrays().items():
+            np.testing.assert_array_equal(found.transitions.arrays()[name], array)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_existing_file_is_kept(tmp_path: Path) -> None:
+    """What takes long to learn is overwritten only when that is asked for."""
+    save_drafter(corrected(), tmp_path / "d")
+    with pytest.raises(TreeoptError) as caught:
+        save_drafter(Drafter.plain(1, 1), tmp_path / "d")
+    assert caught.value.code is Code.FILE_EXISTS
+    save_drafter(Drafter.plain(1, 1), tmp_path / "d", overwrite=True)
+    assert load_drafter(tmp_path / "d").depth == 1
+
+
+def test_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
+    """E201 with the command."""
+    with pytest.raises(TreeoptError) as caught:
+        load_drafter(tmp_path / "none")
+    assert caught.value.code is Code.FILE_MISSING
+    assert "treeopt learn" in caught.value.fix
+
+
+def test_every_damaged_byte_is_refused(tmp_path: Path) -> None:
+    """No damage is read as a drafter of the same name: its hash tells; no other exception leaves."""
+    save_drafter(corrected(), tmp_path / "d")
+    whole, known = (tmp_path / "d").read_bytes(), corrected()
+    codes = set()
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x15
+        (tmp_path / "damaged").write_bytes(damaged)
+        try:
+            found = load_drafter(tmp_path / "damaged")
+        except TreeoptError as error:
+            codes.add(error.code)
+        else:  # the source, and how many tokens were seen, are no part of what drafts
+            assert found.id == known.id
+    assert codes == {Code.FILE_INVALID, Code.DRAFTER_INVALID}
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "another number": {"top": 2},
+    "a table left out": {"seen": None},
+    "levels of another kind": {"levels": [1]},
+    "a pair of three": {"levels": [{**vars(Level()), "copied": [0.0] * LONGEST, "odds": [[1.0, 2.0, 3.0]]}]},
+    "too few levels": {"levels": []},
+    "unknown key": {"width": 3},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_header_is_refused(tmp_path: Path, name: str) -> None:
+    """A header that was changed breaks a rule, or its hash."""
+    save_drafter(corrected(), tmp_path / "d")
+    arrays, header = read_arrays(tmp_path / "d", SCHEMA)
+    write_arrays(tmp_path / "x", arrays, {**header, **CHANGES[name]}, overwrite=False)
+    with pytest.raises(TreeoptError, match="x") as caught:
+        load_drafter(tmp_path / "x")
+    assert caught.value.code in (Code.FILE_INVALID, Code.DRAFTER_INVALID)
+
+
+@pytest.mark.parametrize("name", ["keys", "tokens", "ratios", "backoff", "unigram"])
+@pytest.mark.parametrize("change", ["gone", "scalar", "float64", "other"])
+def test_changed_array_is_refused(tmp_path: Path, name: str, change: str) -> None:
+    """An array that is missing, of another shape or type, or of other content."""
+    save_drafter(corrected(), tmp_path / "d")
+    arrays, header = read_arrays(tmp_path / "d", SCHEMA)
+    own = arrays.pop(name)
+    changed = {"scalar": np.zeros((), own.dtype), "float64": own.astype(np.float64), "other": own + own.dtype.type(1)}
+    if change != "gone":
+        arrays[name] = changed[change]
+    write_arrays(tmp_path / "x", arrays, header, overwrite=False)
+    with pytest.raises(TreeoptError) as caught:
+        load_drafter(tmp_path / "x")
+    assert caught.value.code in (Code.FILE_INVALID, Code.DRAFTER_INVALID)

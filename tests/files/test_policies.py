@@ -1,0 +1,105 @@
+"""Policy files: round trip, moved with their drafter, and refused where they are not right."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from treeopt.drafter import Drafter
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.drafters import save_drafter
+from treeopt.files.policies import load_plan, load_plan_for, policy_yaml, save_policy
+from treeopt.files.trees import load_tree, save_tree
+from treeopt.policy import PolicyExpected, TreePolicy
+from treeopt.tree import Tree
+
+DRAFTER = Drafter.plain(2, 4)
+PLAIN = TreePolicy(20, 3, DRAFTER.id)
+PRICED = TreePolicy(
+    8,
+    3,
+    DRAFTER.id,
+    ((1, 0.123456), (8, 1.5)),
+    PolicyExpected(2.5, 2.4, 5.5, 2.1, 2.9),
+    {"made_by": "treeopt x", "calibration": {"heads_id": "h", "prompts": 4}},
+)
+
+
+@pytest.mark.parametrize("policy", [PLAIN, PRICED])
+def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
+    """All of it comes back, and is written again to the byte."""
+    save_policy(policy, tmp_path / "p.yaml")
+    found = load_plan(tmp_path / "p.yaml")
+    assert isinstance(found, TreePolicy)
+    assert (found, found.expected, found.source) == (policy, policy.expected, policy.source)
+    assert policy_yaml(found) == (tmp_path / "p.yaml").read_text()
+
+
+@pytest.mark.parametrize("kind", ["policy", "tree"])
+def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Written in one folder, and moved with the drafter to another, a plan still finds it; given, the given counts."""
+    monkeypatch.chdir(tmp_path)
+    Path("a/b").mkdir(parents=True)
+    save_drafter(DRAFTER, "a/d.safetensors")
+    source = {"drafter": "a/d.safetensors"}
+    if kind == "tree":
+        save_tree(Tree(((0,),), drafter=DRAFTER.id, source=source), "a/b/p.yaml")
+    else:
+        save_policy(TreePolicy(20, 3, DRAFTER.id, source=source), "a/b/p.yaml")
+    os.rename("a", "elsewhere")
+    plan, drafter = load_plan_for("elsewhere/b/p.yaml")
+    assert drafter is not None
+    assert plan.drafter == drafter.id == DRAFTER.id
+    assert plan.source["drafter"] == "elsewhere/d.safetensors"
+    save_drafter(Drafter.plain(1, 4), "other")
+    _, given = load_plan_for("elsewhere/b/p.yaml", "other")
+    assert given is not None
+    assert given.id != DRAFTER.id
+
+
+def test_plan_that_names_no_file(tmp_path: Path) -> None:
+    """Without a file there is no drafter; a plain tree has none at all."""
+    save_policy(PLAIN, tmp_path / "p.yaml")
+    assert load_plan_for(tmp_path / "p.yaml") == (PLAIN, None)
+    save_tree(Tree(((0,),)), tmp_path / "t.yaml")
+    assert load_plan_for(tmp_path / "t.yaml") == (Tree(((0,),)), None)
+
+
+CHANGES = {
+    "price without a size": ("- [1, 0.123456]", "- [1]"),
+    "price of three": ("- [1, 0.123456]", "- [1, 0.1, 0.2]"),
+    "half a node": ("- [1, 0.123456]", "- [1.5, 0.1]"),
+    "no number": ("- [1, 0.123456]", "- [1, .nan]"),
+    "unknown key": ("kind: dynamic", "kind: dynamic\nwidth: 3"),
+    "another kind": ("kind: dynamic", "kind: static"),
+    "nodes as text": ("nodes: 8", "nodes: '8'"),
+    "too many nodes": ("nodes: 8", "nodes: 300"),
+    "no drafter": (f'id: "{DRAFTER.id}"', 'id: ""'),
+    "no depth": ("depth: 3\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_broken_file_is_refused(tmp_path: Path, name: str) -> None:
+    """Every fault is E203 that names the file; nothing is left out in silence."""
+    old, new = CHANGES[name]
+    text = policy_yaml(PRICED)
+    assert old in text
+    (tmp_path / "p.yaml").write_text(text.replace(old, new))
+    with pytest.raises(TreeoptError, match=r"p\.yaml") as caught:
+        load_plan(tmp_path / "p.yaml")
+    assert caught.value.code is Code.FILE_INVALID
+
+
+@pytest.mark.parametrize("schema", ["treeopt.policy/1", '"treeopt.policy/1"', "treeopt.policy/1  # mine"])
+def test_load_tree_says_that_it_is_a_policy(tmp_path: Path, schema: str) -> None:
+    """Who wants one tree is told that there is none, and what to do; however the schema is quoted."""
+    text = policy_yaml(PLAIN).replace("treeopt.policy/1", schema)
+    (tmp_path / "p.yaml").write_text(text)
+    assert load_plan(tmp_path / "p.yaml") == PLAIN
+    with pytest.raises(TreeoptError, match="chosen anew at every step") as caught:
+        load_tree(tmp_path / "p.yaml")
+    assert caught.value.code is Code.FILE_INVALID
+    assert "treeopt build --kind static" in caught.value.fix

@@ -1,0 +1,40 @@
+"""The policy record: what it refuses, and the sizes that a step may have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.policy import TreePolicy
+
+
+def test_sizes() -> None:
+    """Those of the prices, or the one that all steps have."""
+    assert TreePolicy(20, 3, "d").sizes == (20,)
+    assert TreePolicy(8, 3, "d", ((1, 0.5), (4, 0.7), (8, 1.0))).sizes == (1, 4, 8)
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "one node": {"nodes": 1},
+    "more nodes than are traced": {"nodes": 255},
+    "no depth": {"depth": 0},
+    "no drafter": {"drafter": ""},
+    "prices of other nodes": {"prices": ((1, 0.5), (4, 1.0))},
+    "falling": {"prices": ((4, 0.5), (1, 0.6), (8, 1.0))},
+    "twice": {"prices": ((4, 0.5), (4, 0.6), (8, 1.0))},
+    "size that is not traced": {"prices": ((5, 0.5), (8, 1.0))},
+    "not a number": {"prices": ((4, math.nan), (8, 1.0))},
+    "negative": {"prices": ((4, -1.0), (8, 1.0))},
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults(name: str) -> None:
+    """What breaks a rule is E103."""
+    TreePolicy(8, 3, "d", ((4, 0.5), (8, 1.0)))
+    with pytest.raises(TreeoptError, match="not a policy") as caught:
+        TreePolicy(**{"nodes": 8, "depth": 3, "drafter": "d", **FAULTS[name]})
+    assert caught.value.code is Code.TREE_INVALID
