@@ -32,7 +32,9 @@ def proposer_of(base: Base, heads: MedusaHeads | None, plan: Plan, drafter: Draf
     if wanted and (drafter is None or drafter.id != wanted):
         given = "none was given" if drafter is None else f"the one given is {drafter.id}"
         what = f"the tree was made for drafter {wanted}; {given}"
-        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="name the drafter's file: --drafter FILE")
+        raise TreeoptError(
+            Code.DRAFTER_MISMATCH, what, fix="--drafter FILE, or in Python drafter=treeopt.load_drafter(FILE)"
+        )
     if isinstance(plan, Tree) and not wanted:
         if drafter is not None:
             what = f"the tree was made for the heads' plain guesses, not for drafter {drafter.id}"
