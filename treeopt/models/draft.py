@@ -177,7 +177,7 @@ class DraftModel:
         """
         depth, row = nodes.depth + 1, nodes.row.take(parents)
         if self.drafter.transitions is None:
-            return Nodes(depth, row, tokens[:, None], nodes.matched)
+            return Nodes(depth, row, tokens[:, None], nodes.matched.take(parents, 0))
         context = np.empty((len(parents), CONTEXT), np.int64)
         context[:, 0] = tokens
         context[:, 1:] = nodes.context[:, :-1].take(parents, 0)

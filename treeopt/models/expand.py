@@ -108,7 +108,7 @@ def _joined(parts: list[Nodes], rows: int) -> Nodes:
         np.concatenate([array.reshape(rows, len(array) // rows, *array.shape[1:]) for array in own], axis=1)
         for own in zip(*((part.row, part.context, part.matched) for part in parts), strict=True)
     )
-    return Nodes(parts[0].depth, *(array.reshape(-1, *array.shape[2:]) for array in arrays))
+    return Nodes(parts[0].depth, *(array.reshape(rows * array.shape[1], *array.shape[2:]) for array in arrays))
 
 
 def _best_of(likely: Floats, tokens: Ints, above: _Level, expanded: int, count: int, made: int) -> _Level:
