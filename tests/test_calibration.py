@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from helpers import make_calibration, random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeopt.calibration import MISS, NONE, Calibration, Provenance
+from treeopt.calibration import MASS_SIZES, MISS, NONE, Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
 
 SEQUENCES = 8  # of the calibration that the merge tests take parts of
@@ -326,3 +327,79 @@ def test_provenance_names_and_versions_do_not_hinder_merging() -> None:
     here = Provenance("a", "b1", "c", "h1", {"answers": "greedy"}, {"x": "y"}, {"torch": "2"})
     there = Provenance("z", "b1", "z", "h1", {"answers": "greedy"})
     assert here.mergeable() == there.mergeable()
+
+
+def with_steps(seed: int, **changes: Any) -> Calibration:
+    """Random traces with trees of steps."""
+    made = random_calibration(seed, sequences=5, length=9)
+    rng = np.random.default_rng(seed)
+    orders = np.minimum(rng.integers(1, 80, made.ranks.shape).cumsum(1), MISS)
+    arrays: dict[str, Any] = {
+        "orders": np.where(made.ranks == NONE, NONE, orders).astype(np.uint8),
+        "mass": 1 + rng.random((made.positions, len(MASS_SIZES))).astype(np.float32).cumsum(1),
+        "confidence": rng.random(made.ranks.shape).astype(np.float16),
+    }
+    return dataclasses.replace(made, steps=StepTraces(**{**arrays, **changes}))
+
+
+def test_steps_go_with_their_sequences() -> None:
+    """Selecting and merging keep the traces of each sequence's steps with it."""
+    whole = with_steps(1)
+    parts = [whole.select([s]) for s in range(whole.sequences)]
+    joined = functools.reduce(Calibration.merge, parts[::-1])
+    assert whole.steps is not None
+    assert joined.steps is not None
+    assert parts[2].steps is not None
+    own = slice(whole.offsets[2], whole.offsets[3])
+    for name in ("orders", "mass", "confidence"):
+        np.testing.assert_array_equal(getattr(joined.steps, name), getattr(whole.steps, name))
+        np.testing.assert_array_equal(getattr(parts[2].steps, name), getattr(whole.steps, name)[own])
+
+
+def test_merge_without_steps_has_none() -> None:
+    """Traces of steps are of all texts, or of none."""
+    whole = with_steps(1)
+    bare = dataclasses.replace(whole.select([0]), steps=None)
+    assert whole.select([1, 2]).merge(bare).steps is None
+
+
+def test_merge_of_another_drafter_is_refused() -> None:
+    """Ranks among other candidates do not mix; the drafter's file may be named otherwise."""
+    one = random_calibration(1)
+    other = dataclasses.replace(one, provenance=dataclasses.replace(one.provenance, drafter_id="d1"))
+    with pytest.raises(TreeoptError, match="drafter_id") as caught:
+        one.merge(other)
+    assert caught.value.code is Code.CALIBRATION_MISMATCH
+    named = dataclasses.replace(other, provenance=dataclasses.replace(other.provenance, drafter="d"))
+    assert other.merge(named).provenance.drafter_id == "d1"
+
+
+STEP_FAULTS: dict[str, dict[str, Any]] = {
+    "orders are": {"orders": np.ones((3, 4), np.uint8)},
+    "mass are": {"mass": np.ones((3, 2), np.float32)},
+    "confidence are": {"confidence": np.ones((3, 4), np.float16)},
+    "orders must be uint8": {"orders": np.ones(random_calibration(1, sequences=5, length=9).ranks.shape, np.int64)},
+    "NONE exactly": {"orders": np.ones(random_calibration(1, sequences=5, length=9).ranks.shape, np.uint8)},
+    "no number": {
+        "mass": np.full((random_calibration(1, sequences=5, length=9).positions, len(MASS_SIZES)), np.nan, np.float32)
+    },
+}
+
+
+@pytest.mark.parametrize("fault", STEP_FAULTS)
+def test_wrong_steps_are_refused(fault: str) -> None:
+    """Traces of steps have a row for every position, and end where the text does."""
+    with pytest.raises(TreeoptError, match=fault) as caught:
+        with_steps(1, **STEP_FAULTS[fault])
+    assert caught.value.code is Code.CALIBRATION_INVALID
+
+
+def test_part_after_the_whole_is_refused() -> None:
+    """A longer path is never among fewer nodes than a part of it."""
+    good = with_steps(1)
+    assert good.steps is not None
+    orders = good.steps.orders.copy()
+    row = int(np.flatnonzero(orders[:, 1] != NONE)[0])
+    orders[row, :2] = (9, 4)
+    with pytest.raises(TreeoptError, match="lies before"):
+        with_steps(1, orders=orders)

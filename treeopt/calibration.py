@@ -142,6 +142,8 @@ class Calibration:
             return "orders must be uint8, and NONE exactly where the text had ended"
         if np.any(np.diff(steps.orders.astype(np.int64), axis=1) < 0):
             return "a path's place in a step's tree lies before that of a part of it"
+        if not (np.isfinite(steps.mass).all() and np.isfinite(steps.confidence).all()):
+            return "an estimate is no number"
         return ""
 
     def _rows_left(self) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ import pytest
 from helpers import make_calibration, random_calibration
 
 import treeopt
-from treeopt.calibration import Calibration, Provenance
+from treeopt.calibration import MASS_SIZES, NONE, Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import DEFAULT_FILE, SCHEMA, load_calibration, save_calibration
 from treeopt.files.tensors import read_arrays, write_arrays
@@ -244,3 +244,39 @@ def test_damaged_header_is_one_error(tmp_path: Path, key: str, value: object) ->
     with pytest.raises(TreeoptError, match="damaged header") as caught:
         load_calibration(target)
     assert caught.value.code is Code.FILE_INVALID
+
+
+def traced(drafter: str) -> Calibration:
+    """A calibration with trees of steps, by a drafter in this file."""
+    made = random_calibration(3)
+    orders = np.where(made.ranks == NONE, NONE, 7).astype(np.uint8)
+    mass = np.ones((made.positions, len(MASS_SIZES)), np.float32)
+    steps = StepTraces(orders, mass, np.full(orders.shape, 0.5, np.float16))
+    provenance = dataclasses.replace(made.provenance, drafter_id="d1", drafter=drafter)
+    return dataclasses.replace(made, steps=steps, provenance=provenance)
+
+
+def test_round_trip_of_steps(tmp_path: Path) -> None:
+    """Trees of steps come back, and the drafter's file is found wherever both are moved."""
+    (tmp_path / "a").mkdir()
+    made = traced(str(tmp_path / "d.safetensors"))
+    save_calibration(made, tmp_path / "a/c.safetensors")
+    (tmp_path / "a").rename(tmp_path / "b")
+    found = load_calibration(tmp_path / "b/c.safetensors")
+    assert found.steps is not None
+    assert made.steps is not None
+    for name in ("orders", "mass", "confidence"):
+        np.testing.assert_array_equal(getattr(found.steps, name), getattr(made.steps, name))
+    assert (found.provenance.drafter_id, found.provenance.drafter) == ("d1", str(tmp_path / "d.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["orders", "mass", "confidence"])
+def test_missing_part_of_steps_is_refused(tmp_path: Path, name: str) -> None:
+    """Trees of steps are there as a whole, or not at all."""
+    save_calibration(traced(""), tmp_path / "whole")
+    arrays, header = read_arrays(tmp_path / "whole", SCHEMA)
+    del arrays[name]
+    write_arrays(tmp_path / "part", arrays, header, overwrite=False)
+    error = refusal(tmp_path / "part")
+    assert error.code is Code.FILE_INVALID
+    assert name in error.what

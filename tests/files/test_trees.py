@@ -193,7 +193,7 @@ def trees(draw: st.DrawFn) -> Tree:
     values: Any = None
     if count and draw(st.booleans()):
         values = tuple(draw(st.lists(st.floats(0.0, 1.0), min_size=count, max_size=count)))
-    return Tree(tree.paths, values, draw(st.none() | EXPECTED), draw(SOURCES))
+    return Tree(tree.paths, values, draw(st.none() | EXPECTED), draw(SOURCES), draw(st.just("") | TEXT))
 
 
 @settings(max_examples=60, deadline=None)
@@ -327,3 +327,18 @@ def test_tree_too_large_to_read_back_is_not_written(tmp_path: Path, monkeypatch:
         save_tree(Tree.chain(30), tmp_path / "tree.yaml")
     assert caught.value.code is Code.FILE_UNWRITABLE
     assert list(tmp_path.iterdir()) == []
+
+
+def test_trees_of_drafters_differ() -> None:
+    """The same paths for two drafters are two trees; ranks count among other candidates."""
+    assert Tree(((0,),), drafter="a") != Tree(((0,),), drafter="b") != Tree(((0,),))
+
+
+@pytest.mark.parametrize("line", ["drafter: {file: d}", "drafter: abc", "drafter: {id: 3}", "drafter: {id: a, x: 1}"])
+def test_broken_drafter_line_is_refused(tmp_path: Path, line: str) -> None:
+    """The drafter is an id and at most a file."""
+    target = tmp_path / "tree.yaml"
+    target.write_text(tree_yaml(Tree(((0,),))).replace("paths:", f"{line}\npaths:"))
+    with pytest.raises(TreeoptError) as caught:
+        load_tree(target)
+    assert caught.value.code is Code.FILE_INVALID

@@ -90,7 +90,7 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             token_hashes=tuple(header.token_hashes),
             kept=header.kept,
             provenance=Provenance(**provenance),
-            steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if _STEPS[0] in arrays else None,
+            steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if set(_STEPS) & arrays.keys() else None,
         )
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
