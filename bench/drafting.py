@@ -40,6 +40,7 @@ from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
 from treeopt.policy import Plan
 from treeopt.runtime.decode import TreeDecoder
+from treeopt.tree import Tree
 
 SIZES = (8, 16, 32, 64)
 TOP_K = 32
@@ -112,14 +113,20 @@ class Half:
         return found.tokens_per_step
 
 
-def measured(pair: Pair, learning: Learning | None) -> Half:
-    """Learn on the first half, and trace both."""
-    if learning is None:
-        return Half(traces(pair, judged=False).calibration, traces(pair, judged=True).calibration, None)
+def fitted(pair: Pair, learning: Learning | None) -> Half:
+    """Learn on the first half and trace it; there is nothing to judge by yet."""
     run = traces(pair, judged=False, learning=learning)
-    assert run.learned is not None
-    drafter = run.learned.drafter
-    return Half(run.calibration, traces(pair, judged=True, drafter=drafter).calibration, drafter)
+    drafter = None if run.learned is None else run.learned.drafter
+    return Half(run.calibration, run.calibration.select([]), drafter)
+
+
+def measured(pair: Pair, learning: Learning | None) -> Half:
+    """The same with the second half traced; texts that stand in both halves are dropped from it."""
+    half = fitted(pair, learning)
+    judged = traces(pair, judged=True, drafter=half.drafter).calibration
+    known = set(half.fitted.token_hashes)
+    others = [s for s in range(judged.sequences) if judged.token_hashes[s] not in known]
+    return dataclasses.replace(half, judged=judged.select(others))
 
 
 def table(pair: Pair, options: argparse.Namespace) -> None:
@@ -147,6 +154,7 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
                 f"{'  goal':18}",
                 *(f"{'met' if m else 'MISSED'} {goal:.2f}".rjust(14) for m, goal in zip(met, goals, strict=True)),
             )
+    print(f"judged on {corrected.judged.sequences} texts, {corrected.judged.positions} tokens")
     error = reliability(corrected.judged).error
     print("calibration error by level, judging texts:", " ".join(f"{one:.3f}" for one in error), "(goal: at most 0.02)")
     drafter = corrected.drafter
@@ -160,8 +168,9 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
 
 def decoded(pair: Pair, lines: dict[str, tuple[Half, str]]) -> None:
     """The same by decoding: lossless, and in the predicted number of steps."""
-    texts = encode_prompts(pair.base, pair.judge, pair.new_tokens).texts
-    plain = TreeDecoder(pair.base, None, build_tree(next(iter(lines.values()))[0].fitted, 1))
+    judged = {prompt for half, _ in lines.values() for prompt in half.judged.prompt_ids}
+    texts = [t for t in encode_prompts(pair.base, pair.judge, pair.new_tokens).texts if t.prompt_id in judged]
+    plain = TreeDecoder(pair.base, None, Tree(()))
     greedy = [plain.generate(text.prompt, pair.new_tokens).tokens for text in texts]
     for name, (half, kind) in lines.items():
         for nodes in SIZES:
@@ -195,10 +204,10 @@ def terms(pair: Pair, options: argparse.Namespace) -> None:
 
 def speed(pair: Pair, options: argparse.Namespace) -> None:
     """Tokens a second at 16 nodes, whole texts in turns."""
-    plain, corrected = measured(pair, None), measured(pair, Learning(tokens=options.tokens))
+    plain, corrected = fitted(pair, None), fitted(pair, Learning(tokens=options.tokens))
     texts = encode_prompts(pair.base, pair.judge, pair.new_tokens).texts[: options.texts]
     plans = {
-        "one by one": (plain, build_tree(plain.fitted, 1)),
+        "one by one": (plain, Tree(())),
         "plain static": (plain, plain.plan("static", SPEED_NODES)),
         "corrected static": (corrected, corrected.plan("static", SPEED_NODES)),
         "corrected dynamic": (corrected, corrected.plan("dynamic", SPEED_NODES)),
