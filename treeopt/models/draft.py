@@ -128,8 +128,6 @@ class DraftModel:
         # A row's ratios, and its backoff behind them.
         self._ratios = np.concatenate([table.ratios, table.backoff[:, None]], axis=1).astype(np.float32)
         self._frequent = np.argsort(-self._prior, kind="stable")[: drafter.top]
-        slots = len(self._frequent) + table.tokens.shape[1] + 1
-        self._before = np.tri(slots, k=-1, dtype=np.bool_)
 
     def begin(self, logits: Tensor, recent: Ints, depth: int) -> Start:
         """Prepare a step of every row.
@@ -143,7 +141,8 @@ class DraftModel:
         scores = logits.float()
         norms = scores.logsumexp(-1)
         roots = recent[:, -1:]
-        past = np.pad(recent[:, :-1], ((0, 0), (0, depth)), constant_values=_NOWHERE)
+        past = np.full((len(recent), recent.shape[1] - 1 + depth), _NOWHERE)
+        past[:, : recent.shape[1] - 1] = recent[:, :-1]
         return Start(
             logits=scores.numpy(force=True),
             norms=norms.numpy(force=True),
@@ -163,6 +162,8 @@ class DraftModel:
             last = recent[:, -1 - back, None]
             going[:, back:] &= (recent[:, : matched.shape[1] - back] == last) & (last >= 0)
             going[:, :back] = False
+            if not going.any():
+                break
             matched += going
         return matched
 
@@ -243,14 +244,16 @@ class DraftModel:
         # Without any match this is the root once more, which does no harm.
         tokens[:, -1] = start.after[nodes.row, latest + (nodes.depth + 1)]
         same = tokens[:, :, None] == tokens[:, None, :]  # [P, C, C]
-        known = same[:, :, first:-1]
+        again = same.argmax(2) != np.arange(tokens.shape[1])  # the first that equals it is another
+        copied = same[:, :, -1].copy()
+        same[:, :, -1] = True  # what equals no successor has the ratio behind theirs, the backoff
         return Candidates(
             tokens=tokens,
-            again=(same & self._before).any(2),
+            again=again,
             head=self._head(start, nodes, tokens),
             prior=self._prior.take(tokens),
-            ratios=np.where(known, ratios[:, None, :-1], ratios[:, None, -1:]).max(2),
-            copied=same[:, :, -1],
+            ratios=ratios[place[:, None], same[:, :, first:].argmax(2)],
+            copied=copied,
             length=length,
         )
 
