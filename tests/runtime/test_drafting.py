@@ -20,6 +20,7 @@ from treeopt.calibration import MISS, NONE
 from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.models.draft import DraftModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy
 from treeopt.runtime.decode import TreeDecoder
@@ -317,3 +318,39 @@ def test_recent_holds_the_root() -> None:
     decoded = TreeDecoder(base, heads, tree, drafter=drafter).generate(texts[0].prompt, 20)
     assert decoded.tokens == texts[0].answer
     assert decoded.step_lengths == [4] * 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_corrected_tokens_path_by_path(made: Made, seed: int) -> None:
+    """Every node of a bushy tree holds what walking its own path alone finds, in every row."""
+    drafter = made.drafters[True]
+    tree = dataclasses.replace(random_tree(seed, nodes=40, depth=drafter.depth, ranks=3), drafter=drafter.id)
+    rng = np.random.default_rng(seed)
+    hidden = torch.from_numpy(rng.normal(size=(3, made.base.hidden_size)).astype(np.float32))
+    recent = rng.integers(0, made.base.vocab_size, (3, 32))
+    proposer = CorrectedProposer(made.base, made.heads, tree, drafter)
+    found = proposer.propose(torch.from_numpy(recent[:, -1]), hidden, recent).tokens
+    model, one = DraftModel(drafter), np.zeros(1, np.int64)
+    for row in range(3):
+        with torch.inference_mode():
+            logits = made.heads(hidden[row : row + 1], made.base.lm_head)
+        start = model.begin(logits, recent[row : row + 1], drafter.depth)
+        for node, path in enumerate(tree.paths, start=1):
+            nodes = start.root
+            for rank in path:
+                token = model.children(start, nodes).tokens[:, rank]
+                nodes = model.follow(start, nodes, one, token)
+            assert found[row, node] == token[0]
+
+
+def test_batch_takes_the_size_that_most_gains(made: Made) -> None:
+    """The rows of a step share one size: the largest that any of them would take alone."""
+    drafter = made.drafters[True]
+    proposer = DynamicProposer(made.base, made.heads, TreePolicy(16, 3, drafter.id, PRICES), drafter)
+    rng = np.random.default_rng(3)
+    hidden = torch.from_numpy(rng.normal(size=(24, made.base.hidden_size)).astype(np.float32))
+    recent = rng.integers(0, made.base.vocab_size, (24, 32))
+    root = torch.from_numpy(recent[:, -1])
+    alone = [proposer.propose(root[i : i + 1], hidden[i : i + 1], recent[i : i + 1]).tokens.shape[1] for i in range(24)]
+    assert len(set(alone)) > 1
+    assert proposer.propose(root, hidden, recent).tokens.shape[1] == max(alone)
