@@ -14,9 +14,10 @@ from helpers import random_tree
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.build.replay import replay
+from treeopt.calibrate.drafts import windows
 from treeopt.calibrate.states import hidden_states
 from treeopt.calibrate.texts import Text
-from treeopt.calibration import MISS, NONE
+from treeopt.calibration import MASS_SIZES, MISS, NONE
 from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -345,12 +346,20 @@ def test_corrected_tokens_path_by_path(made: Made, seed: int) -> None:
 
 def test_batch_takes_the_size_that_most_gains(made: Made) -> None:
     """The rows of a step share one size: the largest that any of them would take alone."""
-    drafter = made.drafters[True]
-    proposer = DynamicProposer(made.base, made.heads, TreePolicy(16, 3, drafter.id, PRICES), drafter)
-    rng = np.random.default_rng(3)
-    hidden = torch.from_numpy(rng.normal(size=(24, made.base.hidden_size)).astype(np.float32))
-    recent = rng.integers(0, made.base.vocab_size, (24, 32))
-    root = torch.from_numpy(recent[:, -1])
-    alone = [proposer.propose(root[i : i + 1], hidden[i : i + 1], recent[i : i + 1]).tokens.shape[1] for i in range(24)]
-    assert len(set(alone)) > 1
-    assert proposer.propose(root, hidden, recent).tokens.shape[1] == max(alone)
+    drafter, text = made.drafters[True], made.texts[3]
+    steps = trace(made.base, made.heads, [text], drafter, steps=drafter.depth).steps
+    assert steps is not None
+    gain = steps.mass[:, MASS_SIZES.index(16)] - 1
+    prices = ((1, 0.0), (16, float(np.median(gain))))  # half of the rows are worth it
+    policy = TreePolicy(16, drafter.depth, drafter.id, prices)
+    proposer = DynamicProposer(made.base, made.heads, policy, drafter)
+    [hidden] = hidden_states(made.base, [text])
+    recent, root = windows(text, proposer.context), torch.tensor(text.answer)
+
+    def size(rows: slice) -> int:
+        with torch.inference_mode():
+            return proposer.propose(root[rows], hidden[rows], recent[rows]).tokens.shape[1]
+
+    alone = [size(slice(i, i + 1)) for i in range(len(root))]
+    assert set(alone) == {1, 16}
+    assert size(slice(None)) == 16
