@@ -14,12 +14,14 @@ from helpers import random_tree
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.build.replay import replay
+from treeopt.calibrate.drafts import windows
 from treeopt.calibrate.states import hidden_states
 from treeopt.calibrate.texts import Text
-from treeopt.calibration import MISS, NONE
+from treeopt.calibration import MASS_SIZES, MISS, NONE
 from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.models.draft import DraftModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy
 from treeopt.runtime.decode import TreeDecoder
@@ -317,3 +319,47 @@ def test_recent_holds_the_root() -> None:
     decoded = TreeDecoder(base, heads, tree, drafter=drafter).generate(texts[0].prompt, 20)
     assert decoded.tokens == texts[0].answer
     assert decoded.step_lengths == [4] * 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_corrected_tokens_path_by_path(made: Made, seed: int) -> None:
+    """Every node of a bushy tree holds what walking its own path alone finds, in every row."""
+    drafter = made.drafters[True]
+    tree = dataclasses.replace(random_tree(seed, nodes=40, depth=drafter.depth, ranks=3), drafter=drafter.id)
+    rng = np.random.default_rng(seed)
+    hidden = torch.from_numpy(rng.normal(size=(3, made.base.hidden_size)).astype(np.float32))
+    recent = rng.integers(0, made.base.vocab_size, (3, 32))
+    proposer = CorrectedProposer(made.base, made.heads, tree, drafter)
+    found = proposer.propose(torch.from_numpy(recent[:, -1]), hidden, recent).tokens
+    model, one = DraftModel(drafter), np.zeros(1, np.int64)
+    for row in range(3):
+        with torch.inference_mode():
+            logits = made.heads(hidden[row : row + 1], made.base.lm_head)
+        start = model.begin(logits, recent[row : row + 1], drafter.depth)
+        for node, path in enumerate(tree.paths, start=1):
+            nodes = start.root
+            for rank in path:
+                token = model.children(start, nodes).tokens[:, rank]
+                nodes = model.follow(start, nodes, one, token)
+            assert found[row, node] == token[0]
+
+
+def test_batch_takes_the_size_that_most_gains(made: Made) -> None:
+    """The rows of a step share one size: the largest that any of them would take alone."""
+    drafter, text = made.drafters[True], made.texts[3]
+    steps = trace(made.base, made.heads, [text], drafter, steps=drafter.depth).steps
+    assert steps is not None
+    gain = steps.mass[:, MASS_SIZES.index(16)] - 1
+    prices = ((1, 0.0), (16, float(np.median(gain))))  # half of the rows are worth it
+    policy = TreePolicy(16, drafter.depth, drafter.id, prices)
+    proposer = DynamicProposer(made.base, made.heads, policy, drafter)
+    [hidden] = hidden_states(made.base, [text])
+    recent, root = windows(text, proposer.context), torch.tensor(text.answer)
+
+    def size(rows: slice) -> int:
+        with torch.inference_mode():
+            return proposer.propose(root[rows], hidden[rows], recent[rows]).tokens.shape[1]
+
+    alone = [size(slice(i, i + 1)) for i in range(len(root))]
+    assert set(alone) == {1, 16}
+    assert size(slice(None)) == 16
