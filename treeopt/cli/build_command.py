@@ -12,19 +12,14 @@ from treeopt.build.fit import VALUES, WEIGHTS
 from treeopt.build.intervals import FEW_TEXTS, texts_to_halve
 from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
-from treeopt.build.policies import build_policy, fastest_policy
-from treeopt.build.reliability import reliability
 from treeopt.build.trees import DEFAULT_TOP_K
-from treeopt.cli.console import Console, check_static_only, command, warn_other_heads
-from treeopt.cli.learn_report import report_reliability
+from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic
+from treeopt.cli.console import Console, command, warn_other_heads
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.outputs import check_output
-from treeopt.files.policies import save_policy
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
-
-_AUTO = "auto"
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -33,8 +28,8 @@ class _Nodes(click.ParamType[int | str]):
     name = "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == _AUTO:
-            return _AUTO
+        if value == AUTO:
+            return AUTO
         return click.IntRange(min=1).convert(value, param, ctx)
 
 
@@ -83,7 +78,7 @@ def run(console: Console, **options: Any) -> None:
     if options["kind"] == KINDS[0]:
         _run_static(console, options)
     else:
-        _run_dynamic(console, options)
+        run_dynamic(console, options)
 
 
 command = run
@@ -107,66 +102,10 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     console.result(_as_dict(built, judgement, options["output"]))
 
 
-_STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "max_depth", "holdout", "mix", "robust")
-
-
-def _run_dynamic(console: Console, options: dict[str, Any]) -> None:
-    """A policy from one calibration."""
-    check_static_only(_STATIC_ONLY)
-    if len(options["calibrations"]) > 1:
-        raise click.UsageError("--kind dynamic takes one --calibration")
-    _check_profile(options)
-    [file] = options["calibrations"]
-    check_output(options["output"], file, *filter(None, [options["profile"]]))
-    calibration = load_calibration(file)
-    if options["profile"]:
-        profile = load_profile(options["profile"])
-        warn_other_heads(console, calibration, profile)
-        where = {"batch": options["batch"], "context": options["context"]}
-        policy = fastest_policy(calibration, profile, **where)
-    else:
-        policy = build_policy(calibration, options["nodes"])
-    save_policy(policy, options["output"])
-    assert policy.expected is not None
-    console.say(f"at every step the likeliest of {policy.nodes} nodes at most, {policy.depth} drafts deep")
-    console.say(
-        f"expected tokens per step  {policy.expected.replay:.3f}  replay: what a decoder yields on the traced texts"
-    )
-    console.say(f"                          {policy.expected.estimated:.3f}  by the drafter's own estimates")
-    if policy.expected.low is not None:
-        between = f"{policy.expected.low:.3f} to {policy.expected.high:.3f}"
-        console.say(f"                          {between} on as many new prompts (90 %)")
-    if policy.prices:
-        console.say(f"mean nodes of a step      {policy.expected.nodes:.1f}")
-    report_reliability(console, calibration)
-    console.note(f"wrote {options['output']}")
-    errors = reliability(calibration).error.tolist()
-    console.result(
-        {
-            "kind": options["kind"],
-            "nodes": policy.nodes,
-            "depth": policy.depth,
-            "drafter": policy.drafter,
-            "prices": policy.prices,
-            "expected_tokens_per_step": vars(policy.expected),
-            "calibration_error": errors,
-            "output": options["output"],
-        }
-    )
-
-
-def _check_profile(options: dict[str, Any]) -> None:
-    auto = options["nodes"] == _AUTO
-    if auto != (options["profile"] is not None):
-        raise click.UsageError("--nodes auto and --profile go together")
-    if not auto and (options["batch"] != 1 or options["context"]):
-        raise click.UsageError("--batch and --context choose from a --profile")
-
-
 def _job(options: dict[str, Any], tasks: int) -> Job:
     """What the options ask for, after refusing those that contradict each other."""
-    auto = options["nodes"] == _AUTO
-    _check_profile(options)
+    auto = options["nodes"] == AUTO
+    check_profile(options)
     if tasks == 1 and (options["mix"] is not None or options["robust"]):
         raise click.UsageError("--mix and --robust need several --calibration")
     if not math.isfinite(options["refine"]):

@@ -1,0 +1,73 @@
+"""`treeopt build --kind dynamic`: traces to a policy that chooses a tree at every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from treeopt.build.policies import build_policy, fastest_policy
+from treeopt.build.reliability import reliability
+from treeopt.cli.console import Console, check_static_only, warn_other_heads
+from treeopt.cli.learn_report import report_reliability
+from treeopt.files.calibrations import load_calibration
+from treeopt.files.outputs import check_output
+from treeopt.files.policies import save_policy
+from treeopt.files.profiles import load_profile
+
+AUTO = "auto"  # in place of a number of nodes
+_STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "max_depth", "holdout", "mix", "robust")
+
+
+def run_dynamic(console: Console, options: dict[str, Any]) -> None:
+    """A policy from one calibration."""
+    check_static_only(_STATIC_ONLY)
+    if len(options["calibrations"]) > 1:
+        raise click.UsageError("--kind dynamic takes one --calibration")
+    check_profile(options)
+    [file] = options["calibrations"]
+    check_output(options["output"], file, *filter(None, [options["profile"]]))
+    calibration = load_calibration(file)
+    if options["profile"]:
+        profile = load_profile(options["profile"])
+        warn_other_heads(console, calibration, profile)
+        where = {"batch": options["batch"], "context": options["context"]}
+        policy = fastest_policy(calibration, profile, **where)
+    else:
+        policy = build_policy(calibration, options["nodes"])
+    save_policy(policy, options["output"])
+    assert policy.expected is not None
+    console.say(f"at every step the likeliest of {policy.nodes} nodes at most, {policy.depth} drafts deep")
+    console.say(
+        f"expected tokens per step  {policy.expected.replay:.3f}  replay: what a decoder yields on the traced texts"
+    )
+    console.say(f"                          {policy.expected.estimated:.3f}  by the drafter's own estimates")
+    if policy.expected.low is not None:
+        between = f"{policy.expected.low:.3f} to {policy.expected.high:.3f}"
+        console.say(f"                          {between} on as many new prompts (90 %)")
+    if policy.prices:
+        console.say(f"mean nodes of a step      {policy.expected.nodes:.1f}")
+    report_reliability(console, calibration)
+    console.note(f"wrote {options['output']}")
+    errors = reliability(calibration).error.tolist()
+    console.result(
+        {
+            "kind": options["kind"],
+            "nodes": policy.nodes,
+            "depth": policy.depth,
+            "drafter": policy.drafter,
+            "prices": policy.prices,
+            "expected_tokens_per_step": vars(policy.expected),
+            "calibration_error": errors,
+            "output": options["output"],
+        }
+    )
+
+
+def check_profile(options: dict[str, Any]) -> None:
+    """Refuse a profile without --nodes auto, and the other way round."""
+    auto = options["nodes"] == AUTO
+    if auto != (options["profile"] is not None):
+        raise click.UsageError("--nodes auto and --profile go together")
+    if not auto and (options["batch"] != 1 or options["context"]):
+        raise click.UsageError("--batch and --context choose from a --profile")
