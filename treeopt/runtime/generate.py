@@ -9,6 +9,7 @@ streamer and the tokenizer from such a function: name a streamer twice (`streame
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +68,8 @@ def tree_generate(
     generation_config: GenerationConfig | None = None,
     *,
     heads: MedusaHeads | None = None,
-    tree: Plan | str | None = None,
-    drafter: Drafter | str | None = None,
+    tree: Plan | str | os.PathLike[str] | None = None,
+    drafter: Drafter | str | os.PathLike[str] | None = None,
     proposer: Proposer | None = None,
     sink: BaseStreamer | None = None,
     **model_kwargs: Any,
@@ -103,11 +104,11 @@ def tree_generate(
     _check_supported(model, config, processors, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     rule = Processed(processors, input_ids, sample=bool(config.do_sample))
-    if isinstance(tree, str) and drafter is None:
+    if isinstance(tree, (str, os.PathLike)) and drafter is None:
         tree, drafter = load_plan_for(tree)
-    elif isinstance(tree, str):
+    elif isinstance(tree, (str, os.PathLike)):
         tree = load_plan(tree)
-    if isinstance(drafter, str):
+    if isinstance(drafter, (str, os.PathLike)):
         drafter = load_drafter(drafter)
     decoder = TreeDecoder(model, heads, tree, drafter=drafter, proposer=proposer, acceptance=rule)
     limit = criteria.max_length
