@@ -68,7 +68,8 @@ class TreePolicy:
         elif not all(0 <= price < math.inf for _, price in self.prices):
             fault = "a price is no number from 0"
         if fault:
-            raise TreeoptError(Code.TREE_INVALID, f"not a policy: {fault}")
+            why = "a policy says how many nodes each step takes, and whose estimates choose them"
+            raise TreeoptError(Code.TREE_INVALID, f"not a policy: {fault}", why=why)
 
     @property
     def sizes(self) -> tuple[int, ...]:

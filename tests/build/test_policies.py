@@ -141,7 +141,7 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
         assert found > 1.1 * max(*fixed, 1.0)
         # Prices are time at the policy's own rate: no other is faster, but for the steps beginning elsewhere.
         for other in np.linspace(0.5, 2.0, 16) * found:
-            prices = tuple((size, other * profile.seconds(size)) for size in MASS_SIZES)
+            prices = tuple((size, other * profile.seconds(size)) for size in MASS_SIZES[1:])
             assert rate(calibration, TreePolicy(254, 3, "d1", prices), profile) <= 1.02 * found
     steps, sizes = naive(policy, calibration)
     assert policy.expected is not None
@@ -153,17 +153,31 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
 def test_fastest_policy_with_wrong_estimates(seed: int) -> None:
     """Estimates that know nothing cost speed, but the best of all rounds is kept."""
     calibration, profile = traced(seed, sequences=40), profile_of(SECONDS)
-    first = tuple((size, profile.seconds(size)) for size in MASS_SIZES)
+    first = tuple((size, profile.seconds(size)) for size in MASS_SIZES[1:])
     found = rate(calibration, fastest_policy(calibration, profile), profile)
     assert found >= rate(calibration, TreePolicy(254, 3, "d1", first), profile) * (1 - 1e-6)
 
 
 def test_dear_nodes_are_not_taken() -> None:
-    """Where every draft costs more than it can bring, each step is the root alone."""
+    """Where every further draft costs more than it can bring, each step takes the one that it must."""
     calibration = traced(3, exact=True)
-    policy = fastest_policy(calibration, profile_of({1: 1.0, 2: 50.0, 8: 60.0}))
+    policy = fastest_policy(calibration, profile_of({1: 1.0, 2: 50.0, 3: 5000.0, 8: 6000.0}))
     assert policy.expected is not None
-    assert (policy.nodes, policy.expected.nodes, policy.expected.replay) == (2, 1.0, 1.0)
+    assert (policy.nodes, policy.expected.nodes) == (2, 2.0)
+
+
+def test_the_root_alone_is_never_cheap() -> None:
+    """A step that chooses its tree has paid for heads and drafter, which the profile's one node does without."""
+    for seconds in ({1: 0.01, 2: 1.0, 8: 1.1}, {1: 1.0, 2: 3.0, 8: 4.0}):
+        policy = fastest_policy(traced(3, exact=True), profile_of(seconds))
+        assert policy.sizes[0] == 2
+
+
+def test_profile_of_one_node_is_refused() -> None:
+    """Without the time of a step that drafts nothing can be weighed."""
+    with pytest.raises(TreeoptError, match="2 nodes") as caught:
+        fastest_policy(traced(3, exact=True), profile_of({1: 1.0}))
+    assert caught.value.code is Code.PROFILE_INVALID
 
 
 def test_free_nodes_are_all_taken() -> None:

@@ -20,6 +20,7 @@ from treeopt.calibrate.measure import CalibrationRun, run_calibration, trace_tex
 from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
 from treeopt.calibrate.texts import Text, encode
 from treeopt.calibration import MISS, NONE, Calibration
+from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -96,6 +97,21 @@ def test_run_calibration_brute_force(base: Base, loaded: LoadedHeads, uneven: Pr
     assert (record.sequences, record.num_heads, record.kept) == (3, 5, 253)
     for s, text in enumerate(made_texts(base, first(uneven, 3), 24)):
         assert_same_ranks(record.sequence(s), naive_ranks(base, loaded.heads, text), record.kept)
+
+
+def test_other_drafter_is_refused_before_any_answer(base: Base, loaded: LoadedHeads, uneven: PromptSet) -> None:
+    """Answers take long; a drafter for another number of heads is known at once."""
+    told: list[str] = []
+    with pytest.raises(TreeoptError) as caught:
+        run_calibration(
+            base,
+            loaded,
+            uneven,
+            drafter=Drafter.plain(loaded.heads.num_heads + 1, 4),
+            progress=lambda done, total, note: told.append(note),
+        )
+    assert caught.value.code is Code.DRAFTER_MISMATCH
+    assert not told
 
 
 def test_trace_texts_few_kept(base: Base, loaded: LoadedHeads, stories: PromptSet) -> None:

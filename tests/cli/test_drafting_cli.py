@@ -70,7 +70,7 @@ def test_tree_in_another_folder_names_its_drafter() -> None:
     line = ("generate", "One day", "--tree", "alone/dynamic.yaml", "--max-new-tokens", "8")
     missing = treeopt(*line, "-q", status=3)
     assert error_number(missing) == "E201"
-    assert "treeopt learn" in missing.stderr
+    assert "--drafter FILE" in missing.stderr
     assert treeopt_json(*line, "--drafter", "d.safetensors")["tokens"]
 
 
@@ -144,6 +144,19 @@ def test_curve_of_policies() -> None:
     assert point["tokens_per_step"] == pytest.approx(policy.expected.replay, rel=1e-6)
     assert data["points"][0]["tokens_per_step"] == 1
     assert Path("curve.svg").exists()
+    whole = treeopt_json("curve", "--calibration", "c.safetensors", "--kind", "dynamic")
+    assert whole["points"][-1]["nodes"] == 254
+
+
+def test_misses_of_a_batch_with_prices_are_explained() -> None:
+    """Rows of a batch share one size, so other steps than predicted are no sign of a bug."""
+    prices = "prices:\n- [2, 2.0]\n- [4, 2.6]\n- [12, 3.2]\n"
+    text = Path("dynamic.yaml").read_text().replace("calibration:\n", prices + "calibration:\n")
+    Path("priced.yaml").write_text(text)
+    line = ("validate", "--tree", "priced.yaml", "--limit", "6", "--max-new-tokens", "24", "--batch-size", "6")
+    said = treeopt(*line).stderr
+    assert "share the largest size" in said
+    assert "bug" not in said
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {

@@ -59,6 +59,17 @@ def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pyt
     assert given.id != DRAFTER.id
 
 
+def test_missing_drafter_names_the_tree(tmp_path: Path) -> None:
+    """A tree moved without its drafter: another one would not do, so learning anew is not advised."""
+    save_policy(TreePolicy(20, 3, DRAFTER.id, source={"drafter": str(tmp_path / "d.safetensors")}), tmp_path / "p.yaml")
+    with pytest.raises(TreeoptError) as caught:
+        load_plan_for(tmp_path / "p.yaml")
+    assert caught.value.code is Code.FILE_MISSING
+    assert "p.yaml" in caught.value.what
+    assert "--drafter" in caught.value.fix
+    assert "learn" not in caught.value.fix
+
+
 def test_plan_that_names_no_file(tmp_path: Path) -> None:
     """Without a file there is no drafter; a plain tree has none at all."""
     save_policy(PLAIN, tmp_path / "p.yaml")

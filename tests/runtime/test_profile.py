@@ -10,6 +10,8 @@ import pytest
 import torch
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 
+from treeopt.calibrate.transitions import TransitionCounts
+from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.cache import TreeCache
@@ -170,6 +172,24 @@ def test_context_must_leave_room_for_the_tree(base: Base) -> None:
             measure_profile(base, loaded, nodes=(8,), contexts=(8, context), repeats=1)
         assert caught.value.code is Code.CONTEXT_FULL
         assert f"1 to {room}" in caught.value.fix
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_context_leaves_room_for_the_drafters_levels(family: str) -> None:
+    """A drafter's trees go deeper than there are heads; learned positions end where the context does."""
+    base = tiny_base(family)
+    loaded = loaded_heads(base, 1)
+    count = TransitionCounts(VOCAB)
+    count.add([1, 2, 3, 1, 2], [2, 3, 1, 2, 3])
+    drafter = Drafter((Level(),) * 6, 1, 4, 32, count.table())
+    room = largest_context(base, loaded.heads, (8,), drafter)
+    assert room == base.context - 6 - 1
+    found = measure_profile(base, loaded, nodes=(8,), contexts=(room,), repeats=1, drafter=drafter)
+    assert found.contexts == (room,)
+    with pytest.raises(TreeoptError) as caught:
+        measure_profile(base, loaded, nodes=(8,), contexts=(room + 1,), repeats=1, drafter=drafter)
+    assert caught.value.code is Code.CONTEXT_FULL
+    assert largest_context(base, loaded.heads, (1,), drafter) == base.context - 1
 
 
 def test_size_without_a_tree_is_refused() -> None:

@@ -88,7 +88,8 @@ def fastest_policy(
     """
     steps, depth = traced_steps(calibration), calibration.num_heads
     largest = profile.largest(batch, context)
-    sizes = np.array([size for size in MASS_SIZES if size <= largest])
+    # A step that chooses its tree has run heads and drafter by then, so one node costs it no less than two.
+    sizes = np.array([size for size in MASS_SIZES if _FEWEST_NODES <= size <= max(largest, _FEWEST_NODES)])
     seconds = np.array([profile.seconds(int(size), batch, context) for size in sizes])
     rate, reached = 1 / profile.seconds(ONE_NODE, batch, context), 0.0
     for _ in range(_ROUNDS):
@@ -133,7 +134,12 @@ def traced_steps(calibration: Calibration) -> StepTraces:
     """
     if calibration.steps is None:
         what = "the calibration holds no traces of trees chosen per step"
-        raise TreeoptError(Code.CALIBRATION_INVALID, what, fix="treeopt calibrate --kind dynamic")
+        raise TreeoptError(
+            Code.CALIBRATION_INVALID,
+            what,
+            why="only they say what trees that differ from step to step would have yielded",
+            fix="treeopt calibrate --kind dynamic, with the --drafter that this one has",
+        )
     if not calibration.positions:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
     return calibration.steps

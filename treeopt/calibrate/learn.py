@@ -107,7 +107,7 @@ def learn(
         max_new_tokens: budget of each drawn answer.
         batch_size: prompts run together.
         source: what the record says of its origin.
-        progress: told after each batch of drawn texts.
+        progress: told after each batch of drawn texts, and of counted ones.
     """
     clock = _Clock()
     fold_of = _folds(texts)
@@ -118,7 +118,7 @@ def learn(
     if learning.correct:
         drawn = list(_drawn(base, texts, learning, max_new_tokens, batch_size, progress))
         clock.lap("drawing")
-        counts = _counts(base, [*texts, *drawn], len(texts), fold_of, len(folds), batch_size)
+        counts = _counts(base, [*texts, *drawn], len(texts), fold_of, len(folds), batch_size, progress)
         none = TransitionCounts(base.vocab_size)
         tables = [none.merged([one for f, one in enumerate(counts) if f != fold]).table() for fold in folds]
         whole = none.merged(counts).table()
@@ -204,7 +204,13 @@ def _drawn(
 
 
 def _counts(
-    base: Base, texts: Sequence[Text], known: int, fold_of: dict[str, int], folds: int, batch_size: int
+    base: Base,
+    texts: Sequence[Text],
+    known: int,
+    fold_of: dict[str, int],
+    folds: int,
+    batch_size: int,
+    progress: Progress,
 ) -> list[TransitionCounts]:
     """The counts of each fold; prompts are counted with the first `known` texts only."""
     counts = [TransitionCounts(base.vocab_size) for _ in range(folds)]
@@ -213,6 +219,7 @@ def _counts(
         for row, (text, choices) in enumerate(zip(batch, _choices(base, batch), strict=True)):
             first = 0 if start + row < known else len(text.prompt) - 1
             counts[fold_of[text.prompt_id]].add([*text.prompt, *text.answer][: len(choices)], choices, first=first)
+        progress(start + len(batch), len(texts), "texts counted")
     return counts
 
 

@@ -86,7 +86,7 @@ def run_calibration(
         drafter: whose candidates are ranked; the heads' plain guesses where None.
         learning: learn a drafter from these very prompts, and trace each text by what the others taught.
         steps: with a drafter, trace trees chosen per step too.
-        progress: told after each batch; answers, drawn text and traces are counted each from 0.
+        progress: told after each batch; answers, drawn text, counted text and traces each begin at 0.
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
@@ -94,6 +94,8 @@ def run_calibration(
     """
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
+    if drafter is not None:
+        check_drafter(drafter, base, heads)
     assert batch_size >= 1
     assert temperature >= 0
     encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template, scored=responses)
@@ -126,7 +128,6 @@ def run_calibration(
         )
         drafter, models = learned.drafter, learned.models(texts)
     elif drafter is not None:
-        check_drafter(drafter, base, heads)
         models = [DraftModel(drafter)] * len(texts)
     else:
         models = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from treeopt.build.intervals import FEW_TEXTS
 from treeopt.build.policies import build_policy, fastest_policy
 from treeopt.build.reliability import reliability
 from treeopt.cli.console import Console, check_static_only, warn_other_heads
@@ -45,6 +46,8 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     if policy.expected.low is not None:
         between = f"{policy.expected.low:.3f} to {policy.expected.high:.3f}"
         console.say(f"                          {between} on as many new prompts (90 %)")
+        if calibration.sequences < FEW_TEXTS:
+            console.warn(f"warning: intervals from fewer than {FEW_TEXTS} texts are too narrow")
     if policy.prices:
         console.say(f"mean nodes of a step      {policy.expected.nodes:.1f}")
     report_reliability(console, calibration)

@@ -9,6 +9,7 @@ import click
 from treeopt.build.curve import default_sizes, measure_curve, policy_curve
 from treeopt.build.fit import VALUES, WEIGHTS, Fitter, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, tree_limits
+from treeopt.calibration import MASS_SIZES
 from treeopt.cli.console import Console, calibration_option, check_static_only, command, warn_other_heads
 from treeopt.drafter import KINDS
 from treeopt.files.atomic import write_text
@@ -51,7 +52,7 @@ def run(console: Console, **options: Any) -> None:
     where = {"profile": profile, "batch": options["batch"], "context": options["context"]}
     if options["kind"] == "dynamic":
         check_static_only(("values", "weights", "top_k"))
-        curve = policy_curve(calibration, default_sizes(largest), **where)
+        curve = policy_curve(calibration, default_sizes(min(largest, MASS_SIZES[-1])), **where)
     else:
         fitter = Fitter(calibration, tree_limits(calibration, largest, top_k=options["top_k"]))
         method = fitter.choose(candidates(options["values"], options["weights"], refined=False)).method

@@ -20,10 +20,10 @@ def report_learned(console: Console, learned: Learned) -> None:
     drafter, table = learned.drafter, learned.drafter.transitions
     if table is not None:
         text = drafter.source.get("learning", {})
+        more = f", and more drawn at temperature {text.get('temperature')}, seed {text.get('seed')}"
         console.say(
-            f"learned from {table.seen:,} tokens: the model's greedy answers to {len(learned.fold_of)} prompts, and "
-            f"more drawn at temperature {text.get('temperature')}, seed {text.get('seed')}; what counts after each "
-            "token is the model's own choice"
+            f"learned from {table.seen:,} tokens: {len(learned.fold_of)} prompts with their answers"
+            f"{more if text.get('tokens') else ''}; what counts after each token is the model's own choice"
         )
         console.say(f"transitions  {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB")
     rows = []

@@ -52,7 +52,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.runtime.profile import largest_context, measure_profile
 
     base, loaded = load_models(console, options)
-    room = largest_context(base, loaded.heads, options["sizes"])
+    room = largest_context(base, loaded.heads, options["sizes"], drafter)
     contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
     with console.progress("profile") as progress:
         profile = measure_profile(

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from treeopt.drafter import Drafter
-from treeopt.errors import TreeoptError
+from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
 from treeopt.files.drafters import load_drafter
@@ -83,7 +83,16 @@ def load_plan_for(
         TreeoptError: as `load_plan` and `load_drafter`.
     """
     plan = load_plan(name_or_path)
-    file = drafter if drafter is not None else plan.source.get("drafter") if plan.drafter else None
+    if drafter is not None:
+        return plan, load_drafter(drafter)
+    file = plan.source.get("drafter") if plan.drafter else None
+    if file is not None and not os.path.exists(file):
+        raise TreeoptError(
+            Code.FILE_MISSING,
+            f"there is no {file}, the drafter that {name_or_path} names",
+            why="a tree holds for its own drafter alone; one that is learned anew is another",
+            fix="--drafter FILE, or put the drafter back beside the tree",
+        )
     return plan, None if file is None else load_drafter(file)
 
 

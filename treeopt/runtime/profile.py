@@ -93,7 +93,7 @@ def measure_profile(
     if drafter is not None:
         nodes = [min(size, MASS_SIZES[-1]) for size in nodes]
     trees = _trees(base, heads, nodes)
-    _check_contexts(contexts, _room(base, trees[-1]), base, trees[-1])
+    _check_contexts(contexts, _deepest(trees, drafter), base)
     check_trees(base)
     pairs = [(batch, context) for batch in sorted(set(batches)) for context in sorted(set(contexts))]
     rounds = repeats + 1  # the first is the warm-up
@@ -109,13 +109,15 @@ def measure_profile(
     return LatencyProfile.from_points(points, _provenance(base, loaded, repeats, drafter))
 
 
-def largest_context(base: Base, heads: MedusaHeads, nodes: Sequence[int] = DEFAULT_NODES) -> int:
+def largest_context(
+    base: Base, heads: MedusaHeads, nodes: Sequence[int] = DEFAULT_NODES, drafter: Drafter | None = None
+) -> int:
     """The most cached tokens that leave room for a step of each of these sizes; below 1 where there is none.
 
     Raises:
         TreeoptError: E230 where there is no tree of a size.
     """
-    return _room(base, _trees(base, heads, nodes)[-1])
+    return _room(base, _deepest(_trees(base, heads, nodes), drafter))
 
 
 def generic_growth(nodes: int, heads: int, ranks: int) -> Growth:
@@ -247,17 +249,22 @@ def _trees(base: Base, heads: MedusaHeads, nodes: Sequence[int]) -> list[Tree]:
     return [growth.tree(size) for size in sizes]
 
 
-def _room(base: Base, tree: Tree) -> int:
+def _deepest(trees: Sequence[Tree], drafter: Drafter | None) -> int:
+    """The greatest depth of any tree of any step; a drafter's trees go as deep as it has levels."""
+    return trees[-1].depth if drafter is None or trees[-1].nodes == ONE_NODE else drafter.depth
+
+
+def _room(base: Base, depth: int) -> int:
     """Cached tokens that leave a position for the root and for each level below it."""
-    return base.context - tree.depth - 1
+    return base.context - depth - 1
 
 
-def _check_contexts(contexts: Sequence[int], room: int, base: Base, tree: Tree) -> None:
+def _check_contexts(contexts: Sequence[int], depth: int, base: Base) -> None:
+    room = _room(base, depth)
     for context in contexts:
         if not 1 <= context <= room:
             what = (
-                f"{context} cached tokens, a root and {tree.depth} drafts below it; {base.name} holds {base.context} "
-                "tokens"
+                f"{context} cached tokens, a root and {depth} drafts below it; {base.name} holds {base.context} tokens"
             )
             raise TreeoptError(Code.CONTEXT_FULL, what, fix=f"--context from 1 to {room}" if room >= 1 else "")
 
