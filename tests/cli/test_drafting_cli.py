@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from program import error_number, treeopt, treeopt_json
 
 from treeopt.errors import TreeoptError
 from treeopt.files.calibrations import load_calibration
-from treeopt.files.drafters import load_drafter
+from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.policies import load_plan
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
@@ -25,7 +26,7 @@ FEW = ("--limit", "6", "--max-new-tokens", "24")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with traces of every drafter, and trees of each kind."""
     folder = tmp_path_factory.mktemp("made")
-    treeopt("learn", *FEW, "--tokens", "600", "-o", folder / "d.safetensors")
+    treeopt("learn", *FEW, "--learn-tokens", "600", "-o", folder / "d.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         treeopt("calibrate", *FEW, "--drafter", "d.safetensors", "-o", "c.safetensors")
@@ -84,7 +85,7 @@ def test_built_elsewhere_names_the_drafter_from_there() -> None:
 
 def test_learn_json() -> None:
     """The result names the drafter that was written."""
-    data = treeopt_json("learn", *FEW, "--tokens", "0", "-o", "new.safetensors")
+    data = treeopt_json("learn", *FEW, "--learn-tokens", "0", "-o", "new.safetensors")
     drafter = load_drafter("new.safetensors")
     assert data["id"] == drafter.id
     assert drafter.transitions is not None
@@ -237,3 +238,19 @@ def test_merge_refuses_other_drafters() -> None:
     one, other = load_calibration("c.safetensors"), load_calibration("p.v1.safetensors")
     with pytest.raises(TreeoptError, match="drafter_id"):
         one.merge(other)
+
+
+def test_drafter_of_other_heads_is_told() -> None:
+    """A drafter that was learned with other heads still decodes losslessly, but its user should know."""
+    drafter = load_drafter("d.safetensors")
+    save_drafter(dataclasses.replace(drafter, source={**drafter.source, "heads_id": "others"}), "o.safetensors")
+    line = ("generate", "One day", "--tree", "dynamic.yaml", "--max-new-tokens", "8")
+    assert "learned with other heads (others" in treeopt(*line, "--drafter", "o.safetensors").stderr
+    assert "other heads" not in treeopt(*line).stderr
+
+
+def test_skipped_rows_are_left_out() -> None:
+    """--skip and --limit name rows by their place in the file; skipping all of them is refused."""
+    treeopt("calibrate", "--skip", "3", "--limit", "2", "--max-new-tokens", "8", "-o", "rows.safetensors")
+    assert [prompt[-8:] for prompt in load_calibration("rows.safetensors").prompt_ids] == ["00000003", "00000004"]
+    assert error_number(treeopt("calibrate", "--skip", "256", "-o", "none.safetensors", "-q", status=3)) == "E303"

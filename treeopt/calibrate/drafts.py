@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.calibrate.states import check_finite, hidden_states
+from treeopt.calibrate.states import LOGITS_BYTES, check_finite, hidden_states
 from treeopt.calibrate.texts import Text
 from treeopt.calibration import MASS_SIZES, MISS, NONE, Ranks, StepTraces
 from treeopt.drafter import Drafter
@@ -24,7 +24,6 @@ from treeopt.models.draft import DraftModel, Ints, Start
 from treeopt.models.expand import Expansion, expand, orders_of, tokens_by_size
 from treeopt.models.heads import MedusaHeads
 
-_LOGITS_BYTES = 64 * 1024 * 1024  # logits of all heads alive at once
 _PIECE = 256  # positions worked on together: their arrays stay in the processor's cache
 _PLACES = 253  # places of a step's tree that are told apart
 _ENDED = -5  # in place of tokens beyond the end of a text; no token, and none of the drafter's own marks
@@ -68,7 +67,7 @@ def pieces(
     recent, true = windows(text, model.window), _true(text, depth)
     if chosen is not None:
         hidden, recent, true = hidden[torch.from_numpy(chosen).to(hidden.device)], recent[chosen], true[chosen]
-    room = _LOGITS_BYTES // (heads.num_heads * base.vocab_size * 4)
+    room = LOGITS_BYTES // (heads.num_heads * base.vocab_size * 4)
     size = max(1, min(_PIECE, room))
     for first in range(0, len(true), size):
         part = slice(first, first + size)

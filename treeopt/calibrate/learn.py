@@ -21,7 +21,7 @@ import torch
 from treeopt.calibrate.answers import answer_all
 from treeopt.calibrate.drafts import pieces
 from treeopt.calibrate.fit import Evidence, evidence, fit_level
-from treeopt.calibrate.states import hidden_states
+from treeopt.calibrate.states import LOGITS_BYTES, hidden_states
 from treeopt.calibrate.texts import Text
 from treeopt.calibrate.transitions import TransitionCounts
 from treeopt.drafter import LEARN_TOKENS, Drafter, Level
@@ -36,7 +36,6 @@ TOP = 16  # candidates that a level takes from its head
 WINDOW = 512  # tokens that are searched for matches
 EXTRA_LEVELS = 3  # beyond the heads
 _FIT_POSITIONS = 8000  # of each level's fit
-_LOGITS_BYTES = 64 * 1024 * 1024  # the base's logits alive at once
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ def _counts(
 def _choices(base: Base, texts: Sequence[Text]) -> list[list[int]]:
     """For each token of each text but the last, what the model would write after it."""
     whole = [Text(text.prompt_id, text.prompt[:1], [*text.prompt[1:], *text.answer]) for text in texts]
-    size = max(1, _LOGITS_BYTES // (base.vocab_size * 4))
+    size = max(1, LOGITS_BYTES // (base.vocab_size * 4))
     found = []
     for hidden in hidden_states(base, whole):
         parts = [base.lm_head(part).argmax(-1) for part in torch.split(hidden, size)]

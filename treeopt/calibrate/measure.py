@@ -21,7 +21,7 @@ from treeopt.calibrate.answers import answer_all
 from treeopt.calibrate.drafts import Traced, check_drafter, trace_drafts
 from treeopt.calibrate.learn import Learned, Learning, learn
 from treeopt.calibrate.prompts import PromptSet
-from treeopt.calibrate.states import check_finite, hidden_states
+from treeopt.calibrate.states import LOGITS_BYTES, check_finite, hidden_states
 from treeopt.calibrate.texts import Skipped, Text, encode_prompts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks, StepTraces
 from treeopt.drafter import Drafter
@@ -31,8 +31,6 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.ranks import rank_of
 from treeopt.progress import Progress, silent
-
-_LOGITS_BYTES = 64 * 1024 * 1024  # logits of all heads alive at once
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,7 @@ def _targets(answer: Sequence[int], num_heads: int) -> Tensor:
 def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, kept: int) -> NDArray[np.uint8]:
     """uint8 [n, H] from hidden [n, d] and targets [n, H]; the logits of a few rows are alive at a time."""
     out = torch.empty(targets.shape, dtype=torch.uint8)
-    chunk = max(1, _LOGITS_BYTES // (heads.num_heads * base.vocab_size * hidden.element_size()))
+    chunk = max(1, LOGITS_BYTES // (heads.num_heads * base.vocab_size * hidden.element_size()))
     for start in range(0, len(hidden), chunk):
         true = targets[start : start + chunk].T  # [H, c]
         logits = heads(hidden[start : start + chunk], base.lm_head)  # [H, c, V]

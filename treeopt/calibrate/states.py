@@ -11,6 +11,8 @@ from treeopt.calibrate.texts import Text
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 
+LOGITS_BYTES = 64 * 1024 * 1024  # logits alive at once, wherever a whole text's are asked for
+
 
 @torch.inference_mode()
 def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:

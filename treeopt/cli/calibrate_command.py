@@ -20,6 +20,7 @@ from treeopt.cli.console import (
     model_options,
     prompt_options,
     say_skipped,
+    warn_other_drafter,
 )
 from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
 from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
@@ -59,7 +60,7 @@ _SHOWN_RANKS = 4
     help="Drawn by --drafter corrected to learn from, beyond the greedy answers.",
 )
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of sampling.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of sampling, and of what is learned from.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--force", is_flag=True, help="Overwrite the output.")
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
@@ -91,6 +92,7 @@ def run(console: Console, **options: Any) -> None:
     drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
     base, loaded = load_models(console, options)
     if drafter is not None:
+        warn_other_drafter(console, drafter, loaded)
         _warn_known(console, drafter, prompts)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     with console.progress("calibrate") as progress:
@@ -131,7 +133,7 @@ def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:
         return None, None
     file = str(output.with_name(f"{output.stem}.drafter.safetensors"))
     check_writable(file, overwrite=options["force"])
-    return Learning(tokens=options["learn_tokens"], correct=name == CORRECTED), file
+    return Learning(tokens=options["learn_tokens"], seed=options["seed"], correct=name == CORRECTED), file
 
 
 def _naming(calibration: Calibration, drafter: str | None) -> Calibration:

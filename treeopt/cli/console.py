@@ -20,6 +20,7 @@ import click
 from click.core import ParameterSource
 
 from treeopt.calibration import Calibration
+from treeopt.drafter import Drafter
 from treeopt.errors import EXIT_BUG, Code, TreeoptError
 from treeopt.files.bundled import POCKET
 from treeopt.files.calibrations import DEFAULT_FILE
@@ -245,6 +246,15 @@ def warn_other_tree(console: Console, name: str, tree: Plan, loaded: LoadedHeads
     made_for = tree.source.get("calibration", {}).get("heads_id")
     if made_for not in (None, loaded.fingerprint):
         console.warn(f"warning: {name} was built for other heads ({made_for}, these are {loaded.fingerprint})")
+
+
+def warn_other_drafter(console: Console, drafter: Drafter | None, loaded: LoadedHeads) -> None:
+    """Warn where a drafter was learned with other heads than these."""
+    learned_with = None if drafter is None else drafter.source.get("heads_id")
+    if learned_with not in (None, loaded.fingerprint):
+        console.warn(
+            f"warning: the drafter was learned with other heads ({learned_with}, these are {loaded.fingerprint})"
+        )
 
 
 def check_static_only(names: Sequence[str]) -> None:

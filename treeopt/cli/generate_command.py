@@ -18,6 +18,7 @@ from treeopt.cli.console import (
     model_options,
     text_options,
     tree_option,
+    warn_other_drafter,
     warn_other_tree,
 )
 from treeopt.errors import Code, TreeoptError
@@ -67,6 +68,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     rule = _rule(options)
     base, loaded = load_models(console, options)
     warn_other_tree(console, options["tree"], tree, loaded)
+    warn_other_drafter(console, drafter, loaded)
     ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
     decoder = TreeDecoder(base, loaded.heads, tree, drafter=drafter, acceptance=rule)
     begin = now(base)

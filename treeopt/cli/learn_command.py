@@ -26,7 +26,11 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 @functools.partial(model_options, dtype="auto")
 @prompt_options
 @click.option(
-    "--tokens", type=click.IntRange(min=0), default=LEARN_TOKENS, show_default=True, help="Beyond the greedy answers."
+    "--learn-tokens",
+    type=click.IntRange(min=0),
+    default=LEARN_TOKENS,
+    show_default=True,
+    help="Drawn beyond the greedy answers.",
 )
 @click.option(
     "--temperature", type=click.FloatRange(min=0, min_open=True), default=0.7, show_default=True, help="Of the drawing."
@@ -63,7 +67,7 @@ def run(console: Console, **options: Any) -> None:
             max_new_tokens=options["max_new_tokens"],
             batch_size=options["batch_size"],
             chat_template=options["chat_template"],
-            learning=Learning(options["tokens"], options["temperature"], options["seed"]),
+            learning=Learning(options["learn_tokens"], options["temperature"], options["seed"]),
             steps=True,
             progress=progress,
         )

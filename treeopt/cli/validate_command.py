@@ -16,6 +16,7 @@ from treeopt.cli.console import (
     model_options,
     prompt_options,
     tree_option,
+    warn_other_drafter,
     warn_other_tree,
 )
 from treeopt.cli.validate_report import differences_error, report, say_forgiven, threshold_error
@@ -58,6 +59,7 @@ def run(console: Console, **options: Any) -> None:
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
     warn_other_tree(console, options["tree"], tree, loaded)
+    warn_other_drafter(console, drafter, loaded)
     template, budget = options["chat_template"], options["max_new_tokens"]
     encoded = encode_prompts(base, prompts, budget, chat_template=template)
     if joins_turns(base, encoded.texts, chat_template=template):

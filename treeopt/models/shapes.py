@@ -27,7 +27,7 @@ class Frame:
     """What all trees of a decoder have in common where each step has its own: their size.
 
     Args:
-        nodes: N, the root counted; every tree has exactly so many.
+        nodes: the most, the root counted.
         depth: D, the greatest depth of any node; a tree need not reach it.
     """
 

@@ -22,7 +22,7 @@ def _losing(found: Validation) -> str:
     )
     if found.smaller:
         sizes = ", ".join(f"{nodes} nodes {tau:.2f}" for nodes, tau in found.smaller.items())
-        text += f"  a size pays where it yields more than it costs; cut to its most used nodes it yields: {sizes}\n"
+        text += f"  a size pays where it yields more than it costs; with the most used nodes alone it yields: {sizes}\n"
     if found.batch_size > 1:
         text += "  a batch fills the machine with its own rows, so that drafts cost more than at batch 1\n"
     return text + "  treeopt profile measures what each size costs here, treeopt build --nodes auto takes the best"
