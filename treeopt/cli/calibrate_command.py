@@ -114,7 +114,7 @@ def run(console: Console, **options: Any) -> None:
     if run.learned is not None:
         assert drafter_file is not None
         save_drafter(run.learned.drafter, drafter_file, overwrite=options["force"])
-        report_learned(console, run.learned)
+        report_learned(console, run.learned, run.calibration.positions)
     save_calibration(_naming(run.calibration, drafter_file), options["output"], overwrite=options["force"])
     _report(console, run, options["output"])
 

@@ -73,7 +73,7 @@ def run(console: Console, **options: Any) -> None:
         )
     assert found.learned is not None
     save_drafter(found.learned.drafter, options["output"], overwrite=options["force"])
-    report_learned(console, found.learned)
+    report_learned(console, found.learned, found.calibration.positions)
     report_reliability(console, found.calibration)
     say_skipped(console, found.skipped)
     console.note(f"wrote {options['output']}   next: treeopt calibrate --drafter {options['output']}")

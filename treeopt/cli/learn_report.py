@@ -14,9 +14,13 @@ from treeopt.cli.console import Console
 if TYPE_CHECKING:
     from treeopt.calibrate.learn import Learned
 
+_FEW = 1000  # positions, for some ten numbers and a map of odds a level
 
-def report_learned(console: Console, learned: Learned) -> None:
+
+def report_learned(console: Console, learned: Learned, positions: int) -> None:
     """The text it learned from, the table's size, the fitted numbers, and the seconds that each part took."""
+    if positions < _FEW:
+        console.warn(f"warning: fitted to {positions} positions; below {_FEW:,} the numbers mean little")
     drafter, table = learned.drafter, learned.drafter.transitions
     if table is not None:
         text = drafter.source.get("learning", {})
