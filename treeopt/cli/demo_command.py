@@ -16,9 +16,9 @@ from treeopt.cli.console import Console, command
 from treeopt.files.atomic import make_folder
 
 NODES = 16
-_PROMPTS, _TOKENS = 80, 96  # learned and calibrated on
-_DRAWN = 12_000  # tokens to learn from besides
-_JUDGED = 10  # other prompts, decoded with each tree
+_PROMPTS, _TOKENS = 64, 96  # learned and calibrated on
+_DRAWN = 8_000  # tokens to learn from besides
+_JUDGED = 8  # other prompts, decoded with each tree
 _PAPER = ("--values", "independent", "--weights", "uniform")
 _TREES = ("paper", "corrected", "dynamic")
 _BUILT: tuple[str, ...] = ("plain.safetensors", "corrected.safetensors", "corrected.drafter.safetensors")
