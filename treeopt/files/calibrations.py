@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from treeopt.calibration import Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.schemas import Schema
+from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 
 SCHEMA = "treeopt.calibration/1"
@@ -78,7 +78,7 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             fix=f"treeopt calibrate --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
         )
     arrays, found = read_arrays(path, SCHEMA)
-    try:
+    with reading(path, "calibration"):
         header = Header.model_validate(found)
         provenance = header.provenance.model_dump()
         if header.provenance.drafter:
@@ -92,14 +92,6 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             provenance=Provenance(**provenance),
             steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if set(_STEPS) & arrays.keys() else None,
         )
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        what = f"{path} has a damaged header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-        raise TreeoptError(Code.FILE_INVALID, what) from error
-    except (KeyError, TypeError) as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a calibration: {error}") from error
-    except TreeoptError as error:
-        raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at) from error
 
 
 def _as_seen_from(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:

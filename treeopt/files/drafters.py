@@ -6,11 +6,11 @@ import dataclasses
 import os
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.schemas import Schema
+from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.transitions import Transitions
 
@@ -76,7 +76,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
             fix=f"treeopt learn --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
         )
     arrays, found = read_arrays(path, SCHEMA)
-    try:
+    with reading(path, "drafter"):
         header = Header.model_validate(found)
         table = Transitions(**arrays, seen=header.seen) if header.seen is not None else None
         drafter = Drafter(
@@ -87,14 +87,6 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
             table,
             header.source,
         )
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        what = f"{path} has a damaged header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-        raise TreeoptError(Code.FILE_INVALID, what) from error
-    except (TypeError, ValueError, IndexError) as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a drafter: {error}") from error
-    except TreeoptError as error:
-        raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at) from error
     if drafter.id != header.id:
         raise TreeoptError(Code.FILE_INVALID, f"{path} was changed since it was written: its hash is another")
     return drafter

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -36,6 +39,26 @@ def check(document: Document, schema: type[S], name: str) -> S:
     except ValidationError as error:
         faults = [(tuple(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False)]
         raise faults_error(document, name, faults) from error
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Say of which file a fault is, while a record is made of its header and arrays.
+
+    Raises:
+        TreeoptError: E203 for a header that its schema refuses and for parts that are missing or no such; the record's
+            own code for what the record refuses.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        what = f"{path} has a damaged header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise TreeoptError(Code.FILE_INVALID, what) from error
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a {kind}: {error}") from error
+    except TreeoptError as error:
+        raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at) from error
 
 
 def faults_error(document: Document, name: str, faults: list[tuple[tuple[str | int, ...], str]]) -> TreeoptError:
