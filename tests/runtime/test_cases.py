@@ -10,13 +10,12 @@ import os
 
 import numpy as np
 import pytest
-import torch
+from decoding import stock
 from drafters import PRICES, answered, learned
 from helpers import random_tree
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 
 from treeopt.calibrate.texts import Text
-from treeopt.models.base import Base
 from treeopt.policy import TreePolicy
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.validate import predict
@@ -24,12 +23,6 @@ from treeopt.runtime.validate import predict
 CASES = int(os.environ.get("TREEOPT_CASES", "330"))
 DRAFTER_CASES = CASES // 10
 CONTEXT = {"gpt2": "n_positions"}  # where the setting has another name than in the others
-
-
-def stock(base: Base, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """The base model's own greedy continuation."""
-    ids = torch.tensor([prompt])
-    return base.generate(ids, torch.ones_like(ids), max_new_tokens)[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
+from decoding import stock
 from numpy.typing import NDArray
 from proposers import RandomProposer
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
@@ -21,12 +22,6 @@ from treeopt.tree import Tree
 
 NEW = 24
 PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer than the sliding windows
-
-
-def stock(base: Base, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """The base model's own greedy continuation."""
-    ids = torch.tensor([prompt])
-    return base.generate(ids, torch.ones_like(ids), max_new_tokens)[0, len(prompt) :].tolist()
 
 
 def decoder_of(base: Base, *, nodes: int = 16, depth: int = 4, rule: Rule | None = None, seed: int = 0) -> TreeDecoder:
