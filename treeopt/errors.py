@@ -10,6 +10,7 @@ Raise `TreeoptError(Code.X, what, ...)`; the command line prints it and exits wi
 from __future__ import annotations
 
 import enum
+import errno
 
 # 0 is success, 2 a wrong command line (click's own).
 EXIT_BUG = 1
@@ -47,6 +48,7 @@ class Code(enum.Enum):
     MODEL_INVALID = ("E304", EXIT_INPUT, "the base model cannot be loaded")
     PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a program that was asked for is not installed")
     OUT_OF_MEMORY = ("E403", EXIT_ENVIRONMENT, "this machine has too little memory or disk for it")
+    SYSTEM_REFUSED = ("E404", EXIT_ENVIRONMENT, "the operating system refused to read or write something")
     DEVICE_UNUSABLE = ("E402", EXIT_ENVIRONMENT, "the device that was asked for is not usable here")
     NOT_LOSSLESS = ("E501", EXIT_NOT_LOSSLESS, "tree decoding must give the text of plain greedy decoding")
     BELOW_THRESHOLD = ("E505", EXIT_BELOW, "a figure must not be below the least that was asked for")
@@ -97,6 +99,22 @@ class TreeoptError(Exception):
                 lines.append(f"  {name + ':':4} {first}")
                 lines.extend(f"       {line}" for line in rest)
         return "\n".join(lines)
+
+
+def system_error(error: MemoryError | OSError) -> TreeoptError | None:
+    """The system's refusal as our error: E403 where memory, disk or quota is used up, else E404.
+
+    None for an OSError without a number, which no system call raised.
+    """
+    if isinstance(error, MemoryError):
+        return TreeoptError(Code.OUT_OF_MEMORY, str(error) or "out of memory", fix="ask for less, or use more memory")
+    if error.errno is None:
+        return None
+    at = "" if error.filename is None else str(error.filename)
+    what = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        return TreeoptError(Code.OUT_OF_MEMORY, what, at=at, fix="make room, or write elsewhere")
+    return TreeoptError(Code.SYSTEM_REFUSED, what, at=at)
 
 
 def first_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from treeopt.build.judge import Judgement
 from treeopt.build.trees import DEFAULT_TOP_K
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic
 from treeopt.cli.console import Console, command, warn_other_heads
+from treeopt.cli.numbers import FiniteRange
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.outputs import check_output
@@ -55,9 +56,7 @@ class _Nodes(click.ParamType[int | str]):
 @click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
 @click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
 @click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
-@click.option(
-    "--refine", type=click.FloatRange(min=0), default=0.0, help="Seconds for exchanging nodes one by one, in all."
-)
+@click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes one by one, in all.")
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks a head.")
 @click.option("--max-rank", type=click.IntRange(min=0), help="No larger rank, e.g. 9 for engines that draft ten.")
 @click.option("--max-depth", type=click.IntRange(min=0), help="No longer path [default: the number of heads].")

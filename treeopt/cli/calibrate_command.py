@@ -23,6 +23,7 @@ from treeopt.cli.console import (
     warn_other_drafter,
 )
 from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
+from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
@@ -59,8 +60,8 @@ _SHOWN_RANKS = 4
     show_default=True,
     help="Drawn by --drafter corrected to learn from, beyond the greedy answers.",
 )
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of sampling, and of what is learned from.")
+@click.option("--temperature", type=FiniteRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling, and of what is learned from.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--force", is_flag=True, help="Overwrite the output.")
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)

@@ -5,8 +5,6 @@ Results go to standard output, everything else to standard error. With `--json` 
 
 from __future__ import annotations
 
-import errno
-import json
 import math
 import os
 import sys
@@ -20,8 +18,9 @@ import click
 from click.core import ParameterSource
 
 from treeopt.calibration import Calibration
+from treeopt.cli.terminal import echo, echo_json, printable_cell
 from treeopt.drafter import Drafter
-from treeopt.errors import EXIT_BUG, Code, TreeoptError
+from treeopt.errors import EXIT_BUG, TreeoptError, system_error
 from treeopt.files.bundled import POCKET
 from treeopt.files.calibrations import DEFAULT_FILE
 from treeopt.latency import LatencyProfile
@@ -49,30 +48,31 @@ class Console:
     def say(self, text: str = "") -> None:
         """A line of the result, for people."""
         if self.for_people:
-            click.echo(text)
+            echo(text)
 
     def note(self, text: str) -> None:
         """A line beside the result: what was found, written, or is worth knowing."""
         if not self.quiet:
-            click.echo(text, err=True)
+            echo(text, err=True)
 
     def warn(self, text: str) -> None:
         """A line that --quiet does not silence."""
         if self.for_people:
-            click.echo(text, err=True)
+            echo(text, err=True)
 
     def result(self, data: Mapping[str, Any]) -> None:
         """The result, for programs."""
         if self.for_programs:
-            click.echo(json.dumps(_plain(data), ensure_ascii=False, allow_nan=False))
+            echo_json(_plain(data))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Aligned columns on a terminal, tabs in a pipe; the first column to the left, the others to the right."""
         if not self.for_people:
             return
+        header, *rows = ([printable_cell(cell) for cell in row] for row in (header, *rows))
         if not (sys.stdout and sys.stdout.isatty()):
             for row in (header, *rows):
-                click.echo("\t".join(row))
+                echo("\t".join(row))
             return
         from rich.console import Console as RichConsole
         from rich.table import Table
@@ -141,7 +141,7 @@ def _heartbeat(name: str) -> Progress:
             return
         last_time, last_share = now, share
         left = (now - begin) * (1 - share) / share
-        click.echo(f"{name} {done}/{total} {share:.0%} {left:.0f} s left  {note}", err=True)
+        echo(f"{name} {done}/{total} {share:.0%} {left:.0f} s left  {note}", err=True)
 
     return update
 
@@ -159,11 +159,14 @@ class Command(click.Command):
         except (MemoryError, TreeoptError, OSError) as error:
             if debug:
                 traceback.print_exc()
-            known = error if isinstance(error, TreeoptError) else _exhausted(error)
+            known = error if isinstance(error, TreeoptError) else system_error(error)
             if known is None:
                 _say_bug(error, as_json)
                 ctx.exit(EXIT_BUG)
-            click.echo(json.dumps(known.as_dict(), ensure_ascii=False) if as_json else str(known), err=True)
+            if as_json:
+                echo_json(known.as_dict(), err=True)
+            else:
+                echo(str(known), err=True)
             ctx.exit(known.exit_status)
         except Exception as error:
             if debug:
@@ -172,24 +175,15 @@ class Command(click.Command):
             ctx.exit(EXIT_BUG)
 
 
-def _exhausted(error: MemoryError | OSError) -> TreeoptError | None:
-    """Too little memory or disk, as our error; None for any other fault of the system."""
-    if isinstance(error, MemoryError) or error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-        return TreeoptError(
-            Code.OUT_OF_MEMORY, str(error) or "out of memory", fix="ask for less, or use a larger machine"
-        )
-    return None
-
-
 def _say_bug(error: Exception, as_json: bool) -> None:
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
     at = f"{place.filename}:{place.lineno}"
     if as_json:
-        click.echo(json.dumps({"error": "bug", "what": what, "at": at, "exit_status": EXIT_BUG}), err=True)
+        echo_json({"error": "bug", "what": what, "at": at, "exit_status": EXIT_BUG}, err=True)
     else:
-        click.echo(f"error: {what}\n  at:  {at}\n  why: this is a bug in treeopt; please report it", err=True)
-        click.echo("  fix: run it again with --debug for the traceback", err=True)
+        echo(f"error: {what}\n  at:  {at}\n  why: this is a bug in treeopt; please report it", err=True)
+        echo("  fix: run it again with --debug for the traceback", err=True)
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, base_options, command, prompt_options, resumable, say_base, say_skipped
+from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.files.atomic import check_writable
 
 
@@ -23,8 +24,8 @@ from treeopt.files.atomic import check_writable
     help="Budget of a user's turn or an opening in --self-talk.",
 )
 @click.option("--exclude", help="Prompts kept for judging: seeds of the same text are left out.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of sampling.")
+@click.option("--temperature", type=FiniteRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--resume", is_flag=True, help="Go on with OUTPUT.partial.")
 @click.option("--force", is_flag=True, help="Overwrite the output, and drop an OUTPUT.partial.")

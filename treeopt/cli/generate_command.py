@@ -21,6 +21,7 @@ from treeopt.cli.console import (
     warn_other_drafter,
     warn_other_tree,
 )
+from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import load_plan_for
 
@@ -42,12 +43,12 @@ _HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 @tree_option
 @drafter_option
 @click.option("--acceptance", type=click.Choice(["greedy", "sample", "typical"]), default="greedy", show_default=True)
-@click.option("--temperature", type=click.FloatRange(min=0), help="[default: 1 for sample, 0.7 for typical]")
+@click.option("--temperature", type=FiniteRange(min=0), help="[default: 1 for sample, 0.7 for typical]")
 @click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sample; 0 is all.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sample.")
-@click.option("--seed", type=int, help="Of sample.")
-@click.option("--epsilon", type=click.FloatRange(0, 1, min_open=True), help="Of typical [default: 0.09].")
-@click.option("--delta", type=click.FloatRange(0, 1, min_open=True), help="Of typical [default: 0.3].")
+@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sample.")
+@click.option("--seed", type=SEED, help="Of sample.")
+@click.option("--epsilon", type=FiniteRange(0, 1, min_open=True), help="Of typical [default: 0.09].")
+@click.option("--delta", type=FiniteRange(0, 1, min_open=True), help="Of typical [default: 0.3].")
 def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
 

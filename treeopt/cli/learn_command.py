@@ -17,6 +17,7 @@ from treeopt.cli.console import (
     say_skipped,
 )
 from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
+from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.drafter import LEARN_TOKENS
 from treeopt.files.atomic import check_writable
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
@@ -33,9 +34,9 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
     help="Drawn beyond the greedy answers.",
 )
 @click.option(
-    "--temperature", type=click.FloatRange(min=0, min_open=True), default=0.7, show_default=True, help="Of the drawing."
+    "--temperature", type=FiniteRange(min=0, min_open=True), default=0.7, show_default=True, help="Of the drawing."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the drawing.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the drawing.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--force", is_flag=True, help="Overwrite the output.")
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)

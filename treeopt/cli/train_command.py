@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, base_options, command, resumable, say_base
+from treeopt.cli.numbers import SEED, FiniteRange
 
 if TYPE_CHECKING:
     from treeopt.train.medusa1 import Trained
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
 @click.option("--shared-lm-head", is_flag=True, help="Use the base's LM head: a tenth of the memory, cheaper steps.")
 @click.option("--load-in-4bit", is_flag=True, help="Quantise the base (needs CUDA and bitsandbytes).")
 @click.option("--length", type=click.IntRange(min=3), default=2048, show_default=True, help="Most tokens of a text.")
-@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
+@click.option("--epochs", type=FiniteRange(min=0, min_open=True), default=1.0, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, in place of --epochs.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Texts of one forward.")
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Forwards of one step.")
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
-@click.option("--warmup", type=click.FloatRange(0, 1, max_open=True), default=0.05, show_default=True, help="Share.")
-@click.option("--weight-decay", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--learning-rate", type=FiniteRange(min=0, min_open=True), default=1e-3, show_default=True)
+@click.option("--warmup", type=FiniteRange(0, 1, max_open=True), default=0.05, show_default=True, help="Share.")
+@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, show_default=True)
 @click.option("--holdout", type=click.IntRange(min=0), default=0, show_default=True, help="Texts to judge on, unseen.")
 @click.option("--log-every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps.")
 @click.option("--bf16", is_flag=True, help="Mixed precision in the heads; their weights stay float32.")
 @click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's, where it has one.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--resume", is_flag=True, help="Go on with the unfinished run in the output folder.")
 @click.option("--force", is_flag=True, help="Overwrite heads and unfinished runs in the output folder.")
 @click.option("-o", "--output", required=True, help="Folder for the heads.")

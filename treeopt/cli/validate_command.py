@@ -19,6 +19,7 @@ from treeopt.cli.console import (
     warn_other_drafter,
     warn_other_tree,
 )
+from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.validate_report import differences_error, report, say_forgiven, threshold_error
 from treeopt.files.policies import load_plan_for
 from treeopt.policy import TreePolicy
@@ -35,8 +36,8 @@ from treeopt.policy import TreePolicy
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
 )
-@click.option("--min-tokens-per-step", type=click.FloatRange(min=0), help="Exit status 6 below it.")
-@click.option("--min-speedup", type=click.FloatRange(min=0), help="Exit status 6 below it, by the median repeat.")
+@click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Exit status 6 below it.")
+@click.option("--min-speedup", type=FiniteRange(min=0), help="Exit status 6 below it, by the median repeat.")
 def run(console: Console, **options: Any) -> None:
     """Decode every prompt with the tree, one token a step, by stock `generate` and by prompt lookup, and compare.
 

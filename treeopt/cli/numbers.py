@@ -1,0 +1,20 @@
+"""The numeric option types that the commands share: finite numbers, and seeds that every generator takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+SEED = click.IntRange(0, 2**63 - 1)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of finite numbers; click's own lets NaN pass, because no comparison with NaN is true."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return float(number)
