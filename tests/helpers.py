@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+from safetensors.numpy import load, save
 
 from treeopt.calibration import MISS, NONE, Calibration, Provenance
 from treeopt.tree import Tree
@@ -46,3 +50,13 @@ def random_tree(seed: int, *, nodes: int, depth: int, ranks: int) -> Tree:
         parents = sorted(path for path in paths if len(path) < depth)
         paths.add((*parents[rng.integers(len(parents))], int(rng.integers(ranks))))
     return Tree.from_paths(paths - {()})
+
+
+def without_checksum(path: Path) -> bytes:
+    """The content of an array file as treeopt wrote it before files had a checksum."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["treeopt"])
+    del header["sha256"]
+    written: bytes = save(load(raw), metadata={"treeopt": json.dumps(header)})
+    return written

@@ -31,14 +31,14 @@ def disk_full(*_: object, **__: object) -> NoReturn:
 
 @pytest.mark.parametrize("call", ["replace", "fsync", "chmod"])
 def test_failing_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """Where the disk refuses, the old file stays and no temporary file does: E204."""
+    """Where the disk is full, the old file stays and no temporary file does: E403."""
     target = tmp_path / "tree.yaml"
     target.write_text("old")
     monkeypatch.setattr(os, call, disk_full)
     with pytest.raises(TreeoptError) as caught:
         write_text(target, "new")
-    assert caught.value.code is Code.FILE_UNWRITABLE
-    assert caught.value.code.number == "E204"
+    assert caught.value.code is Code.OUT_OF_MEMORY
+    assert caught.value.exit_status == 4
     assert "No space left on device" in caught.value.what
     assert os.listdir(tmp_path) == ["tree.yaml"]
     assert target.read_text() == "old"
@@ -52,14 +52,24 @@ def test_failing_write_leaves_no_new_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.listdir(tmp_path) == []
 
 
-def test_failing_temporary_file_is_unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where not even the temporary file can be made, the old file stays: E204."""
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, Code.OUT_OF_MEMORY), (errno.EDQUOT, Code.OUT_OF_MEMORY), (errno.EROFS, Code.FILE_UNWRITABLE)],
+)
+def test_failing_temporary_file_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: Code
+) -> None:
+    """Where not even the temporary file can be made: E403 where there is no room, E204 for any other reason."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
     target = tmp_path / "tree.yaml"
     target.write_text("old")
-    monkeypatch.setattr(tempfile, "mkstemp", disk_full)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
     with pytest.raises(TreeoptError) as caught:
         write_text(target, "new")
-    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert caught.value.code is code
     assert target.read_text() == "old"
 
 

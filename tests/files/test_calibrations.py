@@ -12,7 +12,7 @@ from typing import Any
 import helpers
 import numpy as np
 import pytest
-from helpers import make_calibration, random_calibration
+from helpers import make_calibration, random_calibration, without_checksum
 
 import treeopt
 from treeopt.calibration import MASS_SIZES, NONE, Calibration, Provenance, StepTraces
@@ -217,10 +217,21 @@ def altered(
     return refusal(folder / "altered")
 
 
-def test_every_damaged_byte_is_read_or_refused(tmp_path: Path) -> None:
-    """Damage anywhere ends in a calibration or in one of our errors, never in another exception."""
+def test_every_damaged_byte_is_refused(tmp_path: Path) -> None:
+    """Damage anywhere is found by the checksum, or before it is compared."""
     save_calibration(random_calibration(0, sequences=2, length=5), tmp_path / "file")
     whole = (tmp_path / "file").read_bytes()
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x15
+        (tmp_path / "damaged").write_bytes(damaged)
+        assert refusal(tmp_path / "damaged").code is Code.FILE_INVALID
+
+
+def test_every_damaged_byte_without_a_checksum_is_read_or_refused(tmp_path: Path) -> None:
+    """In files of before, damage ends in a calibration or in one of our errors, never in another exception."""
+    save_calibration(random_calibration(0, sequences=2, length=5), tmp_path / "file")
+    whole = without_checksum(tmp_path / "file")
     refused: list[TreeoptError] = []
     for position in range(len(whole)):
         damaged = bytearray(whole)

@@ -14,11 +14,11 @@ from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
 from treeopt.build.trees import DEFAULT_TOP_K
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic
-from treeopt.cli.console import Console, command, warn_other_heads
+from treeopt.cli.console import Console, check_outputs, command, force_option, warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
-from treeopt.files.outputs import check_output
+from treeopt.files.marks import TREE
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
 
@@ -63,6 +63,7 @@ class _Nodes(click.ParamType[int | str]):
 @click.option("--holdout", type=click.IntRange(min=1), help="Set the last N texts aside; judge by them at the end.")
 @click.option("--mix", help="Shares of the tasks, e.g. 3,1 [default: by their tokens].")
 @click.option("--robust", is_flag=True, help="For several tasks: the least loss on the worst of them.")
+@force_option
 @click.option("-o", "--output", default="tree.yaml", show_default=True)
 def run(console: Console, **options: Any) -> None:
     """Grow the tree with the most tokens per step under a number of nodes.
@@ -87,7 +88,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     """A tree from one calibration, or from one a task."""
     files = options["calibrations"]
     job = _job(options, len(files))
-    check_output(options["output"], *files, *filter(None, [options["profile"]]))
+    check_outputs(options, options["output"], kind=TREE)
     calibrations = [load_calibration(file) for file in files]
     warn_other_heads(console, calibrations[0], job.profile)
     built = run_job(calibrations, job)

@@ -9,10 +9,10 @@ import click
 from treeopt.build.intervals import FEW_TEXTS
 from treeopt.build.policies import build_policy, fastest_policy
 from treeopt.build.reliability import reliability
-from treeopt.cli.console import Console, check_static_only, warn_other_heads
+from treeopt.cli.console import Console, check_outputs, check_static_only, warn_other_heads
 from treeopt.cli.learn_report import report_reliability
 from treeopt.files.calibrations import load_calibration
-from treeopt.files.outputs import check_output
+from treeopt.files.marks import TREE
 from treeopt.files.policies import save_policy
 from treeopt.files.profiles import load_profile
 
@@ -27,7 +27,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
         raise click.UsageError("--kind dynamic takes one --calibration")
     check_profile(options)
     [file] = options["calibrations"]
-    check_output(options["output"], file, *filter(None, [options["profile"]]))
+    check_outputs(options, options["output"], kind=TREE)
     calibration = load_calibration(file)
     if options["profile"]:
         profile = load_profile(options["profile"])

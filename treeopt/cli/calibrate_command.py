@@ -14,8 +14,10 @@ from treeopt.build.trees import DEFAULT_TOP_K
 from treeopt.calibration import Calibration
 from treeopt.cli.console import (
     Console,
+    check_outputs,
     chosen_prompts,
     command,
+    force_option,
     load_models,
     model_options,
     prompt_options,
@@ -25,10 +27,8 @@ from treeopt.cli.console import (
 from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
-from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
-from treeopt.files.outputs import check_no_input
 
 if TYPE_CHECKING:
     from treeopt.calibrate.learn import Learning
@@ -63,7 +63,7 @@ _SHOWN_RANKS = 4
 @click.option("--temperature", type=FiniteRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling, and of what is learned from.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option("--force", is_flag=True, help="Overwrite the output.")
+@force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
     """Measure how often each head's guesses are right, on the base model's own answers to the prompts.
@@ -82,10 +82,8 @@ def run(console: Console, **options: Any) -> None:
     if scored and options["prompts"] is not None:
         raise click.UsageError("give either --prompts or --responses")
     asked = options["responses"] if scored else chosen_prompts(options)
-    check_writable(options["output"], overwrite=options["force"])
+    check_outputs(options, options["output"])
     learning, drafter_file = _drafting(options)
-    if drafter_file is not None and learning is None:
-        check_no_input(options["output"], drafter_file)
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
 
@@ -133,7 +131,7 @@ def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:
     if name == PLAIN and options["kind"] != "dynamic":
         return None, None
     file = str(output.with_name(f"{output.stem}.drafter.safetensors"))
-    check_writable(file, overwrite=options["force"])
+    check_outputs(options, file)
     return Learning(tokens=options["learn_tokens"], seed=options["seed"], correct=name == CORRECTED), file
 
 

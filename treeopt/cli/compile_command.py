@@ -6,21 +6,22 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.console import Console, command
-from treeopt.files.outputs import check_output
+from treeopt.cli.console import Console, check_outputs, command, force_option
+from treeopt.files.marks import BUFFERS
 from treeopt.files.trees import load_tree
 
 
 @command("compile")
 @click.argument("tree")
+@force_option
 @click.option("-o", "--output", help="[default: TREE.safetensors]")
-def run(console: Console, tree: str, output: str | None) -> None:
+def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     """Turn TREE (a file, or a name from `treeopt list`) into attention mask, position ids and indices.
 
     A tree that was made for a drafter is refused: its ranks are none of the heads' own.
     """
-    target = output or f"{Path(tree).stem}.safetensors"
-    check_output(target, tree)
+    target = f"{Path(tree).stem}.safetensors" if output is None else output
+    check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS)
     record = load_tree(tree)
     from treeopt.runtime.buffers import BUFFER_NAMES, compile_tree, save_buffers
 

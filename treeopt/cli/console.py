@@ -23,6 +23,7 @@ from treeopt.drafter import Drafter
 from treeopt.errors import EXIT_BUG, TreeoptError, system_error
 from treeopt.files.bundled import POCKET
 from treeopt.files.calibrations import DEFAULT_FILE
+from treeopt.files.outputs import check_no_input, check_output
 from treeopt.latency import LatencyProfile
 from treeopt.policy import Plan
 from treeopt.progress import Progress, silent
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.layouts import LoadedHeads
 
+# Options that name what a command reads, under every name that a command has for it.
+_INPUTS = (
+    *("heads", "model", "prompts", "responses", "exclude", "data"),
+    *("tree", "calibration", "calibrations", "drafter", "profile"),
+)
 _HEARTBEAT_SECONDS = 30.0
 _HEARTBEAT_SHARE = 0.1
 _SHOWN_SKIPPED = 5
@@ -270,6 +276,23 @@ def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Call
     return function
 
 
+def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The option of every command that writes; `treeopt.files.outputs` says what it decides."""
+    shown = "Replace a file that exists, unless it is an input."
+    return click.option("--force", is_flag=True, help=shown)(function)
+
+
+def check_outputs(options: Mapping[str, Any], *outputs: str, kind: str | None = None) -> None:
+    """Refuse outputs that exist and must not be replaced, or that are inputs of this command; before any work."""
+    inputs = [value for name in _INPUTS for value in _several(options.get(name))]
+    for output in outputs:
+        check_output(output, kind=kind, force=options["force"], inputs=inputs)
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
 def base_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of commands that need a base model alone."""
     model = click.option("--model", default=POCKET, show_default=True, help="Base model: folder or hub name.")
@@ -292,6 +315,8 @@ def load_models(console: Console, options: Mapping[str, Any]) -> tuple[Base, Loa
 
     heads, model = _chosen_heads(options), options["model"]
     base, loaded = load_pair(heads, model, dtype=options["dtype"], device=options["device"])
+    if "output" in options:  # the base is known only now where the heads' config names it
+        check_no_input(options["output"], base.name, loaded.name)
     for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
         console.note(note)
     say_base(console, base)

@@ -10,11 +10,18 @@ from treeopt.build.curve import default_sizes, measure_curve, policy_curve
 from treeopt.build.fit import VALUES, WEIGHTS, Fitter, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, tree_limits
 from treeopt.calibration import MASS_SIZES
-from treeopt.cli.console import Console, calibration_option, check_static_only, command, warn_other_heads
+from treeopt.cli.console import (
+    Console,
+    calibration_option,
+    check_outputs,
+    check_static_only,
+    command,
+    force_option,
+    warn_other_heads,
+)
 from treeopt.drafter import KINDS
-from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import load_calibration
-from treeopt.files.outputs import check_output
+from treeopt.files.marks import PICTURE, write_marked
 from treeopt.files.profiles import load_profile
 
 _LARGEST = 256
@@ -30,6 +37,7 @@ _LARGEST = 256
 @click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
 @click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks a head.")
+@force_option
 @click.option("-o", "--output", default="curve.svg", show_default=True)
 def run(console: Console, **options: Any) -> None:
     """Show tokens per step, and with a profile overhead and speedup, against the number of nodes.
@@ -40,9 +48,9 @@ def run(console: Console, **options: Any) -> None:
     calibration_file = options["calibration"]
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch and --context choose from a --profile")
-    check_output(options["output"], calibration_file, *filter(None, [options["profile"]]))
     if not options["output"].endswith(".svg"):
         raise click.BadParameter("a curve is drawn as .svg", param_hint="-o")
+    check_outputs(options, options["output"], kind=PICTURE)
     calibration = load_calibration(calibration_file)
     profile = load_profile(options["profile"]) if options["profile"] else None
     warn_other_heads(console, calibration, profile)
@@ -63,7 +71,7 @@ def run(console: Console, **options: Any) -> None:
             )
     from treeopt.view.curve import render_curve
 
-    write_text(options["output"], render_curve(curve))
+    write_marked(options["output"], render_curve(curve), PICTURE)
     rows = []
     for point in curve.points:
         speed = ["-", "-"] if point.speedup is None else [f"{point.overhead:.2f}", f"{point.speedup:.2f}"]

@@ -6,9 +6,17 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, base_options, command, prompt_options, resumable, say_base, say_skipped
+from treeopt.cli.console import (
+    Console,
+    base_options,
+    check_outputs,
+    command,
+    prompt_options,
+    resumable,
+    say_base,
+    say_skipped,
+)
 from treeopt.cli.numbers import SEED, FiniteRange
-from treeopt.files.atomic import check_writable
 
 
 @command("distill")
@@ -38,7 +46,7 @@ def run(console: Console, **options: Any) -> None:
     """
     if (options["prompts"] is None) == (options["self_talk"] is None):
         raise click.UsageError("give either --prompts or --self-talk")
-    check_writable(options["output"], overwrite=options["force"])
+    check_outputs(options, options["output"])
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.models.base import load_base
     from treeopt.train.distill import SelfTalk, distill

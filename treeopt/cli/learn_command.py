@@ -9,8 +9,10 @@ import click
 
 from treeopt.cli.console import (
     Console,
+    check_outputs,
     chosen_prompts,
     command,
+    force_option,
     load_models,
     model_options,
     prompt_options,
@@ -19,7 +21,6 @@ from treeopt.cli.console import (
 from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.drafter import LEARN_TOKENS
-from treeopt.files.atomic import check_writable
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 
 
@@ -38,7 +39,7 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the drawing.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option("--force", is_flag=True, help="Overwrite the output.")
+@force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
     """Learn a drafter that corrects the heads' guesses by the tokens before them.
@@ -51,7 +52,7 @@ def run(console: Console, **options: Any) -> None:
     Next: `treeopt calibrate --drafter FILE` on other prompts. To learn and calibrate on the same prompts, use
     `treeopt calibrate --drafter corrected`.
     """
-    check_writable(options["output"], overwrite=options["force"])
+    check_outputs(options, options["output"])
     asked = chosen_prompts(options)
     from treeopt.calibrate.learn import Learning
     from treeopt.calibrate.measure import run_calibration

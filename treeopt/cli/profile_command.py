@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, command, load_models, model_options
+from treeopt.cli.console import Console, check_outputs, command, force_option, load_models, model_options
 from treeopt.files.drafters import load_drafter
-from treeopt.files.outputs import check_output
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
 
@@ -39,6 +38,7 @@ _numbers_option = functools.partial(click.option, multiple=True, callback=_numbe
 @_numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
 @click.option("--drafter", help="Time steps whose trees this drafter file chooses (for `build --kind dynamic`).")
 @click.option("--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Steps a size.")
+@force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
     """Time one decode step, heads included, at growing sizes of the tree.
@@ -47,7 +47,7 @@ def run(console: Console, **options: Any) -> None:
     loop, and what overheads refer to.
     """
     file = options["drafter"]
-    check_output(options["output"], *filter(None, [file]))
+    check_outputs(options, options["output"])
     drafter = load_drafter(file) if file else None
     from treeopt.runtime.profile import largest_context, measure_profile
 

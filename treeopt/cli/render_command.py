@@ -6,26 +6,34 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.console import Console, command
+from treeopt.cli.console import Console, check_outputs, command, force_option
 from treeopt.files.atomic import write_bytes
-from treeopt.files.outputs import check_output
+from treeopt.files.marks import PICTURE, write_marked
 from treeopt.files.trees import load_tree
 
 
 @command("render")
 @click.argument("tree")
 @click.option("-o", "--output", help=".svg and .dot need no program; .png, .pdf, ... need graphviz [default: TREE.svg]")
+@force_option
 @click.option("--title", default="", help="Above the picture.")
-def run(console: Console, tree: str, output: str | None, title: str) -> None:
+def run(console: Console, tree: str, output: str | None, title: str, force: bool) -> None:
     """Draw TREE (a file, or a name from `treeopt list`): a column a head, width and colour by a node's value."""
-    target = Path(output or f"{Path(tree).stem}.svg")
-    check_output(target, tree)
+    target = f"{Path(tree).stem}.svg" if output is None else output
+    file_format = Path(target).suffix.removeprefix(".").lower() or "svg"
+    # Only text holds our mark: a picture in another format needs --force.
+    marked = file_format in ("svg", "dot", "gv")
+    check_outputs({"tree": tree, "force": force}, target, kind=PICTURE if marked else None)
     record = load_tree(tree)
     from treeopt.view.picture import render
 
-    write_bytes(target, render(record, target.suffix.removeprefix(".") or "svg", title=title))
+    picture = render(record, file_format, title=title)
+    if marked:
+        write_marked(target, picture.decode(), PICTURE)
+    else:
+        write_bytes(target, picture)
     console.note(f"wrote {target}")
-    console.result({"nodes": record.nodes, "depth": record.depth, "output": str(target)})
+    console.result({"nodes": record.nodes, "depth": record.depth, "output": target})
 
 
 command = run

@@ -4,37 +4,79 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, system_error
+
+STANDARD_STREAM = "-"
+LEAST_SPACE = 64 * 1024  # bytes that a disk must have left before any work that ends in a file
+_SHOWN_CHARACTERS = 40  # of the target's name in that of the temporary file; at most 4 bytes each
 
 
 def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """The path, after checking that a file can be written there; called before any long work.
 
     Raises:
-        TreeoptError: E202 where it exists and `overwrite` is off, E204 where its folder is missing or not writable.
+        TreeoptError: E202 where it exists and `overwrite` is off; E204 where its name is none, or its folder is missing
+            or not writable; E403 where the disk is full.
     """
+    if not str(path) or str(path) == STANDARD_STREAM:
+        what = f"{str(path)!r} is not a file name"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why="files are written whole or not at all", fix="-o FILE")
     target = Path(os.path.realpath(path))  # through a link to the file itself
-    folder = target.parent
-    if target.is_dir():
-        raise TreeoptError(Code.FILE_UNWRITABLE, f"{path} is a folder", fix="name a file in it")
-    if target.exists() and not target.is_file():
-        raise TreeoptError(
-            Code.FILE_UNWRITABLE, f"{path} is a device or pipe, which cannot be written whole or not at all"
-        )
-    if not folder.is_dir():
-        raise TreeoptError(
-            Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} does not exist", fix=f"mkdir -p {Path(path).parent}"
-        )
-    if not os.access(folder, os.W_OK):
+    try:
+        exists = os.path.lexists(path) and _checked_existing(path, target)
+        if not target.parent.is_dir():
+            fix = f"mkdir -p {Path(path).parent}"
+            raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} does not exist", fix=fix)
+        _probe_name(target)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if not os.access(target.parent, os.W_OK):
         raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} cannot be written to")
-    if target.exists() and not overwrite:
+    if exists and not overwrite:
         raise TreeoptError(
             Code.FILE_EXISTS, f"{path} exists", fix="choose another name with -o, or overwrite it with --force"
         )
+    check_space(target.parent, LEAST_SPACE)
     return target
+
+
+def _checked_existing(path: str | os.PathLike[str], target: Path) -> bool:
+    """True for a regular file, also behind a link; E204 for anything else that stands there."""
+    if target.is_dir():
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"{path} is a folder", fix="name a file in it")
+    if not target.exists():
+        what = f"{path} is a symbolic link to {target}, which does not exist"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="remove the link, or name the file itself")
+    if not target.is_file():
+        what = f"{path} is a device or pipe, which cannot be written whole or not at all"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what)
+    return True
+
+
+def _probe_name(target: Path) -> None:
+    """Raise OSError where the file system takes no such name."""
+    with contextlib.suppress(FileNotFoundError):
+        os.lstat(target)
+
+
+def check_space(folder: str | os.PathLike[str], needed: int) -> None:
+    """Raise E403 where the disk of a folder has fewer bytes left than are needed; called before long work."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        what = f"the disk of {folder} has {free:,} bytes left; at least {needed:,} are needed"
+        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="make room, or write elsewhere with -o")
+
+
+def unwritable(path: str | os.PathLike[str], error: OSError) -> TreeoptError:
+    """E403 where the disk is full, else E204 with what the system said."""
+    known = system_error(error)
+    if known is not None and known.code is Code.OUT_OF_MEMORY:
+        return TreeoptError(known.code, f"{path} cannot be written: {known.what}", fix=known.fix)
+    return TreeoptError(Code.FILE_UNWRITABLE, f"{path} cannot be written: {error.strerror or error}")
 
 
 def check_folder(path: str | os.PathLike[str]) -> Path:
@@ -59,7 +101,10 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
         TreeoptError: E204 where it cannot be made.
     """
     folder = check_folder(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
     return folder
 
 
@@ -71,9 +116,9 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool
     """
     target = check_writable(path, overwrite=overwrite)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=_temporary_prefix(target))
     except OSError as error:
-        raise TreeoptError(Code.FILE_UNWRITABLE, f"{target} cannot be written: {error.strerror}") from error
+        raise unwritable(target, error) from error
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -85,7 +130,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            raise TreeoptError(Code.FILE_UNWRITABLE, f"{target} cannot be written: {error.strerror}") from error
+            raise unwritable(target, error) from error
         raise
 
 
@@ -106,6 +151,11 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}") from error
     except OSError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} cannot be read: {error.strerror}") from error
+
+
+def _temporary_prefix(target: Path) -> str:
+    """How the temporary file beside a target begins; short, so that long names stay possible."""
+    return f".{target.name[:_SHOWN_CHARACTERS]}."
 
 
 def _umask() -> int:

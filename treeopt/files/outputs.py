@@ -1,48 +1,79 @@
-"""Outputs that are cheap to make again are overwritten, but never what took hours, and never their own input."""
+"""What an output may replace, decided before any work.
+
+Without --force a command replaces an existing file only where that file is of the kind it writes, carries our mark, and
+was not edited since: a tree, a compiled tree, a picture. Calibrations, drafters, profiles, heads and texts take long to
+make, and formats such as PNG hold no mark; they need --force. An input of the same run is never replaced.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
-from treeopt.files.calibrations import SCHEMA as CALIBRATION
-from treeopt.files.drafters import SCHEMA as DRAFTER
+from treeopt.files.marks import BUFFERS, BUFFERS_SCHEMA, unedited_kind
+from treeopt.files.tensors import unedited_schema
 
-_MAX_HEADER = 1 << 28
-_KEPT = {CALIBRATION: "calibration", DRAFTER: "drafter"}  # what takes long to make
+_Name = str | os.PathLike[str]
+_SCHEMA_KINDS = {BUFFERS_SCHEMA: BUFFERS}
 
 
-def check_output(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> Path:
-    """The path, after checking that a cheap file may be written there; called before any work.
+def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: Iterable[_Name | None] = ()) -> Path:
+    """The path, after checking that a command may write its output there.
+
+    Args:
+        path: the output.
+        kind: one of `treeopt.files.marks`, for outputs that are cheap to make again; None for all others.
+        force: replace any file that is not an input.
+        inputs: files, and folders of models, that the command reads; None for an option that was left out.
 
     Raises:
-        TreeoptError: E202 where a calibration or a drafter stands there; E204 where it is one of the inputs, or cannot
-            be written.
+        TreeoptError: E202 where a file stands there that must not be replaced without --force; E204 where it is an
+            input, or cannot be written.
     """
     target = check_writable(path, overwrite=True)
-    check_no_input(target, *inputs)
-    kept = _KEPT.get(_schema(target) or "") if target.exists() else None
-    if kept is not None:
-        what = f"{target} is a {kept}"
-        raise TreeoptError(Code.FILE_EXISTS, what, fix="choose another name with -o, or remove it yourself")
+    check_no_input(path, *inputs)
+    if not target.exists() or force:
+        return target
+    found = None if kind is None else _cheap_kind(target)
+    if found is None or found != kind:
+        raise TreeoptError(Code.FILE_EXISTS, f"{path} exists", why=_reason(kind, found), fix=_FIX)
     return target
 
 
-def check_no_input(path: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
-    """Raise E204 where an output is one of the inputs."""
-    if os.path.exists(path) and any(os.path.exists(source) and os.path.samefile(source, path) for source in inputs):
-        raise TreeoptError(Code.FILE_UNWRITABLE, f"{path} is the input", fix="choose another name with -o")
+def check_no_input(path: _Name, *inputs: _Name | None) -> None:
+    """Raise E204 where an output is an input of the same run, or a file of a model folder that is one.
+
+    Calibrations and other files of ours that lie in a model's folder are no part of the model.
+    """
+    target = Path(path)
+    for source in (Path(name).expanduser() for name in inputs if name):
+        if not (target.exists() and source.exists()):
+            continue
+        inside = source.is_dir() and target.resolve().parent == source.resolve()
+        if target.samefile(source) or (inside and not _ours(target)):
+            what = f"{path} is an input of this command" + (f", a file of {source}" if inside else "")
+            why = "an input is never replaced, not even with --force"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="choose another name with -o")
 
 
-def _schema(path: Path) -> str | None:
-    """The schema of one of our safetensors files; None for any other file."""
-    try:
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length)) if length <= _MAX_HEADER else {}
-        return str(json.loads(header["__metadata__"]["treeopt"])["schema"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+_FIX = "choose another name with -o, or overwrite it with --force"
+
+
+def _reason(kind: str | None, found: str | None) -> str:
+    if kind is None:
+        return ""
+    if found is None:
+        return f"only a {kind} that treeopt wrote, and that was not edited since, is replaced without --force"
+    return f"it is a {found}, and a {kind} was to be written"
+
+
+def _cheap_kind(path: Path) -> str | None:
+    return unedited_kind(path) or _SCHEMA_KINDS.get(unedited_schema(path) or "")
+
+
+def _ours(path: Path) -> bool:
+    """Whether treeopt wrote a file, in a format that is no part of a model's checkpoint."""
+    return path.is_file() and (unedited_kind(path) or unedited_schema(path)) is not None

@@ -11,8 +11,8 @@ from pydantic import Field
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
-from treeopt.files.atomic import write_text
 from treeopt.files.drafters import load_drafter
+from treeopt.files.marks import TREE, write_marked
 from treeopt.files.schemas import Schema, check, faults_error
 from treeopt.files.trees import POLICY, DrafterLine, drafter_fields, drafter_line, is_policy, load_tree
 from treeopt.files.yaml_text import decimal, flow
@@ -98,7 +98,7 @@ def load_plan_for(
 
 def save_policy(policy: TreePolicy, path: str | os.PathLike[str]) -> None:
     """Write a policy as YAML; `load_plan` gives back an equal one. An existing file is replaced."""
-    write_text(path, policy_yaml(policy, path))
+    write_marked(path, policy_yaml(policy, path), TREE)
 
 
 def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:

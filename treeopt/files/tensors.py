@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import read_bytes, write_bytes
 
 _KEY = "treeopt"
+_LARGEST_HEADER = 1 << 28  # bytes
+_CHECKSUM = "sha256"  # of the header without it, and of the arrays
 
 
 def canonical_json(data: Any) -> str:
@@ -33,9 +37,10 @@ def write_arrays(
     *,
     overwrite: bool,
 ) -> None:
-    """Write arrays and a JSON header, whole or not at all."""
-    kept = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
-    write_bytes(path, save(kept, metadata={_KEY: canonical_json(dict(header))}), overwrite=overwrite)
+    """Write arrays and a JSON header with a checksum of both, whole or not at all."""
+    ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
+    sealed = {**header, _CHECKSUM: _checksum(ordered, header)}
+    write_bytes(path, save(ordered, metadata={_KEY: canonical_json(sealed)}), overwrite=overwrite)
 
 
 def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -46,10 +51,7 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
     """
     raw = read_bytes(path)
     try:
-        arrays = load(raw)
-        header_length = int.from_bytes(raw[:8], "little")
-        metadata = json.loads(raw[8 : 8 + header_length]).get("__metadata__", {})
-        header = json.loads(metadata[_KEY])
+        arrays, header = _parse(raw)
     except SafetensorError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is damaged or not a safetensors file: {error}") from error
     except (KeyError, ValueError, RecursionError) as error:
@@ -59,4 +61,38 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
     found = header.get("schema") if isinstance(header, dict) else None
     if found != schema:
         raise TreeoptError(Code.FILE_INVALID, f"{path} holds {found!r}, but {schema!r} is needed here")
+    stated = header.pop(_CHECKSUM, None)  # files of treeopt before 0.2 have none
+    if stated not in (None, _checksum(arrays, header)):
+        what = f"{path} was changed since it was written: its content does not match its checksum"
+        raise TreeoptError(Code.FILE_INVALID, what, fix="make the file again")
     return arrays, header
+
+
+def unedited_schema(path: Path) -> str | None:
+    """The schema that a file of ours states; None where it is another file, has no checksum, or was edited."""
+    try:
+        with path.open("rb") as stream:  # a model's weights are known by their header alone
+            length = int.from_bytes(stream.read(8), "little")
+            if length > _LARGEST_HEADER or _KEY not in json.loads(stream.read(length)).get("__metadata__", {}):
+                return None
+        arrays, header = _parse(read_bytes(path))
+        stated = header.pop(_CHECKSUM)
+        return str(header["schema"]) if stated == _checksum(arrays, header) else None
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _parse(raw: bytes) -> tuple[dict[str, NDArray[Any]], Any]:
+    """Arrays and header of a file's content; raises what the format and JSON raise."""
+    arrays = load(raw)
+    length = int.from_bytes(raw[:8], "little")
+    metadata = json.loads(raw[8 : 8 + length]).get("__metadata__", {})
+    return arrays, json.loads(metadata[_KEY])
+
+
+def _checksum(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(canonical_json(dict(header)).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()

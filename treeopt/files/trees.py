@@ -14,8 +14,8 @@ from pydantic import Field
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
-from treeopt.files.atomic import write_text
 from treeopt.files.bundled import zoo
+from treeopt.files.marks import LONGEST, TREE, write_marked
 from treeopt.files.schemas import Schema, check, faults_error
 from treeopt.files.tensors import canonical_json
 from treeopt.files.yaml_text import decimal, flow
@@ -139,10 +139,10 @@ def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLik
 def save_tree(tree: Tree, path: str | os.PathLike[str]) -> None:
     """Write a tree as YAML; `load_tree` gives back an equal one. An existing file is replaced: trees are cheap."""
     text = tree_yaml(tree, path)
-    if len(text) > strict_yaml.MAX_BYTES:
+    if len(text) + LONGEST > strict_yaml.MAX_BYTES:
         what = f"a tree of {tree.nodes:,} nodes makes a file of {len(text):,} bytes"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why=f"at most {strict_yaml.MAX_BYTES:,} are read")
-    write_text(path, text)
+    write_marked(path, text, TREE)
 
 
 def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.marks import BUFFERS_SCHEMA as SCHEMA
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.tree import ROOT, Tree
 
 PAD = -1  # in `retrieve_indices`, beyond the end of a short path
-SCHEMA = "treeopt.buffers/1"
 MEDUSA_TOP_K = 10  # guesses a head that the original code draws, whatever the tree
 BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
 
