@@ -59,3 +59,29 @@ def test_a_failing_step_ends_the_demo_with_its_status() -> None:
     done = CliRunner().invoke(program, ["demo", "-o", "out"])
     assert done.exit_code == 3
     assert "validate" not in done.stdout
+
+
+def test_a_second_demo_replaces_its_own_files_alone() -> None:
+    """Files of an earlier demo are replaced; one that was edited, or is the user's own, is kept without --force."""
+    for _ in range(2):
+        assert CliRunner().invoke(program, ["demo", "-o", "out"]).exit_code == 0
+    tree = Path("out/corrected16.yaml")
+    edited = tree.read_text() + "# my favourite\n"
+    tree.write_text(edited)
+    done = CliRunner().invoke(program, ["demo", "-o", "out"])
+    assert done.exit_code == 3
+    assert "out/corrected16.yaml exists" in done.stderr
+    assert "$" not in done.stdout
+    assert tree.read_text() == edited
+    assert CliRunner().invoke(program, ["demo", "-o", "out", "--force"]).exit_code == 0
+    assert tree.read_text() != edited
+
+
+@pytest.mark.parametrize("name", ["plain.safetensors", "tree.svg", "demo-manifest.json"])
+def test_a_demo_keeps_files_that_it_did_not_make(name: str) -> None:
+    """A file of one of its names in a folder of the user's own ends the demo before any work."""
+    Path("out").mkdir()
+    Path("out", name).write_text("precious")
+    assert CliRunner().invoke(program, ["demo", "-o", "out"]).exit_code == 3
+    assert [path.name for path in Path("out").iterdir()] == [name]
+    assert Path("out", name).read_text() == "precious"

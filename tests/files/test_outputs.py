@@ -156,7 +156,7 @@ def test_pipe_is_refused_and_stays(tmp_path: Path) -> None:
 
 def test_full_disk_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk without room is E403, the environment's fault."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=1000))
     assert refusal(tmp_path / "t.yaml") is Code.OUT_OF_MEMORY
 
 

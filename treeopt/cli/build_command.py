@@ -87,8 +87,8 @@ command = run
 def _run_static(console: Console, options: dict[str, Any]) -> None:
     """A tree from one calibration, or from one a task."""
     files = options["calibrations"]
-    job = _job(options, len(files))
     check_outputs(options, options["output"], kind=TREE)
+    job = _job(options, len(files))
     calibrations = [load_calibration(file) for file in files]
     warn_other_heads(console, calibrations[0], job.profile)
     built = run_job(calibrations, job)

@@ -8,12 +8,14 @@ import io
 import json
 import shlex
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, command
+from treeopt.cli.console import Console, command, force_option
 from treeopt.files.atomic import make_folder
+from treeopt.files.manifest import Manifest
 
 NODES = 16
 _PROMPTS, _TOKENS = 64, 96  # learned and calibrated on
@@ -27,35 +29,45 @@ _BUILT += (*(f"{name}{NODES}.yaml" for name in _TREES), "tree.svg", "tree.safete
 
 @command("demo")
 @click.option("-o", "--output", default="demo", show_default=True, help="Folder for what it makes.")
+@force_option
 @click.pass_context
-def run(ctx: click.Context, console: Console, output: str) -> None:
+def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
     """Calibrate, build, render, compile and validate on the built-in model, and say each command that is run.
 
     Three trees of one size are compared on prompts that none was made from: the paper's; one for drafts that are
     corrected by the tokens before them; and trees that are chosen anew at every step.
 
-    Everything is offline, on one thread, and takes about a minute. Files from an earlier demo are overwritten.
+    Everything is offline, on one thread, and takes about a minute. Files of an earlier demo are replaced, but for those
+    that were changed since.
     """
     begin = time.monotonic()
     folder = make_folder(output)
+    manifest = Manifest(folder / "demo-manifest.json")
+    manifest.check(_BUILT, force=force)
     import torch
 
     # A model this small gains nothing from a second thread, and on busy cores a second can cost ten times the time.
     torch.set_num_threads(1)
     traces = {name: str(folder / f"{name}.safetensors") for name in ("plain", "corrected")}
     trees = {name: str(folder / f"{name}{NODES}.yaml") for name in _TREES}
-    known = ("--limit", _PROMPTS, "--max-new-tokens", _TOKENS, "--force")
-    found = _run(ctx, console, "calibrate", *known, "-o", traces["plain"])
+    known = ("--limit", _PROMPTS, "--max-new-tokens", _TOKENS)
+
+    def make(name: str, *arguments: object, output: str, beside: str = "") -> dict[str, Any]:
+        """Run a command that writes `output`, and perhaps a file beside it; the manifest was checked for both."""
+        made = _run(ctx, console, name, *arguments, "--force", "-o", output)
+        manifest.add(filter(None, (Path(output).name, beside)))
+        return made
+
+    found = make("calibrate", *known, output=traces["plain"])
     _say_shares(console, found)
     correct = ("--drafter", "corrected", "--learn-tokens", _DRAWN)
-    _say_shares(console, _run(ctx, console, "calibrate", *correct, *known, "-o", traces["corrected"]))
+    _say_shares(console, make("calibrate", *correct, *known, output=traces["corrected"], beside=_BUILT[2]))
     size = ("--nodes", NODES)
-    _run(ctx, console, "build", "--calibration", traces["plain"], *size, *_PAPER, "-o", trees["paper"])
-    _run(ctx, console, "build", "--calibration", traces["corrected"], *size, "-o", trees["corrected"])
-    dynamic = ("--kind", "dynamic")
-    _run(ctx, console, "build", "--calibration", traces["corrected"], *size, *dynamic, "-o", trees["dynamic"])
-    _run(ctx, console, "render", trees["paper"], "-o", folder / "tree.svg")
-    _run(ctx, console, "compile", trees["paper"], "-o", folder / "tree.safetensors")
+    make("build", "--calibration", traces["plain"], *size, *_PAPER, output=trees["paper"])
+    make("build", "--calibration", traces["corrected"], *size, output=trees["corrected"])
+    make("build", "--calibration", traces["corrected"], *size, "--kind", "dynamic", output=trees["dynamic"])
+    make("render", trees["paper"], output=str(folder / "tree.svg"))
+    make("compile", trees["paper"], output=str(folder / "tree.safetensors"))
     others = ("--skip", _PROMPTS, "--limit", _JUDGED, "--max-new-tokens", _TOKENS)
     judged = {name: _run(ctx, console, "validate", "--tree", tree, *others) for name, tree in trees.items()}
     _report(console, judged)

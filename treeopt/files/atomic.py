@@ -65,9 +65,9 @@ def _probe_name(target: Path) -> None:
 
 def check_space(folder: str | os.PathLike[str], needed: int) -> None:
     """Raise E403 where the disk of a folder has fewer bytes left than are needed; called before long work."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        what = f"the disk of {folder} has {free:,} bytes left; at least {needed:,} are needed"
+    usage = shutil.disk_usage(folder)
+    if usage.total and usage.free < needed:  # the file systems of the kernel's own state have no size
+        what = f"the disk of {folder} has {usage.free:,} bytes left; at least {needed:,} are needed"
         raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="make room, or write elsewhere with -o")
 
 

@@ -1,0 +1,138 @@
+"""What commands may replace: nothing of the user's without --force, and no input at all."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+from helpers import random_calibration
+from program import error_number, treeopt
+
+from treeopt.cli.app import COMMANDS
+from treeopt.files.bundled import pocket
+from treeopt.files.calibrations import save_calibration
+from treeopt.files.trees import load_tree, save_tree
+from treeopt.tree import Tree
+
+PRECIOUS = "precious"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a tree, a calibration, a model with heads and prompts."""
+    monkeypatch.chdir(tmp_path)
+    save_tree(Tree.chain(2), "t.yaml")
+    save_calibration(random_calibration(1), "calibration.safetensors")
+    Path("prompts.txt").write_text("Once upon a time\n")
+    shutil.copytree(pocket(), "model")
+
+
+def refused(*arguments: str | Path, target: str | Path) -> str:
+    """The number of the error of a command that must leave its target as it is."""
+    before = Path(target).read_bytes()
+    number = error_number(treeopt(*arguments, status=3))
+    assert Path(target).read_bytes() == before
+    return number
+
+
+def test_every_command_that_writes_has_force() -> None:
+    """A command with --output has --force."""
+    for name in COMMANDS:
+        command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert ("--output" in options) == ("--force" in options), name
+
+
+def test_weights_of_a_model_are_kept() -> None:
+    """No output replaces a model's weights or its config."""
+    weights, config = Path("model/model.safetensors"), Path("model/config.json")
+    for target in (weights, config):
+        assert refused("compile", "t.yaml", "-o", target, target=target) == "E202"
+        assert refused("build", "-o", target, target=target) == "E202"
+        assert refused("render", "t.yaml", "-o", target, target=target) == "E202"
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_inputs_of_calibrate_are_kept(force: list[str]) -> None:
+    """Heads, prompts, answers and drafter are never replaced, nor is the base that the heads' config names."""
+    heads = Path("model/heads/medusa_lm_head.safetensors")
+    given = ["calibrate", "--heads", "model/heads", "--model", "model", *force]
+    for target in (heads, Path("model/heads/config.json"), Path("model/model.safetensors")):
+        assert refused(*given, "--prompts", "prompts.txt", "-o", target, target=target) == "E204"
+    assert refused(*given, "--prompts", "prompts.txt", "-o", "prompts.txt", target="prompts.txt") == "E204"
+    assert refused(*given, "--responses", "prompts.txt", "-o", "prompts.txt", target="prompts.txt") == "E204"
+    shutil.copy("calibration.safetensors", "d.safetensors")
+    more = ["--prompts", "prompts.txt", "--drafter", "d.safetensors", "-o", "d.safetensors"]
+    assert refused(*given, *more, target="d.safetensors") == "E204"
+
+
+def test_base_that_the_heads_name_is_kept() -> None:
+    """The base is an input also where only the heads' config names it."""
+    config = Path("model/heads/config.json")
+    config.write_text(config.read_text().replace("pocket", "model"))
+    arguments = ["calibrate", "--heads", "model/heads", "--prompts", "prompts.txt", "--force", "-q"]
+    target = Path("model/generation_config.json")
+    assert refused(*arguments, "-o", target, target=target) == "E204"
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_inputs_of_cheap_commands_are_kept(force: list[str]) -> None:
+    """A tree, a calibration and a profile are never replaced by what is made from them."""
+    Path("profile.yaml").write_text(PRECIOUS)
+    cases = [
+        (["compile", "t.yaml"], "t.yaml"),
+        (["render", "t.yaml"], "t.yaml"),
+        (["build"], "calibration.safetensors"),
+        (["build", "--kind", "dynamic"], "calibration.safetensors"),
+        (["build", "--profile", "profile.yaml", "--nodes", "auto"], "profile.yaml"),
+        (["profile", "--drafter", "calibration.safetensors"], "calibration.safetensors"),
+        (["learn", "--prompts", "prompts.txt", "--heads", "model/heads"], "prompts.txt"),
+        (["distill", "--prompts", "prompts.txt"], "prompts.txt"),
+        (["distill", "--self-talk", "1", "--exclude", "prompts.txt"], "prompts.txt"),
+    ]
+    for arguments, target in cases:
+        assert refused(*arguments, *force, "-o", target, target=target) == "E204", arguments
+
+
+def test_build_replaces_its_own_tree_alone() -> None:
+    """A tree that `build` wrote is replaced, a hand-edited tree and any other file are kept without --force."""
+    for _ in range(2):
+        treeopt("build", "--nodes", "8", "-o", "mine.yaml")
+    text = Path("mine.yaml").read_text()
+    edited = [text.replace("nodes: 8", "nodes: 8  # mine"), text + "\n", "# mine\n" + text, text.replace("\n", "\r\n")]
+    for content in (*edited, PRECIOUS, ""):
+        Path("mine.yaml").write_text(content, newline="")
+        assert refused("build", "--nodes", "8", "-o", "mine.yaml", target="mine.yaml") == "E202"
+    assert refused("build", "-o", "prompts.txt", target="prompts.txt") == "E202"
+    treeopt("build", "--nodes", "8", "-o", "mine.yaml", "--force")
+    assert load_tree("mine.yaml").nodes == 8
+
+
+def test_pictures_and_compiled_trees_are_replaced_by_their_like() -> None:
+    """SVG, DOT and compiled trees are made again freely; another kind needs --force, as do formats without a mark."""
+    for _ in range(2):
+        treeopt("render", "t.yaml", "-o", "p.svg")
+        treeopt("render", "t.yaml", "-o", "p.dot")
+        treeopt("compile", "t.yaml", "-o", "b.safetensors")
+        treeopt("curve", "-o", "c.svg")
+    assert refused("build", "-o", "p.svg", target="p.svg") == "E202"
+    assert refused("compile", "t.yaml", "-o", "p.svg", target="p.svg") == "E202"
+    assert refused("render", "t.yaml", "-o", "b.safetensors", target="b.safetensors") == "E202"
+    Path("p.png").write_bytes(b"\x89PNG")
+    assert refused("render", "t.yaml", "-o", "p.png", target="p.png") == "E202"
+
+
+def test_profile_is_kept() -> None:
+    """A profile takes minutes to measure."""
+    Path("profile.yaml").write_text(PRECIOUS)
+    assert refused("profile", target="profile.yaml") == "E202"
+
+
+@pytest.mark.parametrize("output", ["", "-", "x" * 300 + ".svg", "no/such/p.svg", "model", "/proc/version"])
+def test_output_that_cannot_be_written_is_one_error(output: str) -> None:
+    """Wrong names and places end with status 3 and E202 or E204, never with an exception."""
+    for command in (["render", "t.yaml"], ["compile", "t.yaml"], ["build"], ["profile"], ["learn"], ["calibrate"]):
+        assert error_number(treeopt(*command, "-o", output, status=3)) in ("E202", "E204"), command

@@ -1,0 +1,143 @@
+"""What reaches the terminal: no control characters, whatever files, prompts and the command line hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT_FOLDER
+from program import treeopt
+
+from treeopt.cli.terminal import printable, printable_cell
+
+ESCAPE = "\x1b[31mred\x1b]0;title\x07"
+SHOWN = "\\x1b[31mred\\x1b]0;title\\x07"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own."""
+    command = [sys.executable, "-m", "treeopt", *arguments]
+    own = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER), **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=own)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain τ é\n\tline", "plain τ é\n\tline"),
+        (ESCAPE, SHOWN),
+        ("\x00\r\x08\x7f\x9b", "\\x00\\x0d\\x08\\x7f\\x9b"),
+        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
+        ("\udc80", "\\udc80"),
+        ("a\u2028b", "a\\u2028b"),
+        ("👩\u200d💻", "👩\u200d💻"),
+    ],
+)
+def test_printable(text: str, shown: str) -> None:
+    """Control characters, marks of direction and lone surrogates are written as escapes; all other text stays."""
+    assert printable(text) == shown
+
+
+def test_printable_cell_has_no_separators() -> None:
+    """A cell of a table cannot add columns or rows."""
+    assert printable_cell("a\tb\nc") == "a\\x09b\\x0ac"
+
+
+def test_tree_file_cannot_steer_the_terminal() -> None:
+    """`show` escapes what a tree file says of itself, and E203 what its keys are called."""
+    head = "schema: treeopt.tree/1\nnodes: 1\n"
+    Path("t.yaml").write_text(head + 'reference: "\\e[31mred\\e]0;title\\a"\npaths: []\n')
+    assert SHOWN in treeopt("show", "t.yaml").output
+    assert "\x1b" not in treeopt("show", "t.yaml").output
+    Path("bad.yaml").write_text(head + '"\\e[31mred\\e]0;title\\a": 5\npaths: []\n')
+    failed = treeopt("show", "bad.yaml", status=3)
+    assert SHOWN in failed.stderr
+    assert "\x1b" not in failed.stderr
+
+
+def test_file_names_and_arguments_cannot_steer_the_terminal() -> None:
+    """A name on the command line is escaped in our errors and in click's."""
+    for arguments in (["show", ESCAPE], [ESCAPE], ["show", "--calibration", ESCAPE, "mc_sim_7b_63"], ["list", ESCAPE]):
+        done = run(*arguments)
+        assert done.returncode in (2, 3)
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "red" in done.stderr
+
+
+def test_json_is_plain_ascii() -> None:
+    """One object, whose escapes any reader turns back."""
+    Path("t.yaml").write_text('schema: treeopt.tree/1\nnodes: 1\nreference: "τ\\e\\x9b"\npaths: []\n')
+    printed = treeopt("show", "t.yaml", "--json").stdout
+    assert printed.isascii()
+    assert json.loads(printed)["source"]["reference"] == "τ\x1b\x9b"
+
+
+def test_name_that_is_not_utf8_is_printed() -> None:
+    """A file name of any bytes gives an error message, not an exception."""
+    done = subprocess.run(
+        [sys.executable.encode(), b"-m", b"treeopt", b"show", b"\xff\xfe.yaml"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT_FOLDER)},
+    )
+    assert done.returncode == 3
+    assert b"\\udcff\\udcfe.yaml" in done.stderr
+
+
+def test_encoding_that_lacks_a_character_is_no_fault() -> None:
+    """An output in ASCII or Latin-1 gets the drawing of a tree, in UTF-8 or with escapes."""
+    for encoding in ("ascii", "latin-1"):
+        done = run("show", "mc_sim_7b_63", PYTHONIOENCODING=encoding)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "root" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["show", "mc_sim_7b_63"], ["show", "mc_sim_7b_63", "--json"], ["--help"]])
+def test_closed_pipe_is_not_a_bug(arguments: list[str]) -> None:
+    """Where the reader has gone before anything is printed: 141, as shells report it, and no message."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "treeopt", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False, env=environment)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["show", "mc_sim_7b_63"], ["list"], ["--help"]])
+def test_full_output_is_the_environments_fault(arguments: list[str]) -> None:
+    """Standard output on a full disk ends with status 4 and E403."""
+    command = [sys.executable, "-m", "treeopt", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    assert done.returncode == 4
+    assert done.stderr.startswith("error[E403]: No space left on device")
+
+
+def test_unknown_command_names_the_close_ones() -> None:
+    """A misspelt command is answered with the ones that are spelt alike."""
+    assert "Did you mean build?" in run("bild").stderr
+    assert "Did you mean" not in run("xyzzy").stderr
+    assert run("bild").returncode == run("xyzzy").returncode == 2
+
+
+def test_nothing_but_the_terminal_prints() -> None:
+    """No command prints past the place that escapes; `generate` writes the model's text, with a rule of its own."""
+    calls = re.compile(r"click\.s?echo\(|\bprint\(|std(out|err)\.write\(")
+    files = (ROOT_FOLDER / "treeopt").rglob("*.py")
+    printing = {path.name for path in files if calls.search(path.read_text())}
+    # The table of a terminal, whose cells are escaped; `interrupted` before anything is imported.
+    assert printing == {"terminal.py", "console.py", "generate_command.py", "__init__.py"}

@@ -1,0 +1,47 @@
+"""A folder of outputs: the hash of each file that a run wrote, so that a later run replaces those alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import read_bytes, write_text
+
+
+class Manifest:
+    """A JSON file `{name: sha256}` beside the files that it lists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check(self, names: Iterable[str], *, force: bool) -> None:
+        """Raise E202 where a file of these names stands there that no earlier run wrote, or that was changed since."""
+        known = self._read()
+        for name in () if force else (self.path.name, *names):
+            file = self.path.with_name(name)
+            if not file.exists() or (file == self.path and known):
+                continue
+            if known.get(name) != _sha256(file):
+                why = f"{self.path.name} lists what an earlier run wrote here; this file is not in it, or was changed"
+                fix = "choose another folder with -o, or overwrite it with --force"
+                raise TreeoptError(Code.FILE_EXISTS, f"{file} exists", why=why, fix=fix)
+
+    def add(self, names: Iterable[str]) -> None:
+        """List these files, where they exist, as they are now."""
+        files = {name: self.path.with_name(name) for name in names}
+        found = {name: _sha256(file) for name, file in files.items() if file.is_file()}
+        write_text(self.path, json.dumps(self._read() | found, indent=1) + "\n")
+
+    def _read(self) -> dict[str, object]:
+        try:
+            data = json.loads(self.path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}  # no list, or one that cannot be read: nothing here is known to be ours
+        return data if isinstance(data, dict) else {}  # a foreign file's entries are the hash of no file
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(read_bytes(file)).hexdigest()
