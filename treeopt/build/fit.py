@@ -20,7 +20,7 @@ from treeopt.build.refine import Limits, refine
 from treeopt.build.replay import accepted_drafts, visits
 from treeopt.build.trie import Counts, Floats, PathTrie
 from treeopt.build.values import IndependentValues, JointValues, Values
-from treeopt.calibration import NONE, Calibration
+from treeopt.calibration import NONE, Calibration, Ranks
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
 
@@ -126,20 +126,12 @@ class Fitter:
 
         Methods share what they count, so several cost little more than one.
         """
+        part = self._part(texts)
+        return [(part.growth(method), part.tree(method)) for method in methods]
+
+    def _part(self, texts: NDArray[np.bool_] | None) -> _Part:
         chosen = self._weights if texts is None else self._weights * texts
-        part = _Part(self, np.repeat(chosen, self._lengths))
-        growths: dict[Method, Growth] = {}
-        built = []
-        for method in methods:
-            unrefined = dataclasses.replace(method, refined=False)
-            if unrefined not in growths:
-                growths[unrefined] = self.grow(part.estimate(unrefined))
-            tree = growths[unrefined].tree(self.limits.nodes)
-            if method.refined:
-                seconds = self.refine_seconds / (FOLDS + 1)
-                tree = refine(tree, self.calibration.ranks, part.weights, self.limits, seconds=seconds)
-            built.append((growths[unrefined], tree))
-        return built
+        return _Part(self, np.repeat(chosen, self._lengths))
 
     def accuracy(self) -> Floats:
         """float64 [H, K]: weighted accuracies over all texts."""
@@ -157,14 +149,17 @@ class Fitter:
         """Growth within the limits."""
         return grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
 
-    def steps(self, tree: Tree, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    def steps(self, tree: Tree | Growth, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """int64 [texts]: steps of a tree on some of the texts (bool [S]); on all where None."""
+        ranks, offsets = self._rows(texts)
+        return _steps(tree.accepted(ranks) if isinstance(tree, Growth) else accepted_drafts(tree, ranks), offsets)
+
+    def _rows(self, texts: NDArray[np.bool_] | None) -> tuple[Ranks, NDArray[np.int64]]:
+        """The traces of some of the texts, and where each begins among them."""
         ranks, lengths = self.calibration.ranks, self._lengths
         if texts is not None:
             ranks, lengths = ranks[np.repeat(texts, lengths)], lengths[texts]
-        begun = np.concatenate([[0], np.cumsum(visits(accepted_drafts(tree, ranks)))])
-        steps: NDArray[np.int64] = np.diff(begun[np.concatenate([[0], np.cumsum(lengths)])])
-        return steps
+        return ranks, np.concatenate([[0], np.cumsum(lengths)])
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
         """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all."""
@@ -207,10 +202,11 @@ class Fitter:
         folds = self._folds(seed)
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in sizes]
         for fold in np.unique(folds):
-            texts = folds != fold if self.can_leave_out else None
-            [(growth, _)] = self.build([dataclasses.replace(method, refined=False)], texts)
+            growth = self._part(folds != fold if self.can_leave_out else None).growth(method)
+            ranks, offsets = self._rows(folds == fold)
+            orders = growth.orders(ranks)
             for steps, nodes in zip(found, sizes, strict=True):
-                steps[folds == fold] = self.steps(growth.tree(nodes), folds == fold)
+                steps[folds == fold] = _steps((orders < nodes).sum(axis=1, dtype=np.int8), offsets)
         return found
 
     def _folds(self, seed: int) -> NDArray[np.int64]:
@@ -227,9 +223,18 @@ class Fitter:
         """For each method int64 [S]: steps on every text by a tree that was fitted without it."""
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in methods]
         for fold in range(FOLDS):
-            for steps, (_, tree) in zip(found, self.build(methods, folds != fold), strict=True):
+            part = self._part(folds != fold)
+            for steps, method in zip(found, methods, strict=True):
+                tree = part.tree(method) if method.refined else part.growth(method)
                 steps[folds == fold] = self.steps(tree, folds == fold)
         return found
+
+
+def _steps(accepted: NDArray[np.int8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 [S]: steps of each text, by the drafts that its positions accept."""
+    begun = np.concatenate([[0], np.cumsum(visits(accepted))])
+    steps: NDArray[np.int64] = np.diff(begun[offsets])
+    return steps
 
 
 class _Part:
@@ -238,6 +243,23 @@ class _Part:
     def __init__(self, fitter: Fitter, weights: Floats) -> None:
         self.weights = weights
         self._fitter = fitter
+        self._growths: dict[Method, Growth] = {}
+
+    def growth(self, method: Method) -> Growth:
+        """Nodes by the values of a method, to the limit's size; refining does not change them."""
+        unrefined = dataclasses.replace(method, refined=False)
+        if unrefined not in self._growths:
+            self._growths[unrefined] = self._fitter.grow(self.estimate(unrefined))
+        return self._growths[unrefined]
+
+    def tree(self, method: Method) -> Tree:
+        """The tree of a method, refined where it says so."""
+        fitter = self._fitter
+        tree = self.growth(method).tree()
+        if method.refined:
+            seconds = fitter.refine_seconds / (FOLDS + 1)
+            tree = refine(tree, fitter.calibration.ranks, self.weights, fitter.limits, seconds=seconds)
+        return tree
 
     def estimate(self, method: Method) -> Values:
         """The node values of a method."""
@@ -266,18 +288,18 @@ class _Part:
         """How often a step begins at each position (float64 [P], weighted), under trees built from that very knowledge.
 
         Build, replay, count where steps begin, build again, until a tree comes back with the same values or four rounds
-        have passed. Then
-        the rounds are averaged: each replay is one chain of steps out of many that nearly equal trees would take, and
-        the mean of a few varies less than the last (measured in docs/method.md).
+        have passed. Then the rounds are averaged: each replay is one chain of steps out of many that nearly equal trees
+        would take, and the mean of a few varies less than the last (measured in docs/method.md).
         """
-        fitter = self._fitter
-        tree = fitter.grow(fitter.independent(self.weights)).tree(fitter.limits.nodes)
-        seen: dict[Tree, Floats] = {}
-        while tree not in seen and len(seen) < _ROUNDS:
-            seen[tree] = self.weights * visits(accepted_drafts(tree, fitter.calibration.ranks))
-            tree = fitter.grow(estimate(seen[tree])).tree(fitter.limits.nodes)
-        mean: Floats = sum(seen.values(), np.zeros(len(self.weights))) / len(seen)
-        return mean
+        growth, ranks = self.growth(PAPER), self._fitter.calibration.ranks
+        seen: list[Growth] = []
+        total = np.zeros(len(self.weights))
+        while len(seen) < _ROUNDS and not any(map(growth.makes_the_tree_of, seen)):
+            seen.append(growth)
+            begun = self.weights * visits(growth.accepted(ranks))
+            total += begun
+            growth = self._fitter.grow(estimate(begun))
+        return total / len(seen)
 
 
 def candidates(values: str, weights: str, *, refined: bool) -> list[Method]:
