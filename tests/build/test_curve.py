@@ -7,8 +7,9 @@ import pytest
 from helpers import random_calibration
 
 from treeopt.build.curve import Curve, default_sizes, measure_curve
-from treeopt.build.fit import PAPER, Fitter, Method
+from treeopt.build.fit import Fitter
 from treeopt.build.intervals import prediction_interval, sampling_interval
+from treeopt.build.methods import PAPER, Method
 from treeopt.build.trees import tree_limits
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile

@@ -11,8 +11,9 @@ import pytest
 from helpers import make_calibration, random_calibration, random_tree
 from numpy.typing import NDArray
 
-from treeopt.build.fit import FOLDS, PAPER, STRENGTHS, Fitter, Method, candidates
+from treeopt.build.fit import FOLDS, Fitter
 from treeopt.build.grow import Growth, grow
+from treeopt.build.methods import PAPER, STRENGTHS, Method, candidates
 from treeopt.build.refine import Limits
 from treeopt.build.replay import accepted_drafts, replay, visits
 from treeopt.build.trees import build_tree

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from helpers import make_calibration
 
-from treeopt.build.fit import Fitter, candidates
+from treeopt.build.fit import Fitter
+from treeopt.build.methods import candidates
 from treeopt.build.mixture import Mixed, Tasks
 from treeopt.build.refine import Limits
 from treeopt.build.replay import replay
@@ -41,7 +42,7 @@ def worst(mixed: Mixed, tasks: Tasks) -> float:
 def test_matrix_is_replay_with_an_unseen_diagonal() -> None:
     """Each task's tree on each task; on its own task by trees that left the text out."""
     calibrations = (ONE, TWO, THREE)
-    matrix = Tasks(calibrations, LIMITS, "joint", "visits").matrix()
+    matrix = Tasks(calibrations, LIMITS, candidates("joint", "visits", refined=False)).matrix()
     assert matrix.tokens_per_step.shape == (3, 3)
     for i, own in enumerate(calibrations):
         fit = Fitter(own, LIMITS).choose(candidates("joint", "visits", refined=False))
@@ -58,7 +59,7 @@ def test_all_weight_on_one_task_gives_its_tree(home: int) -> None:
     """What weighs a millionth decides nothing: the mixture's paths are those of the one task's paper tree."""
     shares = [1e-9, 1e-9]
     shares[home] = 1.0
-    mixed = Tasks([ONE, TWO], LIMITS, "independent", "uniform").weighted(shares)
+    mixed = Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform", refined=False)).weighted(shares)
     alone = build_tree([ONE, TWO][home], 10, top_k=12, values="independent", weights="uniform")
     assert mixed.fit.tree.paths == alone.paths
     assert mixed.shares[home] == pytest.approx(1.0)
@@ -66,7 +67,7 @@ def test_all_weight_on_one_task_gives_its_tree(home: int) -> None:
 
 def test_shares_are_of_tokens() -> None:
     """Each task's tokens weigh its share, however many texts it has: accuracies are mixed by the shares."""
-    tasks = Tasks([ONE, THREE], LIMITS, "independent", "uniform")
+    tasks = Tasks([ONE, THREE], LIMITS, candidates("independent", "uniform", refined=False))
     mixed = tasks.weighted([3, 1])
     np.testing.assert_allclose(mixed.shares, [0.75, 0.25])
     hits = [c.hits[0] / c.positions for c in (ONE, THREE)]
@@ -83,7 +84,7 @@ def test_shares_are_of_tokens() -> None:
 
 def test_shares_by_tokens_weigh_every_text_alike() -> None:
     """With the numbers of tokens as shares the mixture is the tree of all texts put together."""
-    tasks = Tasks([ONE, THREE], LIMITS, "joint", "visits")
+    tasks = Tasks([ONE, THREE], LIMITS, candidates("joint", "visits", refined=False))
     mixed = tasks.weighted([ONE.positions, THREE.positions])
     together = Fitter(tasks.joined, LIMITS).choose(candidates("joint", "visits", refined=False))
     assert mixed.fit.tree == together.tree
@@ -93,7 +94,7 @@ def test_shares_by_tokens_weigh_every_text_alike() -> None:
 @pytest.mark.parametrize(("values", "weights"), [("independent", "uniform"), ("joint", "visits")])
 def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str) -> None:
     """Weight moves to the task left furthest behind, so the worst one keeps at least what equal weights leave it."""
-    tasks = Tasks([ONE, TWO, THREE], LIMITS, values, weights)
+    tasks = Tasks([ONE, TWO, THREE], LIMITS, candidates(values, weights, refined=False))
     robust, equal = tasks.robust(), tasks.weighted([1, 1, 1])
     assert worst(robust, tasks) >= worst(equal, tasks)
     assert robust.shares.sum() == pytest.approx(1.0)
@@ -102,7 +103,7 @@ def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str)
 
 def test_robust_moves_weight_to_the_hard_task() -> None:
     """Two tasks want the same ranks and one wants others: equal weights neglect it, robust ones do not."""
-    tasks = Tasks([ONE, task(7, [0, 0, 0]), TWO], Limits(4, 12), "independent", "uniform")
+    tasks = Tasks([ONE, task(7, [0, 0, 0]), TWO], Limits(4, 12), candidates("independent", "uniform", refined=False))
     robust, equal = tasks.robust(), tasks.weighted([1, 1, 1])
     assert worst(robust, tasks) > worst(equal, tasks)
     assert robust.shares[2] > 1 / 3
@@ -120,13 +121,13 @@ def test_different_heads_are_refused(change: str) -> None:
     else:
         other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, model_id="other"))
     with pytest.raises(TreeoptError) as caught:
-        Tasks([ONE, other], LIMITS, "joint", "visits")
+        Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
 
 
 def test_same_prompts_in_two_tasks_are_two_texts() -> None:
     """Tasks are told apart by their place, so prompts with the same ids, even the same file, may come twice."""
-    tasks = Tasks([ONE, TWO, ONE], LIMITS, "independent", "uniform")
+    tasks = Tasks([ONE, TWO, ONE], LIMITS, candidates("independent", "uniform", refined=False))
     assert tasks.joined.sequences == 3 * 24
     assert tasks.task.tolist() == [0] * 24 + [1] * 24 + [2] * 24
     assert len(set(tasks.joined.prompt_ids)) == 3 * 24
@@ -137,5 +138,5 @@ def test_same_prompts_in_two_tasks_are_two_texts() -> None:
 
 def test_many_tasks_keep_their_order() -> None:
     """A dozen tasks: ids stay ascending, as the record demands."""
-    tasks = Tasks([THREE] * 12, LIMITS, "independent", "uniform")
+    tasks = Tasks([THREE] * 12, LIMITS, candidates("independent", "uniform", refined=False))
     assert tasks.joined.sequences == 96

@@ -15,9 +15,10 @@ from click.testing import CliRunner, Result
 from helpers import make_calibration, random_calibration
 
 from treeopt.build.curve import default_sizes
-from treeopt.build.fit import PAPER, Fitter
+from treeopt.build.fit import Fitter
 from treeopt.build.grow import grow
 from treeopt.build.judge import Judgement, judge, split
+from treeopt.build.methods import PAPER, candidates
 from treeopt.build.mixture import Tasks
 from treeopt.build.replay import replay
 from treeopt.build.trees import build_tree, tree_limits
@@ -242,7 +243,7 @@ def test_mix_gives_one_tree_and_the_matrix(tasks: list[Calibration]) -> None:
     data = treeopt_json("build", *BOTH, "--mix", "3,1", "--nodes", "12", "-o", "t.yaml")
     found = data["tasks"]
     assert found["shares"] == [0.75, 0.25]
-    wanted = Tasks(tasks, tree_limits(tasks[0], 12), "joint", "visits")
+    wanted = Tasks(tasks, tree_limits(tasks[0], 12), candidates("joint", "visits", refined=False))
     assert found["tokens_per_step"] == wanted.matrix().tokens_per_step.tolist()
     tree = load_tree("t.yaml")
     assert tree == wanted.weighted([3, 1]).fit.tree

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.build.fit import Fitter, Method
+from treeopt.build.fit import Fitter
 from treeopt.build.intervals import Interval, prediction_interval, sampling_interval
+from treeopt.build.methods import Method
 from treeopt.build.policies import steps_by_size, traced_steps
 from treeopt.calibration import MASS_SIZES, Calibration
 from treeopt.latency import LatencyProfile

@@ -16,46 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.build.grow import Growth, grow
+from treeopt.build.methods import PAPER, Method
 from treeopt.build.refine import Limits, refine
 from treeopt.build.replay import accepted_drafts, visits
 from treeopt.build.trie import Counts, Floats, PathTrie
 from treeopt.build.values import IndependentValues, JointValues, Values
 from treeopt.calibration import NONE, Calibration, Ranks
 from treeopt.errors import Code, TreeoptError
+from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
 FOLDS = 5
-STRENGTHS = (64.0, 256.0, 1024.0)
 _SETTLING_STRENGTH = 256.0
 _ROUNDS = 4  # by then trees stop changing, or circle
-VALUES = ("independent", "joint")
-WEIGHTS = ("uniform", "visits")
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a tree is estimated and grown.
-
-    `strength` is the back-off of joint values (observations a prior is worth; 0 for independent values).
-    """
-
-    values: str
-    weights: str
-    strength: float = 0.0
-    refined: bool = False
-
-    @property
-    def is_paper(self) -> bool:
-        """Whether this is the paper's method."""
-        return self.values == "independent" and self.weights == "uniform" and not self.refined
-
-    def __str__(self) -> str:
-        name = f"{self.values}, {self.weights}"
-        name += f", strength {self.strength:g}" if self.strength else ""
-        return f"{name}, refined" if self.refined else name
-
-
-PAPER = Method("independent", "uniform")
 
 
 @dataclass(frozen=True)
@@ -85,6 +58,7 @@ class Fitter:
         limits: of the trees.
         text_weights: float64 [S], importance of each text (mixtures of tasks); all 1 where None.
         refine_seconds: time for refining, that of judging whether it helps (once for each fold) included.
+        progress: told after each growth, and while refining.
 
     Raises:
         TreeoptError: E303 where the calibration holds no text.
@@ -97,10 +71,12 @@ class Fitter:
         *,
         text_weights: Floats | None = None,
         refine_seconds: float = 0.0,
+        progress: Progress = silent,
     ) -> None:
         self.calibration = calibration
         self.limits = limits
         self.refine_seconds = refine_seconds
+        self.meter = _Meter(progress)
         if not calibration.positions:
             raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
         self._lengths = np.diff(calibration.offsets)
@@ -147,7 +123,9 @@ class Fitter:
 
     def grow(self, values: Values) -> Growth:
         """Growth within the limits."""
-        return grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
+        growth = grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
+        self.meter.add(1)
+        return growth
 
     def steps(self, tree: Tree | Growth, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """int64 [texts]: steps of a tree on some of the texts (bool [S]); on all where None."""
@@ -162,10 +140,17 @@ class Fitter:
         return ranks, np.concatenate([[0], np.cumsum(lengths)])
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
-        """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all."""
+        """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all.
+
+        Where there are too few texts to tell it is the paper's, or if that is no candidate the one that backs off most.
+        """
+        self.meter.begin(_growths(methods) * (FOLDS if self.can_leave_out else 0) + _growths(methods[-1:]))
         winner, unseen = methods[0], None
         results: dict[Method, NDArray[np.int64]] = {}
-        if self.can_leave_out:
+        if not self.can_leave_out:
+            plain = [method for method in methods if not method.refined]
+            winner = PAPER if PAPER in methods else max(plain, key=lambda method: method.strength)
+        else:
             folds = self._folds(seed)
             plain = list(dict.fromkeys(method for method in methods if not method.refined))
             results = dict(zip(plain, self._unseen_steps(plain, folds), strict=True))
@@ -176,7 +161,9 @@ class Fitter:
                 winner = min(winner, refined, key=lambda method: float(results[method] @ self._weights))
             unseen = results[winner]
         trials = {str(method): round(float(steps @ self._weights)) for method, steps in results.items()}
+        self.meter.note = "all texts"
         [(growth, tree)] = self.build([winner])
+        self.meter.end()
         return Fit(growth, tree, winner, trials, unseen)
 
     def _winner(self, methods: Sequence[Method], results: Sequence[NDArray[np.int64]]) -> Method:
@@ -200,13 +187,16 @@ class Fitter:
         """
         assert max(sizes) <= self.limits.nodes
         folds = self._folds(seed)
+        self.meter.begin(_growths([method]) * len(np.unique(folds)))
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in sizes]
         for fold in np.unique(folds):
+            self.meter.note = f"all sizes, fold {fold + 1}"
             growth = self._part(folds != fold if self.can_leave_out else None).growth(method)
             ranks, offsets = self._rows(folds == fold)
             orders = growth.orders(ranks)
             for steps, nodes in zip(found, sizes, strict=True):
                 steps[folds == fold] = _steps((orders < nodes).sum(axis=1, dtype=np.int8), offsets)
+        self.meter.end()
         return found
 
     def _folds(self, seed: int) -> NDArray[np.int64]:
@@ -223,6 +213,7 @@ class Fitter:
         """For each method int64 [S]: steps on every text by a tree that was fitted without it."""
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in methods]
         for fold in range(FOLDS):
+            self.meter.note = f"texts left out: part {fold + 1} of {FOLDS}"
             part = self._part(folds != fold)
             for steps, method in zip(found, methods, strict=True):
                 tree = part.tree(method) if method.refined else part.growth(method)
@@ -235,6 +226,36 @@ def _steps(accepted: NDArray[np.int8], offsets: NDArray[np.int64]) -> NDArray[np
     begun = np.concatenate([[0], np.cumsum(visits(accepted))])
     steps: NDArray[np.int64] = np.diff(begun[offsets])
     return steps
+
+
+def _growths(methods: Sequence[Method]) -> int:
+    """How many trees are grown to build these methods from some texts, at most."""
+    plain = {dataclasses.replace(method, refined=False) for method in methods}
+    settled = {method.values for method in plain if method.weights == "visits"}  # from the paper's tree on
+    return len(plain | {PAPER} if settled else plain) + _ROUNDS * len(settled)
+
+
+class _Meter:
+    """Tells how many of the growths of one task are done."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.note = ""
+        self._done = self._total = 0
+
+    def begin(self, growths: int) -> None:
+        """So many growths follow."""
+        self._done, self._total = 0, growths
+
+    def add(self, growths: int) -> None:
+        """So many are done, or turned out not to be needed."""
+        self._done = min(self._done + growths, self._total)
+        if growths and self._total:
+            self.progress(self._done, self._total, self.note)
+
+    def end(self) -> None:
+        """What is grown now belongs to no task."""
+        self.begin(0)
 
 
 class _Part:
@@ -258,7 +279,8 @@ class _Part:
         tree = self.growth(method).tree()
         if method.refined:
             seconds = fitter.refine_seconds / (FOLDS + 1)
-            tree = refine(tree, fitter.calibration.ranks, self.weights, fitter.limits, seconds=seconds)
+            ranks, told = fitter.calibration.ranks, fitter.meter.progress
+            tree = refine(tree, ranks, self.weights, fitter.limits, seconds=seconds, progress=told)
         return tree
 
     def estimate(self, method: Method) -> Values:
@@ -299,16 +321,5 @@ class _Part:
             begun = self.weights * visits(growth.accepted(ranks))
             total += begun
             growth = self._fitter.grow(estimate(begun))
+        self._fitter.meter.add(_ROUNDS - len(seen))
         return total / len(seen)
-
-
-def candidates(values: str, weights: str, *, refined: bool) -> list[Method]:
-    """The methods that compete for these wishes, from the simplest on; the paper's is always among them."""
-    found = [PAPER]
-    if values == "joint":
-        found += [Method(values, weights, strength) for strength in STRENGTHS]
-    elif weights == "visits":
-        found.append(Method(values, weights))
-    if refined:
-        found += [Method(m.values, m.weights, m.strength, refined=True) for m in found]
-    return found

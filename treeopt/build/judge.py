@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.build.fit import PAPER, Fitter
+from treeopt.build.fit import Fitter
 from treeopt.build.intervals import Interval, difference_interval, sampling_interval
+from treeopt.build.methods import PAPER
 from treeopt.build.refine import Limits
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError

@@ -7,16 +7,32 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.build.fit import Fit, Fitter, Method, candidates
+from treeopt.build.fit import Fit, Fitter
 from treeopt.build.intervals import prediction_interval
+from treeopt.build.methods import Method, candidates
 from treeopt.build.refine import Limits
 from treeopt.build.replay import deepest_nodes, visits
 from treeopt.build.trie import Floats
 from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.tree import Expected, Tree
 from treeopt.version import VERSION
 
 DEFAULT_TOP_K = 32
+MAX_NODES = 1 << 17  # of a tree file, which has 8 MiB at most: paths of eight ranks with values fit
+
+
+def check_size(nodes: int, option: str) -> None:
+    """Raise E204 where a tree is asked for that no file could hold."""
+    if nodes > MAX_NODES:
+        raise TreeoptError(
+            Code.FILE_UNWRITABLE,
+            f"a tree of {nodes:,} nodes is too large for a file",
+            at=f"{option} {nodes}",
+            why=f"tree files have {MAX_BYTES:,} bytes at most, about {MAX_NODES:,} paths",
+            fix=f"{option} {MAX_NODES} or fewer",
+        )
 
 
 def build_tree(

@@ -7,12 +7,13 @@ import math
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from treeopt.build.fit import VALUES, WEIGHTS
 from treeopt.build.intervals import FEW_TEXTS, texts_to_halve
 from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
-from treeopt.build.trees import DEFAULT_TOP_K
+from treeopt.build.methods import VALUES, WEIGHTS
+from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic
 from treeopt.cli.console import Console, command, warn_other_heads
 from treeopt.drafter import KINDS
@@ -20,6 +21,7 @@ from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.outputs import check_output
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
+from treeopt.progress import late
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -33,6 +35,10 @@ class _Nodes(click.ParamType[int | str]):
         return click.IntRange(min=1).convert(value, param, ctx)
 
 
+_NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,}; auto: the fastest."
+_ESTIMATE_HELP = "Given with --{}, exactly these; else the paper's compete too."
+
+
 @command("build")
 @click.option(
     "--calibration",
@@ -42,7 +48,7 @@ class _Nodes(click.ParamType[int | str]):
     show_default=True,
     help="Traces, by `treeopt calibrate`; several, one a task, for a mixture.",
 )
-@click.option("--nodes", type=_Nodes(), default=64, show_default=True, help="Budget, root counted; auto: the fastest.")
+@click.option("--nodes", type=_Nodes(), default=64, show_default=True, help=_NODES_HELP)
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
@@ -53,8 +59,20 @@ class _Nodes(click.ParamType[int | str]):
 @click.option("--profile", help="Seconds a step, by `treeopt profile`; for --nodes auto.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
-@click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
-@click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
+@click.option(
+    "--values",
+    type=click.Choice(VALUES),
+    default="joint",
+    show_default=True,
+    help=_ESTIMATE_HELP.format("weights"),
+)
+@click.option(
+    "--weights",
+    type=click.Choice(WEIGHTS),
+    default="visits",
+    show_default=True,
+    help=_ESTIMATE_HELP.format("values"),
+)
 @click.option(
     "--refine", type=click.FloatRange(min=0), default=0.0, help="Seconds for exchanging nodes one by one, in all."
 )
@@ -69,8 +87,8 @@ def run(console: Console, **options: Any) -> None:
     """Grow the tree with the most tokens per step under a number of nodes.
 
     Node values are estimated from the traces; several estimates compete on texts they were not fitted to, the paper's
-    (--values independent --weights uniform) among them. Then the tree is replayed over the traces, which is exactly
-    what a decoder would do on that text.
+    (--values independent --weights uniform) among them unless both options are given. Then the tree is replayed over
+    the traces, which is exactly what a decoder would do on that text.
 
     With --kind dynamic the drafter's own estimates choose the nodes anew at every step, so nothing is grown: the file
     says how many, and which drafter. With --nodes auto each step takes as many as are worth their time.
@@ -91,7 +109,8 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     check_output(options["output"], *files, *filter(None, [options["profile"]]))
     calibrations = [load_calibration(file) for file in files]
     warn_other_heads(console, calibrations[0], job.profile)
-    built = run_job(calibrations, job)
+    with console.progress("build") as progress:
+        built = run_job(calibrations, job, progress=late(progress))
     save_tree(built.tree, options["output"])
     # Read once, and only now that the file is written: nothing could have been fitted to these texts.
     judgement = built.judgement()
@@ -121,8 +140,15 @@ def _job(options: dict[str, Any], tasks: int) -> Job:
         holdout=options["holdout"] or 0,
         profile=load_profile(options["profile"]) if auto else None,
         shares=None if options["mix"] is None else _shares(options["mix"], tasks),
+        exactly=both_given("values", "weights"),
         **{name: options[name] for name in same},
     )
+
+
+def both_given(*names: str) -> bool:
+    """Whether the user named all of these options: then nothing else competes."""
+    context = click.get_current_context()
+    return all(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in names)
 
 
 def _shares(text: str, tasks: int) -> list[float]:

@@ -7,17 +7,21 @@ from typing import Any
 import click
 
 from treeopt.build.curve import default_sizes, measure_curve, policy_curve
-from treeopt.build.fit import VALUES, WEIGHTS, Fitter, candidates
-from treeopt.build.trees import DEFAULT_TOP_K, tree_limits
+from treeopt.build.fit import Fitter
+from treeopt.build.methods import VALUES, WEIGHTS, candidates
+from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
 from treeopt.calibration import MASS_SIZES
+from treeopt.cli.build_command import both_given
 from treeopt.cli.console import Console, calibration_option, check_static_only, command, warn_other_heads
 from treeopt.drafter import KINDS
 from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.outputs import check_output
 from treeopt.files.profiles import load_profile
+from treeopt.progress import late
 
 _LARGEST = 256
+_LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profile's, else {_LARGEST}]."
 
 
 @command("curve")
@@ -26,7 +30,7 @@ _LARGEST = 256
 @click.option("--profile", help="Seconds a step, by `treeopt profile`: adds overhead and speedup.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
-@click.option("--largest", type=click.IntRange(min=1), help=f"Largest tree [default: the profile's, else {_LARGEST}].")
+@click.option("--largest", type=click.IntRange(min=1), help=_LARGEST_HELP)
 @click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
 @click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks a head.")
@@ -40,6 +44,7 @@ def run(console: Console, **options: Any) -> None:
     calibration_file = options["calibration"]
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch and --context choose from a --profile")
+    check_size(options["largest"] or 1, "--largest")
     check_output(options["output"], calibration_file, *filter(None, [options["profile"]]))
     if not options["output"].endswith(".svg"):
         raise click.BadParameter("a curve is drawn as .svg", param_hint="-o")
@@ -48,15 +53,18 @@ def run(console: Console, **options: Any) -> None:
     warn_other_heads(console, calibration, profile)
     bounds = [options["largest"]] if options["largest"] else []
     bounds += [profile.largest(options["batch"], options["context"])] if profile else []
-    largest = min(bounds, default=_LARGEST)
+    largest = min(*bounds, MAX_NODES) if bounds else _LARGEST
     where = {"profile": profile, "batch": options["batch"], "context": options["context"]}
     if options["kind"] == "dynamic":
         check_static_only(("values", "weights", "top_k"))
         curve = policy_curve(calibration, default_sizes(min(largest, MASS_SIZES[-1])), **where)
     else:
-        fitter = Fitter(calibration, tree_limits(calibration, largest, top_k=options["top_k"]))
-        method = fitter.choose(candidates(options["values"], options["weights"], refined=False)).method
-        curve = measure_curve(fitter, method, default_sizes(largest), **where)
+        exactly = both_given("values", "weights")
+        methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)
+        with console.progress("curve") as progress:
+            limits = tree_limits(calibration, largest, top_k=options["top_k"])
+            fitter = Fitter(calibration, limits, progress=late(progress))
+            curve = measure_curve(fitter, fitter.choose(methods).method, default_sizes(largest), **where)
         if not fitter.can_leave_out:
             console.warn(
                 "warning: too few different texts to leave any out; the figures are of the fitted texts themselves"
