@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from treeopt.calibration import MISS, NONE, Calibration, Provenance
@@ -46,3 +48,14 @@ def random_tree(seed: int, *, nodes: int, depth: int, ranks: int) -> Tree:
         parents = sorted(path for path in paths if len(path) < depth)
         paths.add((*parents[rng.integers(len(parents))], int(rng.integers(ranks))))
     return Tree.from_paths(paths - {()})
+
+
+def stretches(seed: int, texts: int = 60) -> Calibration:
+    """Texts that stay easy or hard for twenty tokens; all different."""
+    rng = np.random.default_rng(seed)
+    tables = []
+    for _ in range(texts):
+        hard = (np.cumsum(rng.random(80) < 0.05) + rng.integers(2)) % 2 == 1
+        easy, spread = rng.geometric(0.85, (80, 3)) - 1, rng.geometric(0.18, (80, 3)) - 1
+        tables.append(np.where(hard[:, None], spread, easy))
+    return dataclasses.replace(make_calibration(tables), token_hashes=tuple(f"{seed}-{text}" for text in range(texts)))

@@ -109,20 +109,51 @@ def test_robust_moves_weight_to_the_hard_task() -> None:
     assert robust.shares[2] > 1 / 3
 
 
-@pytest.mark.parametrize("change", ["heads_id", "model_id", "num_heads", "kept"])
+@pytest.mark.parametrize("change", ["heads_id", "model_id", "drafter_id", "num_heads", "kept"])
 def test_different_heads_are_refused(change: str) -> None:
-    """Ranks of other heads, models or lengths mean something else: E221."""
+    """Ranks of other heads, models, drafters or lengths mean something else: E221, with what differs in its place."""
     if change == "num_heads":
         other = task(5, [0, 0])
     elif change == "kept":
         other = dataclasses.replace(TWO, kept=17)
-    elif change == "heads_id":
-        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, heads_id="other"))
     else:
-        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, model_id="other"))
+        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, **{change: "other"}))
     with pytest.raises(TreeoptError) as caught:
         Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
+    names = {"num_heads": "levels", "kept": "ranks kept"}
+    assert [line.partition(":")[0] for line in caught.value.at.splitlines()] == [names.get(change, change)]
+
+
+def test_tasks_may_have_other_settings() -> None:
+    """Answers of another length or kind are what makes a task another one."""
+    other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, settings={"max_new_tokens": 9}))
+    assert Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False)).joined.sequences == 48
+
+
+@pytest.mark.parametrize(
+    ("shares", "wanted"),
+    [
+        ([1e308, 1e308], [0.5, 0.5]),
+        ([1.7e308, 5e-324], [1.0, 0.0]),
+        ([5e-324, 5e-324], [0.5, 0.5]),
+        ([1e-320, 3e-320], [0.25, 0.75]),
+        ([1e-320, 1.0], [1e-320, 1.0]),
+        ([3, 1], [0.75, 0.25]),
+    ],
+)
+def test_shares_of_any_magnitude_are_normalised(shares: list[float], wanted: list[float]) -> None:
+    """Shares near the ends of the range of numbers neither overflow nor vanish; only their ratio counts."""
+    mixed = Tasks([ONE, TWO], LIMITS, candidates("joint", "visits", refined=False)).weighted(shares)
+    np.testing.assert_allclose(mixed.shares, wanted, rtol=1e-3, atol=0)
+    assert np.isfinite(mixed.tokens_per_step).all()
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, np.nan, np.inf])
+def test_shares_that_are_no_positive_numbers_are_refused(share: float) -> None:
+    """Nothing else can be a share."""
+    with pytest.raises(ValueError, match="positive"):
+        Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform", refined=False)).weighted([1.0, share])
 
 
 def test_same_prompts_in_two_tasks_are_two_texts() -> None:

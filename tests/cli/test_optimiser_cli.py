@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from helpers import make_calibration, random_calibration
+from helpers import random_calibration, stretches
 
 from treeopt.build.curve import default_sizes
 from treeopt.build.fit import Fitter
@@ -48,17 +47,6 @@ def treeopt_json(*arguments: str) -> dict[str, Any]:
     """The one JSON object on standard output."""
     parsed: dict[str, Any] = json.loads(treeopt(*arguments, "--json").stdout)
     return parsed
-
-
-def stretches(seed: int, texts: int = 60) -> Calibration:
-    """Texts that stay easy or hard for twenty tokens; all different."""
-    rng = np.random.default_rng(seed)
-    tables = []
-    for _ in range(texts):
-        hard = (np.cumsum(rng.random(80) < 0.05) + rng.integers(2)) % 2 == 1
-        easy, spread = rng.geometric(0.85, (80, 3)) - 1, rng.geometric(0.18, (80, 3)) - 1
-        tables.append(np.where(hard[:, None], spread, easy))
-    return dataclasses.replace(make_calibration(tables), token_hashes=tuple(f"{seed}-{text}" for text in range(texts)))
 
 
 @pytest.fixture
@@ -296,6 +284,10 @@ CONTRADICTIONS = {
     "share in words": [*BOTH, "--mix", "one,two"],
     "share not a number": [*BOTH, "--mix", "nan,1"],
     "share infinite": [*BOTH, "--mix", "inf,1"],
+    "share of no size": [*BOTH, "--mix", "0,1"],
+    "share beyond all numbers": [*BOTH, "--mix", "1e999,1"],
+    "refining for no number": ["--calibration", "one.safetensors", "--refine", "nan"],
+    "refining for ever": ["--calibration", "one.safetensors", "--refine", "inf"],
     "nodes in words": ["--nodes", "many"],
     "no nodes": ["--nodes", "0"],
     "unknown values": ["--values", "both"],

@@ -23,7 +23,7 @@ from treeopt.build.trie import Counts, Floats, PathTrie
 from treeopt.build.values import IndependentValues, JointValues, Values
 from treeopt.calibration import NONE, Calibration, Ranks
 from treeopt.errors import Code, TreeoptError
-from treeopt.progress import Progress, silent
+from treeopt.progress import Meter, Progress, silent
 from treeopt.tree import Tree
 
 FOLDS = 5
@@ -76,7 +76,7 @@ class Fitter:
         self.calibration = calibration
         self.limits = limits
         self.refine_seconds = refine_seconds
-        self.meter = _Meter(progress)
+        self.meter = Meter(progress)
         if not calibration.positions:
             raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
         self._lengths = np.diff(calibration.offsets)
@@ -233,29 +233,6 @@ def _growths(methods: Sequence[Method]) -> int:
     plain = {dataclasses.replace(method, refined=False) for method in methods}
     settled = {method.values for method in plain if method.weights == "visits"}  # from the paper's tree on
     return len(plain | {PAPER} if settled else plain) + _ROUNDS * len(settled)
-
-
-class _Meter:
-    """Tells how many of the growths of one task are done."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.note = ""
-        self._done = self._total = 0
-
-    def begin(self, growths: int) -> None:
-        """So many growths follow."""
-        self._done, self._total = 0, growths
-
-    def add(self, growths: int) -> None:
-        """So many are done, or turned out not to be needed."""
-        self._done = min(self._done + growths, self._total)
-        if growths and self._total:
-            self.progress(self._done, self._total, self.note)
-
-    def end(self) -> None:
-        """What is grown now belongs to no task."""
-        self.begin(0)
 
 
 class _Part:

@@ -96,14 +96,14 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
         TreeoptError: E204 where no file could hold the tree, E221 where the tasks' calibrations do not belong together,
             E230 where the profile lacks something.
     """
-    if job.nodes is not None:
-        check_size(job.nodes, "--nodes")
     if job.shares is not None and len(job.shares) != len(calibrations):
         raise ValueError(f"{len(job.shares)} shares for {len(calibrations)} calibrations")
     if len(calibrations) > 1:
         return _several(calibrations, job, progress)
     if job.robust or not calibrations:
         raise ValueError("a robust tree needs several calibrations, any tree at least one")
+    if job.nodes is not None:
+        check_size(tree_limits(calibrations[0], job.nodes, **_cuts(job)), calibrations[0].num_heads, "--nodes")
     fitted, aside, dropped = calibrations[0], None, 0
     if job.holdout:
         fitted, aside, dropped = split(calibrations[0], job.holdout)
@@ -126,6 +126,7 @@ def _several(calibrations: Sequence[Calibration], job: Job, progress: Progress) 
     if job.holdout or job.refine_seconds or job.nodes is None:
         raise ValueError("a holdout, refining and the fastest size take one calibration")
     limits = tree_limits(calibrations[0], job.nodes, **_cuts(job))
+    check_size(limits, calibrations[0].num_heads, "--nodes")
     tasks = Tasks(calibrations, limits, job.methods, progress=progress)
     matrix = tasks.matrix()
     shares = job.shares or [calibration.positions for calibration in calibrations]

@@ -15,7 +15,6 @@ from treeopt.build.methods import Method
 from treeopt.build.refine import Limits
 from treeopt.build.trie import Floats
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
@@ -58,7 +57,7 @@ class Tasks:
         progress: told after each growth, and each round of the robust tree.
 
     Raises:
-        TreeoptError: E221 where they are of different models or heads.
+        TreeoptError: E221 where they are of different models, heads or drafters.
     """
 
     def __init__(
@@ -150,11 +149,7 @@ def _join(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.
     """All texts as one calibration, and int64 [S]: the task of each. The same prompt in two tasks stays two texts."""
     first = calibrations[0]
     for other in calibrations[1:]:
-        one, two = first.provenance, other.provenance
-        same = (one.model_id, one.heads_id, first.num_heads, first.kept)
-        if same != (two.model_id, two.heads_id, other.num_heads, other.kept):
-            what = "the tasks' calibrations are of different models, heads or numbers of ranks"
-            raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=f"{one.heads_id} and {two.heads_id}")
+        first.check_comparable(other, settings=False)  # tasks may differ in the length or kind of their answers
     lengths = np.concatenate([np.diff(calibration.offsets) for calibration in calibrations])
     task = np.repeat(np.arange(len(calibrations)), [calibration.sequences for calibration in calibrations])
     ids = [f"{t:04}/{prompt}" for t, calibration in enumerate(calibrations) for prompt in calibration.prompt_ids]

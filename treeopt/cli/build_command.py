@@ -9,11 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from treeopt.build.intervals import FEW_TEXTS, texts_to_halve
+from treeopt.build.intervals import FEW_TEXTS, FEWEST_TEXTS, texts_to_halve
 from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
 from treeopt.build.methods import VALUES, WEIGHTS
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
+from treeopt.calibration import Calibration
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic
 from treeopt.cli.console import Console, command, warn_other_heads
 from treeopt.drafter import KINDS
@@ -176,23 +177,37 @@ def _report(console: Console, built: Built, output: str) -> None:
     console.say(f"method                    {built.fit.method}")
     console.say(f"expected tokens per step  {expected.independent:.3f}  independent: 1 + sum of products of accuracies")
     console.say(
-        f"                          {expected.replay:.3f}  replay: what a decoder yields on the "
-        f"{built.fitted.sequences} traced texts"
+        f"                          {expected.replay:.3f}  replay: what a decoder yields on {texts_of(built.fitted)}"
     )
     if expected.unseen is not None:
-        more = texts_to_halve(built.fitted.sequences)
-        console.say(
-            f"                          {expected.unseen:.3f}  unseen: the same on texts left out of the fit; "
-            f"{expected.low:.3f} to {expected.high:.3f} on"
-        )
-        console.say(
-            f"                                 as many new prompts (90 %); {more} more prompts would halve that"
-        )
-    if built.fitted.sequences < FEW_TEXTS:
-        console.warn(f"warning: intervals from fewer than {FEW_TEXTS} texts are too narrow")
+        line = f"                          {expected.unseen:.3f}  unseen: the same on texts left out of the fit"
+        if expected.low is None:
+            console.say(line)
+        else:
+            more = texts_to_halve(built.fitted.distinct)
+            console.say(f"{line}; {expected.low:.3f} to {expected.high:.3f} on")
+            console.say(
+                f"                                 as many new prompts (90 %); {more} more prompts would halve that"
+            )
+    if built.fitted.distinct < FEW_TEXTS:
+        console.warn(few_texts(built.fitted))
     if built.fit.steps is None:
-        console.warn("warning: too few different texts to compare methods or to leave any out: the paper's tree")
+        taken = "the paper's tree" if built.fit.method.is_paper else "the tree that was asked for"
+        console.warn(f"warning: too few different texts to compare methods or to leave any out: {taken}")
     console.note(f"wrote {output}")
+
+
+def texts_of(calibration: Calibration) -> str:
+    """How many texts, and how many different ones where some are equal."""
+    count, distinct = calibration.sequences, calibration.distinct
+    return f"{count} texts" + (f", {distinct} distinct" if distinct != count else "")
+
+
+def few_texts(calibration: Calibration) -> str:
+    """The warning below `FEW_TEXTS` different texts."""
+    if calibration.distinct < FEWEST_TEXTS:
+        return f"warning: {texts_of(calibration)}: no interval without two different ones"
+    return f"warning: intervals from fewer than {FEW_TEXTS} different texts are too narrow"
 
 
 def _report_choice(console: Console, built: Built) -> None:
@@ -220,14 +235,17 @@ def _report_tasks(console: Console, built: Built, files: tuple[str, ...]) -> Non
 def _report_judgement(console: Console, judgement: Judgement | None) -> None:
     if judgement is None:
         return
-    low, high = judgement.gain.low, judgement.gain.high
+    interval, gain = judgement.interval, judgement.gain
+    distinct = f", {judgement.distinct} distinct" if judgement.distinct != judgement.texts else ""
+    between = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
     console.say(
-        f"judged on {judgement.texts} texts set aside ({judgement.dropped} that stand in both dropped): "
-        f"{judgement.tokens_per_step:.4f} ({judgement.interval.low:.3f} to {judgement.interval.high:.3f})"
+        f"judged on {judgement.texts} texts{distinct} set aside ({judgement.dropped} that stand in both dropped): "
+        f"{judgement.tokens_per_step:.4f}{between}"
     )
+    between = "" if gain is None else f" ({gain.low:+.3f} to {gain.high:+.3f} tokens)"
     console.say(
         f"the paper's tree there: {judgement.paper_tokens_per_step:.4f}; gain "
-        f"{judgement.tokens_per_step / judgement.paper_tokens_per_step - 1:+.2%} ({low:+.3f} to {high:+.3f} tokens)"
+        f"{judgement.tokens_per_step / judgement.paper_tokens_per_step - 1:+.2%}{between}"
     )
 
 
@@ -243,6 +261,7 @@ def _as_dict(built: Built, judgement: Judgement | None, output: str) -> dict[str
         "expected_tokens_per_step": {name: value for name, value in vars(tree.expected).items() if name != "top_k"},
         "steps_on_unseen_texts": built.fit.trials,
         "texts_fitted": built.fitted.sequences,
+        "texts_distinct": built.fitted.distinct,
         "paths": tree.paths,
         "values": tree.values,
         "output": output,

@@ -46,8 +46,8 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     if policy.expected.low is not None:
         between = f"{policy.expected.low:.3f} to {policy.expected.high:.3f}"
         console.say(f"                          {between} on as many new prompts (90 %)")
-        if calibration.sequences < FEW_TEXTS:
-            console.warn(f"warning: intervals from fewer than {FEW_TEXTS} texts are too narrow")
+        if calibration.distinct < FEW_TEXTS:
+            console.warn(f"warning: intervals from fewer than {FEW_TEXTS} different texts are too narrow")
     if policy.prices:
         console.say(f"mean nodes of a step      {policy.expected.nodes:.1f}")
     report_reliability(console, calibration)

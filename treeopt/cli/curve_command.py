@@ -8,10 +8,11 @@ import click
 
 from treeopt.build.curve import default_sizes, measure_curve, policy_curve
 from treeopt.build.fit import Fitter
+from treeopt.build.intervals import FEW_TEXTS, Interval
 from treeopt.build.methods import VALUES, WEIGHTS, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
 from treeopt.calibration import MASS_SIZES
-from treeopt.cli.build_command import both_given
+from treeopt.cli.build_command import both_given, few_texts, texts_of
 from treeopt.cli.console import Console, calibration_option, check_static_only, command, warn_other_heads
 from treeopt.drafter import KINDS
 from treeopt.files.atomic import write_text
@@ -44,7 +45,6 @@ def run(console: Console, **options: Any) -> None:
     calibration_file = options["calibration"]
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch and --context choose from a --profile")
-    check_size(options["largest"] or 1, "--largest")
     check_output(options["output"], calibration_file, *filter(None, [options["profile"]]))
     if not options["output"].endswith(".svg"):
         raise click.BadParameter("a curve is drawn as .svg", param_hint="-o")
@@ -52,8 +52,8 @@ def run(console: Console, **options: Any) -> None:
     profile = load_profile(options["profile"]) if options["profile"] else None
     warn_other_heads(console, calibration, profile)
     bounds = [options["largest"]] if options["largest"] else []
-    bounds += [profile.largest(options["batch"], options["context"])] if profile else []
-    largest = min(*bounds, MAX_NODES) if bounds else _LARGEST
+    bounds += [min(profile.largest(options["batch"], options["context"]), MAX_NODES)] if profile else []
+    largest = min(bounds, default=_LARGEST)
     where = {"profile": profile, "batch": options["batch"], "context": options["context"]}
     if options["kind"] == "dynamic":
         check_static_only(("values", "weights", "top_k"))
@@ -61,8 +61,9 @@ def run(console: Console, **options: Any) -> None:
     else:
         exactly = both_given("values", "weights")
         methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)
+        limits = tree_limits(calibration, largest, top_k=options["top_k"])
+        check_size(limits, calibration.num_heads, "--largest")
         with console.progress("curve") as progress:
-            limits = tree_limits(calibration, largest, top_k=options["top_k"])
             fitter = Fitter(calibration, limits, progress=late(progress))
             curve = measure_curve(fitter, fitter.choose(methods).method, default_sizes(largest), **where)
         if not fitter.can_leave_out:
@@ -75,17 +76,26 @@ def run(console: Console, **options: Any) -> None:
     rows = []
     for point in curve.points:
         speed = ["-", "-"] if point.speedup is None else [f"{point.overhead:.2f}", f"{point.speedup:.2f}"]
-        low, high = point.prediction.low, point.prediction.high
+        interval = point.prediction
+        shown = "-" if interval is None else f"{interval.low:.3f}-{interval.high:.3f}"
         mark = " best" if point.nodes == curve.best else ""
-        rows.append([f"{point.nodes}{mark}", f"{point.tokens_per_step:.3f}", f"{low:.3f}-{high:.3f}", *speed])
+        rows.append([f"{point.nodes}{mark}", f"{point.tokens_per_step:.3f}", shown, *speed])
     console.table(["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"], rows)
+    console.say(f"tokens per step over {texts_of(calibration)}")
+    if calibration.distinct < FEW_TEXTS:
+        console.warn(few_texts(calibration))
     console.note(f"wrote {options['output']}")
     points = [
-        {**vars(point), "sampling": vars(point.sampling), "prediction": vars(point.prediction)}
+        {**vars(point), "sampling": _ends(point.sampling), "prediction": _ends(point.prediction)}
         for point in curve.points
     ]
     data = {"points": points, "best": curve.best, "method": curve.method, "expected": curve.expected}
+    data |= {"texts": calibration.sequences, "texts_distinct": calibration.distinct}
     console.result({**data, "output": options["output"]})
+
+
+def _ends(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else vars(interval)
 
 
 command = run
