@@ -175,3 +175,12 @@ def test_below_two_texts_there_is_no_interval(texts: int) -> None:
     assert sampling_interval(*few) is prediction_interval(*few) is difference_interval(*few, few[1]) is None
     assert width(sampling_interval(tokens, steps)) > 0
     assert width(prediction_interval(tokens, steps)) > 0
+
+
+def test_text_that_outweighs_all_others_has_no_interval() -> None:
+    """Where nearly all weight is on one text the others say nothing of how it would vary."""
+    tokens, steps = np.array([100.0, 1.0, 1.0]), np.array([40.0, 0.5, 0.5])
+    assert sampling_interval(tokens, steps) is prediction_interval(tokens, steps) is None
+    tokens, steps = np.array([100.0, 30.0]), np.array([40.0, 15.0])  # 130^2 / (100^2 + 30^2) = 1.55
+    assert width(sampling_interval(tokens, steps)) > 0
+    assert sampling_interval(np.array([100.0, 25.0]), steps) is None  # 1.47

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import random_calibration, stretches
-from program import treeopt, treeopt_json
+from helpers import make_calibration, random_calibration, stretches
+from program import error_number, treeopt, treeopt_json
 
 from treeopt.build.fit import Fitter
 from treeopt.build.methods import candidates
 from treeopt.build.trees import tree_limits
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import save_calibration
+from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
+from treeopt.latency import LatencyPoint, LatencyProfile
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +219,56 @@ def test_drafters_do_not_mix() -> None:
     assert "error[E221]" in error
     assert "drafter_id: none and d1" in error
     assert "heads_id" not in error
+
+
+@pytest.mark.parametrize("command", [["build", "--nodes", "auto"], ["curve"]])
+def test_profile_without_one_node_is_refused_before_any_work(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overhead and speedup are over a step of one node, so a profile must hold it: no tree is grown otherwise."""
+    save_calibration(stretches(1), "calibration.safetensors")
+    points = [LatencyPoint(n, 1, 64, 0.01, 0.01, 0.01) for n in (8, 64)]
+    save_profile(LatencyProfile.from_points(points), "p.yaml")
+    monkeypatch.setattr("treeopt.build.fit.grow", lambda *_, **__: pytest.fail("a tree was grown"))
+    assert error_number(treeopt(*command, "--profile", "p.yaml", status=3)) == "E230"
+
+
+def test_profile_of_one_size_gives_the_root() -> None:
+    """Where one node alone was timed, the fastest size is one node."""
+    save_calibration(stretches(1), "calibration.safetensors")
+    save_profile(LatencyProfile.from_points([LatencyPoint(1, 1, 64, 0.01, 0.01, 0.01)]), "p.yaml")
+    assert treeopt_json("build", "--nodes", "auto", "--profile", "p.yaml")["nodes"] == 1
+    assert [point["nodes"] for point in treeopt_json("curve", "--profile", "p.yaml")["points"]] == [1]
+
+
+@pytest.mark.parametrize("command", [["build"], ["curve"], ["show", "mc_sim_7b_63"]])
+@pytest.mark.parametrize("texts", [0, 3])
+def test_calibration_without_text_is_one_error(command: list[str], texts: int) -> None:
+    """No texts, or texts without a token, are nothing to build, draw or replay from."""
+    made = stretches(1, 3).select(range(texts))
+    made = dataclasses.replace(made, ranks=made.ranks[:0], offsets=np.zeros(texts + 1, np.int64))
+    save_calibration(made, "calibration.safetensors")
+    assert error_number(treeopt(*command, "--calibration", "calibration.safetensors", status=3)) == "E303"
+
+
+HOSTILE = {
+    "texts of one token": [np.zeros((1, 4), int)] * 8,
+    "all misses": [np.full((20, 4), 99)] * 8,
+    "one head": [np.zeros((20, 1), int)] * 8,
+    "always right": [np.zeros((20, 4), int)] * 8,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("kept", [1, 16])
+def test_degenerate_traces_give_right_trees(name: str, kept: int) -> None:
+    """Nothing to guess, nothing guessed, or everything: the tree is the root alone, or the chain of best guesses."""
+    made = make_calibration(HOSTILE[name], kept=kept)
+    made = dataclasses.replace(made, token_hashes=tuple(f"text {s}" for s in range(8)))
+    save_calibration(made, "calibration.safetensors")
+    data = treeopt_json("build", "--nodes", "6", "--values", "independent", "--weights", "uniform")
+    chain = {"one head": [[0]], "always right": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}
+    assert data["paths"] == chain.get(name, [])
+    assert data["expected_tokens_per_step"]["replay"] == 1.0 + len(data["paths"]) * (name in chain)
+    assert treeopt_json("build", "--nodes", "6", "--top-k", "999999999", "--max-rank", "300")["nodes"] >= data["nodes"]
+    assert treeopt_json("curve", "--largest", "6")["points"]

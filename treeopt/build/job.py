@@ -13,7 +13,7 @@ from treeopt.build.refine import Limits
 from treeopt.build.sizes import SizeChoice, best_size
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, describe, tree_limits
 from treeopt.calibration import Calibration
-from treeopt.latency import LatencyProfile
+from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
@@ -111,6 +111,7 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
     if nodes is None:
         if job.profile is None:
             raise ValueError("the fastest size needs a latency profile")
+        job.profile.seconds(ONE_NODE, job.batch, job.context)  # speedups are over one node: without, no work
         plain = [method for method in job.methods if not method.refined]
         most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
         sizing = Fitter(fitted, tree_limits(fitted, most, **_cuts(job)), progress=progress)

@@ -9,13 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from treeopt.build.intervals import FEW_TEXTS, FEWEST_TEXTS, texts_to_halve
+from treeopt.build.intervals import texts_to_halve
 from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
 from treeopt.build.methods import VALUES, WEIGHTS
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
-from treeopt.calibration import Calibration
-from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic
+from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command, warn_other_heads
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
@@ -189,25 +188,11 @@ def _report(console: Console, built: Built, output: str) -> None:
             console.say(
                 f"                                 as many new prompts (90 %); {more} more prompts would halve that"
             )
-    if built.fitted.distinct < FEW_TEXTS:
-        console.warn(few_texts(built.fitted))
+    warn_few_texts(console, built.fitted)
     if built.fit.steps is None:
         taken = "the paper's tree" if built.fit.method.is_paper else "the tree that was asked for"
         console.warn(f"warning: too few different texts to compare methods or to leave any out: {taken}")
     console.note(f"wrote {output}")
-
-
-def texts_of(calibration: Calibration) -> str:
-    """How many texts, and how many different ones where some are equal."""
-    count, distinct = calibration.sequences, calibration.distinct
-    return f"{count} texts" + (f", {distinct} distinct" if distinct != count else "")
-
-
-def few_texts(calibration: Calibration) -> str:
-    """The warning below `FEW_TEXTS` different texts."""
-    if calibration.distinct < FEWEST_TEXTS:
-        return f"warning: {texts_of(calibration)}: no interval without two different ones"
-    return f"warning: intervals from fewer than {FEW_TEXTS} different texts are too narrow"
 
 
 def _report_choice(console: Console, built: Built) -> None:

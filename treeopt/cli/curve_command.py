@@ -8,17 +8,19 @@ import click
 
 from treeopt.build.curve import default_sizes, measure_curve, policy_curve
 from treeopt.build.fit import Fitter
-from treeopt.build.intervals import FEW_TEXTS, Interval
+from treeopt.build.intervals import Interval
 from treeopt.build.methods import VALUES, WEIGHTS, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
 from treeopt.calibration import MASS_SIZES
-from treeopt.cli.build_command import both_given, few_texts, texts_of
+from treeopt.cli.build_command import both_given
+from treeopt.cli.build_dynamic import texts_of, warn_few_texts
 from treeopt.cli.console import Console, calibration_option, check_static_only, command, warn_other_heads
 from treeopt.drafter import KINDS
 from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.outputs import check_output
 from treeopt.files.profiles import load_profile
+from treeopt.latency import ONE_NODE
 from treeopt.progress import late
 
 _LARGEST = 256
@@ -51,6 +53,8 @@ def run(console: Console, **options: Any) -> None:
     calibration = load_calibration(calibration_file)
     profile = load_profile(options["profile"]) if options["profile"] else None
     warn_other_heads(console, calibration, profile)
+    if profile is not None:
+        profile.seconds(ONE_NODE, options["batch"], options["context"])  # speedups are over one node: without, no work
     bounds = [options["largest"]] if options["largest"] else []
     bounds += [min(profile.largest(options["batch"], options["context"]), MAX_NODES)] if profile else []
     largest = min(bounds, default=_LARGEST)
@@ -82,8 +86,7 @@ def run(console: Console, **options: Any) -> None:
         rows.append([f"{point.nodes}{mark}", f"{point.tokens_per_step:.3f}", shown, *speed])
     console.table(["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"], rows)
     console.say(f"tokens per step over {texts_of(calibration)}")
-    if calibration.distinct < FEW_TEXTS:
-        console.warn(few_texts(calibration))
+    warn_few_texts(console, calibration)
     console.note(f"wrote {options['output']}")
     points = [
         {**vars(point), "sampling": _ends(point.sampling), "prediction": _ends(point.prediction)}
