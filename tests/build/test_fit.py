@@ -307,6 +307,20 @@ def test_unseen_steps_fall_with_size(method: Method) -> None:
     assert found[-1].tolist() == fit.steps.tolist()
 
 
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_unseen_steps_of_every_size_are_those_of_prefixes(method: Method) -> None:
+    """Each size replays the tree of the growth's first nodes, on the texts that the growth left out."""
+    calibration = random_calibration(12, sequences=10, length=30)
+    fitter = Fitter(calibration, Limits(14, 16))
+    folds = fitter._folds(0)
+    sizes = list(range(1, 15))
+    for nodes, steps in zip(sizes, fitter.unseen_by_size(method, sizes), strict=True):
+        for fold in range(FOLDS):
+            [(growth, _)] = fitter.build([method], folds != fold)
+            own = replay(growth.tree(nodes), calibration.select(np.flatnonzero(folds == fold)))
+            assert steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
+
+
 def test_unseen_steps_below_five_texts_are_seen_ones() -> None:
     """Too few texts to leave any out: all are replayed by the tree of all."""
     fitter = Fitter(random_calibration(1, sequences=3), Limits(8, 16))

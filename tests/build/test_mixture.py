@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from helpers import make_calibration
 
 from treeopt.build.fit import Fitter
-from treeopt.build.methods import candidates
+from treeopt.build.methods import PAPER, candidates
 from treeopt.build.mixture import Mixed, Tasks
 from treeopt.build.refine import Limits
 from treeopt.build.replay import replay
@@ -19,6 +20,7 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 
 LIMITS = Limits(10, 12)
+PAPER_ALONE = {"values": "independent", "weights": "uniform"}
 
 
 def task(seed: int, best: Sequence[int], *, texts: int = 24, length: int = 40) -> Calibration:
@@ -99,6 +101,24 @@ def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str)
     assert worst(robust, tasks) >= worst(equal, tasks)
     assert robust.shares.sum() == pytest.approx(1.0)
     assert (robust.shares > 0).all()
+
+
+@pytest.mark.parametrize("tasks", [(ONE, TWO), (ONE, TWO, THREE), (ONE, ONE), (task(7, [0, 0, 0]), THREE, TWO)])
+def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...]) -> None:
+    """Shares are those of the first round with the best worst task: each round weighs exp(8 * what a task lost)."""
+    own = [replay(build_tree(c, 10, top_k=12, **PAPER_ALONE), c).tokens_per_step for c in tasks]
+    shares, rounds = [1.0 / len(tasks)] * len(tasks), []
+    for _ in range(12):
+        tree = Tasks(tasks, LIMITS, [PAPER]).weighted(shares).fit.tree
+        kept = [replay(tree, c).tokens_per_step / best for c, best in zip(tasks, own, strict=True)]
+        rounds.append((min(kept), shares))
+        moved = [share * math.exp(8.0 * (1.0 - each)) for share, each in zip(shares, kept, strict=True)]
+        shares = [share / sum(moved) for share in moved]
+    most = max(worst for worst, _ in rounds)
+    wanted = next(shares for worst, shares in rounds if worst == most)
+    found = Tasks(tasks, LIMITS, [PAPER]).robust()
+    np.testing.assert_allclose(found.shares, wanted, rtol=1e-9)
+    assert min(tau / best for tau, best in zip(found.tokens_per_step, own, strict=True)) == pytest.approx(most)
 
 
 def test_robust_moves_weight_to_the_hard_task() -> None:
