@@ -1,12 +1,18 @@
-"""Building, compiling and replaying: seconds, against a best-first heap in the same run.
+"""Building, compiling and replaying: seconds, against a best-first heap in the same run; and the whole command.
 
-python bench/build.py
+python bench/build.py [CALIBRATION]     random traces of 512 texts where no calibration is named
 """
 
 from __future__ import annotations
 
 import functools
 import heapq
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 
 import numpy as np
 from timing import interleaved, machine, verdict
@@ -14,12 +20,16 @@ from timing import interleaved, machine, verdict
 from treeopt.build.grow import grow
 from treeopt.build.replay import Replay, accepted_drafts, visits
 from treeopt.build.values import IndependentValues
+from treeopt.calibration import MISS, NONE, Calibration, Provenance
+from treeopt.files.calibrations import save_calibration
 from treeopt.runtime.buffers import compile_tree
 from treeopt.tree import Tree
 
 HEADS, RANKS = 5, 16
 BUILD_GOALS = {64: 0.001, 1024: 0.010, 1_000_000: 5.0}
 POSITIONS, SEQUENCES = 1_000_000, 2_000
+COMMAND_GOALS = {64: 1.0, 1024: 2.0, 16_384: 15.0, 131_072: 120.0}
+TEXTS, TOKENS, KEPT = 512, 160, 32
 
 
 def accuracy_table() -> np.ndarray:
@@ -46,6 +56,39 @@ def heap_build(table: np.ndarray, nodes: int) -> Tree:
             for rank, share in enumerate(rows[depth]):
                 heapq.heappush(heap, (value * share, depth + 1, (*path, rank)))
     return Tree.from_paths(paths, values)
+
+
+def random_calibration() -> Calibration:
+    """Texts of one length, whose ranks fall off roughly as those of real heads do."""
+    ranks = np.minimum(np.random.default_rng(0).geometric(0.3, (TEXTS, TOKENS, HEADS)) - 1, MISS)
+    ranks[ranks >= KEPT] = MISS
+    ranks[:, np.arange(TOKENS)[:, None] + np.arange(1, HEADS + 1) >= TOKENS] = NONE
+    return Calibration(
+        ranks=ranks.reshape(-1, HEADS).astype(np.uint8),
+        offsets=np.arange(TEXTS + 1, dtype=np.int64) * TOKENS,
+        prompt_ids=tuple(f"random:{text:08}" for text in range(TEXTS)),
+        token_hashes=tuple(map(str, range(TEXTS))),
+        kept=KEPT,
+        provenance=Provenance("random", "", "random", "", {}),
+    )
+
+
+def time_command(calibration: str | None) -> None:
+    """`treeopt build` from process start to end, by its defaults, on one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = calibration or str(Path(folder, "random.safetensors"))
+        if calibration is None:
+            save_calibration(random_calibration(), file)
+        for nodes, goal in COMMAND_GOALS.items():
+            command = [sys.executable, "-m", "treeopt", "build", "--calibration", file, "--nodes", str(nodes), "-q"]
+            begin = time.perf_counter()
+            subprocess.run(
+                [*command, "-o", str(Path(folder, "tree.yaml"))],
+                check=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+            )
+            print(verdict(f"treeopt build --nodes {nodes}", time.perf_counter() - begin, goal, "s"))
 
 
 def main() -> None:
@@ -75,6 +118,7 @@ def main() -> None:
             "replay 64 nodes over 1 M positions", interleaved({"replay": replay_all}, repeats=5)["replay"], 0.5, "s"
         )
     )
+    time_command(sys.argv[1] if len(sys.argv) > 1 else None)
 
 
 if __name__ == "__main__":

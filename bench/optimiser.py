@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from timing import machine, verdict
 
-from treeopt.build.fit import Fit, Fitter, candidates
+from treeopt.build.fit import Fit, Fitter
 from treeopt.build.intervals import Interval, prediction_interval, sampling_interval
 from treeopt.build.judge import Judgement, judge
+from treeopt.build.methods import candidates
 from treeopt.build.refine import Limits
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -60,3 +61,14 @@ def without_checksum(path: Path) -> bytes:
     del header["sha256"]
     written: bytes = save(load(raw), metadata={"treeopt": json.dumps(header)})
     return written
+
+
+def stretches(seed: int, texts: int = 60) -> Calibration:
+    """Texts that stay easy or hard for twenty tokens; all different."""
+    rng = np.random.default_rng(seed)
+    tables = []
+    for _ in range(texts):
+        hard = (np.cumsum(rng.random(80) < 0.05) + rng.integers(2)) % 2 == 1
+        easy, spread = rng.geometric(0.85, (80, 3)) - 1, rng.geometric(0.18, (80, 3)) - 1
+        tables.append(np.where(hard[:, None], spread, easy))
+    return dataclasses.replace(make_calibration(tables), token_hashes=tuple(f"{seed}-{text}" for text in range(texts)))

@@ -131,6 +131,7 @@ def test_standard_error_clusters_by_sequence() -> None:
     """Texts that are all hits or all misses tell less than as many mixed positions."""
     apart = make_calibration([np.full((9, 1), rank) for rank in (0, 1, 0, 1)])
     mixed = make_calibration([np.array([[0], [1]] * 5)[:9] for _ in range(4)])
+    apart, mixed = (dataclasses.replace(made, token_hashes=("a", "b", "c", "d")) for made in (apart, mixed))
     assert apart.accuracy[0, 0] == mixed.accuracy[0, 0] == 0.5
     assert mixed.standard_error(1)[0, 0] == 0.0
     assert apart.standard_error(1)[0, 0] == pytest.approx(math.sqrt(4 / 3 * 4 * 16) / 32)
@@ -356,11 +357,83 @@ def test_steps_go_with_their_sequences() -> None:
         np.testing.assert_array_equal(getattr(parts[2].steps, name), getattr(whole.steps, name)[own])
 
 
-def test_merge_without_steps_has_none() -> None:
-    """Traces of steps are of all texts, or of none."""
+def test_merge_with_and_without_steps_is_refused() -> None:
+    """Traces of steps are of all texts or of none; they are not dropped in silence, in whichever order."""
     whole = with_steps(1)
     bare = dataclasses.replace(whole.select([0]), steps=None)
-    assert whole.select([1, 2]).merge(bare).steps is None
+    for one, other in ((whole.select([1, 2]), bare), (bare, whole.select([1, 2]))):
+        with pytest.raises(TreeoptError, match="trees of steps") as caught:
+            one.merge(other)
+        assert caught.value.code is Code.CALIBRATION_MISMATCH
+        assert "--kind" in caught.value.fix
+    assert bare.merge(bare).steps is None
+
+
+def test_merge_with_no_texts_keeps_the_steps() -> None:
+    """A calibration without texts holds no traces to lose: merged on either side it changes nothing."""
+    whole, nothing = with_steps(1), dataclasses.replace(with_steps(1).select([]), steps=None)
+    for merged in (whole.merge(nothing), nothing.merge(whole)):
+        assert merged.steps is not None
+        np.testing.assert_array_equal(merged.steps.orders, whole.steps.orders if whole.steps else None)
+
+
+DIFFERENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "drafter": ({"drafter_id": "d1"}, ["drafter_id: none and d1"]),
+    "two": ({"drafter_id": "d1", "heads_id": "h2"}, ["heads_id: h1 and h2", "drafter_id: none and d1"]),
+    "setting": ({"settings": {"answers": "sampled"}}, ["settings answers: greedy and sampled"]),
+    "setting of one": ({"settings": {"answers": "greedy", "seed": 0}}, ["settings seed: not there and 0"]),
+    "type of a setting": ({"settings": {"answers": ["greedy"]}}, ["settings answers: greedy and ['greedy']"]),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_differences_are_named_with_both_values(name: str) -> None:
+    """The error holds a line for each thing that differs, with two different values, and nothing that is equal."""
+    change, lines = DIFFERENCES[name]
+    whole = two_texts()
+    with pytest.raises(TreeoptError) as caught:
+        whole.check_comparable(part(whole, {0}, **change), settings=True)
+    assert caught.value.at.splitlines() == lines
+    assert caught.value.fix
+
+
+def test_settings_count_where_they_are_to_be_compared() -> None:
+    """Tasks of a mixture may have answers of another kind or length; levels and ranks kept must always agree."""
+    whole = two_texts()
+    other = part(whole, {0}, settings={"answers": "sampled"})
+    whole.check_comparable(other, settings=False)
+    with pytest.raises(TreeoptError, match="settings answers"):
+        whole.check_comparable(other, settings=True)
+    with pytest.raises(TreeoptError) as caught:
+        whole.check_comparable(make_calibration([np.zeros((3, 3))], kept=5), settings=False)
+    assert caught.value.at.splitlines() == ["levels: 2 and 3", "ranks kept: 4 and 5"]
+
+
+def test_distinct_texts_are_those_with_tokens_and_a_hash_of_their_own() -> None:
+    """Equal texts count once, and a text without a token not at all."""
+    whole = random_calibration(3, sequences=6)
+    assert dataclasses.replace(whole, token_hashes=tuple("abcaba")).distinct == 3
+    empty = dataclasses.replace(whole.select([0, 1]), ranks=whole.ranks[:0], offsets=np.zeros(3, np.int64))
+    assert empty.distinct == 0
+
+
+def test_standard_error_of_equal_texts_is_that_of_one() -> None:
+    """Each text three times over tells as much as each once, and one text in many copies tells nothing."""
+    once = random_calibration(5, sequences=6, length=30)
+    once = dataclasses.replace(once, token_hashes=tuple("abcdef"))
+    chosen = [s for s in range(6) for _ in range(3)]
+    rows = [once.sequence(s) for s in chosen]
+    thrice = Calibration(
+        ranks=np.concatenate(rows),
+        offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+        prompt_ids=tuple(f"set:{i:08}" for i in range(18)),
+        token_hashes=tuple("abcdef"[s] for s in chosen),
+        kept=once.kept,
+        provenance=once.provenance,
+    )
+    np.testing.assert_allclose(thrice.standard_error(3), once.standard_error(3), rtol=1e-12)
+    same = dataclasses.replace(thrice, token_hashes=("a",) * 18)
+    assert np.isnan(same.standard_error(3)).all()
 
 
 def test_merge_of_another_drafter_is_refused() -> None:

@@ -7,14 +7,16 @@ Everything else is derived from these traces: hits, trials, accuracies, standard
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.provenance import Provenance as Provenance
+from treeopt.provenance import merged
 
 MISS = 254  # the true token's rank lies beyond the ranks that were kept
 NONE = 255  # there is no true token: the text had ended
@@ -22,32 +24,8 @@ MAX_RANKS = 253  # most ranks a calibration can keep
 MASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 254)  # nodes, the root counted
 
 Ranks = NDArray[np.uint8]
+_STEPS = "trees of steps"
 T = TypeVar("T", bound=np.generic)
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """How a calibration was measured, so that its numbers can be made again.
-
-    `model_id` and `heads_id` fingerprint the weights, `drafter_id` (empty for the heads' plain guesses) what corrects
-    them; with `settings` they decide what may be merged. `drafter` is the drafter's file. `prompts` names each prompt
-    file with its SHA-256; `made_by` the versions and device.
-    """
-
-    model: str
-    model_id: str
-    heads: str
-    heads_id: str
-    settings: Mapping[str, Any]
-    prompts: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the file, its name
-    made_by: Mapping[str, Any] = field(default_factory=dict)
-    drafter_id: str = ""
-    drafter: str = ""
-
-    def mergeable(self) -> dict[str, Any]:
-        """What two calibrations must have in common."""
-        ids = {"model_id": self.model_id, "heads_id": self.heads_id, "drafter_id": self.drafter_id}
-        return {**ids, "settings": dict(self.settings)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,40 +160,70 @@ class Calibration:
         """float64 [H, kept]: share of trials with rank r exactly (top-(r+1) minus top-r; the paper's a_k^(i))."""
         return _frozen(self.hits / np.maximum(self.trials, 1)[:, None])
 
-    def standard_error(self, top_k: int) -> NDArray[np.float64]:
-        """float64 [H, top_k]: standard error of `accuracy`, clustered by sequence: a text's tokens are not independent.
+    @functools.cached_property
+    def distinct(self) -> int:
+        """The number of different texts, those without a token left out: what intervals and errors rest on."""
+        return len({self.token_hashes[s] for s in np.flatnonzero(np.diff(self.offsets))})
 
-        The ratio estimator's: sqrt(S/(S-1) * sum over sequences of (hits - accuracy * trials)^2) / trials.
+    def standard_error(self, top_k: int) -> NDArray[np.float64]:
+        """float64 [H, top_k]: standard error of `accuracy`, clustered by text: a text's tokens are not independent.
+
+        The ratio estimator's: sqrt(S/(S-1) * sum over texts of (hits - accuracy * trials)^2) / trials, where equal
+        texts are one and S is the number of different ones. NaN below two of them, and where there are no trials.
         """
-        errors = np.zeros((self.num_heads, top_k))
+        errors = np.full((self.num_heads, top_k), np.nan)
         filled = np.flatnonzero(np.diff(self.offsets))  # reduceat gives a row of its own to empty sequences
+        if self.distinct < 2:
+            return errors
         starts = self.offsets[filled]
-        if len(filled) < 2:
-            return np.full_like(errors, np.nan)
-        errors[self.trials == 0] = np.nan
+        _, text = np.unique([self.token_hashes[s] for s in filled], return_inverse=True)
+
+        def by_text(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+            counts = np.add.reduceat(chosen.astype(np.int64), starts)
+            return np.bincount(text, weights=counts).astype(np.float64)
+
         for h in np.flatnonzero(self.trials):
-            trials = np.add.reduceat((self.ranks[:, h] != NONE).astype(np.int64), starts)
+            trials = by_text(self.ranks[:, h] != NONE)
             for r in range(min(top_k, self.kept)):
-                hits = np.add.reduceat((self.ranks[:, h] == r).astype(np.int64), starts)
-                spread = np.sum((hits - self.accuracy[h, r] * trials) ** 2)
-                errors[h, r] = np.sqrt(spread * len(filled) / (len(filled) - 1)) / self.trials[h]
+                spread = np.sum((by_text(self.ranks[:, h] == r) - self.accuracy[h, r] * trials) ** 2)
+                errors[h, r] = np.sqrt(spread * self.distinct / (self.distinct - 1)) / self.trials[h]
+            errors[h, self.kept :] = 0.0
         return errors
+
+    def check_comparable(self, other: Calibration, *, settings: bool) -> None:
+        """Raise E221 unless ranks mean the same in both: the same model, heads, drafter, levels and ranks kept.
+
+        Args:
+            other: the other calibration.
+            settings: whether both must have been measured alike, too, and trace trees of steps both or neither.
+        """
+        sides = [record.provenance.mergeable() for record in (self, other)]
+        for side, record in zip(sides, (self, other), strict=True):
+            measured = side.pop("settings")
+            side |= {"levels": record.num_heads, "ranks kept": record.kept}
+            if settings:
+                side |= {f"settings {name}": value for name, value in measured.items()}
+            if settings and self.sequences and other.sequences:
+                side[_STEPS] = "not traced" if record.steps is None else "traced"
+        keys = list(dict.fromkeys(key for side in sides for key in side))
+        differing = [key for key in keys if sides[0].get(key) != sides[1].get(key)]
+        if differing:
+            values = {key: [_shown(side[key]) if key in side else "not there" for side in sides] for key in differing}
+            same_kind = "one --kind for all, static or dynamic" if differing == [_STEPS] else "the same options for all"
+            raise TreeoptError(
+                Code.CALIBRATION_MISMATCH,
+                f"the calibrations differ in {', '.join(differing)}",
+                at="\n".join(f"{key}: {one} and {two}" for key, (one, two) in values.items()),
+                fix=f"treeopt calibrate again, with {same_kind}",
+            )
 
     def merge(self, other: Calibration) -> Calibration:
         """Both, by prompt id: associative and commutative; a prompt in both counts once.
 
         Raises:
-            TreeoptError: E221 where model, heads or settings differ, or one prompt has two different traces.
+            TreeoptError: E221 where `check_comparable` finds a difference, or one prompt has two different traces.
         """
-        mine, theirs = self.provenance.mergeable(), other.provenance.mergeable()
-        differing = [key for key in mine if mine[key] != theirs[key]]
-        if self.num_heads != other.num_heads or self.kept != other.kept:
-            differing.append("heads or ranks kept")
-        if differing:
-            lines = [f"{key}: {mine.get(key)} and {theirs.get(key)}" for key in differing if key in mine]
-            raise TreeoptError(
-                Code.CALIBRATION_MISMATCH, f"the calibrations differ in {', '.join(differing)}", at="\n".join(lines)
-            )
+        self.check_comparable(other, settings=True)
         parts = {prompt: (self, s) for s, prompt in enumerate(self.prompt_ids)}
         for s, prompt in enumerate(other.prompt_ids):
             if prompt in parts and not _same_trace(*parts[prompt], other, s):
@@ -232,7 +240,7 @@ class Calibration:
             prompt_ids=tuple(sorted(parts)),
             token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
             kept=self.kept,
-            provenance=_merge_provenance(self.provenance, other.provenance),
+            provenance=merged(self.provenance, other.provenance),
             steps=_joined(steps),
         )
 
@@ -246,7 +254,7 @@ class Calibration:
             token_hashes=tuple(self.token_hashes[s] for s in chosen),
             kept=self.kept,
             provenance=self.provenance,
-            steps=_joined([self.sequence_steps(s) for s in chosen]) if len(chosen) else None,
+            steps=_joined([self.sequence_steps(s) for s in chosen]),
         )
 
     def sequence(self, s: int) -> Ranks:
@@ -263,9 +271,15 @@ def _offsets(rows: Sequence[Ranks]) -> NDArray[np.int64]:
 
 
 def _joined(parts: Sequence[StepTraces | None]) -> StepTraces | None:
-    """All of them; None where one lacks them."""
+    """All of them; None where there are none."""
     known = [part for part in parts if part is not None]
-    return StepTraces.joined(known) if known and len(known) == len(parts) else None
+    assert len(known) in (0, len(parts))
+    return StepTraces.joined(known) if known else None
+
+
+def _shown(value: object) -> str:
+    """A value of the provenance in a message."""
+    return "none" if value == "" else str(value) if isinstance(value, str) else repr(value)
 
 
 def _frozen(array: NDArray[T]) -> NDArray[T]:
@@ -277,27 +291,3 @@ def _frozen(array: NDArray[T]) -> NDArray[T]:
 def _same_trace(record: Calibration, s: int, other: Calibration, t: int) -> bool:
     same_tokens = record.token_hashes[s] == other.token_hashes[t]
     return same_tokens and np.array_equal(record.sequence(s), other.sequence(t))
-
-
-def _merge_provenance(one: Provenance, other: Provenance) -> Provenance:
-    """Names and versions where both agree; else both, sorted, so that the order of merging leaves no trace."""
-    made_by = {
-        key: _both(one.made_by.get(key), other.made_by.get(key)) for key in sorted({*one.made_by, *other.made_by})
-    }
-    names = sorted({*one.prompts.items(), *other.prompts.items()})
-    return Provenance(
-        model=min(one.model, other.model),
-        model_id=one.model_id,
-        heads=min(one.heads, other.heads),
-        heads_id=one.heads_id,
-        settings=one.settings,
-        prompts=dict(sorted(dict(reversed(names)).items())),  # one name a file: the first in order
-        made_by=made_by,
-        drafter_id=one.drafter_id,
-        drafter=min(one.drafter, other.drafter),
-    )
-
-
-def _both(one: Any, other: Any) -> Any:
-    parts = {str(part) for value in (one, other) if value is not None for part in str(value).split(" | ")}
-    return one if one == other else " | ".join(sorted(parts))

@@ -38,7 +38,11 @@ class Code(enum.Enum):
     HEADS_INVALID = ("E211", EXIT_INPUT, "a heads checkpoint does not have the Medusa layout")
     HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads were not made for this base model")
     CALIBRATION_INVALID = ("E220", EXIT_INPUT, "a calibration breaks one of its own rules")
-    CALIBRATION_MISMATCH = ("E221", EXIT_INPUT, "only calibrations of the same model, heads and settings merge")
+    CALIBRATION_MISMATCH = (
+        "E221",
+        EXIT_INPUT,
+        "ranks of other models, heads, drafters or settings do not count together",
+    )
     DRAFTER_INVALID = ("E222", EXIT_INPUT, "a drafter breaks one of its own rules")
     DRAFTER_MISMATCH = ("E223", EXIT_INPUT, "traces and trees hold for the drafter that they were made with")
     PROFILE_INVALID = ("E230", EXIT_INPUT, "a latency profile holds positive seconds, once for each size")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import random_calibration
 
 from treeopt.build.curve import Curve, default_sizes, measure_curve
-from treeopt.build.fit import PAPER, Fitter, Method
-from treeopt.build.intervals import prediction_interval, sampling_interval
+from treeopt.build.fit import Fitter
+from treeopt.build.intervals import Interval, by_text, prediction_interval, sampling_interval
+from treeopt.build.methods import PAPER, Method
+from treeopt.build.refine import Limits
 from treeopt.build.trees import tree_limits
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
@@ -52,14 +56,25 @@ def test_points_ascend_from_exactly_one(method: Method) -> None:
     assert [point.nodes for point in curve.points] == SIZES
     assert curve.method == str(method)
     first, *_ = curve.points
-    assert (first.tokens_per_step, first.sampling.low, first.prediction.high) == (1.0, 1.0, 1.0)
+    assert (first.sampling, first.prediction) == (Interval(1.0, 1.0), Interval(1.0, 1.0))
+    assert first.tokens_per_step == 1.0
     taus = [point.tokens_per_step for point in curve.points]
     assert taus == sorted(taus)
     tokens = np.diff(fitter.calibration.offsets)
     for point, steps in zip(curve.points, fitter.unseen_by_size(method, SIZES), strict=True):
         assert point.tokens_per_step == tokens.sum() / steps.sum()
-        assert point.sampling == sampling_interval(tokens, steps)
-        assert point.prediction == prediction_interval(tokens, steps)
+        texts = by_text(fitter.calibration.token_hashes, tokens, steps)
+        assert point.sampling == sampling_interval(*texts)
+        assert point.prediction == prediction_interval(*texts)
+
+
+@pytest.mark.parametrize("hashes", ["a", "aaa"])
+def test_one_text_in_any_number_of_copies_has_no_interval(hashes: str) -> None:
+    """How texts vary is unknown from one of them, so there is no interval, and none of no width."""
+    calibration = random_calibration(3, sequences=len(hashes))
+    fitter = Fitter(dataclasses.replace(calibration, token_hashes=tuple(hashes)), Limits(8, 16))
+    for point in measure_curve(fitter, PAPER, [1, 4, 8]).points:
+        assert (point.sampling, point.prediction) == (None, None)
 
 
 def test_points_are_on_texts_left_out() -> None:

@@ -11,8 +11,9 @@ import pytest
 from helpers import make_calibration, random_calibration, random_tree
 from numpy.typing import NDArray
 
-from treeopt.build.fit import FOLDS, PAPER, STRENGTHS, Fitter, Method, candidates
+from treeopt.build.fit import FOLDS, Fitter
 from treeopt.build.grow import Growth, grow
+from treeopt.build.methods import PAPER, STRENGTHS, Method, candidates
 from treeopt.build.refine import Limits
 from treeopt.build.replay import accepted_drafts, replay, visits
 from treeopt.build.trees import build_tree
@@ -154,6 +155,44 @@ def test_candidates_begin_with_the_paper() -> None:
     assert len({str(method) for method in refined}) == 8
 
 
+def test_exact_candidates_leave_the_paper_out() -> None:
+    """Where values and weights are wanted exactly, joint ones compete by strength alone and others not at all."""
+    joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
+    assert candidates("joint", "visits", refined=False, exactly=True) == joint
+    assert candidates("independent", "visits", refined=False, exactly=True) == [Method("independent", "visits")]
+    assert candidates("independent", "uniform", refined=False, exactly=True) == [PAPER]
+    refined = candidates("independent", "visits", refined=True, exactly=True)
+    assert refined == [Method("independent", "visits"), Method("independent", "visits", refined=True)]
+
+
+def test_exact_method_of_few_texts_backs_off_most() -> None:
+    """Below five texts nothing tells strengths apart: the greatest is taken, and not the paper's tree."""
+    methods = candidates("joint", "uniform", refined=True, exactly=True)
+    fit = Fitter(random_calibration(1, sequences=3), Limits(16, 16)).choose(methods)
+    assert (fit.method, fit.steps) == (Method("joint", "uniform", 1024.0), None)
+
+
+@pytest.mark.parametrize("values", ["joint", "independent"])
+def test_progress_ends_with_all_growths_done(values: str) -> None:
+    """Each growth is told, none goes back, and the last one makes the task whole, also where trees settle early."""
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int, note: str) -> None:
+        assert note
+        told.append((done, total))
+
+    fitter = Fitter(random_calibration(2), Limits(12, 16), progress=progress)
+    fit = fitter.choose(candidates(values, "visits", refined=False))
+    assert told[-1] == (told[0][1], told[0][1])
+    assert told == sorted(told)
+    assert len({total for _, total in told}) == 1
+    told.clear()
+    fitter.build([fit.method])
+    assert told == []
+    fitter.unseen_by_size(fit.method, [1, 4, 12])
+    assert told[-1][0] == told[-1][1]
+
+
 def test_is_paper_is_the_paper_alone() -> None:
     """Any other values, weights or refinement are not the paper's."""
     assert PAPER.is_paper
@@ -266,6 +305,20 @@ def test_unseen_steps_fall_with_size(method: Method) -> None:
     fit = fitter.choose([method])
     assert fit.steps is not None
     assert found[-1].tolist() == fit.steps.tolist()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_unseen_steps_of_every_size_are_those_of_prefixes(method: Method) -> None:
+    """Each size replays the tree of the growth's first nodes, on the texts that the growth left out."""
+    calibration = random_calibration(12, sequences=10, length=30)
+    fitter = Fitter(calibration, Limits(14, 16))
+    folds = fitter._folds(0)
+    sizes = list(range(1, 15))
+    for nodes, steps in zip(sizes, fitter.unseen_by_size(method, sizes), strict=True):
+        for fold in range(FOLDS):
+            [(growth, _)] = fitter.build([method], folds != fold)
+            own = replay(growth.tree(nodes), calibration.select(np.flatnonzero(folds == fold)))
+            assert steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
 
 
 def test_unseen_steps_below_five_texts_are_seen_ones() -> None:

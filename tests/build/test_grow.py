@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.build.grow import Growth, grow
+from treeopt.build.replay import accepted_drafts
 from treeopt.build.values import Floats, IndependentValues
 from treeopt.tree import Path, Tree
 
@@ -210,6 +211,33 @@ def test_max_depth_is_respected(max_depth: int) -> None:
     growth = grow(IndependentValues(table), 40, max_depth=max_depth)
     assert in_order(growth) == by_heap(table[:max_depth], 40)
     assert growth.tree().depth == min(max_depth, 3)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 9, 60])
+@pytest.mark.parametrize("seed", range(4))
+def test_orders_are_the_places_of_paths_in_growth(seed: int, nodes: int) -> None:
+    """Each prefix of a row is looked up in the list of paths; sentinels and ranks that did not grow are beyond it."""
+    growth = grow(IndependentValues(random_table(seed, 4, 6)), nodes)
+    place = {path: i for i, (path, _) in enumerate(in_order(growth), start=1)}
+    ranks = np.random.default_rng(seed).choice([0, 1, 2, 3, 4, 5, 9, 254, 255], (300, 4)).astype(np.uint8)
+    depth, beyond = growth.paths.shape[1], len(growth.values) + 1
+    wanted = [[place.get(tuple(row[: d + 1]), beyond) for d in range(depth)] for row in ranks.tolist()]
+    assert growth.orders(ranks).tolist() == wanted
+    assert growth.accepted(ranks).tolist() == accepted_drafts(growth.tree(), ranks).tolist()
+    paths = [(), *place]
+    assert [paths[parent + 1] for parent in growth.parents] == [path[:-1] for path in place]
+
+
+def test_same_tree_is_found_without_making_it() -> None:
+    """Equal paths with values equal to six digits, whatever their order, and nothing else."""
+    tables = [random_table(seed, 3, 4) for seed in range(3)]
+    tables += [tables[0] * (1 + 1e-12), tables[0] * 0.5, tables[0][:, ::-1], np.zeros((3, 4))]
+    growths = [grow(IndependentValues(table), nodes) for table in tables for nodes in (5, 12)]
+    for one, other in itertools.product(growths, repeat=2):
+        assert one.makes_the_tree_of(other) == (one.tree() == other.tree())
+    tied = [grow(IndependentValues(np.array([row, [0.5] * 2])), 7) for row in ([0.4, 0.4 + 1e-13], [0.4, 0.4])]
+    assert tied[0].paths.tolist() != tied[1].paths.tolist()
+    assert tied[0].makes_the_tree_of(tied[1])
 
 
 def test_growth_stops_where_nothing_has_value() -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from treeopt.build.intervals import (
     LEVEL,
     Interval,
+    by_text,
     difference_interval,
     prediction_interval,
     sampling_interval,
@@ -25,8 +26,9 @@ def random_texts(rng: np.random.Generator, count: int) -> tuple[Ints, Ints]:
     return tokens, np.ceil(tokens / pace).astype(np.int64)
 
 
-def width(interval: Interval) -> float:
+def width(interval: Interval | None) -> float:
     """From end to end."""
+    assert interval is not None
     return interval.high - interval.low
 
 
@@ -147,3 +149,38 @@ def test_prediction_covers_nine_in_ten_and_sampling_does_not() -> None:
             covered[name] += interval.low <= measured <= interval.high
     assert 0.84 <= covered["prediction"] / 200 <= 0.96
     assert covered["sampling"] / 200 < 0.84
+
+
+def test_equal_texts_are_summed_in_the_order_of_their_first() -> None:
+    """Tokens and steps of equal texts add up to one text; texts that weigh nothing are left out."""
+    tokens, steps = np.array([10, 20, 0, 30, 10, 5]), np.array([5, 8, 0, 9, 4, 5])
+    found = by_text(["b", "a", "empty", "c", "b", "a"], tokens, steps, steps * 2)
+    assert [each.tolist() for each in found] == [[20, 25, 30], [9, 13, 9], [18, 26, 18]]
+    weighted = by_text(["x", "y", "x"], np.array([0.5, 0.0, 1.5]), np.array([0.25, 0.0, 1.0]))
+    assert [each.tolist() for each in weighted] == [[2.0], [1.25]]
+
+
+def test_different_texts_are_left_as_they_are() -> None:
+    """Without equal texts the draws, and so the intervals, are those of the texts themselves."""
+    tokens, steps = random_texts(np.random.default_rng(11), 30)
+    found = by_text([f"{7919 * i % 31}" for i in range(30)], tokens, steps)
+    assert [each.tolist() for each in found] == [tokens.tolist(), steps.tolist()]
+
+
+@pytest.mark.parametrize("texts", [0, 1])
+def test_below_two_texts_there_is_no_interval(texts: int) -> None:
+    """One text, or none, does not say how texts vary; two say a little."""
+    tokens, steps = random_texts(np.random.default_rng(12), 2)
+    few = tokens[:texts], steps[:texts]
+    assert sampling_interval(*few) is prediction_interval(*few) is difference_interval(*few, few[1]) is None
+    assert width(sampling_interval(tokens, steps)) > 0
+    assert width(prediction_interval(tokens, steps)) > 0
+
+
+def test_text_that_outweighs_all_others_has_no_interval() -> None:
+    """Where nearly all weight is on one text the others say nothing of how it would vary."""
+    tokens, steps = np.array([100.0, 1.0, 1.0]), np.array([40.0, 0.5, 0.5])
+    assert sampling_interval(tokens, steps) is prediction_interval(tokens, steps) is None
+    tokens, steps = np.array([100.0, 30.0]), np.array([40.0, 15.0])  # 130^2 / (100^2 + 30^2) = 1.55
+    assert width(sampling_interval(tokens, steps)) > 0
+    assert sampling_interval(np.array([100.0, 25.0]), steps) is None  # 1.47

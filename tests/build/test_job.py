@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration
 
-from treeopt.build.fit import PAPER, Fitter
+from treeopt.build.fit import Fitter
 from treeopt.build.job import Job, run_job
+from treeopt.build.methods import PAPER
 from treeopt.build.refine import Limits
 from treeopt.build.trees import build_tree
 from treeopt.calibration import Calibration

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from helpers import make_calibration
 
-from treeopt.build.fit import Fitter, candidates
+from treeopt.build.fit import Fitter
+from treeopt.build.methods import PAPER, candidates
 from treeopt.build.mixture import Mixed, Tasks
 from treeopt.build.refine import Limits
 from treeopt.build.replay import replay
@@ -18,6 +20,7 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 
 LIMITS = Limits(10, 12)
+PAPER_ALONE = {"values": "independent", "weights": "uniform"}
 
 
 def task(seed: int, best: Sequence[int], *, texts: int = 24, length: int = 40) -> Calibration:
@@ -41,7 +44,7 @@ def worst(mixed: Mixed, tasks: Tasks) -> float:
 def test_matrix_is_replay_with_an_unseen_diagonal() -> None:
     """Each task's tree on each task; on its own task by trees that left the text out."""
     calibrations = (ONE, TWO, THREE)
-    matrix = Tasks(calibrations, LIMITS, "joint", "visits").matrix()
+    matrix = Tasks(calibrations, LIMITS, candidates("joint", "visits", refined=False)).matrix()
     assert matrix.tokens_per_step.shape == (3, 3)
     for i, own in enumerate(calibrations):
         fit = Fitter(own, LIMITS).choose(candidates("joint", "visits", refined=False))
@@ -58,7 +61,7 @@ def test_all_weight_on_one_task_gives_its_tree(home: int) -> None:
     """What weighs a millionth decides nothing: the mixture's paths are those of the one task's paper tree."""
     shares = [1e-9, 1e-9]
     shares[home] = 1.0
-    mixed = Tasks([ONE, TWO], LIMITS, "independent", "uniform").weighted(shares)
+    mixed = Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform", refined=False)).weighted(shares)
     alone = build_tree([ONE, TWO][home], 10, top_k=12, values="independent", weights="uniform")
     assert mixed.fit.tree.paths == alone.paths
     assert mixed.shares[home] == pytest.approx(1.0)
@@ -66,7 +69,7 @@ def test_all_weight_on_one_task_gives_its_tree(home: int) -> None:
 
 def test_shares_are_of_tokens() -> None:
     """Each task's tokens weigh its share, however many texts it has: accuracies are mixed by the shares."""
-    tasks = Tasks([ONE, THREE], LIMITS, "independent", "uniform")
+    tasks = Tasks([ONE, THREE], LIMITS, candidates("independent", "uniform", refined=False))
     mixed = tasks.weighted([3, 1])
     np.testing.assert_allclose(mixed.shares, [0.75, 0.25])
     hits = [c.hits[0] / c.positions for c in (ONE, THREE)]
@@ -83,7 +86,7 @@ def test_shares_are_of_tokens() -> None:
 
 def test_shares_by_tokens_weigh_every_text_alike() -> None:
     """With the numbers of tokens as shares the mixture is the tree of all texts put together."""
-    tasks = Tasks([ONE, THREE], LIMITS, "joint", "visits")
+    tasks = Tasks([ONE, THREE], LIMITS, candidates("joint", "visits", refined=False))
     mixed = tasks.weighted([ONE.positions, THREE.positions])
     together = Fitter(tasks.joined, LIMITS).choose(candidates("joint", "visits", refined=False))
     assert mixed.fit.tree == together.tree
@@ -93,40 +96,89 @@ def test_shares_by_tokens_weigh_every_text_alike() -> None:
 @pytest.mark.parametrize(("values", "weights"), [("independent", "uniform"), ("joint", "visits")])
 def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str) -> None:
     """Weight moves to the task left furthest behind, so the worst one keeps at least what equal weights leave it."""
-    tasks = Tasks([ONE, TWO, THREE], LIMITS, values, weights)
+    tasks = Tasks([ONE, TWO, THREE], LIMITS, candidates(values, weights, refined=False))
     robust, equal = tasks.robust(), tasks.weighted([1, 1, 1])
     assert worst(robust, tasks) >= worst(equal, tasks)
     assert robust.shares.sum() == pytest.approx(1.0)
     assert (robust.shares > 0).all()
 
 
+@pytest.mark.parametrize("tasks", [(ONE, TWO), (ONE, TWO, THREE), (ONE, ONE), (task(7, [0, 0, 0]), THREE, TWO)])
+def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...]) -> None:
+    """Shares are those of the first round with the best worst task: each round weighs exp(8 * what a task lost)."""
+    own = [replay(build_tree(c, 10, top_k=12, **PAPER_ALONE), c).tokens_per_step for c in tasks]
+    shares, rounds = [1.0 / len(tasks)] * len(tasks), []
+    for _ in range(12):
+        tree = Tasks(tasks, LIMITS, [PAPER]).weighted(shares).fit.tree
+        kept = [replay(tree, c).tokens_per_step / best for c, best in zip(tasks, own, strict=True)]
+        rounds.append((min(kept), shares))
+        moved = [share * math.exp(8.0 * (1.0 - each)) for share, each in zip(shares, kept, strict=True)]
+        shares = [share / sum(moved) for share in moved]
+    most = max(worst for worst, _ in rounds)
+    wanted = next(shares for worst, shares in rounds if worst == most)
+    found = Tasks(tasks, LIMITS, [PAPER]).robust()
+    np.testing.assert_allclose(found.shares, wanted, rtol=1e-9)
+    assert min(tau / best for tau, best in zip(found.tokens_per_step, own, strict=True)) == pytest.approx(most)
+
+
 def test_robust_moves_weight_to_the_hard_task() -> None:
     """Two tasks want the same ranks and one wants others: equal weights neglect it, robust ones do not."""
-    tasks = Tasks([ONE, task(7, [0, 0, 0]), TWO], Limits(4, 12), "independent", "uniform")
+    tasks = Tasks([ONE, task(7, [0, 0, 0]), TWO], Limits(4, 12), candidates("independent", "uniform", refined=False))
     robust, equal = tasks.robust(), tasks.weighted([1, 1, 1])
     assert worst(robust, tasks) > worst(equal, tasks)
     assert robust.shares[2] > 1 / 3
 
 
-@pytest.mark.parametrize("change", ["heads_id", "model_id", "num_heads", "kept"])
+@pytest.mark.parametrize("change", ["heads_id", "model_id", "drafter_id", "num_heads", "kept"])
 def test_different_heads_are_refused(change: str) -> None:
-    """Ranks of other heads, models or lengths mean something else: E221."""
+    """Ranks of other heads, models, drafters or lengths mean something else: E221, with what differs in its place."""
     if change == "num_heads":
         other = task(5, [0, 0])
     elif change == "kept":
         other = dataclasses.replace(TWO, kept=17)
-    elif change == "heads_id":
-        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, heads_id="other"))
     else:
-        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, model_id="other"))
+        other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, **{change: "other"}))
     with pytest.raises(TreeoptError) as caught:
-        Tasks([ONE, other], LIMITS, "joint", "visits")
+        Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
+    names = {"num_heads": "levels", "kept": "ranks kept"}
+    assert [line.partition(":")[0] for line in caught.value.at.splitlines()] == [names.get(change, change)]
+
+
+def test_tasks_may_have_other_settings() -> None:
+    """Answers of another length or kind are what makes a task another one."""
+    other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, settings={"max_new_tokens": 9}))
+    assert Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False)).joined.sequences == 48
+
+
+@pytest.mark.parametrize(
+    ("shares", "wanted"),
+    [
+        ([1e308, 1e308], [0.5, 0.5]),
+        ([1.7e308, 5e-324], [1.0, 0.0]),
+        ([5e-324, 5e-324], [0.5, 0.5]),
+        ([1e-320, 3e-320], [0.25, 0.75]),
+        ([1e-320, 1.0], [1e-320, 1.0]),
+        ([3, 1], [0.75, 0.25]),
+    ],
+)
+def test_shares_of_any_magnitude_are_normalised(shares: list[float], wanted: list[float]) -> None:
+    """Shares near the ends of the range of numbers neither overflow nor vanish; only their ratio counts."""
+    mixed = Tasks([ONE, TWO], LIMITS, candidates("joint", "visits", refined=False)).weighted(shares)
+    np.testing.assert_allclose(mixed.shares, wanted, rtol=1e-3, atol=0)
+    assert np.isfinite(mixed.tokens_per_step).all()
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, np.nan, np.inf])
+def test_shares_that_are_no_positive_numbers_are_refused(share: float) -> None:
+    """Nothing else can be a share."""
+    with pytest.raises(ValueError, match="positive"):
+        Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform", refined=False)).weighted([1.0, share])
 
 
 def test_same_prompts_in_two_tasks_are_two_texts() -> None:
     """Tasks are told apart by their place, so prompts with the same ids, even the same file, may come twice."""
-    tasks = Tasks([ONE, TWO, ONE], LIMITS, "independent", "uniform")
+    tasks = Tasks([ONE, TWO, ONE], LIMITS, candidates("independent", "uniform", refined=False))
     assert tasks.joined.sequences == 3 * 24
     assert tasks.task.tolist() == [0] * 24 + [1] * 24 + [2] * 24
     assert len(set(tasks.joined.prompt_ids)) == 3 * 24
@@ -137,5 +189,5 @@ def test_same_prompts_in_two_tasks_are_two_texts() -> None:
 
 def test_many_tasks_keep_their_order() -> None:
     """A dozen tasks: ids stay ascending, as the record demands."""
-    tasks = Tasks([THREE] * 12, LIMITS, "independent", "uniform")
+    tasks = Tasks([THREE] * 12, LIMITS, candidates("independent", "uniform", refined=False))
     assert tasks.joined.sequences == 96

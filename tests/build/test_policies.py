@@ -51,7 +51,7 @@ def naive(policy: TreePolicy, calibration: Calibration) -> tuple[list[int], list
                 if estimated > gain:
                     size, gain = nodes, estimated
             accepted = 0
-            while accepted < policy.depth and calibration.steps.orders[at, accepted] < size:
+            while accepted < min(policy.depth, calibration.num_heads) and calibration.steps.orders[at, accepted] < size:
                 accepted += 1
             at, count = at + 1 + accepted, count + 1
             sizes.append(size)
@@ -72,6 +72,32 @@ def test_replay_is_a_naive_loop(seed: int, prices: tuple[tuple[int, float], ...]
     assert found.steps == sum(steps)
     assert calibration.steps is not None
     assert sizes_of(policy, calibration.steps)[found.visited].tolist() == sizes
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("prices", [(), ((2, 0.3), (32, 0.9))])
+def test_replay_ends_at_the_depth_of_the_policy(depth: int, prices: tuple[tuple[int, float], ...]) -> None:
+    """No step accepts more drafts than the policy is deep, nor more than there are levels in the traces."""
+    calibration = traced(11, exact=True)
+    policy = TreePolicy(32, depth, "d1", prices)
+    found = replay_policy(policy, calibration)
+    assert found.steps_by_sequence().tolist() == naive(policy, calibration)[0]
+    assert found.depth == min(depth, 3)
+    assert found.accepted[found.visited].max() == min(depth, 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_size_of_each_step_is_that_of_the_most_tokens_above_the_price(seed: int) -> None:
+    """Every position takes what a loop over the prices finds, the smallest of equal ones; prices lie far apart."""
+    calibration = traced(seed)
+    assert calibration.steps is not None
+    for prices in (((1, 0.0), (254, 2.0)), ((4, 0.1), (6, 0.1), (192, 0.7), (254, 0.7)), ((3, 0.0), (8, 0.0))):
+        wanted = []
+        for mass in calibration.steps.mass.astype(float):
+            gains = [mass[MASS_SIZES.index(size)] - price for size, price in prices]
+            wanted.append(prices[gains.index(max(gains))][0])
+        policy = TreePolicy(prices[-1][0], 3, "d1", prices)
+        assert sizes_of(policy, calibration.steps).tolist() == wanted
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 17, 254])
@@ -147,6 +173,37 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
     assert policy.expected is not None
     assert policy.expected.replay == pytest.approx(calibration.positions / sum(steps), rel=1e-6)
     assert policy.expected.nodes == pytest.approx(np.mean(sizes), rel=1e-6)
+
+
+def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[int]) -> tuple[float, int]:
+    """The rate that prices of the best round are at, and its largest size, by twelve rounds of the naive loop."""
+    value, reached, best, largest = 1 / profile.seconds(1), 0.0, 0.0, 2
+    for _ in range(12):
+        prices = tuple((size, value * profile.seconds(size)) for size in sizes)
+        _, taken = naive(TreePolicy(sizes[-1], calibration.num_heads, "d1", prices), calibration)
+        found = calibration.positions / sum(profile.seconds(size) for size in taken)
+        if found <= reached:
+            break
+        best, reached, largest = value, found, max(taken)
+        value = found
+    return best, largest
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seconds", [SECONDS, {1: 1.0, 2: 1.01, 254: 1.5}, {1: 0.2, 2: 1.0, 12: 1.3}, {1: 9.0, 2: 9.0, 3: 9.1}]
+)
+def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, exact: bool) -> None:
+    """Rate, prices and largest size are those of Dinkelbach's rounds by the naive loop, begun at one node a step."""
+    calibration, profile = traced(seed, exact=exact), profile_of(seconds)
+    sizes = [size for size in MASS_SIZES if 2 <= size <= max(seconds)]
+    value, largest = dinkelbach(calibration, profile, sizes)
+    policy = fastest_policy(calibration, profile)
+    assert [size for size, _ in policy.prices] == [size for size in sizes if size <= largest]
+    assert [price for _, price in policy.prices] == pytest.approx(
+        [value * profile.seconds(size) for size in sizes if size <= largest], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -9,7 +9,8 @@ import pytest
 from helpers import random_calibration
 
 from treeopt.build.curve import default_sizes
-from treeopt.build.fit import PAPER, Fitter, Method, candidates
+from treeopt.build.fit import Fitter
+from treeopt.build.methods import PAPER, Method, candidates
 from treeopt.build.sizes import SizeChoice, best_size
 from treeopt.build.trees import tree_limits
 from treeopt.errors import Code, TreeoptError

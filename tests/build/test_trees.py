@@ -9,9 +9,13 @@ import pytest
 from helpers import make_calibration, random_calibration
 
 import treeopt
+from treeopt.build.refine import Limits
 from treeopt.build.replay import replay
-from treeopt.build.trees import build_tree
+from treeopt.build.trees import build_tree, check_size
 from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.strict_yaml import MAX_BYTES
+from treeopt.files.trees import tree_yaml
 from treeopt.tree import Tree
 
 
@@ -141,3 +145,28 @@ def test_built_twice_is_equal() -> None:
     one, other = (build_tree(random_calibration(2), 64) for _ in range(2))
     assert one == other
     assert (one.expected, one.source) == (other.expected, other.source)
+
+
+@pytest.mark.parametrize(("levels", "ranks"), [(5, 32), (8, 100), (9, 253)])
+def test_largest_tree_that_is_allowed_fits_into_a_file(levels: int, ranks: int) -> None:
+    """One node more is refused; the lines of the longest paths and values, as many as are allowed, are read."""
+    with pytest.raises(TreeoptError) as caught:
+        check_size(Limits(1 << 30, ranks), levels, "--nodes")
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    most = int(caught.value.fix.split()[1])
+    check_size(Limits(most, ranks), levels, "--nodes")
+    with pytest.raises(TreeoptError):
+        check_size(Limits(most + 1, ranks), levels, "--nodes")
+    longest = Tree.from_paths([(ranks - 1,) * depth for depth in range(1, levels + 1)], [1.23456e-10] * levels)
+    *_, line = tree_yaml(longest).splitlines()
+    assert most > 80_000
+    assert (len(line) + 1) * most < MAX_BYTES - 10_000
+
+
+def test_limits_that_allow_few_nodes_are_never_too_large() -> None:
+    """What counts is how many nodes there can be: 1 + 2 + 4 with two ranks and two levels."""
+    check_size(Limits(1 << 30, 2), 2, "--nodes")
+    check_size(Limits(1 << 30, 1), 12, "--nodes")
+    check_size(Limits(1 << 30, 253, 2), 5, "--nodes")
+    with pytest.raises(TreeoptError, match="16,258,540"):
+        check_size(Limits(1 << 30, 253, 3), 5, "--nodes")

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from helpers import make_calibration, random_calibration
+from helpers import random_calibration, stretches
 
 from treeopt.build.curve import default_sizes
-from treeopt.build.fit import PAPER, Fitter
+from treeopt.build.fit import Fitter
 from treeopt.build.grow import grow
 from treeopt.build.judge import Judgement, judge, split
+from treeopt.build.methods import PAPER, candidates
 from treeopt.build.mixture import Tasks
 from treeopt.build.replay import replay
 from treeopt.build.trees import build_tree, tree_limits
@@ -47,17 +47,6 @@ def treeopt_json(*arguments: str) -> dict[str, Any]:
     """The one JSON object on standard output."""
     parsed: dict[str, Any] = json.loads(treeopt(*arguments, "--json").stdout)
     return parsed
-
-
-def stretches(seed: int, texts: int = 60) -> Calibration:
-    """Texts that stay easy or hard for twenty tokens; all different."""
-    rng = np.random.default_rng(seed)
-    tables = []
-    for _ in range(texts):
-        hard = (np.cumsum(rng.random(80) < 0.05) + rng.integers(2)) % 2 == 1
-        easy, spread = rng.geometric(0.85, (80, 3)) - 1, rng.geometric(0.18, (80, 3)) - 1
-        tables.append(np.where(hard[:, None], spread, easy))
-    return dataclasses.replace(make_calibration(tables), token_hashes=tuple(f"{seed}-{text}" for text in range(texts)))
 
 
 @pytest.fixture
@@ -242,7 +231,7 @@ def test_mix_gives_one_tree_and_the_matrix(tasks: list[Calibration]) -> None:
     data = treeopt_json("build", *BOTH, "--mix", "3,1", "--nodes", "12", "-o", "t.yaml")
     found = data["tasks"]
     assert found["shares"] == [0.75, 0.25]
-    wanted = Tasks(tasks, tree_limits(tasks[0], 12), "joint", "visits")
+    wanted = Tasks(tasks, tree_limits(tasks[0], 12), candidates("joint", "visits", refined=False))
     assert found["tokens_per_step"] == wanted.matrix().tokens_per_step.tolist()
     tree = load_tree("t.yaml")
     assert tree == wanted.weighted([3, 1]).fit.tree
@@ -295,6 +284,10 @@ CONTRADICTIONS = {
     "share in words": [*BOTH, "--mix", "one,two"],
     "share not a number": [*BOTH, "--mix", "nan,1"],
     "share infinite": [*BOTH, "--mix", "inf,1"],
+    "share of no size": [*BOTH, "--mix", "0,1"],
+    "share beyond all numbers": [*BOTH, "--mix", "1e999,1"],
+    "refining for no number": ["--calibration", "one.safetensors", "--refine", "nan"],
+    "refining for ever": ["--calibration", "one.safetensors", "--refine", "inf"],
     "nodes in words": ["--nodes", "many"],
     "no nodes": ["--nodes", "0"],
     "unknown values": ["--values", "both"],

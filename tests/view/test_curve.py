@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from treeopt.build.curve import Curve, CurvePoint
-from treeopt.build.fit import Method
 from treeopt.build.intervals import Interval
+from treeopt.build.methods import Method
 from treeopt.view.curve import render_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -163,3 +163,14 @@ def test_curve_escapes_and_cuts_its_title() -> None:
 def test_curve_bytes_are_stable() -> None:
     """Equal curves give equal bytes."""
     assert render_curve(make(SIZES, TOKENS, SPEEDUPS)) == render_curve(make(SIZES, TOKENS, SPEEDUPS))
+
+
+def test_curve_without_intervals_has_no_bands() -> None:
+    """Where intervals are unknown neither bands nor their legend are drawn, and the text says so."""
+    points = [CurvePoint(nodes, 1.0 + nodes / 8, None, None, None, None, None) for nodes in (1, 2, 8)]
+    picture = render_curve(Curve(tuple(points), None, "independent, uniform", (1.0,)))
+    root = ElementTree.fromstring(picture)
+    assert len(places(root, "tokens")) == 3
+    assert not list(root.iter(f"{SVG}polygon"))
+    assert texts(root, "legend") == ["tokens per step, unseen texts"]
+    assert "sampling unknown, prediction unknown" in picture

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.latency import ONE_NODE, LatencyProfile, monotone
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,9 @@ def best_budget(
         TreeoptError: E230 as `budget_at`.
     """
     largest = min(len(expected), int(profile.curve(batch, context)[0][-1]))
-    seconds = np.array([profile.seconds(nodes, batch, context) for nodes in range(1, largest + 1)])
+    sizes, medians = profile.curve(batch, context)
+    if sizes[0] > ONE_NODE:
+        profile.seconds(ONE_NODE, batch, context)  # says what is missing
+    seconds = np.interp(np.arange(1, largest + 1), sizes, monotone(medians))
     best = int(np.argmax(expected[:largest] / seconds)) + 1  # the first of equals
     return budget_at(expected, profile, best, batch, context)

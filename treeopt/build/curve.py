@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.build.fit import Fitter, Method
-from treeopt.build.intervals import Interval, prediction_interval, sampling_interval
+from treeopt.build.fit import Fitter
+from treeopt.build.intervals import Interval, by_text, prediction_interval, sampling_interval
+from treeopt.build.methods import Method
 from treeopt.build.policies import steps_by_size, traced_steps
 from treeopt.calibration import MASS_SIZES, Calibration
 from treeopt.latency import LatencyProfile
@@ -19,13 +20,13 @@ from treeopt.latency import LatencyProfile
 class CurvePoint:
     """One size. Tokens per step are on texts that the tree was not fitted to; seconds and what follows by the profile.
 
-    `sampling` is the interval for all such texts, `prediction` for as many new ones.
+    `sampling` is the interval for all such texts, `prediction` for as many new ones; None below two different texts.
     """
 
     nodes: int
     tokens_per_step: float
-    sampling: Interval
-    prediction: Interval
+    sampling: Interval | None
+    prediction: Interval | None
     seconds: float | None
     overhead: float | None
     speedup: float | None
@@ -120,14 +121,15 @@ def _points(
     points = []
     for nodes, steps in found:
         tau = float(tokens.sum() / steps.sum())
+        texts = by_text(calibration.token_hashes, tokens, steps)
         seconds = None if profile is None else profile.seconds(nodes, batch, context)
         overhead = None if seconds is None or alone is None else seconds / alone
         points.append(
             CurvePoint(
                 nodes=nodes,
                 tokens_per_step=tau,
-                sampling=sampling_interval(tokens, steps),
-                prediction=prediction_interval(tokens, steps),
+                sampling=sampling_interval(*texts),
+                prediction=prediction_interval(*texts),
                 seconds=seconds,
                 overhead=overhead,
                 speedup=None if overhead is None else tau / overhead,

@@ -16,46 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.build.grow import Growth, grow
+from treeopt.build.methods import PAPER, Method
 from treeopt.build.refine import Limits, refine
 from treeopt.build.replay import accepted_drafts, visits
 from treeopt.build.trie import Counts, Floats, PathTrie
 from treeopt.build.values import IndependentValues, JointValues, Values
-from treeopt.calibration import NONE, Calibration
+from treeopt.calibration import NONE, Calibration, Ranks
 from treeopt.errors import Code, TreeoptError
+from treeopt.progress import Meter, Progress, silent
 from treeopt.tree import Tree
 
 FOLDS = 5
-STRENGTHS = (64.0, 256.0, 1024.0)
 _SETTLING_STRENGTH = 256.0
 _ROUNDS = 4  # by then trees stop changing, or circle
-VALUES = ("independent", "joint")
-WEIGHTS = ("uniform", "visits")
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a tree is estimated and grown.
-
-    `strength` is the back-off of joint values (observations a prior is worth; 0 for independent values).
-    """
-
-    values: str
-    weights: str
-    strength: float = 0.0
-    refined: bool = False
-
-    @property
-    def is_paper(self) -> bool:
-        """Whether this is the paper's method."""
-        return self.values == "independent" and self.weights == "uniform" and not self.refined
-
-    def __str__(self) -> str:
-        name = f"{self.values}, {self.weights}"
-        name += f", strength {self.strength:g}" if self.strength else ""
-        return f"{name}, refined" if self.refined else name
-
-
-PAPER = Method("independent", "uniform")
 
 
 @dataclass(frozen=True)
@@ -85,6 +58,7 @@ class Fitter:
         limits: of the trees.
         text_weights: float64 [S], importance of each text (mixtures of tasks); all 1 where None.
         refine_seconds: time for refining, that of judging whether it helps (once for each fold) included.
+        progress: told after each growth, and while refining.
 
     Raises:
         TreeoptError: E303 where the calibration holds no text.
@@ -97,10 +71,12 @@ class Fitter:
         *,
         text_weights: Floats | None = None,
         refine_seconds: float = 0.0,
+        progress: Progress = silent,
     ) -> None:
         self.calibration = calibration
         self.limits = limits
         self.refine_seconds = refine_seconds
+        self.meter = Meter(progress)
         if not calibration.positions:
             raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
         self._lengths = np.diff(calibration.offsets)
@@ -126,20 +102,12 @@ class Fitter:
 
         Methods share what they count, so several cost little more than one.
         """
+        part = self._part(texts)
+        return [(part.growth(method), part.tree(method)) for method in methods]
+
+    def _part(self, texts: NDArray[np.bool_] | None) -> _Part:
         chosen = self._weights if texts is None else self._weights * texts
-        part = _Part(self, np.repeat(chosen, self._lengths))
-        growths: dict[Method, Growth] = {}
-        built = []
-        for method in methods:
-            unrefined = dataclasses.replace(method, refined=False)
-            if unrefined not in growths:
-                growths[unrefined] = self.grow(part.estimate(unrefined))
-            tree = growths[unrefined].tree(self.limits.nodes)
-            if method.refined:
-                seconds = self.refine_seconds / (FOLDS + 1)
-                tree = refine(tree, self.calibration.ranks, part.weights, self.limits, seconds=seconds)
-            built.append((growths[unrefined], tree))
-        return built
+        return _Part(self, np.repeat(chosen, self._lengths))
 
     def accuracy(self) -> Floats:
         """float64 [H, K]: weighted accuracies over all texts."""
@@ -155,22 +123,34 @@ class Fitter:
 
     def grow(self, values: Values) -> Growth:
         """Growth within the limits."""
-        return grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
+        growth = grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
+        self.meter.add(1)
+        return growth
 
-    def steps(self, tree: Tree, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    def steps(self, tree: Tree | Growth, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """int64 [texts]: steps of a tree on some of the texts (bool [S]); on all where None."""
+        ranks, offsets = self._rows(texts)
+        return _steps(tree.accepted(ranks) if isinstance(tree, Growth) else accepted_drafts(tree, ranks), offsets)
+
+    def _rows(self, texts: NDArray[np.bool_] | None) -> tuple[Ranks, NDArray[np.int64]]:
+        """The traces of some of the texts, and where each begins among them."""
         ranks, lengths = self.calibration.ranks, self._lengths
         if texts is not None:
             ranks, lengths = ranks[np.repeat(texts, lengths)], lengths[texts]
-        begun = np.concatenate([[0], np.cumsum(visits(accepted_drafts(tree, ranks)))])
-        steps: NDArray[np.int64] = np.diff(begun[np.concatenate([[0], np.cumsum(lengths)])])
-        return steps
+        return ranks, np.concatenate([[0], np.cumsum(lengths)])
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
-        """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all."""
+        """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all.
+
+        Where there are too few texts to tell it is the paper's, or if that is no candidate the one that backs off most.
+        """
+        self.meter.begin(_growths(methods) * (FOLDS if self.can_leave_out else 0) + _growths(methods[-1:]))
         winner, unseen = methods[0], None
         results: dict[Method, NDArray[np.int64]] = {}
-        if self.can_leave_out:
+        if not self.can_leave_out:
+            plain = [method for method in methods if not method.refined]
+            winner = PAPER if PAPER in methods else max(plain, key=lambda method: method.strength)
+        else:
             folds = self._folds(seed)
             plain = list(dict.fromkeys(method for method in methods if not method.refined))
             results = dict(zip(plain, self._unseen_steps(plain, folds), strict=True))
@@ -181,7 +161,9 @@ class Fitter:
                 winner = min(winner, refined, key=lambda method: float(results[method] @ self._weights))
             unseen = results[winner]
         trials = {str(method): round(float(steps @ self._weights)) for method, steps in results.items()}
+        self.meter.note = "all texts"
         [(growth, tree)] = self.build([winner])
+        self.meter.end()
         return Fit(growth, tree, winner, trials, unseen)
 
     def _winner(self, methods: Sequence[Method], results: Sequence[NDArray[np.int64]]) -> Method:
@@ -205,12 +187,16 @@ class Fitter:
         """
         assert max(sizes) <= self.limits.nodes
         folds = self._folds(seed)
+        self.meter.begin(_growths([method]) * len(np.unique(folds)))
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in sizes]
         for fold in np.unique(folds):
-            texts = folds != fold if self.can_leave_out else None
-            [(growth, _)] = self.build([dataclasses.replace(method, refined=False)], texts)
+            self.meter.note = f"all sizes, fold {fold + 1}"
+            growth = self._part(folds != fold if self.can_leave_out else None).growth(method)
+            ranks, offsets = self._rows(folds == fold)
+            orders = growth.orders(ranks)
             for steps, nodes in zip(found, sizes, strict=True):
-                steps[folds == fold] = self.steps(growth.tree(nodes), folds == fold)
+                steps[folds == fold] = _steps((orders < nodes).sum(axis=1, dtype=np.int8), offsets)
+        self.meter.end()
         return found
 
     def _folds(self, seed: int) -> NDArray[np.int64]:
@@ -227,9 +213,26 @@ class Fitter:
         """For each method int64 [S]: steps on every text by a tree that was fitted without it."""
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in methods]
         for fold in range(FOLDS):
-            for steps, (_, tree) in zip(found, self.build(methods, folds != fold), strict=True):
+            self.meter.note = f"texts left out: part {fold + 1} of {FOLDS}"
+            part = self._part(folds != fold)
+            for steps, method in zip(found, methods, strict=True):
+                tree = part.tree(method) if method.refined else part.growth(method)
                 steps[folds == fold] = self.steps(tree, folds == fold)
         return found
+
+
+def _steps(accepted: NDArray[np.int8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 [S]: steps of each text, by the drafts that its positions accept."""
+    begun = np.concatenate([[0], np.cumsum(visits(accepted))])
+    steps: NDArray[np.int64] = np.diff(begun[offsets])
+    return steps
+
+
+def _growths(methods: Sequence[Method]) -> int:
+    """How many trees are grown to build these methods from some texts, at most."""
+    plain = {dataclasses.replace(method, refined=False) for method in methods}
+    settled = {method.values for method in plain if method.weights == "visits"}  # from the paper's tree on
+    return len(plain | {PAPER} if settled else plain) + _ROUNDS * len(settled)
 
 
 class _Part:
@@ -238,6 +241,24 @@ class _Part:
     def __init__(self, fitter: Fitter, weights: Floats) -> None:
         self.weights = weights
         self._fitter = fitter
+        self._growths: dict[Method, Growth] = {}
+
+    def growth(self, method: Method) -> Growth:
+        """Nodes by the values of a method, to the limit's size; refining does not change them."""
+        unrefined = dataclasses.replace(method, refined=False)
+        if unrefined not in self._growths:
+            self._growths[unrefined] = self._fitter.grow(self.estimate(unrefined))
+        return self._growths[unrefined]
+
+    def tree(self, method: Method) -> Tree:
+        """The tree of a method, refined where it says so."""
+        fitter = self._fitter
+        tree = self.growth(method).tree()
+        if method.refined:
+            seconds = fitter.refine_seconds / (FOLDS + 1)
+            ranks, told = fitter.calibration.ranks, fitter.meter.progress
+            tree = refine(tree, ranks, self.weights, fitter.limits, seconds=seconds, progress=told)
+        return tree
 
     def estimate(self, method: Method) -> Values:
         """The node values of a method."""
@@ -266,27 +287,16 @@ class _Part:
         """How often a step begins at each position (float64 [P], weighted), under trees built from that very knowledge.
 
         Build, replay, count where steps begin, build again, until a tree comes back with the same values or four rounds
-        have passed. Then
-        the rounds are averaged: each replay is one chain of steps out of many that nearly equal trees would take, and
-        the mean of a few varies less than the last (measured in docs/method.md).
+        have passed. Then the rounds are averaged: each replay is one chain of steps out of many that nearly equal trees
+        would take, and the mean of a few varies less than the last (measured in docs/method.md).
         """
-        fitter = self._fitter
-        tree = fitter.grow(fitter.independent(self.weights)).tree(fitter.limits.nodes)
-        seen: dict[Tree, Floats] = {}
-        while tree not in seen and len(seen) < _ROUNDS:
-            seen[tree] = self.weights * visits(accepted_drafts(tree, fitter.calibration.ranks))
-            tree = fitter.grow(estimate(seen[tree])).tree(fitter.limits.nodes)
-        mean: Floats = sum(seen.values(), np.zeros(len(self.weights))) / len(seen)
-        return mean
-
-
-def candidates(values: str, weights: str, *, refined: bool) -> list[Method]:
-    """The methods that compete for these wishes, from the simplest on; the paper's is always among them."""
-    found = [PAPER]
-    if values == "joint":
-        found += [Method(values, weights, strength) for strength in STRENGTHS]
-    elif weights == "visits":
-        found.append(Method(values, weights))
-    if refined:
-        found += [Method(m.values, m.weights, m.strength, refined=True) for m in found]
-    return found
+        growth, ranks = self.growth(PAPER), self._fitter.calibration.ranks
+        seen: list[Growth] = []
+        total = np.zeros(len(self.weights))
+        while len(seen) < _ROUNDS and not any(map(growth.makes_the_tree_of, seen)):
+            seen.append(growth)
+            begun = self.weights * visits(growth.accepted(ranks))
+            total += begun
+            growth = self._fitter.grow(estimate(begun))
+        self._fitter.meter.add(_ROUNDS - len(seen))
+        return total / len(seen)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treeopt.build.fit import Fit, Fitter, candidates
+from treeopt.build.fit import Fit, Fitter
 from treeopt.build.judge import Judgement, judge, split
+from treeopt.build.methods import Method, candidates
 from treeopt.build.mixture import Matrix, Mixed, Tasks
 from treeopt.build.refine import Limits
 from treeopt.build.sizes import SizeChoice, best_size
-from treeopt.build.trees import DEFAULT_TOP_K, describe, tree_limits
+from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, describe, tree_limits
 from treeopt.calibration import Calibration
-from treeopt.latency import LatencyProfile
+from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
 
@@ -34,6 +36,7 @@ class Job:
         context: of the profile; its longest where None.
         shares: of the tasks, where there are several calibrations; by their tokens where None.
         robust: the least loss on the worst task instead of shares.
+        exactly: build by these values and weights, also where the paper's do better on unseen texts.
     """
 
     nodes: int | None
@@ -49,6 +52,13 @@ class Job:
     context: int | None = None
     shares: Sequence[float] | None = None
     robust: bool = False
+    exactly: bool = False
+
+    @property
+    def methods(self) -> list[Method]:
+        """What competes for the tree."""
+        refined = self.refine_seconds > 0
+        return candidates(self.values, self.weights, refined=refined, exactly=self.exactly)
 
 
 @dataclass(frozen=True)
@@ -73,42 +83,52 @@ class Built:
         return judge(self.tree, self.fitted, self.aside, self.dropped, self.limits)
 
 
-def run_job(calibrations: Sequence[Calibration], job: Job) -> Built:
+def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress = silent) -> Built:
     """Build the tree that a job asks for, from one calibration, or from one a task.
+
+    Args:
+        calibrations: one, or one a task.
+        job: what is asked.
+        progress: told after each growth, and while refining.
 
     Raises:
         ValueError: where numbers are out of range, or the job asks one and several tasks at once.
-        TreeoptError: E221 where the tasks' calibrations do not belong together, E230 where the profile lacks something.
+        TreeoptError: E204 where no file could hold the tree, E221 where the tasks' calibrations do not belong together,
+            E230 where the profile lacks something.
     """
     if job.shares is not None and len(job.shares) != len(calibrations):
         raise ValueError(f"{len(job.shares)} shares for {len(calibrations)} calibrations")
     if len(calibrations) > 1:
-        return _several(calibrations, job)
+        return _several(calibrations, job, progress)
     if job.robust or not calibrations:
         raise ValueError("a robust tree needs several calibrations, any tree at least one")
+    if job.nodes is not None:
+        check_size(tree_limits(calibrations[0], job.nodes, **_cuts(job)), calibrations[0].num_heads, "--nodes")
     fitted, aside, dropped = calibrations[0], None, 0
     if job.holdout:
         fitted, aside, dropped = split(calibrations[0], job.holdout)
-    methods = candidates(job.values, job.weights, refined=job.refine_seconds > 0)
     choice, nodes = None, job.nodes
     if nodes is None:
         if job.profile is None:
             raise ValueError("the fastest size needs a latency profile")
-        plain = [method for method in methods if not method.refined]
-        largest = tree_limits(fitted, job.profile.largest(job.batch, job.context), **_cuts(job))
-        choice = best_size(Fitter(fitted, largest), plain, job.profile, job.batch, job.context)
+        job.profile.seconds(ONE_NODE, job.batch, job.context)  # speedups are over one node: without, no work
+        plain = [method for method in job.methods if not method.refined]
+        most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
+        sizing = Fitter(fitted, tree_limits(fitted, most, **_cuts(job)), progress=progress)
+        choice = best_size(sizing, plain, job.profile, job.batch, job.context)
         nodes = choice.best.nodes
     limits = tree_limits(fitted, nodes, **_cuts(job))
-    fitter = Fitter(fitted, limits, refine_seconds=job.refine_seconds)
-    fit = fitter.choose(methods)
+    fitter = Fitter(fitted, limits, refine_seconds=job.refine_seconds, progress=progress)
+    fit = fitter.choose(job.methods)
     return Built(describe(fitter, fit), fit, fitted, limits, nodes, choice, None, None, aside, dropped)
 
 
-def _several(calibrations: Sequence[Calibration], job: Job) -> Built:
+def _several(calibrations: Sequence[Calibration], job: Job, progress: Progress) -> Built:
     if job.holdout or job.refine_seconds or job.nodes is None:
         raise ValueError("a holdout, refining and the fastest size take one calibration")
     limits = tree_limits(calibrations[0], job.nodes, **_cuts(job))
-    tasks = Tasks(calibrations, limits, job.values, job.weights)
+    check_size(limits, calibrations[0].num_heads, "--nodes")
+    tasks = Tasks(calibrations, limits, job.methods, progress=progress)
     matrix = tasks.matrix()
     shares = job.shares or [calibration.positions for calibration in calibrations]
     mixed = tasks.robust() if job.robust else tasks.weighted(shares)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.build.fit import PAPER, Fitter
-from treeopt.build.intervals import Interval, difference_interval, sampling_interval
+from treeopt.build.fit import Fitter
+from treeopt.build.intervals import Interval, by_text, difference_interval, sampling_interval
+from treeopt.build.methods import PAPER
 from treeopt.build.refine import Limits
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
@@ -18,16 +19,18 @@ from treeopt.tree import Tree
 class Judgement:
     """Tokens per step on the texts set aside, of the tree and of the paper's of the same size and the same fit.
 
-    `dropped` texts stood among the fitted ones too; `gain` is the paired interval of the difference.
+    `dropped` texts stood among the fitted ones too; `gain` is the paired interval of the difference. Intervals are None
+    below two different texts.
     """
 
     texts: int
+    distinct: int
     dropped: int
     tokens_per_step: float
-    interval: Interval
+    interval: Interval | None
     paper_tokens_per_step: float
-    paper_interval: Interval
-    gain: Interval
+    paper_interval: Interval | None
+    gain: Interval | None
 
 
 def split(calibration: Calibration, last: int) -> tuple[Calibration, Calibration, int]:
@@ -54,12 +57,15 @@ def judge(tree: Tree, fitted: Calibration, aside: Calibration, dropped: int, lim
     [(_, paper)] = Fitter(fitted, limits).build([PAPER])
     judged = Fitter(aside, limits)
     tokens, steps, paper_steps = np.diff(aside.offsets), judged.steps(tree), judged.steps(paper)
+    by_tree = by_text(aside.token_hashes, tokens, steps)
+    by_paper = by_text(aside.token_hashes, tokens, paper_steps)
     return Judgement(
         texts=aside.sequences,
+        distinct=aside.distinct,
         dropped=dropped,
         tokens_per_step=float(tokens.sum() / steps.sum()),
-        interval=sampling_interval(tokens, steps),
+        interval=sampling_interval(*by_tree),
         paper_tokens_per_step=float(tokens.sum() / paper_steps.sum()),
-        paper_interval=sampling_interval(tokens, paper_steps),
-        gain=difference_interval(tokens, steps, paper_steps),
+        paper_interval=sampling_interval(*by_paper),
+        gain=difference_interval(by_tree[0], by_tree[1], by_paper[1]),
     )

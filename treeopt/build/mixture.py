@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.build.fit import Fit, Fitter, Method, candidates
+from treeopt.build.fit import Fit, Fitter
+from treeopt.build.methods import Method
 from treeopt.build.refine import Limits
 from treeopt.build.trie import Floats
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
+from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
 _ROUNDS = 12
@@ -48,28 +50,50 @@ class Mixed:
 class Tasks:
     """Calibrations of one model and heads, one a task.
 
+    Args:
+        calibrations: the tasks.
+        limits: of the trees.
+        methods: what competes for each tree.
+        progress: told after each growth, and each round of the robust tree.
+
     Raises:
-        TreeoptError: E221 where they are of different models or heads.
+        TreeoptError: E221 where they are of different models, heads or drafters.
     """
 
-    def __init__(self, calibrations: Sequence[Calibration], limits: Limits, values: str, weights: str) -> None:
+    def __init__(
+        self,
+        calibrations: Sequence[Calibration],
+        limits: Limits,
+        methods: Sequence[Method],
+        *,
+        progress: Progress = silent,
+    ) -> None:
         self.calibrations = tuple(calibrations)
         self.limits = limits
-        self._methods = candidates(values, weights, refined=False)
+        self._methods = tuple(methods)
+        self._progress = progress
         self.joined, self.task = _join(calibrations)
+
+    @functools.cached_property
+    def alone(self) -> tuple[Fit, ...]:
+        """For each task the fit of its own texts alone."""
+        fitters = (Fitter(own, self.limits, progress=self._progress) for own in self.calibrations)
+        return tuple(fitter.choose(self._methods) for fitter in fitters)
 
     def matrix(self) -> Matrix:
         """What the tree of each task does on every task."""
-        fits = [Fitter(calibration, self.limits).choose(self._methods) for calibration in self.calibrations]
-        table = np.array([[_tau(calibration, fit.tree) for calibration in self.calibrations] for fit in fits])
-        for i, (calibration, fit) in enumerate(zip(self.calibrations, fits, strict=True)):
+        table = np.array([[_tau(calibration, fit.tree) for calibration in self.calibrations] for fit in self.alone])
+        for i, (calibration, fit) in enumerate(zip(self.calibrations, self.alone, strict=True)):
             if fit.steps is not None:
                 table[i, i] = calibration.positions / fit.steps.sum()
-        return Matrix(table, tuple(fit.tree for fit in fits))
+        return Matrix(table, tuple(fit.tree for fit in self.alone))
 
     def weighted(self, shares: Sequence[float]) -> Mixed:
         """The best tree where each task makes up this share of the tokens (any positive numbers)."""
         weights = np.array(shares, np.float64)
+        if not (weights > 0).all() or not np.isfinite(weights).all():
+            raise ValueError(f"shares {list(shares)}: positive numbers, one a task")
+        weights = np.ldexp(weights, -np.frexp(weights.max())[1])  # exact, and the sum stays finite
         weights /= weights.sum()
         fitter = self._fitter(weights)
         fit = fitter.choose(self._methods)
@@ -82,16 +106,17 @@ class Tasks:
         with the best worst task is kept. The method is chosen once, on equal weights.
         """
         count = len(self.calibrations)
-        own = np.array([_tau(c, Fitter(c, self.limits).choose(self._methods).tree) for c in self.calibrations])
+        own = np.array([_tau(c, fit.tree) for c, fit in zip(self.calibrations, self.alone, strict=True)])
         shares = np.full(count, 1.0 / count)
         method = self._fitter(shares).choose(self._methods).method
         best_shares, best_worst = shares, -np.inf
-        for _ in range(_ROUNDS):
+        for done in range(_ROUNDS):
             kept = self._by_task(self._tree(shares, method)) / own
             if kept.min() > best_worst:
                 best_shares, best_worst = shares, float(kept.min())
             shares = shares * np.exp(_RATE * (1.0 - kept))
             shares /= shares.sum()
+            self._progress(done + 1, _ROUNDS, f"worst task {best_worst:.3f} of its own tree")
         fitter = self._fitter(best_shares)
         fit = fitter.choose([method])
         return Mixed(fit, fitter, self._by_task(fit.tree), best_shares)
@@ -109,7 +134,7 @@ class Tasks:
         tokens = np.array([calibration.positions for calibration in self.calibrations], np.float64)
         per_token = shares / np.maximum(tokens, 1)
         per_token *= (per_token @ tokens) / (per_token**2 @ tokens)
-        return Fitter(self.joined, self.limits, text_weights=per_token[self.task])
+        return Fitter(self.joined, self.limits, text_weights=per_token[self.task], progress=self._progress)
 
     def _by_task(self, tree: Tree) -> Floats:
         return np.array([_tau(calibration, tree) for calibration in self.calibrations])
@@ -124,11 +149,7 @@ def _join(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.
     """All texts as one calibration, and int64 [S]: the task of each. The same prompt in two tasks stays two texts."""
     first = calibrations[0]
     for other in calibrations[1:]:
-        one, two = first.provenance, other.provenance
-        same = (one.model_id, one.heads_id, first.num_heads, first.kept)
-        if same != (two.model_id, two.heads_id, other.num_heads, other.kept):
-            what = "the tasks' calibrations are of different models, heads or numbers of ranks"
-            raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=f"{one.heads_id} and {two.heads_id}")
+        first.check_comparable(other, settings=False)  # tasks may differ in the length or kind of their answers
     lengths = np.concatenate([np.diff(calibration.offsets) for calibration in calibrations])
     task = np.repeat(np.arange(len(calibrations)), [calibration.sequences for calibration in calibrations])
     ids = [f"{t:04}/{prompt}" for t, calibration in enumerate(calibrations) for prompt in calibration.prompt_ids]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.build.intervals import prediction_interval
+from treeopt.build.intervals import by_text, prediction_interval
 from treeopt.build.replay import Replay, check_drafter, visits
 from treeopt.build.trees import calibration_source, seven
 from treeopt.calibration import MASS_SIZES, Calibration, StepTraces
@@ -19,7 +19,6 @@ from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.version import VERSION
 
 _ROUNDS = 12  # by then prices stop changing
-_FEWEST = 2  # texts for an interval
 _FEWEST_NODES = 2  # of a policy: the root and a draft
 
 Ints = NDArray[np.int64]
@@ -114,8 +113,8 @@ def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
     mass = np.array([np.interp(size, MASS_SIZES, row) for size, row in zip(sizes, begun, strict=True)])
     tokens, used = np.diff(calibration.offsets), found.steps_by_sequence()
     low = high = None
-    if np.count_nonzero(used) >= _FEWEST:
-        interval = prediction_interval(tokens, used)
+    interval = prediction_interval(*by_text(calibration.token_hashes, tokens, used))
+    if interval is not None:
         low, high = seven(max(interval.low, 0.0)), seven(interval.high)
     expected = PolicyExpected(
         seven(found.tokens_per_step), seven(float(mass.mean())), seven(float(sizes.mean())), low, high

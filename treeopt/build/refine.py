@@ -7,6 +7,7 @@ near the edge of the tree are exchanged one by one and the whole tree is replaye
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from treeopt.build.replay import accepted_drafts, deepest_nodes, visits
 from treeopt.build.trie import Floats
 from treeopt.calibration import Ranks
+from treeopt.progress import Progress, silent
 from treeopt.tree import Path, Tree
 
 _NEAR = 24  # leaves and frontier nodes that compete at a time
@@ -30,7 +32,9 @@ class Limits:
     max_depth: int | None = None
 
 
-def refine(tree: Tree, ranks: Ranks, weights: Floats, limits: Limits, *, seconds: float) -> Tree:
+def refine(
+    tree: Tree, ranks: Ranks, weights: Floats, limits: Limits, *, seconds: float, progress: Progress = silent
+) -> Tree:
     """A tree of the same size with fewer weighted steps on these traces, or the same tree.
 
     Stops where no exchange of a near-useless leaf for a promising frontier node gains, or after `seconds`. Without
@@ -42,13 +46,16 @@ def refine(tree: Tree, ranks: Ranks, weights: Floats, limits: Limits, *, seconds
         weights: float64 [P], what a step that begins at a position costs.
         limits: ranks and depth that the tree may use.
         seconds: time for it.
+        progress: told of the time that has passed, in whole seconds.
     """
     end = time.monotonic() + seconds
     current, cost = tree, _cost(tree, ranks, weights)
     while True:
         for better in _exchanges(current, ranks, weights, limits):
-            if time.monotonic() > end:
+            left = end - time.monotonic()
+            if left < 0:
                 return current
+            progress(math.floor(seconds - left) + 1, math.floor(seconds) + 1, f"refining: {cost:.0f} steps")
             found = _cost(better, ranks, weights)
             if found < cost:
                 current, cost = better, found

@@ -17,6 +17,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree, check_tree_fits
 
 _CHUNK = 1 << 16  # positions walked at once: the working arrays stay in the processor's cache
+_DOUBLINGS = 4  # of the steps that a walk takes at a time
 
 
 @dataclass(frozen=True)
@@ -118,11 +119,22 @@ def _child_table(tree: Tree) -> NDArray[np.intp]:
 
 
 def visits(accepted: NDArray[np.int8]) -> NDArray[np.bool_]:
-    """bool [P]: where steps begin. A step ends at most at the end of its text, so one walk runs through all texts."""
-    stride = (accepted.astype(np.int64) + 1).tolist()
-    visited = bytearray(len(stride))
-    position = 0
-    while position < len(stride):
-        visited[position] = 1
-        position += stride[position]
-    return np.frombuffer(visited, np.bool_)
+    """bool [P]: where steps begin. A step ends at most at the end of its text, so one walk runs through all texts.
+
+    The walk takes `2 ** _DOUBLINGS` steps at a time; those between follow for all of them at once.
+    """
+    end = len(accepted)
+    begins = np.arange(1, end + 1) + accepted  # of the next step
+    jumps = [np.append(np.minimum(begins, end), end)]
+    for _ in range(_DOUBLINGS):
+        jumps.append(jumps[-1][jumps[-1]])
+    walked, position, farthest = [], 0, jumps.pop()
+    while position < end:
+        walked.append(position)
+        position = farthest.item(position)
+    found: NDArray[np.int64] = np.array(walked, np.int64)
+    for jump in reversed(jumps):
+        found = np.concatenate([found, jump[found]])
+    visited = np.zeros(end + 1, np.bool_)
+    visited[found] = True
+    return visited[:end]

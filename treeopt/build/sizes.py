@@ -9,7 +9,8 @@ import numpy as np
 
 from treeopt.build.budget import Budget, best_budget, budget_at
 from treeopt.build.curve import default_sizes
-from treeopt.build.fit import Fitter, Method
+from treeopt.build.fit import Fitter
+from treeopt.build.methods import Method
 from treeopt.latency import LatencyProfile
 
 REFERENCE_NODES = 64  # the size that everybody copies

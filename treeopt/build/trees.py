@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.build.fit import Fit, Fitter, Method, candidates
-from treeopt.build.intervals import prediction_interval
+from treeopt.build.fit import Fit, Fitter
+from treeopt.build.intervals import by_text, prediction_interval
+from treeopt.build.methods import Method, candidates
 from treeopt.build.refine import Limits
 from treeopt.build.replay import deepest_nodes, visits
 from treeopt.build.trie import Floats
 from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.tree import Expected, Tree
 from treeopt.version import VERSION
 
 DEFAULT_TOP_K = 32
+MAX_NODES = 1 << 17  # of a tree file, which has 8 MiB at most; fewer where paths are long
+_HEADER_BYTES = 1 << 16  # of a tree file, generously
 
 
 def build_tree(
@@ -72,6 +77,22 @@ def tree_limits(
     return Limits(nodes, ranks, max_depth)
 
 
+def check_size(limits: Limits, levels: int, option: str) -> None:
+    """Raise E204 where limits and levels allow a tree that no file could hold, by its number of nodes or its bytes."""
+    deepest = levels if limits.max_depth is None else min(levels, limits.max_depth)
+    nodes = min(limits.nodes, sum(limits.top_k**depth for depth in range(deepest + 1)))
+    line = len("- {path: [], value: 1.23456e-100}\n") + deepest * len(f"{limits.top_k}, ")
+    most = min(MAX_NODES, (MAX_BYTES - _HEADER_BYTES) // line)
+    if nodes > most:
+        raise TreeoptError(
+            Code.FILE_UNWRITABLE,
+            f"a tree of {nodes:,} nodes is too large for a file",
+            at=f"{option} {limits.nodes}",
+            why=f"tree files have {MAX_BYTES:,} bytes at most: {most:,} nodes, {deepest} levels deep",
+            fix=f"{option} {most} or fewer",
+        )
+
+
 def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
     """The fitted tree with what is expected of it and what it was made from; `more` joins its method.
 
@@ -85,9 +106,11 @@ def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
     expected = Expected(seven(_independent(tree, fitter.accuracy())), seven(replayed), limits.top_k)
     if fit.steps is not None:
         steps = fit.steps * fitter.text_weights
-        interval = prediction_interval(tokens, steps)
-        low, high = seven(max(interval.low, 0.0)), seven(interval.high)
-        expected = dataclasses.replace(expected, unseen=seven(float(tokens.sum() / steps.sum())), low=low, high=high)
+        expected = dataclasses.replace(expected, unseen=seven(float(tokens.sum() / steps.sum())))
+        interval = prediction_interval(*by_text(calibration.token_hashes, tokens, steps))
+        if interval is not None:
+            low, high = seven(max(interval.low, 0.0)), seven(interval.high)
+            expected = dataclasses.replace(expected, low=low, high=high)
     source: dict[str, Any] = {
         "made_by": f"treeopt {VERSION}",
         "method": {**_method(fit.method, limits), **more},

@@ -33,12 +33,14 @@ class PathTrie:
 
     Attributes:
         keys: for each level int64 [U], ascending: (index of the parent in the level above) * K + rank.
+        ranks: for each level int64 [U], the last rank of each path.
     """
 
     def __init__(self, ranks: Ranks, top_k: int) -> None:
         self.top_k = top_k
         self.depth = ranks.shape[1]
         self.keys: list[Ints] = []
+        self.ranks: list[Ints] = []
         self._nodes: list[NDArray[np.int32]] = []  # [P] each: the position's path in this level; U where it has none
         self._ranks = ranks
         alive = np.arange(len(ranks))
@@ -51,6 +53,7 @@ class PathTrie:
             node = np.full(len(ranks), len(keys), np.int32)
             node[alive] = parent
             self.keys.append(keys)
+            self.ranks.append(keys % top_k)
             self._nodes.append(node)
 
     def count(self, weights: Floats) -> list[Counts]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from treeopt.build.trie import Counts, Floats, PathTrie
 
-_CHUNK = 1 << 22  # entries of the largest array in `falling`
+_CHUNK = 512  # rows of `falling` at a time: its arrays stay in the processor's cache
 
 
 class Values(Protocol):
@@ -103,20 +103,23 @@ def falling(shares: Floats) -> Floats:
 
     By the min-max formula: entry i is the least, over a <= i, of the greatest mean of entries a .. b, over b >= i.
     """
-    rows = max(1, _CHUNK // shares.shape[1] ** 2)
-    return np.concatenate([_falling(part) for part in np.split(shares, range(rows, len(shares), rows))])
+    return np.concatenate([_falling(part) for part in np.split(shares, range(_CHUNK, len(shares), _CHUNK))])
 
 
 def _falling(shares: Floats) -> Floats:
-    width = shares.shape[1]
-    sums = np.pad(np.cumsum(shares, axis=1), ((0, 0), (1, 0)))
-    lengths = np.arange(width)[None, :] - np.arange(width)[:, None] + 1  # [a, b]; below 1 where b < a
-    means = (sums[:, None, 1:] - sums[:, :-1, None]) / np.maximum(lengths, 1)
-    means[:, lengths < 1] = -np.inf
-    greatest = np.maximum.accumulate(means[:, :, ::-1], axis=2)[:, :, ::-1]  # over b >= i
-    greatest[:, lengths < 1] = np.inf
-    least: Floats = greatest.min(axis=1)  # over a <= i
-    return np.maximum(least, 0.0)
+    rows, width = shares.shape
+    sums = np.zeros((width + 1, rows))
+    np.cumsum(shares.T, axis=0, out=sums[1:])
+    lengths = np.arange(width, 0, -1, dtype=np.float64)[:, None]
+    greatest, means = np.full((width, rows), -np.inf), np.empty((width, rows))  # [a, n]
+    least = np.empty((width, rows))
+    for i in range(width - 1, -1, -1):
+        ending = means[: i + 1]  # of entries a .. i, for every a <= i
+        np.subtract(sums[i + 1], sums[: i + 1], out=ending)
+        ending /= lengths[width - 1 - i :]
+        np.maximum(greatest[: i + 1], ending, out=greatest[: i + 1])  # over b >= i
+        least[i] = greatest[: i + 1].min(axis=0)  # over a <= i
+    return np.maximum(least, 0.0).T
 
 
 def _posterior(
@@ -131,6 +134,6 @@ def _posterior(
 
 def _by_rank(trie: PathTrie, level: int, counts: Counts) -> Floats:
     """float64 [K]: share of all positions with a parent path that have each rank at this level."""
-    hits = np.bincount(trie.keys[level] % trie.top_k, weights=counts.hits, minlength=trie.top_k)
+    hits = np.bincount(trie.ranks[level], weights=counts.hits, minlength=trie.top_k)
     share: Floats = hits / max(counts.trials.sum(), 1e-300)
     return share

@@ -7,13 +7,14 @@ import math
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from treeopt.build.fit import VALUES, WEIGHTS
-from treeopt.build.intervals import FEW_TEXTS, texts_to_halve
+from treeopt.build.intervals import texts_to_halve
 from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
-from treeopt.build.trees import DEFAULT_TOP_K
-from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic
+from treeopt.build.methods import VALUES, WEIGHTS
+from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
+from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, check_outputs, command, force_option, warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.drafter import KINDS
@@ -21,6 +22,7 @@ from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.marks import TREE
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
+from treeopt.progress import late
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -34,6 +36,10 @@ class _Nodes(click.ParamType[int | str]):
         return click.IntRange(min=1).convert(value, param, ctx)
 
 
+_NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,}; auto: the fastest."
+_ESTIMATE_HELP = "Given with --{}, exactly these; else the paper's compete too."
+
+
 @command("build")
 @click.option(
     "--calibration",
@@ -43,7 +49,7 @@ class _Nodes(click.ParamType[int | str]):
     show_default=True,
     help="Traces, by `treeopt calibrate`; several, one a task, for a mixture.",
 )
-@click.option("--nodes", type=_Nodes(), default=64, show_default=True, help="Budget, root counted; auto: the fastest.")
+@click.option("--nodes", type=_Nodes(), default=64, show_default=True, help=_NODES_HELP)
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
@@ -54,8 +60,20 @@ class _Nodes(click.ParamType[int | str]):
 @click.option("--profile", help="Seconds a step, by `treeopt profile`; for --nodes auto.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
-@click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
-@click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
+@click.option(
+    "--values",
+    type=click.Choice(VALUES),
+    default="joint",
+    show_default=True,
+    help=_ESTIMATE_HELP.format("weights"),
+)
+@click.option(
+    "--weights",
+    type=click.Choice(WEIGHTS),
+    default="visits",
+    show_default=True,
+    help=_ESTIMATE_HELP.format("values"),
+)
 @click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes one by one, in all.")
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks a head.")
 @click.option("--max-rank", type=click.IntRange(min=0), help="No larger rank, e.g. 9 for engines that draft ten.")
@@ -69,8 +87,8 @@ def run(console: Console, **options: Any) -> None:
     """Grow the tree with the most tokens per step under a number of nodes.
 
     Node values are estimated from the traces; several estimates compete on texts they were not fitted to, the paper's
-    (--values independent --weights uniform) among them. Then the tree is replayed over the traces, which is exactly
-    what a decoder would do on that text.
+    (--values independent --weights uniform) among them unless both options are given. Then the tree is replayed over
+    the traces, which is exactly what a decoder would do on that text.
 
     With --kind dynamic the drafter's own estimates choose the nodes anew at every step, so nothing is grown: the file
     says how many, and which drafter. With --nodes auto each step takes as many as are worth their time.
@@ -91,7 +109,8 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     job = _job(options, len(files))
     calibrations = [load_calibration(file) for file in files]
     warn_other_heads(console, calibrations[0], job.profile)
-    built = run_job(calibrations, job)
+    with console.progress("build") as progress:
+        built = run_job(calibrations, job, progress=late(progress))
     save_tree(built.tree, options["output"])
     # Read once, and only now that the file is written: nothing could have been fitted to these texts.
     judgement = built.judgement()
@@ -121,8 +140,15 @@ def _job(options: dict[str, Any], tasks: int) -> Job:
         holdout=options["holdout"] or 0,
         profile=load_profile(options["profile"]) if auto else None,
         shares=None if options["mix"] is None else _shares(options["mix"], tasks),
+        exactly=both_given("values", "weights"),
         **{name: options[name] for name in same},
     )
+
+
+def both_given(*names: str) -> bool:
+    """Whether the user named all of these options: then nothing else competes."""
+    context = click.get_current_context()
+    return all(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in names)
 
 
 def _shares(text: str, tasks: int) -> list[float]:
@@ -150,22 +176,22 @@ def _report(console: Console, built: Built, output: str) -> None:
     console.say(f"method                    {built.fit.method}")
     console.say(f"expected tokens per step  {expected.independent:.3f}  independent: 1 + sum of products of accuracies")
     console.say(
-        f"                          {expected.replay:.3f}  replay: what a decoder yields on the "
-        f"{built.fitted.sequences} traced texts"
+        f"                          {expected.replay:.3f}  replay: what a decoder yields on {texts_of(built.fitted)}"
     )
     if expected.unseen is not None:
-        more = texts_to_halve(built.fitted.sequences)
-        console.say(
-            f"                          {expected.unseen:.3f}  unseen: the same on texts left out of the fit; "
-            f"{expected.low:.3f} to {expected.high:.3f} on"
-        )
-        console.say(
-            f"                                 as many new prompts (90 %); {more} more prompts would halve that"
-        )
-    if built.fitted.sequences < FEW_TEXTS:
-        console.warn(f"warning: intervals from fewer than {FEW_TEXTS} texts are too narrow")
+        line = f"                          {expected.unseen:.3f}  unseen: the same on texts left out of the fit"
+        if expected.low is None:
+            console.say(line)
+        else:
+            more = texts_to_halve(built.fitted.distinct)
+            console.say(f"{line}; {expected.low:.3f} to {expected.high:.3f} on")
+            console.say(
+                f"                                 as many new prompts (90 %); {more} more prompts would halve that"
+            )
+    warn_few_texts(console, built.fitted)
     if built.fit.steps is None:
-        console.warn("warning: too few different texts to compare methods or to leave any out: the paper's tree")
+        taken = "the paper's tree" if built.fit.method.is_paper else "the tree that was asked for"
+        console.warn(f"warning: too few different texts to compare methods or to leave any out: {taken}")
     console.note(f"wrote {output}")
 
 
@@ -194,14 +220,17 @@ def _report_tasks(console: Console, built: Built, files: tuple[str, ...]) -> Non
 def _report_judgement(console: Console, judgement: Judgement | None) -> None:
     if judgement is None:
         return
-    low, high = judgement.gain.low, judgement.gain.high
+    interval, gain = judgement.interval, judgement.gain
+    distinct = f", {judgement.distinct} distinct" if judgement.distinct != judgement.texts else ""
+    between = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
     console.say(
-        f"judged on {judgement.texts} texts set aside ({judgement.dropped} that stand in both dropped): "
-        f"{judgement.tokens_per_step:.4f} ({judgement.interval.low:.3f} to {judgement.interval.high:.3f})"
+        f"judged on {judgement.texts} texts{distinct} set aside ({judgement.dropped} that stand in both dropped): "
+        f"{judgement.tokens_per_step:.4f}{between}"
     )
+    between = "" if gain is None else f" ({gain.low:+.3f} to {gain.high:+.3f} tokens)"
     console.say(
         f"the paper's tree there: {judgement.paper_tokens_per_step:.4f}; gain "
-        f"{judgement.tokens_per_step / judgement.paper_tokens_per_step - 1:+.2%} ({low:+.3f} to {high:+.3f} tokens)"
+        f"{judgement.tokens_per_step / judgement.paper_tokens_per_step - 1:+.2%}{between}"
     )
 
 
@@ -217,6 +246,7 @@ def _as_dict(built: Built, judgement: Judgement | None, output: str) -> dict[str
         "expected_tokens_per_step": {name: value for name, value in vars(tree.expected).items() if name != "top_k"},
         "steps_on_unseen_texts": built.fit.trials,
         "texts_fitted": built.fitted.sequences,
+        "texts_distinct": built.fitted.distinct,
         "paths": tree.paths,
         "values": tree.values,
         "output": output,

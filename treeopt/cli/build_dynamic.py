@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from treeopt.build.intervals import FEW_TEXTS
+from treeopt.build.intervals import FEW_TEXTS, FEWEST_TEXTS
 from treeopt.build.policies import build_policy, fastest_policy
 from treeopt.build.reliability import reliability
+from treeopt.calibration import Calibration
 from treeopt.cli.console import Console, check_outputs, check_static_only, warn_other_heads
 from treeopt.cli.learn_report import report_reliability
 from treeopt.files.calibrations import load_calibration
@@ -40,14 +41,14 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     assert policy.expected is not None
     console.say(f"at every step the likeliest of {policy.nodes} nodes at most, {policy.depth} drafts deep")
     console.say(
-        f"expected tokens per step  {policy.expected.replay:.3f}  replay: what a decoder yields on the traced texts"
+        f"expected tokens per step  {policy.expected.replay:.3f}  replay: what a decoder yields on "
+        f"{texts_of(calibration)}"
     )
     console.say(f"                          {policy.expected.estimated:.3f}  by the drafter's own estimates")
     if policy.expected.low is not None:
         between = f"{policy.expected.low:.3f} to {policy.expected.high:.3f}"
         console.say(f"                          {between} on as many new prompts (90 %)")
-        if calibration.sequences < FEW_TEXTS:
-            console.warn(f"warning: intervals from fewer than {FEW_TEXTS} texts are too narrow")
+    warn_few_texts(console, calibration)
     if policy.prices:
         console.say(f"mean nodes of a step      {policy.expected.nodes:.1f}")
     report_reliability(console, calibration)
@@ -74,3 +75,17 @@ def check_profile(options: dict[str, Any]) -> None:
         raise click.UsageError("--nodes auto and --profile go together")
     if not auto and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch and --context choose from a --profile")
+
+
+def texts_of(calibration: Calibration) -> str:
+    """How many texts, and how many different ones where some are equal."""
+    count, distinct = calibration.sequences, calibration.distinct
+    return f"{count} text{'s' if count != 1 else ''}" + (f", {distinct} distinct" if distinct != count else "")
+
+
+def warn_few_texts(console: Console, calibration: Calibration) -> None:
+    """Warn where intervals rest on few different texts, or are left out for want of them."""
+    if calibration.distinct < FEWEST_TEXTS:
+        console.warn(f"warning: {texts_of(calibration)}: no interval without two different ones")
+    elif calibration.distinct < FEW_TEXTS:
+        console.warn(f"warning: intervals from fewer than {FEW_TEXTS} different texts are too narrow")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from treeopt.build.reliability import reliability
 from treeopt.build.trees import DEFAULT_TOP_K
@@ -161,7 +163,7 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
     rows = [
         [
             f"head {h + 1}" if h < run.heads else f"level {h + 1}",
-            f"{accuracy[h, 0]:.1%} ± {errors[h, 0]:.1%}",
+            f"{accuracy[h, 0]:.1%}" + (f" ± {errors[h, 0]:.1%}" if math.isfinite(errors[h, 0]) else ""),
             *(f"{accuracy[h, r]:.1%}" for r in range(1, min(_SHOWN_RANKS, top_k))),
             f"{accuracy[h].sum():.1%}",
             f"{trials[h]}",
@@ -171,8 +173,9 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
     ranks = [f"rank {r}" for r in range(min(_SHOWN_RANKS, top_k))]
     console.table(["", *ranks, f"in the first {top_k}", "trials"], rows)
     console.say(
-        f"{calibration.sequences} texts, {calibration.positions} positions; share of trials in which the guess of that "
-        "rank was right; ± one standard error, clustered by text"
+        f"{calibration.sequences} texts, {calibration.distinct} distinct, {calibration.positions} positions; share of "
+        "trials in which the guess of that rank was right"
+        + ("; ± one standard error, clustered by text" if np.isfinite(errors).any() else "")
     )
     say_skipped(console, run.skipped)
     if run.answers_cut:
@@ -184,6 +187,7 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
         {
             "heads": calibration.num_heads,  # levels, where a drafter goes beyond the heads
             "prompts": calibration.sequences,
+            "texts_distinct": calibration.distinct,
             "skipped": len(run.skipped),
             "skipped_prompts": [vars(skipped) for skipped in run.skipped],
             "answers_cut": run.answers_cut,

@@ -39,6 +39,7 @@ _INPUTS = (
 )
 _HEARTBEAT_SECONDS = 30.0
 _HEARTBEAT_SHARE = 0.1
+_FIRST_SECONDS = 2.0  # the first line comes no later
 _SHOWN_SKIPPED = 5
 
 
@@ -134,18 +135,19 @@ def _bar(name: str) -> Iterator[Progress]:
 
 
 def _heartbeat(name: str) -> Progress:
-    """A line each 30 seconds or 10 %, whichever comes first."""
+    """A line each 30 seconds or 10 %, whichever comes first; the first one after 2 seconds of work."""
     begin = time.monotonic()
     last_time, last_share = begin, 0.0
+    wait = _FIRST_SECONDS
 
     def update(done: int, total: int, note: str) -> None:
-        nonlocal begin, last_time, last_share
+        nonlocal begin, last_time, last_share, wait
         now, share = time.monotonic(), done / total
         if share < last_share:  # another part of the work has begun
             begin, last_share = now, 0.0
-        if share - last_share < _HEARTBEAT_SHARE and now - last_time < _HEARTBEAT_SECONDS and done < total:
+        if share - last_share < _HEARTBEAT_SHARE and now - last_time < wait and done < total:
             return
-        last_time, last_share = now, share
+        last_time, last_share, wait = now, share, _HEARTBEAT_SECONDS
         left = (now - begin) * (1 - share) / share
         echo(f"{name} {done}/{total} {share:.0%} {left:.0f} s left  {note}", err=True)
 

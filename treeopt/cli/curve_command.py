@@ -7,9 +7,13 @@ from typing import Any
 import click
 
 from treeopt.build.curve import default_sizes, measure_curve, policy_curve
-from treeopt.build.fit import VALUES, WEIGHTS, Fitter, candidates
-from treeopt.build.trees import DEFAULT_TOP_K, tree_limits
+from treeopt.build.fit import Fitter
+from treeopt.build.intervals import Interval
+from treeopt.build.methods import VALUES, WEIGHTS, candidates
+from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
 from treeopt.calibration import MASS_SIZES
+from treeopt.cli.build_command import both_given
+from treeopt.cli.build_dynamic import texts_of, warn_few_texts
 from treeopt.cli.console import (
     Console,
     calibration_option,
@@ -23,8 +27,11 @@ from treeopt.drafter import KINDS
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked
 from treeopt.files.profiles import load_profile
+from treeopt.latency import ONE_NODE
+from treeopt.progress import late
 
 _LARGEST = 256
+_LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profile's, else {_LARGEST}]."
 
 
 @command("curve")
@@ -33,7 +40,7 @@ _LARGEST = 256
 @click.option("--profile", help="Seconds a step, by `treeopt profile`: adds overhead and speedup.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
-@click.option("--largest", type=click.IntRange(min=1), help=f"Largest tree [default: the profile's, else {_LARGEST}].")
+@click.option("--largest", type=click.IntRange(min=1), help=_LARGEST_HELP)
 @click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
 @click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks a head.")
@@ -54,17 +61,23 @@ def run(console: Console, **options: Any) -> None:
     calibration = load_calibration(calibration_file)
     profile = load_profile(options["profile"]) if options["profile"] else None
     warn_other_heads(console, calibration, profile)
+    if profile is not None:
+        profile.seconds(ONE_NODE, options["batch"], options["context"])  # speedups are over one node: without, no work
     bounds = [options["largest"]] if options["largest"] else []
-    bounds += [profile.largest(options["batch"], options["context"])] if profile else []
+    bounds += [min(profile.largest(options["batch"], options["context"]), MAX_NODES)] if profile else []
     largest = min(bounds, default=_LARGEST)
     where = {"profile": profile, "batch": options["batch"], "context": options["context"]}
     if options["kind"] == "dynamic":
         check_static_only(("values", "weights", "top_k"))
         curve = policy_curve(calibration, default_sizes(min(largest, MASS_SIZES[-1])), **where)
     else:
-        fitter = Fitter(calibration, tree_limits(calibration, largest, top_k=options["top_k"]))
-        method = fitter.choose(candidates(options["values"], options["weights"], refined=False)).method
-        curve = measure_curve(fitter, method, default_sizes(largest), **where)
+        exactly = both_given("values", "weights")
+        methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)
+        limits = tree_limits(calibration, largest, top_k=options["top_k"])
+        check_size(limits, calibration.num_heads, "--largest")
+        with console.progress("curve") as progress:
+            fitter = Fitter(calibration, limits, progress=late(progress))
+            curve = measure_curve(fitter, fitter.choose(methods).method, default_sizes(largest), **where)
         if not fitter.can_leave_out:
             console.warn(
                 "warning: too few different texts to leave any out; the figures are of the fitted texts themselves"
@@ -75,17 +88,25 @@ def run(console: Console, **options: Any) -> None:
     rows = []
     for point in curve.points:
         speed = ["-", "-"] if point.speedup is None else [f"{point.overhead:.2f}", f"{point.speedup:.2f}"]
-        low, high = point.prediction.low, point.prediction.high
+        interval = point.prediction
+        shown = "-" if interval is None else f"{interval.low:.3f}-{interval.high:.3f}"
         mark = " best" if point.nodes == curve.best else ""
-        rows.append([f"{point.nodes}{mark}", f"{point.tokens_per_step:.3f}", f"{low:.3f}-{high:.3f}", *speed])
+        rows.append([f"{point.nodes}{mark}", f"{point.tokens_per_step:.3f}", shown, *speed])
     console.table(["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"], rows)
+    console.say(f"tokens per step over {texts_of(calibration)}")
+    warn_few_texts(console, calibration)
     console.note(f"wrote {options['output']}")
     points = [
-        {**vars(point), "sampling": vars(point.sampling), "prediction": vars(point.prediction)}
+        {**vars(point), "sampling": _ends(point.sampling), "prediction": _ends(point.prediction)}
         for point in curve.points
     ]
     data = {"points": points, "best": curve.best, "method": curve.method, "expected": curve.expected}
+    data |= {"texts": calibration.sequences, "texts_distinct": calibration.distinct}
     console.result({**data, "output": options["output"]})
+
+
+def _ends(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else vars(interval)
 
 
 command = run

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
-from treeopt.build.replay import replay
+from treeopt.build.replay import Replay, replay
 from treeopt.cli.console import Console, command
 from treeopt.drafter import PLAIN
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.trees import load_tree
+from treeopt.tree import Tree
 
 
 @command("show")
@@ -17,7 +19,7 @@ from treeopt.files.trees import load_tree
 def run(console: Console, tree: str, calibration: str | None) -> None:
     """Print TREE (a file, or a name from `treeopt list`): a line a node, its rank and value."""
     record = load_tree(tree)
-    outcome = None if calibration is None else replay(record, load_calibration(calibration))
+    outcome = None if calibration is None else _replayed(record, calibration)
     from treeopt.view.graph import render_text
 
     console.say(f"{record.nodes} nodes, depth {record.depth}, {len(record.leaves)} leaves")
@@ -45,6 +47,14 @@ def run(console: Console, tree: str, calibration: str | None) -> None:
             "replay": replayed,
         }
     )
+
+
+def _replayed(record: Tree, file: str) -> Replay:
+    """The replay of a tree over a calibration that holds text."""
+    calibration = load_calibration(file)
+    if not calibration.positions:
+        raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text", at=file)
+    return replay(record, calibration)
 
 
 command = run

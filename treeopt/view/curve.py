@@ -83,20 +83,21 @@ def render_curve(curve: Curve, title: str = "") -> str:
 
 def _upper(points: Sequence[CurvePoint], best: int | None, x: _Scale) -> list[str]:
     """Tokens per step, its line on its two bands."""
-    ends = [end for point in points for each in (point.prediction, point.sampling) for end in (each.low, each.high)]
+    bands = {
+        kind: [interval for point in points if (interval := getattr(point, kind)) is not None]
+        for kind in ("prediction", "sampling")
+    }
+    ends = [end for intervals in bands.values() for each in intervals for end in (each.low, each.high)]
     y = _y_scale([*ends, *(point.tokens_per_step for point in points)], _UPPER)
     places = [(_x(x, point), y.at(point.tokens_per_step)) for point in points]
-    names = [
-        ("line", "tokens", "tokens per step, unseen texts"),
-        ("band", "sampling", f"sampling interval, {points[0].sampling.level:.0%}"),
-        ("band", "prediction", f"prediction interval, {points[0].prediction.level:.0%}"),
-    ]
+    names = [("line", "tokens", "tokens per step, unseen texts")]
+    for kind, found in reversed(bands.items()):
+        names += [("band", kind, f"{kind} interval, {found[0].level:.0%}")] if found else []
     return [
         '<g class="upper">',
         *_frame(y, _UPPER, "tokens per step"),
         *_x_axis(points, best, x, _UPPER),
-        _band("prediction", places, [point.prediction for point in points], y),
-        _band("sampling", places, [point.sampling for point in points], y),
+        *(_band(kind, places, found, y) for kind, found in bands.items() if found),
         *_line("tokens", places, points),
         *_legend(names, _UPPER[0] - 15),
         "</g>",
@@ -223,8 +224,8 @@ def _figures(point: CurvePoint) -> str:
     return text if point.speedup is None else f"{text}, overhead {point.overhead:.3f}, speedup {point.speedup:.3f}"
 
 
-def _between(interval: Interval) -> str:
-    return f"{interval.low:.3f} to {interval.high:.3f}"
+def _between(interval: Interval | None) -> str:
+    return "unknown" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
 
 
 def _nodes(point: CurvePoint) -> str:

@@ -1,0 +1,288 @@
+"""`treeopt build` and `treeopt curve` where they are asked for a method, too much, or have too little to go by."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import make_calibration, random_calibration, stretches
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.build.fit import Fitter
+from treeopt.build.methods import candidates
+from treeopt.build.trees import tree_limits
+from treeopt.calibration import Calibration
+from treeopt.cli.console import Console
+from treeopt.files.calibrations import save_calibration
+from treeopt.files.profiles import save_profile
+from treeopt.files.trees import load_tree
+from treeopt.latency import LatencyPoint, LatencyProfile
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def calibration() -> Calibration:
+    """Sixty texts under the default name."""
+    made = stretches(1)
+    save_calibration(made, "calibration.safetensors")
+    return made
+
+
+@pytest.fixture
+def tasks() -> list[Calibration]:
+    """Two tasks in `one.safetensors` and `two.safetensors`."""
+    made = [stretches(1), random_calibration(2, heads=3)]
+    for name, task in zip(("one", "two"), made, strict=True):
+        save_calibration(task, f"{name}.safetensors")
+    return made
+
+
+BOTH = ("--calibration", "one.safetensors", "--calibration", "two.safetensors")
+
+
+METHODS = [("independent", "visits"), ("joint", "uniform"), ("joint", "visits"), ("independent", "uniform")]
+
+
+@pytest.fixture
+def shuffled() -> Calibration:
+    """Heads that err independently, where the paper's tree does best on unseen texts."""
+    made = random_calibration(3, sequences=30)
+    save_calibration(made, "calibration.safetensors")
+    return made
+
+
+@pytest.mark.parametrize(("values", "weights"), METHODS)
+def test_both_options_build_exactly_that_method(shuffled: Calibration, values: str, weights: str) -> None:
+    """Values and weights that the user names are built, although the paper's tree does better on unseen texts."""
+    assert treeopt_json("build", "--nodes", "12")["method"] == "independent, uniform"
+    options = ["--values", values, "--weights", weights]
+    data = treeopt_json("build", "--nodes", "12", *options, "-o", "t.yaml")
+    assert data["method"].startswith(f"{values}, {weights}")
+    assert all(name.startswith(f"{values}, {weights}") for name in data["steps_on_unseen_texts"])
+    [chosen] = [m for m in candidates(values, weights, refined=False) if str(m) == data["method"]]
+    assert load_tree("t.yaml") == Fitter(shuffled, tree_limits(shuffled, 12)).build([chosen])[0][1]
+    assert treeopt_json("curve", "--largest", "12", *options)["method"].startswith(f"{values}, {weights}")
+
+
+@pytest.mark.usefixtures("shuffled")
+@pytest.mark.parametrize("option", [["--values", "joint"], ["--weights", "visits"]])
+def test_one_option_alone_competes_with_the_paper(option: list[str]) -> None:
+    """A single wish leaves the choice to the texts left out."""
+    for command in (["build", "--nodes", "12"], ["curve", "--largest", "12"]):
+        assert treeopt_json(*command, *option)["method"] == "independent, uniform"
+
+
+def test_both_options_with_few_texts_build_that_method() -> None:
+    """Too few texts to compare are no reason to build another tree than the one asked for."""
+    save_calibration(stretches(1, 3), "calibration.safetensors")
+    result = treeopt("build", "--nodes", "8", "--values", "joint", "--weights", "uniform")
+    assert re.search(r"^method +joint, uniform, strength 1024$", result.stdout, flags=re.MULTILINE)
+    assert "the paper's tree" not in result.stderr
+    assert "the paper's tree" in treeopt("build", "--nodes", "8").stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["build", "--nodes", "131073"],
+        ["build", "--nodes", "9" * 30],
+        ["build", "--calibration", "calibration.safetensors", "--calibration", "one.safetensors", "--nodes", "131073"],
+        ["curve", "--largest", "1000000"],
+    ],
+)
+def test_tree_that_no_file_holds_is_refused_before_any_work(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above 131,072 nodes the error names the bound, nothing is grown and nothing is written."""
+    for name in ("calibration", "one"):
+        save_calibration(random_calibration(1, heads=5), f"{name}.safetensors")
+    monkeypatch.setattr("treeopt.build.fit.grow", lambda *_, **__: pytest.fail("a tree was grown"))
+    result = treeopt(*arguments, status=3)
+    assert "error[E204]" in result.stderr
+    assert "131,072" in result.stderr
+    assert not Path("tree.yaml").exists()
+    assert not Path("curve.svg").exists()
+    assert "131,072" in treeopt(arguments[0], "--help").stdout
+
+
+def test_progress_of_a_build_reaches_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that takes longer than the first seconds is told line by line; less is not."""
+    save_calibration(stretches(1), "calibration.safetensors")
+    for command in (["build", "--nodes", "16"], ["curve", "--largest", "16"]):
+        assert f"{command[0]} " not in treeopt(*command).stderr.replace("wrote", "")
+        ticks = itertools.count(step=1.0)
+        with monkeypatch.context() as patched:
+            patched.setattr("time.monotonic", lambda ticks=ticks: float(next(ticks)))
+            lines = [
+                line for line in treeopt(*command).stderr.splitlines() if re.match(rf"{command[0]} \d+/\d+ ", line)
+            ]
+        assert len(lines) >= 5
+        assert "part 1 of 5" in lines[0]
+        assert "100%" in lines[-1]
+        assert treeopt(*command, "-q").stderr == ""
+
+
+def copies(texts: int, distinct: int) -> Calibration:
+    """So many texts, of which only the first ones differ."""
+    made = stretches(1, distinct)
+    rows = [made.sequence(i % distinct) for i in range(texts)]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return dataclasses.replace(
+        made,
+        ranks=np.concatenate(rows),
+        offsets=offsets,
+        prompt_ids=tuple(f"set:{i:08}" for i in range(texts)),
+        token_hashes=tuple(made.token_hashes[i % distinct] for i in range(texts)),
+    )
+
+
+def test_intervals_rest_on_different_texts() -> None:
+    """Each of ten texts six times over: the interval is as wide as from ten texts, and both numbers are printed."""
+    save_calibration(copies(60, 10), "many.safetensors")
+    save_calibration(copies(10, 10), "calibration.safetensors")
+    options = ["--nodes", "12", "--values", "independent", "--weights", "uniform"]
+    many = treeopt_json("build", *options, "--calibration", "many.safetensors")
+    once = treeopt_json("build", *options)
+    assert (many["texts_fitted"], many["texts_distinct"]) == (60, 10)
+    assert (once["texts_fitted"], once["texts_distinct"]) == (10, 10)
+    widths = [
+        data["expected_tokens_per_step"]["high"] - data["expected_tokens_per_step"]["low"] for data in (many, once)
+    ]
+    assert widths[0] == pytest.approx(widths[1], rel=0.2)
+    result = treeopt("build", *options, "--calibration", "many.safetensors")
+    assert "on 60 texts, 10 distinct" in result.stdout
+    assert "30 more prompts would halve that" in result.stdout
+    assert "fewer than 20 different texts" in result.stderr
+
+
+@pytest.mark.parametrize("texts", [1, 7])
+def test_one_text_in_any_number_of_copies_has_no_interval(texts: int) -> None:
+    """Neither build nor curve nor a holdout names an interval; programs read null."""
+    save_calibration(copies(texts, 1), "calibration.safetensors")
+    result = treeopt("build", "--nodes", "8")
+    assert "no interval without two different ones" in result.stderr
+    assert " to " not in result.stdout
+    found = treeopt_json("curve", "--largest", "8")
+    assert {point["sampling"] for point in found["points"]} == {point["prediction"] for point in found["points"]}
+    assert found["points"][0]["sampling"] is None
+    assert (found["texts"], found["texts_distinct"]) == (texts, 1)
+    shown = treeopt("curve", "--largest", "8")
+    assert "no interval" in shown.stderr
+    assert "\t-\t" in shown.stdout
+    assert "nan" not in shown.stdout + shown.stderr + result.stdout + Path("curve.svg").read_text()
+
+
+def test_holdout_of_one_text_has_no_interval(calibration: Calibration) -> None:
+    """One text set aside gives two figures and no interval of either."""
+    judged = treeopt_json("build", "--nodes", "8", "--holdout", "1")["judged"]
+    assert (judged["texts"], judged["distinct"]) == (1, 1)
+    assert (judged["interval"], judged["paper_interval"], judged["gain"]) == (None, None, None)
+    text = treeopt("build", "--nodes", "8", "--holdout", "1").stdout
+    assert re.search(r"judged on 1 texts set aside .*: \d\.\d{4}$", text, flags=re.MULTILINE)
+    assert calibration.distinct == 60
+
+
+def test_same_calibration_twice_is_said() -> None:
+    """Two tasks of the same texts count each text once where it matters, and the report says so."""
+    save_calibration(stretches(1), "one.safetensors")
+    options = ["--calibration", "one.safetensors", "--calibration", "one.safetensors", "--nodes", "8"]
+    assert "on 120 texts, 60 distinct" in treeopt("build", *options).stdout
+    save_calibration(stretches(1), "calibration.safetensors")
+    twice, once = (treeopt_json("build", *more)["expected_tokens_per_step"] for more in (options, ["--nodes", "8"]))
+    widths = [found["high"] - found["low"] for found in (twice, once)]
+    assert widths[0] == pytest.approx(widths[1], rel=0.1)
+
+
+@pytest.mark.usefixtures("tasks")
+@pytest.mark.parametrize("shares", ["1e308,1e308", "1e-320,1", "5e-324,5e-324"])
+def test_shares_at_the_ends_of_the_range_are_used(shares: str) -> None:
+    """Only the ratio of shares counts, however large or small they are."""
+    found = treeopt_json("build", *BOTH, "--mix", shares, "--nodes", "8")["tasks"]["shares"]
+    assert sum(found) == pytest.approx(1.0)
+
+
+def test_drafters_do_not_mix() -> None:
+    """A tree has one drafter: calibrations of two are refused with both names."""
+    one = random_calibration(1)
+    provenance = dataclasses.replace(one.provenance, drafter_id="d1")
+    save_calibration(one, "one.safetensors")
+    save_calibration(dataclasses.replace(one, provenance=provenance), "two.safetensors")
+    error = treeopt("build", *BOTH, status=3).stderr
+    assert "error[E221]" in error
+    assert "drafter_id: none and d1" in error
+    assert "heads_id" not in error
+
+
+@pytest.mark.parametrize("command", [["build", "--nodes", "auto"], ["curve"]])
+def test_profile_without_one_node_is_refused_before_any_work(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overhead and speedup are over a step of one node, so a profile must hold it: no tree is grown otherwise."""
+    save_calibration(stretches(1), "calibration.safetensors")
+    points = [LatencyPoint(n, 1, 64, 0.01, 0.01, 0.01) for n in (8, 64)]
+    save_profile(LatencyProfile.from_points(points), "p.yaml")
+    monkeypatch.setattr("treeopt.build.fit.grow", lambda *_, **__: pytest.fail("a tree was grown"))
+    assert error_number(treeopt(*command, "--profile", "p.yaml", status=3)) == "E230"
+
+
+def test_profile_of_one_size_gives_the_root() -> None:
+    """Where one node alone was timed, the fastest size is one node."""
+    save_calibration(stretches(1), "calibration.safetensors")
+    save_profile(LatencyProfile.from_points([LatencyPoint(1, 1, 64, 0.01, 0.01, 0.01)]), "p.yaml")
+    assert treeopt_json("build", "--nodes", "auto", "--profile", "p.yaml")["nodes"] == 1
+    assert [point["nodes"] for point in treeopt_json("curve", "--profile", "p.yaml")["points"]] == [1]
+
+
+@pytest.mark.parametrize("command", [["build"], ["curve"], ["show", "mc_sim_7b_63"]])
+@pytest.mark.parametrize("texts", [0, 3])
+def test_calibration_without_text_is_one_error(command: list[str], texts: int) -> None:
+    """No texts, or texts without a token, are nothing to build, draw or replay from."""
+    made = stretches(1, 3).select(range(texts))
+    made = dataclasses.replace(made, ranks=made.ranks[:0], offsets=np.zeros(texts + 1, np.int64))
+    save_calibration(made, "calibration.safetensors")
+    assert error_number(treeopt(*command, "--calibration", "calibration.safetensors", status=3)) == "E303"
+
+
+HOSTILE = {
+    "texts of one token": [np.zeros((1, 4), int)] * 8,
+    "all misses": [np.full((20, 4), 99)] * 8,
+    "one head": [np.zeros((20, 1), int)] * 8,
+    "always right": [np.zeros((20, 4), int)] * 8,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("kept", [1, 16])
+def test_degenerate_traces_give_right_trees(name: str, kept: int) -> None:
+    """Nothing to guess, nothing guessed, or everything: the tree is the root alone, or the chain of best guesses."""
+    made = make_calibration(HOSTILE[name], kept=kept)
+    made = dataclasses.replace(made, token_hashes=tuple(f"text {s}" for s in range(8)))
+    save_calibration(made, "calibration.safetensors")
+    data = treeopt_json("build", "--nodes", "6", "--values", "independent", "--weights", "uniform")
+    chain = {"one head": [[0]], "always right": [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]}
+    assert data["paths"] == chain.get(name, [])
+    assert data["expected_tokens_per_step"]["replay"] == 1.0 + len(data["paths"]) * (name in chain)
+    assert treeopt_json("build", "--nodes", "6", "--top-k", "999999999", "--max-rank", "300")["nodes"] >= data["nodes"]
+    assert treeopt_json("curve", "--largest", "6")["points"]
+
+
+def test_first_line_comes_after_two_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a pipe the first line does not wait for a tenth of the work; those after it come each 30 seconds or 10 %."""
+    now = iter([0.0, 1.9, 2.0, 3.0, 31.9, 32.1, 33.0, 34.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    with Console(False, False).progress("build") as update:
+        for done in (1, 2, 3, 4, 5, 16, 17):
+            update(done, 100, "")
+    shown = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["2/100", "5/100", "16/100"]

@@ -1,0 +1,45 @@
+"""What `treeopt calibrate` prints of accuracies and how sure they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from helpers import stretches
+
+from treeopt.calibrate.measure import CalibrationRun
+from treeopt.calibration import Calibration
+from treeopt.cli.calibrate_command import _report
+from treeopt.cli.console import Console
+
+
+def run_of(hashes: str) -> CalibrationRun:
+    """A run over as many texts as there are letters, equal letters being equal texts."""
+    made: Calibration = dataclasses.replace(stretches(1, len(hashes)), token_hashes=tuple(hashes))
+    return CalibrationRun(made, (), 0, made.num_heads)
+
+
+@pytest.mark.parametrize("hashes", ["a", "aaaaaa"])
+def test_one_text_in_any_number_of_copies_has_no_error(hashes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No standard error is printed, neither 0 nor nan, and programs read null."""
+    _report(Console(False, False), run_of(hashes), "c.safetensors")
+    text = capsys.readouterr().out
+    assert "±" not in text
+    assert "nan" not in text
+    assert f"{len(hashes)} texts, 1 distinct, " in text
+    _report(Console(True, False), run_of(hashes), "c.safetensors")
+    data = json.loads(capsys.readouterr().out)
+    assert data["standard_error_top_1"] == [None] * 3
+    assert (data["prompts"], data["texts_distinct"]) == (len(hashes), 1)
+
+
+def test_error_is_that_of_different_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    """With two different texts or more there is an error, clustered by text."""
+    run = run_of("abcbca")
+    _report(Console(False, False), run, "c.safetensors")
+    text = capsys.readouterr().out
+    error = run.calibration.standard_error(1)[0, 0]
+    assert f" ± {error:.1%}" in text
+    assert "6 texts, 3 distinct, " in text
+    assert "± one standard error, clustered by text" in text

@@ -1,0 +1,56 @@
+"""The provenance record: how a calibration was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a calibration was measured, so that its numbers can be made again.
+
+    `model_id` and `heads_id` fingerprint the weights, `drafter_id` (empty for the heads' plain guesses) what corrects
+    them; with `settings` they decide what may be merged. `drafter` is the drafter's file. `prompts` names each prompt
+    file with its SHA-256; `made_by` the versions and device.
+    """
+
+    model: str
+    model_id: str
+    heads: str
+    heads_id: str
+    settings: Mapping[str, Any]
+    prompts: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the file, its name
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    drafter_id: str = ""
+    drafter: str = ""
+
+    def mergeable(self) -> dict[str, Any]:
+        """What two calibrations must have in common."""
+        ids = {"model_id": self.model_id, "heads_id": self.heads_id, "drafter_id": self.drafter_id}
+        return {**ids, "settings": dict(self.settings)}
+
+
+def merged(one: Provenance, other: Provenance) -> Provenance:
+    """Names and versions where both agree; else both, sorted, so that the order of merging leaves no trace."""
+    made_by = {
+        key: _both(one.made_by.get(key), other.made_by.get(key)) for key in sorted({*one.made_by, *other.made_by})
+    }
+    names = sorted({*one.prompts.items(), *other.prompts.items()})
+    return Provenance(
+        model=min(one.model, other.model),
+        model_id=one.model_id,
+        heads=min(one.heads, other.heads),
+        heads_id=one.heads_id,
+        settings=one.settings,
+        prompts=dict(sorted(dict(reversed(names)).items())),  # one name a file: the first in order
+        made_by=made_by,
+        drafter_id=one.drafter_id,
+        drafter=min(one.drafter, other.drafter),
+    )
+
+
+def _both(one: Any, other: Any) -> Any:
+    parts = {str(part) for value in (one, other) if value is not None for part in str(value).split(" | ")}
+    return one if one == other else " | ".join(sorted(parts))
