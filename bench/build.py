@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import heapq
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -81,14 +82,16 @@ def time_command(calibration: str | None) -> None:
             save_calibration(random_calibration(), file)
         for nodes, goal in COMMAND_GOALS.items():
             command = [sys.executable, "-m", "treeopt", "build", "--calibration", file, "--nodes", str(nodes), "-q"]
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
             subprocess.run(
                 [*command, "-o", str(Path(folder, "tree.yaml"))],
                 check=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.DEVNULL,
             )
-            print(verdict(f"treeopt build --nodes {nodes}", time.perf_counter() - begin, goal, "s"))
+            seconds = time.perf_counter() - begin
+            used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used
+            print(f"{verdict(f'treeopt build --nodes {nodes}', seconds, goal, 's')}   CPU: {used:.2g} s")
 
 
 def main() -> None:

@@ -260,6 +260,20 @@ def test_one_text_has_no_interval() -> None:
     assert (policy.expected.low, policy.expected.high) == (None, None)
 
 
+def test_interval_does_not_reach_below_nothing() -> None:
+    """Two texts, of which one takes four tokens a step and the other one: the low end would be negative, and is 0."""
+    made = dataclasses.replace(make_calibration([np.zeros((40, 3), int)] * 2), token_hashes=("fast", "slow"))
+    places = np.where(np.arange(80)[:, None] < 40, [[1, 2, 3]], MISS)
+    orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
+    steps = StepTraces(orders, np.ones((80, len(MASS_SIZES)), np.float32), np.ones((80, 3), np.float16))
+    provenance = dataclasses.replace(made.provenance, drafter_id="d1")
+    expected = build_policy(dataclasses.replace(made, steps=steps, provenance=provenance), 8).expected
+    assert expected is not None
+    assert expected.replay == 1.6
+    # All tokens over all steps, and the other text drawn twice in place of these: 1.6 + 4 - 1 at the most.
+    assert (expected.low, expected.high) == (0.0, 4.6)
+
+
 @pytest.mark.parametrize("fault", ["steps", "drafter", "text"])
 def test_traces_that_do_not_fit_are_refused(fault: str) -> None:
     """No traced trees, another drafter, no text: one error each."""

@@ -38,7 +38,7 @@ def build_tree(
     """The tree with the most tokens per step under a budget of nodes.
 
     With `values="independent", weights="uniform"` it is the paper's. Otherwise the methods wished for compete with the
-    paper's on texts they were not fitted to, and the best is built.
+    paper's on texts they were not fitted to, and the best is built; from fewer than five different texts the paper's.
 
     Args:
         calibration: the rank traces.
