@@ -69,7 +69,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     base, loaded = load_models(console, options)
     warn_other_tree(console, options["tree"], tree, loaded)
     warn_other_drafter(console, drafter, loaded)
-    ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
+    ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
     decoder = TreeDecoder(base, loaded.heads, tree, drafter=drafter, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])
