@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import sys
@@ -74,6 +75,9 @@ def run() -> None:
     """Run the program and exit with a status of `treeopt.errors`; KeyboardInterrupt passes through."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where the caller closed it
+            stream.reconfigure(errors="backslashreplace")  # an encoding without Greek letters is no fault
     try:
         status = program.main(standalone_mode=False)
         if sys.stdout is not None:  # closed by the caller: >&-

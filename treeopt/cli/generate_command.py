@@ -127,6 +127,8 @@ def _prompt(given: str | None) -> str:
     if given is None and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("Missing argument 'PROMPT': give a text, or pipe one in.")
     text = given
+    if text == _STDIN and sys.stdin is None:
+        raise click.UsageError("PROMPT is -, and standard input is closed.")
     if text is None or text == _STDIN:
         text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
     if not text:
@@ -138,7 +140,7 @@ def _shown(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
     """The pieces, each written to standard output when it comes; with --json none is."""
     if not console.for_people:
         yield from pieces
-    elif sys.stdout.isatty():
+    elif sys.stdout is not None and sys.stdout.isatty():
         yield from _shaded(pieces)
     else:
         for piece in pieces:
