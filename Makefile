@@ -1,19 +1,25 @@
 # make venv | demo | test | lint | bench | pocket. Each makes .venv first where it is missing.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 BIN := .venv/bin
 
 .PHONY: venv demo pocket test lint bench clean
 
-# The stamp is remade when the dependencies change, never because the clock moved.
+# The stamp is remade when the dependencies or the set of versions change, never because the clock moved.
+# CONSTRAINTS=constraints-min.txt installs the lowest versions instead; what pip put there before is replaced.
 venv: .venv/installed
 
-.venv/installed: pyproject.toml setup.cfg constraints.txt
+.venv/installed: pyproject.toml setup.cfg $(CONSTRAINTS) .venv/constraints-$(notdir $(CONSTRAINTS))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "treeopt needs Python 3.11 or newer; run make PYTHON=python3.11")'
 	@echo "installing into .venv: about 1.5 GB with a CPU build of torch, several GB where pip offers only CUDA builds"
 	@$(PYTHON) -m venv .venv || (echo "on Debian: apt-get install python3-venv" && exit 1)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
+
+# Which set was installed: another name is another file, which is newer than the stamp.
+.venv/constraints-%:
+	@mkdir -p .venv && rm -f .venv/constraints-* && touch $@
 
 # The whole job on the built-in model: calibrate, build, render, compile, validate.
 demo: venv

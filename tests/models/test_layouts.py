@@ -446,3 +446,35 @@ def test_check_heads_writable_names_the_file(tmp_path: Path) -> None:
     assert check_heads_writable(tmp_path / "a" / "b", overwrite=False) == file
     assert save_heads(from_state(make_state(), "made"), tmp_path / "a" / "b", base="owner/base") == file
     assert file.is_file()
+
+
+@pytest.mark.parametrize("config", [[1], "text", 5, {"base_model_name_or_path": 5}, {"base_model_name_or_path": ["a"]}])
+def test_load_heads_config_of_another_kind(tmp_path: Path, config: object) -> None:
+    """A config that is no object, or a base that is no name, is a damaged file, and it is named."""
+    error = refusal(write(tmp_path, make_state(), config))
+    assert error.code is Code.FILE_INVALID
+    assert "config.json" in error.what
+
+
+@pytest.mark.parametrize("claimed", ["three", [3], {"a": 3}, 3.5, True, 10**40])
+def test_load_heads_number_of_another_kind(tmp_path: Path, claimed: object) -> None:
+    """Whatever config.json holds as the number of heads, the weights win and a short note says so."""
+    loaded = load_heads(write(tmp_path, make_state(), {"medusa_num_heads": claimed, "medusa_num_layers": claimed}))
+    assert loaded.heads.num_heads == 3
+    assert len(loaded.notes[0]) < 100
+
+
+@pytest.mark.parametrize("base", ["", "x" * 5000, "a\0b"])
+def test_load_heads_base_that_is_no_folder(tmp_path: Path, base: str) -> None:
+    """A base that can be no path stays a name, and an empty one is none."""
+    assert load_heads(write(tmp_path, make_state(), {"base_model_name_or_path": base})).base == (base or None)
+
+
+@pytest.mark.parametrize("place", ["../../etc/passwd", "/etc/passwd"])
+def test_load_heads_index_outside_its_folder(tmp_path: Path, place: str) -> None:
+    """An index beside the heads that names a file outside their folder is refused before anything is read."""
+    (write(tmp_path, {}) / "medusa_lm_head.safetensors").write_bytes(b"not read")
+    (tmp_path / "medusa_lm_head.safetensors.index.json").write_text(json.dumps({"weight_map": {"0.0.weight": place}}))
+    error = refusal(tmp_path)
+    assert error.code is Code.FILE_INVALID
+    assert "not in its folder" in error.what

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.prompts import Prompt, PromptSet
-from treeopt.errors import Code, TreeoptError
+from treeopt.calibrate.prompts import Message, Prompt, PromptSet
+from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
 
 
@@ -56,7 +57,7 @@ class Encoded:
 
 
 def encode(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, *, chat_template: bool
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, *, chat_template: bool, vocab: int | None = None
 ) -> tuple[list[int], list[int]]:
     """Token ids of a prompt and of its answer (empty where it has none).
 
@@ -67,16 +68,18 @@ def encode(
         prompt: what to encode.
         tokenizer: the base model's.
         chat_template: put requests through the tokenizer's chat template, where it has one.
+        vocab: tokens that the model knows; None where that is not to be checked.
 
     Raises:
-        TreeoptError: E302 where chat messages meet a tokenizer without a template, E304 where there is no tokenizer.
+        TreeoptError: E302 where chat messages meet a tokenizer without a template, or a template that fails on them,
+            E304 where there is no tokenizer, or one that gives tokens that the model does not know.
     """
     if tokenizer is None:
         raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
     templated = chat_template and tokenizer.chat_template is not None
     messages = prompt.messages
     if messages is not None and templated:
-        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        ids = render_chat(tokenizer, messages, add_generation_prompt=True)
     elif messages is not None and prompt.turn > 1:
         ids = tokenizer(_whole_text("\n".join(message["content"] for message in messages)))["input_ids"]
     elif messages is not None and len(messages) > 1:
@@ -90,7 +93,32 @@ def encode(
         text = prompt.text if messages is None else messages[0]["content"]
         ids = tokenizer(_whole_text(text))["input_ids"]
     answer = tokenizer(_whole_text(prompt.answer), add_special_tokens=False)["input_ids"] if prompt.answer else []
+    if vocab is not None:
+        check_known((*ids, *answer), vocab, prompt.id)
     return list(ids), list(answer)
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **options: Any) -> Any:
+    """A conversation by the tokenizer's chat template: token ids, or text with `tokenize=False`.
+
+    Raises:
+        TreeoptError: E302 where the template fails.
+    """
+    try:
+        return tokenizer.apply_chat_template(list(messages), return_dict=False, **options)
+    except Exception as error:  # a template is a program of the checkpoint's author: it may raise anything
+        what = "the tokenizer's chat template fails on a conversation"
+        why = f"{type(error).__name__}: {first_line(error)}"
+        fix = "use --no-chat-template, or a corrected template in tokenizer_config.json or chat_template.jinja"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix=fix) from error
+
+
+def check_known(ids: Iterable[int], vocab: int, prompt_id: str) -> None:
+    """Raise E304 where a tokenizer gave token ids that the model, which knows `vocab` tokens, does not have."""
+    unknown = next((token for token in ids if token >= vocab), None)
+    if unknown is not None:
+        what = f"the tokenizer gives token {unknown} in prompt {prompt_id}, and the model knows {vocab} tokens"
+        raise TreeoptError(Code.MODEL_INVALID, what, why="the tokenizer does not belong to the model's weights")
 
 
 def encode_prompts(
@@ -106,7 +134,7 @@ def encode_prompts(
     assert max_new_tokens >= 1
     texts, skipped, cut = [], [], 0
     for prompt in prompts.prompts:
-        ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template)
+        ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
         reason = _misfit(base, ids, max_new_tokens)
         if not reason and scored and not answer:
             reason = "empty answer"
@@ -134,7 +162,7 @@ def next_turn(base: Base, text: Text, max_new_tokens: int, *, chat_template: boo
         return None
     assert base.tokenizer is not None, "a prompt with turns was encoded"
     prompt = text.source.after(str(base.tokenizer.decode(text.answer, skip_special_tokens=True)))
-    ids, _ = encode(prompt, base.tokenizer, chat_template=chat_template)
+    ids, _ = encode(prompt, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
     reason = _misfit(base, ids, max_new_tokens)
     return Skipped(prompt.id, len(ids), reason) if reason else Text(prompt.id, ids, [], prompt)
 

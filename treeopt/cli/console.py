@@ -334,7 +334,8 @@ def _chosen_heads(options: Mapping[str, Any]) -> str:
 
 def say_base(console: Console, base: Base) -> None:
     """Say which base model was loaded, and how it runs."""
-    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
+    for note in (f"model    {base.name}  {base.dtype_name} on {base.device}", *base.notes):
+        console.note(note)
 
 
 def text_options(function: Callable[..., Any]) -> Callable[..., Any]:

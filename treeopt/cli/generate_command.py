@@ -70,7 +70,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     base, loaded = load_models(console, options)
     warn_other_tree(console, options["tree"], tree, loaded)
     warn_other_drafter(console, drafter, loaded)
-    ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
+    ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
     decoder = TreeDecoder(base, loaded.heads, tree, drafter=drafter, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])
@@ -128,6 +128,8 @@ def _prompt(given: str | None) -> str:
     if given is None and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("Missing argument 'PROMPT': give a text, or pipe one in.")
     text = given
+    if text == _STDIN and sys.stdin is None:
+        raise click.UsageError("PROMPT is -, and standard input is closed.")
     if text is None or text == _STDIN:
         text = sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
     if not text:
@@ -139,7 +141,7 @@ def _shown(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
     """The pieces, each written to standard output when it comes; with --json none is."""
     if not console.for_people:
         yield from pieces
-    elif sys.stdout.isatty():
+    elif sys.stdout is not None and sys.stdout.isatty():
         yield from _shaded(pieces)
     else:
         for piece in pieces:

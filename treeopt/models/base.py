@@ -7,8 +7,9 @@ import functools
 import importlib.util
 import os
 import platform
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     BitsAndBytesConfig,
     GenerationConfig,
     PreTrainedModel,
@@ -24,22 +24,30 @@ from transformers import (
 )
 
 from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.models.checkpoint import check_files, check_loaded, not_loadable
+from treeopt.models.device import pick_device
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.hub import built_in, hub_reachable, looks_local, unreachable
+from treeopt.models.hub import built_in, find_base, here, hub_reachable, unreachable
+from treeopt.models.tokenizer import load_tokenizer
 from treeopt.version import VERSION
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_LIMIT = 1 << 30  # context of models that do not state one
+_TRIED = 8  # tokens of the forward that a loaded model must pass
 
 
 @dataclass(frozen=True)
 class Base:
-    """A loaded base model; `name` is what the user called it."""
+    """A loaded base model.
+
+    `name` is what the user called it; `notes` are facts worth telling a user, such as weights that it does not use.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     name: str
+    notes: tuple[str, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -93,9 +101,9 @@ class Base:
 
     @property
     def pad_id(self) -> int:
-        """Filler beyond a text's end; never looked at."""
-        pad = self.model.generation_config.pad_token_id
-        return int(pad) if pad is not None else self.eos_ids[0] if self.eos_ids else 0
+        """Filler beyond a text's end; never looked at, but embedded, so an id outside the vocabulary is passed over."""
+        named = (self.model.generation_config.pad_token_id, *self.eos_ids, 0)
+        return next(int(token) for token in named if token is not None and 0 <= token < self.vocab_size)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -157,34 +165,60 @@ def load_base(name: str, *, dtype: str = "auto", device: str = "auto", load_in_4
         load_in_4bit: quantise the weights while loading; on CUDA, by the package bitsandbytes.
 
     Raises:
-        TreeoptError: E201, E301, E304 where the model cannot be had or read; E401, E402 where the package or the device
-            is not there.
+        TreeoptError: E201, E301 where the model cannot be had; E203, E210, E304 where its files are damaged, ask to run
+            code or do not hold all weights; E401, E402, E403 where the package, the device or the memory is not there;
+            E504 where the model's weights or states are no numbers.
     """
     place = pick_device(device)
     wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
     options: dict[str, Any] = _quantised(place) if load_in_4bit else {}
-    path = built_in(name) or Path(name).expanduser()
-    if not path.exists():
-        if looks_local(name):
-            raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
-        options["local_files_only"] = not hub_reachable()
-    where = str(path) if path.exists() else name
+    # Attention over few tokens in bfloat16 is several times slower through sdpa than eagerly on a CPU.
+    if place.type == "cpu" and wanted is torch.bfloat16:
+        options["attn_implementation"] = "eager"
+    folder = find_base(name)
+    local = built_in(name) is not None or here(name) is not None
+    check_files(name, folder)
+    where, asks_hub = str(folder) if local else name, not local and hub_reachable()
+    options |= {"dtype": wanted, "local_files_only": not asks_hub}
     try:
-        # Attention over few tokens in bfloat16 is several times slower through sdpa than eagerly on a CPU.
-        slow_sdpa = place.type == "cpu" and wanted is torch.bfloat16
-        attention = {"attn_implementation": "eager"} if slow_sdpa else {}
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=wanted, **options, **attention)
-    except Exception as error:  # transformers raises many kinds for one fact: this is not a loadable model
-        if not path.exists():
-            raise unreachable(name, "--model", error) from error
-        what = f"{name} is not a model that transformers can load"
-        raise TreeoptError(Code.MODEL_INVALID, what, why=first_line(error)) from error
-    try:
+        model, notes = _load_model(name, where, options)
         model = model if load_in_4bit else model.to(place)
-    except (RuntimeError, AssertionError) as error:
-        raise _unusable(str(place), first_line(error)) from error
-    called = os.path.normpath(name) if path.exists() and not built_in(name) else name
-    return Base(model.eval(), _load_tokenizer(where, options), called)
+    except TreeoptError:
+        raise
+    except Exception as error:  # transformers raises many kinds for one fact: this is not a loadable model
+        if not local and isinstance(error, OSError):
+            raise unreachable(name, "--model", error) from error
+        raise not_loadable(name, error) from error
+    called = os.path.normpath(name) if local and not built_in(name) else name
+    base = Base(model.eval(), load_tokenizer(name, where, folder, local_files_only=not asks_hub), called, notes)
+    check_runs(base)
+    return base
+
+
+def check_runs(base: Base) -> None:
+    """Raise E304 where a model's settings are unusable or a plain forward fails, E504 where it gives no numbers."""
+    faults = list(_wrong_settings(base))
+    if faults:
+        why = "config.json and generation_config.json say how a text is written"
+        raise TreeoptError(Code.MODEL_INVALID, f"the model {base.name} cannot be used: {'; '.join(faults)}", why=why)
+    ids = torch.arange(min(_TRIED, base.vocab_size, base.context), device=base.device)
+    try:
+        with torch.no_grad():  # a model may keep what it computes here, and be trained later
+            check_base_finite(base, *base.forward(ids[None], use_cache=False))
+    except TreeoptError:
+        raise
+    except Exception as error:  # whatever a model with a foreign config raises
+        what = f"the model {base.name} cannot be run: its forward fails"
+        raise TreeoptError(Code.MODEL_INVALID, what, why=f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def check_base_finite(base: Base, *given: Tensor) -> None:
+    """Raise E504 where logits or hidden states of the base model are no numbers."""
+    # Some models give -inf for tokens that they never write.
+    if not all((values < torch.inf).all() for values in given):
+        what = f"the base model {base.name} gives logits or hidden states that are not numbers"
+        why = f"its weights are damaged, or too large for {base.dtype_name}"
+        raise TreeoptError(Code.NOT_FINITE, what, why=why, fix="--dtype float32, or another copy of the model")
 
 
 def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:
@@ -206,22 +240,17 @@ def heads_like(base: Base, heads: MedusaHeads) -> MedusaHeads:
     return copy.deepcopy(heads).to(base.device, base.dtype)
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` or a device by name.
-
-    Raises:
-        TreeoptError: E402 where it is not there.
-    """
-    if name == "auto":
-        found = torch.accelerator.current_accelerator()
-        # Under torchrun each process has the accelerator of its own rank.
-        return torch.device(found.type, int(os.environ.get("LOCAL_RANK", 0))) if found else torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise _unusable(name, first_line(error)) from error
-    return device
+def _load_model(name: str, where: str, options: Mapping[str, Any]) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """The model at `where`, and what is worth telling about it; E304 unless the checkpoint holds all of its weights."""
+    with warnings.catch_warnings(action="ignore"):  # what matters about a checkpoint is checked here
+        model, info = AutoModelForCausalLM.from_pretrained(
+            where,
+            trust_remote_code=False,  # without this, code that the checkpoint brings is asked about on the terminal
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are named, and refused
+            **options,
+        )
+    return model, check_loaded(name, model, info)
 
 
 def _quantised(place: torch.device) -> dict[str, Any]:
@@ -236,14 +265,21 @@ def _quantised(place: torch.device) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": place}}
 
 
-def _load_tokenizer(where: str, options: dict[str, Any]) -> PreTrainedTokenizerBase | None:
-    """The tokenizer, or None where the checkpoint has none: decoding ids works without."""
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, **options)
-    except (OSError, ValueError):
-        return None
-    return tokenizer
-
-
-def _unusable(device: str, why: str) -> TreeoptError:
-    return TreeoptError(Code.DEVICE_UNUSABLE, f"the device {device!r} cannot be used here", why=why, fix="--device cpu")
+def _wrong_settings(base: Base) -> Iterator[str]:
+    """What a model's config or generation config says that no text can be written with."""
+    head = base.model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is None or weight.ndim != 2:
+        yield "it has no linear LM head"
+        return
+    limit = getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and (not isinstance(limit, int) or limit < 0):
+        yield f"max_position_embeddings is {limit!r}"
+    settings = base.model.generation_config
+    ends = settings.eos_token_id
+    for end in ends if isinstance(ends, (list, tuple)) else () if ends is None else (ends,):
+        if not isinstance(end, int) or isinstance(end, bool):
+            yield f"eos_token_id is {end!r}, not a token id"
+    pad = settings.pad_token_id
+    if pad is not None and (not isinstance(pad, int) or isinstance(pad, bool)):
+        yield f"pad_token_id is {pad!r}, not a token id"

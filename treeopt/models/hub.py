@@ -35,9 +35,15 @@ def looks_local(name: str) -> bool:
     return name.startswith((".", os.sep, "~")) or name.endswith((os.sep, *_FILE_SUFFIXES)) or name.count("/") > 1
 
 
+def here(name: str) -> Path | None:
+    """The path that a name means, where something is there; any text is taken."""
+    path = os.path.expanduser(name)
+    return Path(path) if os.path.lexists(path) else None
+
+
 def built_in(name: str) -> Path | None:
     """The folder of the built-in model where `name` means it: a path of that name comes first."""
-    return pocket() if name == POCKET and not Path(name).exists() else None
+    return pocket() if name == POCKET and here(name) is None else None
 
 
 def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
@@ -46,8 +52,8 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
     Raises:
         TreeoptError: E201 for a path that is not there, E301 where only the hub could have it and does not answer.
     """
-    path = Path(name).expanduser()
-    if path.exists():
+    path = here(name)
+    if path is not None:
         return path
     if built_in(name):
         return pocket() / "heads"
@@ -60,6 +66,28 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not hub_reachable()))
     except Exception as error:  # the client raises many kinds; all mean that the repository cannot be had
         raise unreachable(name, "--heads", error) from error
+
+
+def find_base(name: str) -> Path:
+    """The folder of a base model's files: a local one, the built-in one, or the small files of a hub repository.
+
+    Raises:
+        TreeoptError: E201 for a path that is not there, E301 where only the hub could have it and does not give it.
+    """
+    path = here(name)
+    if path is not None:
+        return path
+    if built_in(name):
+        return pocket()
+    if looks_local(name):
+        raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
+    from huggingface_hub import snapshot_download
+
+    small = {"allow_patterns": ["*.json"], "ignore_patterns": ["*/*"]}
+    try:
+        return Path(snapshot_download(name, **small, local_files_only=not hub_reachable()))
+    except Exception as error:  # the client raises many kinds; all mean that the repository cannot be had
+        raise unreachable(name, "--model", error) from error
 
 
 def unreachable(name: str, option: str, error: Exception) -> TreeoptError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_folder, check_writable, make_folder, read_bytes, write_bytes
 from treeopt.files.bundled import POCKET
+from treeopt.models.checkpoint import asked_for, check_shards, read_config
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import built_in, find_heads
@@ -57,21 +57,20 @@ def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
     """Heads from a folder, a weights file, or a hub repository.
 
     Raises:
-        TreeoptError: E201 where nothing is there, E210 where a .pt asks to run code, E211 where keys or shapes are
-            not the Medusa layout, E301 where a hub repository cannot be reached.
+        TreeoptError: E201 where nothing is there, E203 where a file is damaged or names files outside its folder, E210
+            where a .pt asks to run code, E211 where keys or shapes are not the Medusa layout, E301 where a hub
+            repository cannot be reached.
     """
     file = _weights_file(find_heads(str(path), WEIGHT_FILES))
+    check_shards(file.parent)
     heads = from_state(_read_state(file), str(file)).eval()
-    config = _read_config(file.parent / "config.json")
+    config = read_config(file.parent / "config.json")
     notes = []
     claimed = config.get("medusa_num_heads")
     if claimed is not None and claimed != heads.num_heads:
-        notes.append(f"config.json says {claimed} heads, the weights hold {heads.num_heads}: the weights win")
-    base = config.get("base_model_name_or_path")
-    if built_in(str(path)):
-        base = POCKET
-    elif base is not None and (file.parent / str(base)).is_dir():
-        base = os.path.normpath(file.parent / str(base))
+        said = str(claimed)[:_SHOWN]
+        notes.append(f"config.json says {said} heads, the weights hold {heads.num_heads}: the weights win")
+    base = POCKET if built_in(str(path)) else _base_of(config, file.parent)
     return LoadedHeads(heads, str(path), file, base, fingerprint(heads), tuple(notes))
 
 
@@ -226,9 +225,9 @@ def _read_state(file: Path) -> State:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # what torch.load raises on bytes that are no checkpoint varies without end
         # Its own message on a refused pickle proposes weights_only=False, which would run the file's code.
-        asked = re.search(r"(?:GLOBAL|class|function) ([\w.]+)", str(error))
-        if isinstance(error, pickle.UnpicklingError) and asked:
-            what = f"{file} was refused: it asks for more than plain tensors ({asked[1]})"
+        asked = asked_for(error)
+        if asked is not None:
+            what = f"{file} was refused: it asks for more than plain tensors ({asked})"
             fix = "ask its author for medusa_lm_head.safetensors"
             raise TreeoptError(Code.PICKLE_REFUSED, what, fix=fix) from error
         raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged or not a checkpoint of PyTorch") from error
@@ -237,15 +236,14 @@ def _read_state(file: Path) -> State:
     return {str(key): value for key, value in loaded.items()}
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    """The foreign config beside the weights: what is needed is taken, the rest ignored; none is fine."""
-    if not file.is_file():
-        return {}
-    try:
-        config = json.loads(read_bytes(file))
-    except (ValueError, RecursionError) as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{file} is not JSON: {error}") from error
-    return config if isinstance(config, dict) else {}
+def _base_of(config: dict[str, Any], folder: Path) -> str | None:
+    """The base model that a heads' config names; a folder relative to the heads' own comes first."""
+    base = config.get("base_model_name_or_path")
+    if base is not None and not isinstance(base, str):
+        what = f"{folder / 'config.json'} has a base_model_name_or_path that is no name but {type(base).__name__}"
+        raise TreeoptError(Code.FILE_INVALID, what, fix="name the base model there, or leave the field out")
+    beside = os.path.join(folder, base or "")
+    return os.path.normpath(beside) if base and os.path.isdir(beside) else base or None
 
 
 def _invalid(name: str, what: str) -> TreeoptError:

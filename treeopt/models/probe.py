@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.models.base import Base
+from treeopt.models.base import Base, check_base_finite
 from treeopt.models.session import TreeForward
 from treeopt.tree import Tree
 
@@ -59,6 +59,7 @@ def _run(base: Base) -> None:
         raise
     except Exception as error:  # whatever a foreign model raises on a tree: it cannot do trees
         raise _refused(base, f"its forward failed on a tree: {first_line(error)}") from error
+    check_base_finite(base, alone)
     spread = (alone.float() - alone.float().mean(-1, keepdim=True)).abs().max()
     difference = (logits.float() - alone.float()).abs().max() / spread.clamp_min(1e-12)
     if not difference <= _TOLERANCE.get(base.dtype, _LOW_PRECISION):

@@ -10,6 +10,7 @@ A row of a file is one of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from treeopt.calibrate.answers import cut_at_end
 from treeopt.calibrate.prompts import ANSWERS, Message, as_prompt, read_rows, row_id
-from treeopt.calibrate.texts import encode
+from treeopt.calibrate.texts import check_known, encode, render_chat
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 
@@ -129,7 +130,7 @@ def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_t
     asked = as_prompt(fields, prompt_id, name, index, answers=answered)
     if not answered and asked.text is None:
         return _NO_ANSWER
-    ids, answer = encode(asked, base.tokenizer, chat_template=chat_template)
+    ids, answer = encode(asked, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
     if answered:
         end = list(base.eos_ids[:1])  # the answer was whole: its end is learned with it
         return Example(_array([*ids, *answer, *end]), ((len(ids), len(ids) + len(answer) + len(end)),))
@@ -159,13 +160,14 @@ def _misfit(name: str, index: int) -> TreeoptError:
 def _conversation(base: Base, messages: Sequence[Message], name: str, index: int) -> Example:
     """A conversation by the chat template; an answer begins where the template asks for one."""
     assert base.tokenizer is not None
-    render = base.tokenizer.apply_chat_template
-    ids = list(render(list(messages), return_dict=False))
+    render = functools.partial(render_chat, base.tokenizer)
+    ids = render(messages)
+    check_known(ids, base.vocab_size, f"{name}:{index}")
     spans = []
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
-            before = list(render(list(messages[:i]), add_generation_prompt=True, return_dict=False))
-            after = list(render(list(messages[: i + 1]), return_dict=False))
+            before = render(messages[:i], add_generation_prompt=True)
+            after = render(messages[: i + 1])
             if ids[: len(before)] != before or ids[: len(after)] != after:
                 raise TreeoptError(
                     Code.PROMPTS_INVALID,

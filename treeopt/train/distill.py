@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.answers import continue_texts
 from treeopt.calibrate.prompts import Message, Prompt, PromptSet
-from treeopt.calibrate.texts import Skipped, Text, encode
+from treeopt.calibrate.texts import Skipped, Text, encode, render_chat
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
@@ -223,7 +223,9 @@ class _Writer:
                         break
                 messages = tuple(talk.said) if talk.text is None else None
                 asked = Prompt(talk.id, messages, talk.text, None)
-                talk.prompt, _ = encode(asked, self.tokenizer, chat_template=self.chat_template)
+                talk.prompt, _ = encode(
+                    asked, self.tokenizer, chat_template=self.chat_template, vocab=self.base.vocab_size
+                )
             self._answer(open_talks)
             for talk in open_talks:
                 talk.over = talk.over or ("" if talk.users else "done")
@@ -248,9 +250,8 @@ class _Writer:
 
     def _write_users(self, talks: Sequence[_Talk], budget: int) -> None:
         """Write what the user says next."""
-        render = self.tokenizer.apply_chat_template
         for talk in talks:
-            shown = str(render([*talk.said, {"role": "user", "content": _MARK}], tokenize=False))
+            shown = render_chat(self.tokenizer, [*talk.said, {"role": "user", "content": _MARK}], tokenize=False)
             talk.prompt = list(self.tokenizer(shown.partition(_MARK)[0], add_special_tokens=False)["input_ids"])
         for talk, said in self._continued(talks, budget, 1.0):
             text = self.tokenizer.decode(said, skip_special_tokens=True).strip()
@@ -258,7 +259,7 @@ class _Writer:
                 talk.over = "the model wrote an empty turn"
                 continue
             talk.said.append({"role": "user", "content": text})
-            talk.prompt = list(render(list(talk.said), add_generation_prompt=True, return_dict=False))
+            talk.prompt = render_chat(self.tokenizer, talk.said, add_generation_prompt=True)
 
     def _write_openings(self, talks: Sequence[_Talk], budget: int) -> None:
         """Write how a text begins."""

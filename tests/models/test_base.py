@@ -1,0 +1,289 @@
+"""Loading base models: whole checkpoints of all families, and the damage that must not pass for one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from machines import accelerator
+from tiny import FAMILIES, VOCAB, chat_base, tiny_base
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base, load_base
+from treeopt.models.probe import check_trees
+
+State = dict[str, torch.Tensor]
+WEIGHTS = "model.safetensors"
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Base:
+    """A random llama."""
+    return tiny_base("llama")
+
+
+@pytest.fixture
+def folder(tiny: Base, tmp_path: Path) -> Path:
+    """Its checkpoint, to be damaged."""
+    tiny.model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def rewrite(folder: Path, change: Callable[[State], State]) -> None:
+    """Write the folder's weights anew."""
+    state = change(safetensors.torch.load_file(folder / WEIGHTS))
+    safetensors.torch.save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def configure(folder: Path, file: str = "config.json", **fields: Any) -> None:
+    """Set fields of one of the folder's settings files."""
+    path = folder / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def fault(name: str | Path) -> TreeoptError:
+    """The error of loading; its text names nothing that is not shown, and gives no advice that would run code."""
+    with pytest.raises(TreeoptError) as caught:
+        load_base(str(name), device="cpu")
+    text = str(caught.value)
+    assert not any(word in text for word in ("weights_only=False", "`False`", "above report", "trust_remote_code"))
+    return caught.value
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_load_base_saved_family(family: str, tied: bool, tmp_path: Path) -> None:
+    """Every family comes back as it was saved, with nothing missing and nothing to warn about."""
+    saved = tiny_base(family, tie_word_embeddings=tied)
+    saved.model.save_pretrained(tmp_path)
+    found = load_base(str(tmp_path), device="cpu")
+    assert found.notes == ()
+    for key, tensor in saved.model.state_dict().items():
+        torch.testing.assert_close(found.model.state_dict()[key], tensor, rtol=0, atol=0)
+
+
+def test_load_base_without_its_accelerator(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of torch for an accelerator that is not there loads a model by default, on the CPU in float32."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    accelerator(monkeypatch, kind="cuda", count=0)
+    base = load_base(str(folder))
+    assert (base.device, base.dtype_name) == (torch.device("cpu"), "float32")
+
+
+@pytest.mark.parametrize("missing", [UP, "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"])
+def test_load_base_missing_weight(folder: Path, missing: str) -> None:
+    """A weight that the checkpoint lacks is E304 by name, not a random number."""
+    rewrite(folder, lambda state: {key: tensor for key, tensor in state.items() if key != missing})
+    error = fault(folder)
+    assert error.code is Code.MODEL_INVALID
+    assert f"it lacks {missing}" in error.what
+
+
+def test_load_base_missing_many(folder: Path) -> None:
+    """Of many missing weights the first are named and the others counted."""
+    rewrite(folder, lambda state: {f"other.{key}": tensor for key, tensor in state.items()})
+    count = len(tiny_base("llama").model.state_dict())
+    assert f"and {count - 6} more" in fault(folder).what
+
+
+def test_load_base_wrong_shape(folder: Path) -> None:
+    """A weight of another shape is E304 with both shapes."""
+    rewrite(folder, lambda state: {**state, UP: state[UP][:-1].clone()})
+    error = fault(folder)
+    assert error.code is Code.MODEL_INVALID
+    assert f"{UP} [47, 32], not [48, 32]" in error.what
+
+
+def test_load_base_unused_weights_are_noted(folder: Path) -> None:
+    """Weights that the architecture does not use are named in a note; the model loads."""
+    rewrite(folder, lambda state: {**state, "heads.0.weight": torch.zeros(3)})
+    (note,) = load_base(str(folder), device="cpu").notes
+    assert "does not use: heads.0.weight" in note
+
+
+def test_load_base_fewer_layers_are_noted(folder: Path) -> None:
+    """Layers beyond the config's number are weights that are not used."""
+    configure(folder, num_hidden_layers=1)
+    assert "model.layers.1." in load_base(str(folder), device="cpu").notes[0]
+
+
+@pytest.mark.parametrize("place", ["../../etc/passwd", "/etc/passwd", "a/../../b", "..\\b", "C:\\b", "C:b", "."])
+def test_load_base_index_outside_its_folder(folder: Path, place: str) -> None:
+    """An index that names a file outside its folder is refused before anything is read."""
+    (folder / WEIGHTS).unlink()
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {UP: place}}))
+    error = fault(folder)
+    assert error.code is Code.FILE_INVALID
+    assert "not in its folder" in error.what
+
+
+def test_load_base_shards(folder: Path, tiny: Base) -> None:
+    """An index of files beside it loads, links and all."""
+    (folder / WEIGHTS).rename(folder / "blob")
+    (folder / "model-1.safetensors").symlink_to(folder / "blob")
+    weight_map = dict.fromkeys(tiny.model.state_dict(), "model-1.safetensors")
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert torch.equal(load_base(str(folder), device="cpu").lm_head.weight, tiny.lm_head.weight)
+
+
+class RunsCode:
+    """Pickled, asks to make a file named `ran`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
+    """Name, damage, the error's code and words of it."""
+
+    def text(file: str, content: str) -> Callable[[Path], object]:
+        return lambda folder: (folder / file).write_text(content)
+
+    def config(**fields: Any) -> Callable[[Path], object]:
+        return lambda folder: configure(folder, **fields)
+
+    def weights(change: Callable[[State], State]) -> Callable[[Path], object]:
+        return lambda folder: rewrite(folder, change)
+
+    def pickled(data: Any) -> Callable[[Path], object]:
+        return lambda folder: ((folder / WEIGHTS).unlink(), torch.save(data, folder / "pytorch_model.bin"))
+
+    def folder_for(file: str) -> Callable[[Path], object]:
+        return lambda folder: ((folder / file).unlink(), (folder / file).mkdir())
+
+    model, file = Code.MODEL_INVALID, Code.FILE_INVALID
+    spoil = {"nan": float("nan"), "inf": float("inf")}
+    yield "empty config", text("config.json", ""), file, "not JSON"
+    yield "empty object", text("config.json", "{}"), model, "model_type"
+    yield "a list", text("config.json", "[1]"), file, "holds no object"
+    yield "null", text("config.json", "null"), file, "holds no object"
+    yield "deep", text("config.json", "[" * 100_000), file, "not JSON"
+    yield "config a folder", folder_for("config.json"), file, "cannot be read"
+    yield "weights a folder", folder_for(WEIGHTS), model, "no file named"
+    yield "no weights", lambda folder: (folder / WEIGHTS).unlink(), model, "no file named"
+    yield "truncated", lambda folder: os.truncate(folder / WEIGHTS, 5000), model, "deserializing header"
+    yield "empty weights", lambda folder: os.truncate(folder / WEIGHTS, 0), model, "header too small"
+    yield "another architecture", config(model_type="gpt2"), model, "does not hold all weights of GPT2LMHeadModel"
+    yield "no language model", config(model_type="t5"), model, "T5Config"
+    yield "unknown architecture", config(model_type="nosuch"), model, "nosuch"
+    yield "model type a number", config(model_type=5), model, "`5`"
+    yield "size a text", config(hidden_size="many"), model, "expected int, got str (value: 'many')"
+    yield "huge", config(hidden_size=32 * 4096, vocab_size=2**40), model, "the files hold"
+    yield "hugest", config(hidden_size=2**200, num_attention_heads=4), model, "transformers can load"
+    yield "many layers", config(num_hidden_layers=10**8), model, "describes 100000000 layers"
+    yield "no layers", config(num_hidden_layers=0), model, "its forward fails"
+    yield "negative context", config(max_position_embeddings=-5), model, "max_position_embeddings is -5"
+    yield "unknown activation", config(hidden_act="nosuch"), model, "nosuch"
+    yield "end a text", text("generation_config.json", '{"eos_token_id": "x"}'), model, "eos_token_id is 'x'"
+    yield "end true", text("generation_config.json", '{"eos_token_id": [1, true]}'), model, "eos_token_id is True"
+    yield "filler a text", text("generation_config.json", '{"pad_token_id": "x"}'), model, "transformers can load"
+    yield "generation garbage", text("generation_config.json", "{{"), file, "generation_config.json is not JSON"
+    yield "generation a list", text("generation_config.json", "[]"), file, "generation_config.json holds no object"
+    yield "tokenizer garbage", text("tokenizer.json", "{{"), model, "tokenizer of"
+    yield "tokenizer empty", text("tokenizer.json", "{}"), model, "tokenizer of"
+    yield "index a list", text(f"{WEIGHTS}.index.json", "[]"), file, "holds no object"
+    yield "index of numbers", text(f"{WEIGHTS}.index.json", '{"weight_map": {"a": 1}}'), file, "no weight_map"
+    yield "code", config(model_type="own", auto_map={"AutoConfig": "own.C"}), model, "brings code of its own"
+    yield "pickle with code", pickled({"a": RunsCode()}), Code.PICKLE_REFUSED, "mkdir"
+    yield "pickle of a list", pickled([1, 2]), model, "transformers can load"
+    yield "int8", weights(lambda state: {k: t.to(torch.int8) for k, t in state.items()}), model, "stored as I8"
+    for name, value in spoil.items():
+        spoiled = weights(lambda state, value=value: {**state, UP: state[UP] * value})  # type: ignore[misc]
+        yield name, spoiled, Code.NOT_FINITE, "the base model"
+    yield "one nan row", weights(_with_nan_row), Code.NOT_FINITE, "the base model"
+
+
+def _with_nan_row(state: State) -> State:
+    """One token's row of the LM head is no number: no prompt shows it, every logit of that token does."""
+    state["lm_head.weight"][VOCAB - 1] = float("nan")
+    return state
+
+
+@pytest.mark.parametrize(("damage", "code", "words"), [pytest.param(*rest, id=name) for name, *rest in damaged()])
+def test_load_base_damaged(
+    folder: Path,
+    damage: Callable[[Path], object],
+    code: Code,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Whatever is wrong with a folder, it is one of our errors that says what; nothing of it is run."""
+    damage(folder)
+    current = tmp_path_factory.mktemp("current")
+    monkeypatch.chdir(current)
+    error = fault(folder)
+    assert error.code is code
+    assert words in f"{error.what} {error.why}"
+    assert list(current.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
+def test_load_base_other_floats(folder: Path, tiny: Base, dtype: torch.dtype) -> None:
+    """Weights stored as other floating-point numbers are those numbers."""
+    rewrite(folder, lambda state: {key: tensor.to(dtype) for key, tensor in state.items()})
+    found = load_base(str(folder), device="cpu").lm_head.weight
+    assert torch.equal(found, tiny.lm_head.weight.to(dtype).float())
+
+
+def test_load_base_half_that_overflows(folder: Path) -> None:
+    """A model whose states overflow in its dtype is E504, and the way out is named."""
+    rewrite(folder, lambda state: {**state, UP: state[UP] * 1e6})
+    assert load_base(str(folder), device="cpu").dtype_name == "float32"
+    with pytest.raises(TreeoptError, match="not numbers") as caught:
+        load_base(str(folder), device="cpu", dtype="float16")
+    assert caught.value.code is Code.NOT_FINITE
+    assert "--dtype float32" in caught.value.fix
+
+
+@pytest.mark.parametrize(("pad", "eos", "filler"), [(None, 5, 5), (-1, 5, 5), (10**9, [VOCAB, 7], 7), (-1, None, 0)])
+def test_pad_id_is_a_token(folder: Path, pad: int | None, eos: Any, filler: int) -> None:
+    """Filler is embedded, so it is a token that the model has, whatever the configs say."""
+    (folder / "generation_config.json").write_text(json.dumps({"pad_token_id": pad, "eos_token_id": eos}))
+    assert load_base(str(folder), device="cpu").pad_id == filler
+
+
+def test_load_base_names_of_any_kind(tmp_path: Path) -> None:
+    """A name that is too long for a path, a loop of links, and an unknown home folder are errors of ours."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("x" * 5000, str(tmp_path / "loop"), "~nobodyatall/model", "a\0b"):
+        assert fault(name).code in (Code.HUB_UNREACHABLE, Code.FILE_MISSING, Code.MODEL_INVALID, Code.FILE_INVALID)
+
+
+def test_load_base_hub_index_outside(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The index of a hub repository is looked at before its weights are fetched."""
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": {UP: "../../x"}}))
+    fetched: list[Any] = []
+    snapshot = lambda *name, **options: fetched.append(options["allow_patterns"]) or str(folder)  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert fault("owner/model").code is Code.FILE_INVALID
+    assert fetched == [["*.json"]]
+
+
+def test_load_base_tokenizer_comes_along(tmp_path: Path) -> None:
+    """The tokenizer is loaded with the weights; a folder without one has none."""
+    chat = chat_base()
+    chat.model.save_pretrained(tmp_path)
+    assert load_base(str(tmp_path), device="cpu").tokenizer is None
+    assert chat.tokenizer is not None
+    chat.tokenizer.save_pretrained(tmp_path)
+    found = load_base(str(tmp_path), device="cpu").tokenizer
+    assert found is not None
+    assert found("w1 w2")["input_ids"] == chat.tokenizer("w1 w2")["input_ids"]
+
+
+def test_probe_says_that_the_base_gives_no_numbers() -> None:
+    """A model of a caller's own whose logits are NaN is E504, not a model that cannot do trees."""
+    base = tiny_base("llama")
+    with torch.no_grad():
+        base.lm_head.weight[3] = float("nan")
+    with pytest.raises(TreeoptError, match="not numbers") as caught:
+        check_trees(base)
+    assert caught.value.code is Code.NOT_FINITE

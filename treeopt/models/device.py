@@ -1,0 +1,56 @@
+"""Which device a model runs on, by name, or by what this machine has."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from treeopt.errors import Code, TreeoptError, first_line
+
+_RANK = "LOCAL_RANK"  # torchrun's number of a process on its machine
+
+
+def pick_device(name: str) -> torch.device:
+    """A device by name; `auto` is this process's accelerator where there is one that works, else the CPU.
+
+    Raises:
+        TreeoptError: E402 where the device is not there or holds no data, or where LOCAL_RANK names none.
+    """
+    device = _own_device() if name == "auto" else None
+    try:
+        device = device or torch.device(name)
+        held = torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:  # what torch's backends raise varies
+        raise unusable(str(device or name), first_line(error)) from error
+    if held.is_meta:
+        raise unusable(name, "it holds shapes and no numbers")
+    return device
+
+
+def unusable(device: str, why: str, fix: str = "--device cpu") -> TreeoptError:
+    """E402 for one device."""
+    return TreeoptError(Code.DEVICE_UNUSABLE, f"the device {device!r} cannot be used here", why=why, fix=fix)
+
+
+def _own_device() -> torch.device:
+    """The accelerator of this process's rank; a build of torch names its accelerator where there is none, too."""
+    rank = _local_rank()
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if found is None:
+        return torch.device("cpu")
+    count = torch.accelerator.device_count()
+    if rank >= count:
+        why = f"this process has {_RANK}={rank}, and there are {count} devices, counted from 0"
+        fix = f"start {count} processes a machine (torchrun --nproc-per-node {count}), or --device cpu"
+        raise unusable(f"{found.type}:{rank}", why, fix)
+    return torch.device(found.type, rank)
+
+
+def _local_rank() -> int:
+    given = os.environ.get(_RANK, "0")
+    if not (given.isascii() and given.isdigit()):
+        what = f"the environment variable {_RANK} is {given!r}, not a number from 0"
+        fix = f"unset {_RANK}, or start the processes with torchrun, which sets it"
+        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
+    return int(given)
