@@ -13,8 +13,8 @@ from tiny import chat_base, tiny_base
 from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.layouts import load_heads
-from treeopt.train import distill as distill_module
 from treeopt.train import medusa1
+from treeopt.train import talks as talks_module
 
 TINY = ("--num-heads", "2", "--batch-size", "4", "--length", "64", "--shared-lm-head", "--device", "cpu")
 
@@ -193,7 +193,7 @@ def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPa
     rows = [{"instruction": f"w{i}"} for i in range(1, 6)]
     Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ("distill", "--model", chat, "--prompts", "p.jsonl", "--batch-size", "2", "--device", "cpu")
-    whole, calls = distill_module.continue_texts, []
+    whole, calls = talks_module.continue_texts, []
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
@@ -202,7 +202,7 @@ def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPa
         return whole(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(distill_module, "continue_texts", interrupted)
+        patch.setattr(talks_module, "continue_texts", interrupted)
         result = treeopt(*arguments, "-o", "t.jsonl", status=1)
     assert "--resume" in result.stderr
     assert "t.jsonl.partial" in result.stderr

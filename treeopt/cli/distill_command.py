@@ -40,7 +40,8 @@ def run(console: Console, **options: Any) -> None:
     check_writable(options["output"], overwrite=options["force"])
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.models.base import load_base
-    from treeopt.train.distill import SelfTalk, distill
+    from treeopt.train.distill import distill
+    from treeopt.train.talks import SelfTalk
 
     if options["self_talk"] is None:
         seeds: Any = load_prompts(options["prompts"], limit=options["limit"])
