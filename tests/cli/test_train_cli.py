@@ -13,8 +13,8 @@ from tiny import chat_base, tiny_base
 from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.layouts import load_heads
-from treeopt.train import medusa1
 from treeopt.train import talks as talks_module
+from treeopt.train import trainer as trainer_module
 
 TINY = ("--num-heads", "2", "--batch-size", "4", "--length", "64", "--shared-lm-head", "--device", "cpu")
 
@@ -178,7 +178,7 @@ def test_train_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(medusa1._Watch, "on_step_end", interrupted)
+        patch.setattr(trainer_module._Watch, "on_step_end", interrupted)
         result = treeopt(*arguments, "-o", "heads", status=1)
     assert "with --resume" in result.stderr
     assert error_number(treeopt(*arguments, "-o", "heads", status=3)) == "E202"

@@ -48,7 +48,8 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.models.base import load_base
     from treeopt.models.layouts import check_heads_writable
     from treeopt.train.data import load_texts
-    from treeopt.train.medusa1 import Settings, train_heads
+    from treeopt.train.medusa1 import train_heads
+    from treeopt.train.settings import Settings
 
     check_heads_writable(options["output"], overwrite=options["force"] or options["resume"])
     base = load_base(

@@ -17,10 +17,10 @@ def begun_otherwise(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any
     return TreeoptError(Code.RESUME_INVALID, what, at=at, fix="give the same again, or --force in place of --resume")
 
 
-def damaged(place: Path, what: str, *, at: str = "") -> TreeoptError:
+def damaged(place: Path, what: str, *, at: str = "", fix: str = "") -> TreeoptError:
     """E205 for a file of a run that was broken off which that run cannot have left so."""
     why = "what is not known to be of this run is neither continued nor dropped"
-    fix = f"put {place.name} back as it was, or leave out --resume: --force begins anew and drops what was begun"
+    fix = fix or f"put {place.name} back as it was; --force in place of --resume begins anew and drops what was begun"
     return TreeoptError(Code.RESUME_INVALID, f"{place} {what}", at=at or str(place), why=why, fix=fix)
 
 
