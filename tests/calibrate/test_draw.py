@@ -1,4 +1,4 @@
-"""Draw: exactly so many tokens of sampled text, whatever the number and length of prompts, with one progress."""
+"""Draw: as many tokens of sampled text as asked for, whatever the number and length of prompts, and one progress."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ def size(texts: list[Text]) -> int:
 @pytest.mark.parametrize("prompts", [1, 3, 40])
 @pytest.mark.parametrize("tokens", [1, 10, 72, 333])
 def test_as_many_tokens_as_asked(prompts: int, tokens: int, short: bool) -> None:
-    """Exactly so many tokens come out, of few prompts or many, with and without answers that end early."""
+    """So many tokens come out, a twentieth more at most, of few prompts or many, of short answers too."""
     base = ending(planted()[0]) if short else planted()[0]
     texts = answered(base, prompts_of(1, prompts), NEW)
     found = drawn(base, texts, tokens)
-    assert size(found) == tokens
+    assert tokens <= size(found) <= tokens * 1.05
+    if prompts == 40 and tokens < 300:  # no whole round
+        assert size(found) == tokens
     assert {text.prompt_id for text in found} <= {text.prompt_id for text in texts}
     assert all(0 < len(text.answer) <= NEW for text in found)
 
@@ -66,7 +68,7 @@ def test_no_more_is_generated_than_a_batch_beyond(monkeypatch: pytest.MonkeyPatc
 
 
 def test_whole_rounds_are_stock_sampling() -> None:
-    """Rounds that fit whole are stock sampled generate, batch by batch of like length, by one seed."""
+    """Rounds that fit whole, or nearly, are stock sampled generate, batch by batch of like length, by one seed."""
     base, _ = planted()
     texts = answered(base, prompts_of(1, 9), NEW)
     torch.manual_seed(5)
@@ -80,10 +82,10 @@ def test_whole_rounds_are_stock_sampling() -> None:
             out = base.generate(ids, mask, NEW, temperature=3.0)[:, ids.shape[1] :].tolist()
             answers |= {text.prompt_id: answer for text, answer in zip(batch, out, strict=True)}
         expected += [(text.prompt_id, answers[text.prompt_id]) for text in texts]
-    for tokens in (2 * 9 * NEW, 2 * 9 * NEW + 20):
+    for tokens in (2 * 9 * NEW - 6, 2 * 9 * NEW, 2 * 9 * NEW + 20):
         found = [(text.prompt_id, text.answer) for text in drawn(base, texts, tokens)]
         assert found[:18] == expected
-        assert len(found) == (18 if tokens == 2 * 9 * NEW else 21)
+        assert len(found) == (18 if tokens <= 2 * 9 * NEW else 21)
 
 
 def test_part_of_a_round_is_of_all_lengths() -> None:
@@ -96,17 +98,17 @@ def test_part_of_a_round_is_of_all_lengths() -> None:
 
 @pytest.mark.parametrize("short", [False, True])
 def test_one_progress_over_all_tokens(short: bool) -> None:
-    """Over all rounds progress rises, by the tokens that were really drawn, and ends at the total."""
+    """Over all rounds progress rises by the tokens that were really drawn, towards nearly one total, and ends there."""
     base = ending(planted()[0]) if short else planted()[0]
     texts = answered(base, prompts_of(1, 9), NEW)
     told: list[tuple[int, int, str]] = []
-    drawn(base, texts, 200, progress=lambda *what: told.append(what))
+    found = drawn(base, texts, 200, progress=lambda *what: told.append(what))
     done = [one for one, _, _ in told]
     assert done == sorted(set(done))
-    assert done[-1] == 200
-    assert {(total, note) for _, total, note in told} == {(200, "tokens to learn from")}
-    most = 4 * NEW
-    assert all(after - before <= most for before, after in zip([0, *done], done, strict=False))
+    assert all(after - before <= 4 * NEW for before, after in zip([0, *done], done, strict=False))
+    assert done[-1] == told[-1][1] == size(found)
+    assert {note for _, _, note in told} == {"tokens to learn from"}
+    assert all(done <= total and 200 <= total <= 210 for done, total, _ in told)
 
 
 def test_a_model_without_a_choice_ends_the_drawing() -> None:

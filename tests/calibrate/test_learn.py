@@ -85,7 +85,7 @@ def test_drawn_texts_share_their_prompts_fold(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(learning_module, "draw", drawing)
     found = learned(base, heads, texts, tokens=100, new=8)
-    assert sum(len(text.answer) for text in drawn) == 100
+    assert 100 <= sum(len(text.answer) for text in drawn) <= 105
     for fold, drafter in enumerate((*found.folds, found.drafter)):
         counts = TransitionCounts(base.vocab_size)
         for text in (*texts, *drawn):

@@ -13,13 +13,15 @@ from treeopt.calibrate.texts import Text
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
 
+_SLACK = 20  # the share of the tokens that whole rounds may bring too much is one in so many
+
 
 @dataclass(frozen=True)
 class Drawing:
     """What is drawn.
 
     Args:
-        tokens: how many, in all.
+        tokens: how many, in all; `draw` says how nearly.
         temperature: of the sampling.
         seed: of the sampling.
         max_new_tokens: budget of each answer.
@@ -34,11 +36,12 @@ class Drawing:
 
 
 def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progress = silent) -> Iterator[Text]:
-    """More answers to the same prompts, in rounds over all of them: `tokens` tokens, exactly.
+    """More answers to the same prompts, in rounds over all of them, until there are `tokens` tokens.
 
-    A round that would give more than is missing takes only as many prompts as the mean answer says are needed, evenly
-    spread over prompts of all lengths; the text that reaches `tokens` is cut there. There are fewer tokens only where
-    as many answers as there are prompts bring no text that is new.
+    A round is whole where by the mean answer so far it is needed whole, or brings at most a twentieth of `tokens` too
+    much. Any other takes only as many prompts as are needed, evenly spread over prompts of all lengths, and the text
+    that reaches `tokens` is cut there. So there is at most a twentieth too much, and nothing where the prompts are
+    many. There is too little only where as many answers as there are prompts bring no text that is new.
 
     The texts depend on the prompts, their answers' mean length, and what `drawing` says; those of whole rounds are the
     same for every `tokens` beyond one batch.
@@ -52,33 +55,46 @@ def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progr
     Yields:
         The texts of each round by ascending prompt id.
     """
-    tokens, batch_size = drawing.tokens, drawing.batch_size
     counted, written = len(texts), max(1, _size(texts))
     prompts = [Text(text.prompt_id, text.prompt, []) for text in texts]  # without a source: no later turns
-    most = min(batch_size, _answers(tokens, counted, written))
+    most = min(drawing.batch_size, _answers(drawing.tokens, counted, written))
     prompts *= -(-most // len(prompts))  # few prompts are answered several times at once
     prompts.sort(key=lambda text: (len(text.prompt), text.prompt_id))
     known: set[tuple[str, tuple[int, ...]]] = set()
     torch.manual_seed(drawing.seed)
-    left, repeated = tokens, 0
-    while left:
-        asked = _spread(prompts, _answers(left, counted, written))
+    made = repeated = 0
+    while made < drawing.tokens and repeated < len(prompts):  # else short answers have all been seen
+        asked, limit = _round(prompts, made, drawing.tokens, counted, written)
         answered: list[Text] = []
-        for start in range(0, len(asked), batch_size):
-            budget = min(drawing.max_new_tokens, left)
-            batch = asked[start : start + batch_size]
-            batch = _first(continue_texts(base, batch, budget, temperature=drawing.temperature), left)
+        for batch in _batches(base, asked, drawing, limit - made):
             answered += batch
-            left -= _size(batch)
-            progress(tokens - left, tokens, "tokens to learn from")
-            if not left:
-                break
+            made += _size(batch)
+            counted, written = counted + len(batch), written + _size(batch)
+            to_come = (len(asked) - len(answered)) * written // counted
+            progress(made, made if made >= limit else max(drawing.tokens, made + to_come), "tokens to learn from")
         yield from sorted(answered, key=lambda text: text.prompt_id)
-        counted, written = counted + len(answered), written + _size(answered)
         new = {(text.prompt_id, tuple(text.answer)) for text in answered} - known
         known |= new
         repeated = 0 if new else repeated + len(answered)
-        if repeated >= len(prompts):  # short answers have all been seen
+
+
+def _round(prompts: Sequence[Text], made: int, tokens: int, counted: int, written: int) -> tuple[Sequence[Text], int]:
+    """The prompts of the next round, and the tokens that there may be after it."""
+    needed, most = _answers(tokens - made, counted, written), tokens + tokens // _SLACK
+    if needed >= len(prompts) or made + len(prompts) * written // counted <= most:
+        return prompts, most
+    return [prompts[i * len(prompts) // needed] for i in range(needed)], tokens
+
+
+def _batches(base: Base, asked: Sequence[Text], drawing: Drawing, left: int) -> Iterator[list[Text]]:
+    """The prompts with answers of so many tokens at most; the last is cut there."""
+    for start in range(0, len(asked), drawing.batch_size):
+        batch = asked[start : start + drawing.batch_size]
+        budget = min(drawing.max_new_tokens, left)
+        kept = _first(continue_texts(base, batch, budget, temperature=drawing.temperature), left)
+        left -= _size(kept)
+        yield kept
+        if not left:
             return
 
 
@@ -90,13 +106,6 @@ def _size(texts: Sequence[Text]) -> int:
 def _answers(tokens: int, counted: int, written: int) -> int:
     """How many answers hold so many tokens, where `counted` of them held `written`."""
     return -(-tokens * counted // written)
-
-
-def _spread(prompts: Sequence[Text], count: int) -> list[Text]:
-    """So many of the prompts, evenly spread over them; all where there are no more."""
-    if count >= len(prompts):
-        return list(prompts)
-    return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
 def _first(texts: Sequence[Text], tokens: int) -> list[Text]:

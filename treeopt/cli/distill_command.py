@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, base_options, command, prompt_options, resumable, say_base, say_skipped
+from treeopt.cli.early import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.files.atomic import check_writable
 
 
@@ -37,20 +38,27 @@ def run(console: Console, **options: Any) -> None:
     """
     if (options["prompts"] is None) == (options["self_talk"] is None):
         raise click.UsageError("give either --prompts or --self-talk")
-    check_writable(options["output"], overwrite=options["force"])
+    check_apart("resume", "force")
+    check_belongs(("turns", "opening_tokens"), "--self-talk", options["self_talk"] is not None)
+    check_belongs(("skip", "limit"), "--prompts", options["prompts"] is not None)
+    check_suffix(options["output"], ".jsonl")
+    target = check_writable(options["output"], overwrite=options["force"])
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.models.base import load_base
     from treeopt.train.distill import distill
+    from treeopt.train.partial import partial_of
     from treeopt.train.talks import SelfTalk
 
+    partial_of(target, resume=options["resume"], overwrite=options["force"])
     if options["self_talk"] is None:
-        seeds: Any = load_prompts(options["prompts"], limit=options["limit"])
+        seeds: Any = load_prompts(options["prompts"], skip=options["skip"], limit=options["limit"])
         console.note(f"prompts  {len(seeds.prompts)} of {seeds.name}  (sha256 {seeds.sha256[:12]})")
     else:
         seeds = SelfTalk(options["self_talk"], options["turns"], options["opening_tokens"])
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
     base = load_base(options["model"], dtype=options["dtype"], device=options["device"])
     say_base(console, base)
+    warn_no_trees(console, base, "heads trained on its answers will be of no use here")
     names = ("max_new_tokens", "temperature", "seed", "batch_size", "chat_template", "resume")
     with resumable(console, f"with {options['output']}.partial"), console.progress("distill") as progress:
         done = distill(
