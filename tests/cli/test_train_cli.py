@@ -135,8 +135,9 @@ def test_model_without_tokenizer(chat: str, command: str) -> None:
     """Text needs a tokenizer: E304, before anything is written."""
     tiny_base("llama").model.save_pretrained("bare")
     given = ("--data", "data.jsonl") if command == "train" else ("--prompts", "data.jsonl")
-    assert error_number(treeopt(command, "--model", "bare", *given, "--device", "cpu", "-o", "out", status=3)) == "E304"
-    assert not Path("out").is_file()
+    out = "out" if command == "train" else "out.jsonl"
+    assert error_number(treeopt(command, "--model", "bare", *given, "--device", "cpu", "-o", out, status=3)) == "E304"
+    assert not Path(out).is_file()
     assert not Path("out/medusa_lm_head.safetensors").exists()
     assert chat == "base"
 
