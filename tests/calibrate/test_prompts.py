@@ -432,3 +432,71 @@ def test_alpaca_answers_include_an_empty_one(shared: Path) -> None:
     """AlpacaEval's two rows with an empty answer are read; they are left out where answers are scored."""
     prompts = load_prompts(str(shared / "data/alpaca_eval.json"), answers=True).prompts
     assert [i for i, prompt in enumerate(prompts) if not prompt.answer] == [247, 504]
+
+
+FAULTS: list[tuple[Any, str]] = [
+    ({"text": 5}, "has a field `text` that is a number (5) and must be a string"),
+    ({"text": ""}, "has an empty string in the field `text`"),
+    ({"text": None}, "has a field `text` that is null and must be a string"),
+    ({"text": None, "instruction": ["a"]}, "has a field `instruction` that is a list and must be a string"),
+    ({"instruction": True}, "has a field `instruction` that is a boolean (true) and must be a string"),
+    ({"instruction": ""}, "has an empty string in the field `instruction`"),
+    ({"prompt": {"a": 1}}, "has a field `prompt` that is an object and must be a string"),
+    ({"prompt": ["a", ""]}, "has an empty string in `prompt[1]`"),
+    ({"turns": "Hi"}, 'has a field `turns` that is a string ("Hi") and must be a list of strings'),
+    ({"turns": []}, "has an empty list in the field `turns`"),
+    ({"turns": ["a", 2.5]}, "has a `turns[1]` that is a number (2.5) and must be a string"),
+    ({"messages": "Hi"}, 'has a field `messages` that is a string ("Hi") and must be a list of messages'),
+    ({"messages": []}, "has an empty list in the field `messages`"),
+    (
+        {"messages": ["Hi"]},
+        'has a `messages[0]` that is a string ("Hi") and must be an object with `role` and `content`',
+    ),
+    ({"messages": [{"content": "Hi"}]}, "has a `messages[0]` without `role`"),
+    ({"messages": [{"role": "user"}]}, "has a `messages[0]` without `content`"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "has a `messages[0].content` that is a list and must be a string",
+    ),
+    (
+        {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]},
+        'has no message of the role "user" in the field `messages`: its roles are "human", "gpt"',
+    ),
+    ("", "is an empty string"),
+    (7, "is a number (7) and must be an object or a string"),
+    (["Hi"], "is a list and must be an object or a string"),
+    (None, "is null and must be an object or a string"),
+    ({"question": "Hi"}, "has no usable field"),
+    ({"text": int("9" * 90)}, "has a field `text` that is a number and must be a string"),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), FAULTS)
+def test_faults_of_rows_are_named(tmp_path: Path, row: Any, said: str) -> None:
+    """A row that is no prompt is told by its field, what that holds, what it must be, and what would work."""
+    file = write_rows(tmp_path / "rows.json", ["fine", row])
+    error = refusal(file)
+    assert error.what == f"row 1 of {file} {said}"
+    assert contents(load_prompts(str(write_rows(tmp_path / "fix.json", [json.loads(error.fix.split(" or ")[0])]))))
+
+
+def test_faults_of_parquet_types_are_named(tmp_path: Path) -> None:
+    """Types that JSON does not have are called by their names."""
+    file = write_rows(tmp_path / "rows.parquet", [{"text": b"abc"}])
+    assert "a field `text` that is of the type bytes" in refusal(file).what
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [({}, "has no answer to score"), ({"output": 3}, "has a field `output` that is a number (3) and must be a string")],
+)
+def test_faults_of_answers_are_named(tmp_path: Path, answer: dict[str, Any], said: str) -> None:
+    """Where answers are scored, a row whose answer is no text is told by its field."""
+    file = write_rows(tmp_path / "rows.json", [{"prompt": "a", **answer}])
+    assert refusal(file, answers=True).what == f"row 0 of {file} {said}"
+
+
+def test_faults_of_many_fields_stay_short(tmp_path: Path) -> None:
+    """A row of ten thousand fields is told in a line."""
+    file = write_rows(tmp_path / "rows.json", [{f"field{i}": i for i in range(10_000)}])
+    assert len(refusal(file).at) < 300

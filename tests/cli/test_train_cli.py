@@ -13,8 +13,8 @@ from tiny import chat_base, tiny_base
 from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.layouts import load_heads
-from treeopt.train import distill as distill_module
-from treeopt.train import medusa1
+from treeopt.train import talks as talks_module
+from treeopt.train import trainer as trainer_module
 
 TINY = ("--num-heads", "2", "--batch-size", "4", "--length", "64", "--shared-lm-head", "--device", "cpu")
 
@@ -135,8 +135,9 @@ def test_model_without_tokenizer(chat: str, command: str) -> None:
     """Text needs a tokenizer: E304, before anything is written."""
     tiny_base("llama").model.save_pretrained("bare")
     given = ("--data", "data.jsonl") if command == "train" else ("--prompts", "data.jsonl")
-    assert error_number(treeopt(command, "--model", "bare", *given, "--device", "cpu", "-o", "out", status=3)) == "E304"
-    assert not Path("out").is_file()
+    out = "out" if command == "train" else "out.jsonl"
+    assert error_number(treeopt(command, "--model", "bare", *given, "--device", "cpu", "-o", out, status=3)) == "E304"
+    assert not Path(out).is_file()
     assert not Path("out/medusa_lm_head.safetensors").exists()
     assert chat == "base"
 
@@ -178,7 +179,7 @@ def test_train_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(medusa1._Watch, "on_step_end", interrupted)
+        patch.setattr(trainer_module._Watch, "on_step_end", interrupted)
         result = treeopt(*arguments, "-o", "heads", status=1)
     assert "with --resume" in result.stderr
     assert error_number(treeopt(*arguments, "-o", "heads", status=3)) == "E202"
@@ -193,7 +194,7 @@ def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPa
     rows = [{"instruction": f"w{i}"} for i in range(1, 6)]
     Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ("distill", "--model", chat, "--prompts", "p.jsonl", "--batch-size", "2", "--device", "cpu")
-    whole, calls = distill_module.continue_texts, []
+    whole, calls = talks_module.continue_texts, []
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
@@ -202,7 +203,7 @@ def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPa
         return whole(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(distill_module, "continue_texts", interrupted)
+        patch.setattr(talks_module, "continue_texts", interrupted)
         result = treeopt(*arguments, "-o", "t.jsonl", status=1)
     assert "--resume" in result.stderr
     assert "t.jsonl.partial" in result.stderr

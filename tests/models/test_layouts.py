@@ -478,3 +478,65 @@ def test_load_heads_index_outside_its_folder(tmp_path: Path, place: str) -> None
     error = refusal(tmp_path)
     assert error.code is Code.FILE_INVALID
     assert "not in its folder" in error.what
+
+
+BASE_FILES = {
+    "config.json": '{"model_type": "llama"}',
+    "tokenizer.json": "{}",
+    "tokenizer_config.json": "{}",
+    "model.safetensors": "",
+    "model-00001-of-00002.safetensors": "",
+    "model.safetensors.index.json": "{}",
+    "pytorch_model.bin": "",
+    "vocab.json": "{}",
+}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "not JSON", '{"model_type": "llama"}', '{"base_model_name_or_path": "x"}']
+)
+def test_another_config_is_never_replaced(tmp_path: Path, content: str) -> None:
+    """A config.json that is not of heads stays, with and without overwriting."""
+    (tmp_path / "config.json").write_text(content)
+    for overwrite in (False, True):
+        with pytest.raises(TreeoptError, match=r"config\.json") as caught:
+            save_heads(from_state(make_state(), "made"), tmp_path, base="owner/base", overwrite=overwrite)
+        assert caught.value.code is Code.FILE_UNWRITABLE
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.json": content}
+
+
+@pytest.mark.parametrize("name", BASE_FILES)
+def test_heads_never_go_into_the_folder_of_a_base(tmp_path: Path, name: str) -> None:
+    """Weights, a tokenizer or a config of a base model keep heads out, even where heads are beside them."""
+    save_heads(from_state(make_state(), "made"), tmp_path, base="owner/base")
+    (tmp_path / name).write_text(BASE_FILES[name])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(TreeoptError) as caught:
+        check_heads_writable(tmp_path, overwrite=True)
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert caught.value.at == str(tmp_path / name)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_heads_beside_other_files(tmp_path: Path) -> None:
+    """Training data, prompts, metrics and notes in the folder are no reason to refuse."""
+    for name in ("data.jsonl", "prompts.json", "metrics.jsonl", "README.md", "model card.txt"):
+        (tmp_path / name).write_text("")
+    save_heads(from_state(make_state(), "made"), tmp_path, base="owner/base")
+
+
+def test_heads_in_the_older_file_are_heads(tmp_path: Path) -> None:
+    """A .pt checkpoint is not put out of use by a .safetensors beside it, unless that is asked for."""
+    torch.save(make_state(), tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(TreeoptError) as caught:
+        check_heads_writable(tmp_path, overwrite=False)
+    assert caught.value.code is Code.FILE_EXISTS
+    check_heads_writable(tmp_path, overwrite=True)
+
+
+def test_folder_in_place_of_the_config(tmp_path: Path) -> None:
+    """What cannot be written at the end is refused at the beginning."""
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(TreeoptError) as caught:
+        check_heads_writable(tmp_path, overwrite=True)
+    assert caught.value.code is Code.FILE_UNWRITABLE

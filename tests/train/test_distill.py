@@ -14,7 +14,8 @@ from treeopt.calibrate.prompts import PromptSet, load_prompts
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.train.data import load_texts
-from treeopt.train.distill import Distilled, SelfTalk, distill
+from treeopt.train.distill import Distilled, distill
+from treeopt.train.talks import SelfTalk
 
 END = walk(0, 8)[7]
 ANSWER = "w28 w33 w10 w3 w20 w21"  # of `chat_base()` to whatever is asked

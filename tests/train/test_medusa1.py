@@ -7,11 +7,11 @@ import itertools
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from runs import SMALL, Cut, assert_same_run, cut_at, metrics, noise
 from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base, walk
 from torch import nn
 
@@ -19,60 +19,16 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.layouts import load_heads
 from treeopt.models.pair import load_pair
-from treeopt.train import medusa1
 from treeopt.train.data import Example, TrainingTexts, collate
 from treeopt.train.loss import IGNORED, targets
-from treeopt.train.medusa1 import METRICS_FILE, Settings, new_heads, train_heads
-
-SMALL = Settings(num_heads=2, steps=12, batch_size=2, log_every=2, saves=3, holdout=2, learning_rate=1e-2)
-
-
-class Cut(KeyboardInterrupt):
-    """Stands for a kill."""
-
-
-def cut_at(step: int) -> Any:
-    """A progress callback that ends the run after so many steps."""
-
-    def progress(done: int, *_told: object) -> None:
-        if done == step:
-            raise Cut
-
-    return progress
+from treeopt.train.medusa1 import new_heads, train_heads
+from treeopt.train.settings import Settings, trainer_arguments
 
 
 def walks(count: int, length: int = 24) -> TrainingTexts:
     """Texts of `cycle_base`, each from another token on, answered from its third token on."""
     examples = [Example(np.array(walk(i % VOCAB, length), np.int32), ((2, length),)) for i in range(count)]
     return TrainingTexts(tuple(examples), ("walks",), ("sha",), 0, 0)
-
-
-def noise(count: int, seed: int = 0, length: int = 12) -> TrainingTexts:
-    """Random texts of different lengths, so that the order of texts shows in the weights."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(5, length + 1, count)
-    examples = [Example(rng.integers(0, VOCAB, n).astype(np.int32), ((1, int(n)),)) for n in lengths]
-    return TrainingTexts(tuple(examples), ("noise",), (f"sha{seed}",), 0, 0)
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics, without what a clock measured and the Trainer's own sum, counted a process."""
-    lines = [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
-    clock = ("runtime", "per_second", "total_flos", "train_loss")
-    return [{name: value for name, value in line.items() if not name.endswith(clock)} for line in lines]
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Both folders hold the same weights and metrics, and nothing of an unfinished run."""
-    for folder in (one, other):
-        assert sorted(path.name for path in folder.iterdir()) == [
-            "config.json",
-            "medusa_lm_head.safetensors",
-            "metrics.jsonl",
-        ]
-    name = "medusa_lm_head.safetensors"
-    assert (one / name).read_bytes() == (other / name).read_bytes()
-    assert metrics(one) == metrics(other)
 
 
 @pytest.fixture(scope="module")
@@ -243,9 +199,10 @@ def test_resume_twice(broken: Path, unbroken: Path) -> None:
 def test_resume_passes_over_a_half_written_checkpoint(broken: Path, unbroken: Path) -> None:
     """A checkpoint that the kill left without its last file is passed over for the one before."""
     last, before = broken / "checkpoints" / "checkpoint-8", broken / "checkpoints" / "checkpoint-4"
+    (last / "whole.json").unlink()  # written last
     (last / "trainer_state.json").unlink()
     (last / "optimizer.pt").write_bytes(b"half")
-    assert (before / "trainer_state.json").is_file()
+    assert (before / "whole.json").is_file()
     told: list[int] = []
     train_heads(
         tiny_base("llama"), noise(20), broken, SMALL, resume=True, progress=lambda done, *_rest: told.append(done)
@@ -254,10 +211,10 @@ def test_resume_passes_over_a_half_written_checkpoint(broken: Path, unbroken: Pa
     assert_same_run(unbroken, broken)
 
 
-def test_resume_without_any_whole_checkpoint(broken: Path, unbroken: Path) -> None:
-    """Where no checkpoint is whole the run begins anew, with the same end."""
-    for file in (broken / "checkpoints").glob("checkpoint-*/trainer_state.json"):
-        file.unlink()
+def test_resume_of_a_kill_in_the_first_checkpoint(broken: Path, unbroken: Path) -> None:
+    """Where the only checkpoint is half-written the run begins anew, with the same end."""
+    shutil.rmtree(broken / "checkpoints" / "checkpoint-8")
+    (broken / "checkpoints" / "checkpoint-4" / "whole.json").unlink()
     train_heads(tiny_base("llama"), noise(20), broken, SMALL, resume=True)
     assert_same_run(unbroken, broken)
 
@@ -488,6 +445,51 @@ def test_random_heads_differ_from_new_ones() -> None:
 def test_checkpoints_fall_on_logged_steps(tmp_path: Path, steps: int, log_every: int, saves: int) -> None:
     """A run that goes on from a checkpoint logs what an unbroken one does: no line spans the break."""
     settings = Settings(steps=steps, log_every=log_every, saves=saves)
-    arguments = medusa1._arguments(tmp_path, settings, 40, torch.device("cpu"))
+    arguments = trainer_arguments(tmp_path, settings, 40, torch.device("cpu"))
     assert arguments.save_steps % arguments.logging_steps == 0
     assert arguments.save_steps >= steps / saves
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}])
+def test_base_is_never_replaced_by_heads(tmp_path: Path, options: dict[str, bool]) -> None:
+    """The folder of a base takes no heads, whatever is asked for, and stays byte for byte."""
+    chat = chat_base()
+    chat.model.save_pretrained(tmp_path / "base")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()}
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(chat, walks(10), tmp_path / "base", SMALL, **options)
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "checkpoints/data.jsonl"])
+def test_data_is_never_replaced(tmp_path: Path, name: str) -> None:
+    """Texts that lie where the run would write are refused, and stay; elsewhere in the folder they may lie."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / name).write_text('{"medusa_num_heads": 2}')
+    texts = dataclasses.replace(noise(20), names=(str(tmp_path / name),))
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(tiny_base("llama"), texts, tmp_path, SMALL, overwrite=True)
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert (tmp_path / name).read_text() == '{"medusa_num_heads": 2}'
+
+
+def test_data_beside_the_heads(tmp_path: Path) -> None:
+    """Texts in the folder of the heads are no reason to refuse."""
+    (tmp_path / "data.jsonl").write_text("")
+    texts = dataclasses.replace(noise(20), names=(str(tmp_path / "data.jsonl"),))
+    train_heads(tiny_base("llama"), texts, tmp_path, dataclasses.replace(SMALL, steps=2))
+    assert (tmp_path / "data.jsonl").exists()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
+def test_seeds_beyond_the_generators(seed: int) -> None:
+    """Seeds that torch's generator does not take are a wrong value."""
+    with pytest.raises(ValueError, match="seed must be from 0"):
+        Settings(seed=seed)
+
+
+def test_largest_seed(tmp_path: Path) -> None:
+    """Seeds beyond the 32 bits of numpy's generator are taken too, and noted as given."""
+    train_heads(tiny_base("llama"), noise(6), tmp_path, dataclasses.replace(SMALL, steps=1, seed=2**63 - 1))
+    assert json.loads((tmp_path / "config.json").read_text())["treeopt"]["settings"]["seed"] == 2**63 - 1

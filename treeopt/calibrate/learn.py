@@ -11,16 +11,17 @@ traced on the texts of one fold rests on tables of the others; the drafter that 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from treeopt.calibrate.answers import answer_all
 from treeopt.calibrate.drafts import pieces
+from treeopt.calibrate.draw import Drawing, draw
 from treeopt.calibrate.fit import Evidence, evidence, fit_level
+from treeopt.calibrate.seeds import check_seed
 from treeopt.calibrate.states import LOGITS_BYTES, hidden_states
 from treeopt.calibrate.texts import Text
 from treeopt.calibrate.transitions import TransitionCounts
@@ -43,13 +44,16 @@ class Learning:
     """How a drafter is learned.
 
     Args:
-        tokens: drawn in rounds over all prompts, until there are so many; 0 draws none.
+        tokens: drawn beyond the answers, as `draw` says; 0 draws none.
         temperature: of the drawing.
         seed: of the drawing, and of the positions that are fitted to.
         correct: whether transitions and matches are used at all; else only the heads' probabilities are calibrated.
         extra_levels: beyond the heads, drafted by transitions and matches alone.
         top: candidates that a level takes from its head.
         window: tokens that are searched for matches.
+
+    Raises:
+        ValueError: where the seed is negative or beyond 63 bits.
     """
 
     tokens: int = LEARN_TOKENS
@@ -59,6 +63,9 @@ class Learning:
     extra_levels: int = EXTRA_LEVELS
     top: int = TOP
     window: int = WINDOW
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +122,8 @@ def learn(
     whole: Transitions | None = None
     seen = 0
     if learning.correct:
-        drawn = list(_drawn(base, texts, learning, max_new_tokens, batch_size, progress))
+        drawing = Drawing(learning.tokens, learning.temperature, learning.seed, max_new_tokens, batch_size)
+        drawn = list(draw(base, texts, drawing, progress=progress))
         clock.lap("drawing")
         counts = _counts(base, [*texts, *drawn], len(texts), fold_of, len(folds), batch_size, progress)
         none = TransitionCounts(base.vocab_size)
@@ -163,43 +171,6 @@ def _folds(texts: Sequence[Text]) -> dict[str, int]:
 def _row(text: Text) -> str:
     """What the ids of all turns of a dialogue have in common."""
     return text.prompt_id.partition(".")[0]
-
-
-def _drawn(
-    base: Base,
-    texts: Sequence[Text],
-    learning: Learning,
-    max_new_tokens: int,
-    batch_size: int,
-    progress: Progress,
-) -> Iterator[Text]:
-    """More answers to the same prompts, drawn at the temperature, round by round."""
-    prompts = [Text(text.prompt_id, text.prompt, []) for text in texts]  # without a source: no later turns
-    prompts *= -(-batch_size // len(prompts))  # few prompts are answered several times at once
-    known: set[tuple[str, tuple[int, ...]]] = set()
-    torch.manual_seed(learning.seed)
-    made = 0
-    while made < learning.tokens:
-        before = made
-
-        def told(done: int, total: int, before: int = before) -> None:
-            share = min(1.0, (before + done / total * len(prompts) * max_new_tokens) / learning.tokens)
-            progress(round(share * learning.tokens), learning.tokens, "tokens to learn from")
-
-        answered, _ = answer_all(
-            base,
-            prompts,
-            max_new_tokens,
-            batch_size=batch_size,
-            temperature=learning.temperature,
-            progress=told,
-        )
-        yield from answered
-        made += sum(len(text.answer) for text in answered)
-        new = {(text.prompt_id, tuple(text.answer)) for text in answered} - known
-        if not new:  # short answers have all been seen
-            return
-        known |= new
 
 
 def _counts(

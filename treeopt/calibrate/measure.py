@@ -21,6 +21,7 @@ from treeopt.calibrate.answers import answer_all
 from treeopt.calibrate.drafts import Traced, check_drafter, trace_drafts
 from treeopt.calibrate.learn import Learned, Learning, learn
 from treeopt.calibrate.prompts import PromptSet
+from treeopt.calibrate.seeds import check_seed
 from treeopt.calibrate.states import LOGITS_BYTES, check_finite, hidden_states
 from treeopt.calibrate.texts import Skipped, Text, encode_prompts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks, StepTraces
@@ -89,11 +90,13 @@ def run_calibration(
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
             is too long, and as `encode`.
+        ValueError: where the seed is negative or beyond 63 bits.
     """
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
     if drafter is not None:
         check_drafter(drafter, base, heads)
+    check_seed(seed)
     assert batch_size >= 1
     assert temperature >= 0
     encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template, scored=responses)

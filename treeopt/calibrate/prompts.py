@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from treeopt.calibrate.row_faults import answer_fault, fault_of, fields_of
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import read_bytes
@@ -148,11 +149,9 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
     """The prompt in row `index` of `name`, with its answer where `answers` demands one.
 
     Raises:
-        TreeoptError: E302 where a needed field is missing.
+        TreeoptError: E302 where a needed field is missing or holds something else.
     """
-    if isinstance(row, str):
-        row = {_ASKED[0]: row}
-    fields = row if isinstance(row, dict) else {}
+    fields = {_ASKED[0]: row} if isinstance(row, str) else row if isinstance(row, dict) else {}
     text, answer = fields.get(_PLAIN), _first_text(fields, ANSWERS)
     turns = next(filter(None, (_turns(fields.get(name)) for name in _TURNS)), ())
     request = _first_text(fields, _ASKED) or None  # an empty request is none
@@ -168,13 +167,11 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
         content = f"{request}\n\n{extra}" if isinstance(extra, str) and extra else request
         chat, text = ({"role": "user", "content": content},), None
     elif not isinstance(text, str) or not text:
-        found = ", ".join(map(str, fields)) or type(row).__name__
-        fix = 'one {"instruction": "..."} a row works'
-        raise TreeoptError(
-            Code.PROMPTS_INVALID, f"row {index} of {name} has no usable field", at=f"it has: {found}", fix=fix
-        )
+        fault, fix = fault_of(row)
+        at = f"it has: {fields_of(row)}" if isinstance(row, dict) else ""
+        raise TreeoptError(Code.PROMPTS_INVALID, f"row {index} of {name} {fault}", at=at, fix=fix)
     if answers and answer is None:
-        what = f"row {index} of {name} has no answer to score"
+        what = f"row {index} of {name} {answer_fault(fields, ANSWERS)}"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs one of {', '.join(ANSWERS)}")
     category = fields.get("category")
     return Prompt(

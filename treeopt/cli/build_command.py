@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from treeopt.build.intervals import texts_to_halve
 from treeopt.build.job import Built, Job, run_job
@@ -16,6 +15,7 @@ from treeopt.build.methods import VALUES, WEIGHTS
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, check_outputs, command, force_option, warn_other_heads
+from treeopt.cli.early import given
 from treeopt.cli.numbers import FiniteRange
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
@@ -140,15 +140,9 @@ def _job(options: dict[str, Any], tasks: int) -> Job:
         holdout=options["holdout"] or 0,
         profile=load_profile(options["profile"]) if auto else None,
         shares=None if options["mix"] is None else _shares(options["mix"], tasks),
-        exactly=both_given("values", "weights"),
+        exactly=given("values") and given("weights"),
         **{name: options[name] for name in same},
     )
-
-
-def both_given(*names: str) -> bool:
-    """Whether the user named all of these options: then nothing else competes."""
-    context = click.get_current_context()
-    return all(context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in names)
 
 
 def _shares(text: str, tasks: int) -> list[float]:

@@ -26,7 +26,8 @@ from treeopt.cli.console import (
     say_skipped,
     warn_other_drafter,
 )
-from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
+from treeopt.cli.early import check_belongs, check_suffix, unkept, warn_no_trees
+from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
@@ -84,10 +85,14 @@ def run(console: Console, **options: Any) -> None:
     if scored and options["prompts"] is not None:
         raise click.UsageError("give either --prompts or --responses")
     asked = options["responses"] if scored else chosen_prompts(options)
+    check_belongs(("learn_tokens",), "--drafter corrected", options["drafter"] == CORRECTED)
+    check_belongs(("temperature",), "answers that are generated: --responses are given", not scored)
     check_outputs(options, options["output"])
+    check_suffix(options["output"], ".safetensors")
     learning, drafter_file = _drafting(options)
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
+    from treeopt.models.probe import check_trees
 
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"], answers=scored)
     drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
@@ -96,7 +101,13 @@ def run(console: Console, **options: Any) -> None:
         warn_other_drafter(console, drafter, loaded)
         _warn_known(console, drafter, prompts)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
-    with console.progress("calibrate") as progress:
+    if drafter_file is None:
+        warn_no_trees(console, base, "its traces serve other engines alone")
+    else:
+        check_trees(base)
+    if learning is not None:
+        announce_learning(console, learning, prompts, options["max_new_tokens"], given=scored)
+    with unkept(console, options), console.progress("calibrate") as progress:
         run = run_calibration(
             base,
             loaded,
@@ -115,9 +126,10 @@ def run(console: Console, **options: Any) -> None:
     if run.learned is not None:
         assert drafter_file is not None
         save_drafter(run.learned.drafter, drafter_file, overwrite=options["force"])
-        report_learned(console, run.learned, run.calibration.positions)
     save_calibration(_naming(run.calibration, drafter_file), options["output"], overwrite=options["force"])
-    _report(console, run, options["output"])
+    if run.learned is not None:
+        report_learned(console, run.learned, run.calibration.positions)
+    _report(console, run, options["output"], drafter_file if run.learned is not None else None)
 
 
 command = run
@@ -155,7 +167,7 @@ def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
         )
 
 
-def _report(console: Console, run: CalibrationRun, output: str) -> None:
+def _report(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
     calibration = run.calibration
     top_k = min(DEFAULT_TOP_K, calibration.kept)
     accuracy, trials = calibration.accuracy[:, :top_k], calibration.trials
@@ -182,7 +194,8 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
         console.say(f"{run.answers_cut} given answers were cut at --max-new-tokens")
     if calibration.steps is not None:
         report_reliability(console, calibration)
-    console.note(f"wrote {output}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
+    written = output if drafter_output is None else f"{output} and {drafter_output}"
+    console.note(f"wrote {written}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
     console.result(
         {
             "heads": calibration.num_heads,  # levels, where a drafter goes beyond the heads
@@ -200,5 +213,6 @@ def _report(console: Console, run: CalibrationRun, output: str) -> None:
             "learned": None if run.learned is None else learned_as_dict(run.learned),
             "calibration_error": None if calibration.steps is None else reliability(calibration).error.tolist(),
             "output": output,
+            "drafter_output": drafter_output,
         }
     )

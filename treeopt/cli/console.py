@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -284,11 +285,10 @@ def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--force", is_flag=True, help=shown)(function)
 
 
-def check_outputs(options: Mapping[str, Any], *outputs: str, kind: str | None = None) -> None:
-    """Refuse outputs that exist and must not be replaced, or that are inputs of this command; before any work."""
+def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None = None) -> Path:
+    """The path of an output; refused where it must not be replaced, or is an input of this command. Before any work."""
     inputs = [value for name in _INPUTS for value in _several(options.get(name))]
-    for output in outputs:
-        check_output(output, kind=kind, force=options["force"], inputs=inputs)
+    return check_output(output, kind=kind, force=options["force"], inputs=inputs)
 
 
 def _several(value: Any) -> Sequence[Any]:

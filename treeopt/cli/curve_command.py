@@ -12,7 +12,6 @@ from treeopt.build.intervals import Interval
 from treeopt.build.methods import VALUES, WEIGHTS, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
 from treeopt.calibration import MASS_SIZES
-from treeopt.cli.build_command import both_given
 from treeopt.cli.build_dynamic import texts_of, warn_few_texts
 from treeopt.cli.console import (
     Console,
@@ -23,6 +22,7 @@ from treeopt.cli.console import (
     force_option,
     warn_other_heads,
 )
+from treeopt.cli.early import given
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked
@@ -71,7 +71,7 @@ def run(console: Console, **options: Any) -> None:
         check_static_only(("values", "weights", "top_k"))
         curve = policy_curve(calibration, default_sizes(min(largest, MASS_SIZES[-1])), **where)
     else:
-        exactly = both_given("values", "weights")
+        exactly = given("values") and given("weights")
         methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)
         limits = tree_limits(calibration, largest, top_k=options["top_k"])
         check_size(limits, calibration.num_heads, "--largest")

@@ -16,6 +16,7 @@ from treeopt.cli.console import (
     say_base,
     say_skipped,
 )
+from treeopt.cli.early import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, FiniteRange
 
 
@@ -46,19 +47,27 @@ def run(console: Console, **options: Any) -> None:
     """
     if (options["prompts"] is None) == (options["self_talk"] is None):
         raise click.UsageError("give either --prompts or --self-talk")
-    check_outputs(options, options["output"])
+    check_apart("resume", "force")
+    check_belongs(("turns", "opening_tokens"), "--self-talk", options["self_talk"] is not None)
+    check_belongs(("skip", "limit"), "--prompts", options["prompts"] is not None)
+    target = check_outputs(options, options["output"])
+    check_suffix(options["output"], ".jsonl")
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.models.base import load_base
-    from treeopt.train.distill import SelfTalk, distill
+    from treeopt.train.distill import distill
+    from treeopt.train.partial import partial_of
+    from treeopt.train.talks import SelfTalk
 
+    partial_of(target, resume=options["resume"], overwrite=options["force"])
     if options["self_talk"] is None:
-        seeds: Any = load_prompts(options["prompts"], limit=options["limit"])
+        seeds: Any = load_prompts(options["prompts"], skip=options["skip"], limit=options["limit"])
         console.note(f"prompts  {len(seeds.prompts)} of {seeds.name}  (sha256 {seeds.sha256[:12]})")
     else:
         seeds = SelfTalk(options["self_talk"], options["turns"], options["opening_tokens"])
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
     base = load_base(options["model"], dtype=options["dtype"], device=options["device"])
     say_base(console, base)
+    warn_no_trees(console, base, "heads trained on its answers will be of no use here")
     names = ("max_new_tokens", "temperature", "seed", "batch_size", "chat_template", "resume")
     with resumable(console, f"with {options['output']}.partial"), console.progress("distill") as progress:
         done = distill(

@@ -18,7 +18,8 @@ from treeopt.cli.console import (
     prompt_options,
     say_skipped,
 )
-from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
+from treeopt.cli.early import check_suffix, unkept
+from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.drafter import LEARN_TOKENS
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
@@ -53,15 +54,20 @@ def run(console: Console, **options: Any) -> None:
     `treeopt calibrate --drafter corrected`.
     """
     check_outputs(options, options["output"])
+    check_suffix(options["output"], ".safetensors")
     asked = chosen_prompts(options)
     from treeopt.calibrate.learn import Learning
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
+    from treeopt.models.probe import check_trees
 
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
-    with console.progress("learn") as progress:
+    check_trees(base)
+    learning = Learning(options["learn_tokens"], options["temperature"], options["seed"])
+    announce_learning(console, learning, prompts, options["max_new_tokens"])
+    with unkept(console, options), console.progress("learn") as progress:
         found = run_calibration(
             base,
             loaded,
@@ -69,7 +75,7 @@ def run(console: Console, **options: Any) -> None:
             max_new_tokens=options["max_new_tokens"],
             batch_size=options["batch_size"],
             chat_template=options["chat_template"],
-            learning=Learning(options["learn_tokens"], options["temperature"], options["seed"]),
+            learning=learning,
             steps=True,
             progress=progress,
         )

@@ -12,9 +12,25 @@ from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
 
 if TYPE_CHECKING:
-    from treeopt.calibrate.learn import Learned
+    from treeopt.calibrate.learn import Learned, Learning
+    from treeopt.calibrate.prompts import PromptSet
 
 _FEW = 1000  # positions, for some ten numbers and a map of odds a level
+
+
+def announce_learning(
+    console: Console, learning: Learning, prompts: PromptSet, max_new_tokens: int, *, given: bool = False
+) -> None:
+    """What learning will cost, before it begins: the tokens to be generated, and the passes over them."""
+    asked = sum(1 + len(prompt.later) for prompt in prompts.prompts)
+    answers = f"{asked:,} answers to {len(prompts.prompts):,} prompts, at most {asked * max_new_tokens:,} tokens"
+    parts = [f"{'takes' if given else 'generates'} {answers}"]
+    passes = ["fits the drafter to the answers", "traces them"]
+    if learning.correct:
+        if learning.tokens:
+            parts.append(f"draws {learning.tokens:,} tokens more at temperature {learning.temperature}")
+        passes.insert(0, "counts all of this text")
+    console.note(f"learns   {', then '.join(parts)}; {', '.join(passes)}; writes at the end")
 
 
 def report_learned(console: Console, learned: Learned, positions: int) -> None:

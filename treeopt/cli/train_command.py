@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.cli.console import Console, base_options, command, resumable, say_base
+from treeopt.cli.early import check_apart
 from treeopt.cli.numbers import SEED, FiniteRange
 
 if TYPE_CHECKING:
@@ -46,18 +48,23 @@ def run(console: Console, **options: Any) -> None:
     """
     if not options["blocks"] and options["shared_lm_head"]:
         raise click.UsageError("--blocks 0 with --shared-lm-head leaves nothing to train")
+    check_apart("resume", "force")
+    check_apart("steps", "epochs")
     from treeopt.models.base import load_base
-    from treeopt.models.layouts import check_heads_writable
-    from treeopt.train.data import load_texts
-    from treeopt.train.medusa1 import Settings, train_heads
+    from treeopt.models.probe import check_trees
+    from treeopt.train.data import load_texts, read_texts
+    from treeopt.train.medusa1 import check_outputs, train_heads
+    from treeopt.train.settings import Settings
 
-    check_heads_writable(options["output"], overwrite=options["force"] or options["resume"])
+    check_outputs(Path(options["output"]), options["data"], resume=options["resume"], overwrite=options["force"])
+    files = [read_texts(name) for name in options["data"]]
     base = load_base(
         options["model"], dtype=options["dtype"], device=options["device"], load_in_4bit=options["load_in_4bit"]
     )
     say_base(console, base)
+    check_trees(base)
     length = min(options["length"], base.context)
-    texts = load_texts(base, options["data"], length=length, chat_template=options["chat_template"])
+    texts = load_texts(base, files, length=length, chat_template=options["chat_template"])
     tokens = sum(len(example.ids) for example in texts.examples)
     console.note(f"data     {len(texts.examples)} texts, {tokens} tokens, of {', '.join(texts.names)}")
     if texts.cut:

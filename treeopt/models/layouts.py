@@ -30,8 +30,13 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import built_in, find_heads
 
 WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+CONFIG_FILE = "config.json"
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _LM_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
+# Weights and tokenizers of base models, under the names that transformers gives them.
+_BASE_FILE = re.compile(
+    r"(pytorch_)?model.*\.(safetensors|bin)(\.index\.json)?|tokenizer.*|vocab\..*|merges\.txt|spiece\.model"
+)
 _SHOWN = 6  # keys shown in an error
 
 State = dict[str, Tensor]
@@ -64,7 +69,7 @@ def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
     file = _weights_file(find_heads(str(path), WEIGHT_FILES))
     check_shards(file.parent)
     heads = from_state(_read_state(file), str(file)).eval()
-    config = read_config(file.parent / "config.json")
+    config = read_config(file.parent / CONFIG_FILE)
     notes = []
     claimed = config.get("medusa_num_heads")
     if claimed is not None and claimed != heads.num_heads:
@@ -159,7 +164,7 @@ def save_heads(
     if made_by:
         config["treeopt"] = made_by
     write_bytes(file, safetensors.torch.save(state, metadata={"format": "pt"}), overwrite=overwrite)
-    write_bytes(place / "config.json", (json.dumps(config, indent=1) + "\n").encode())
+    write_bytes(place / CONFIG_FILE, (json.dumps(config, indent=1) + "\n").encode())
     return file
 
 
@@ -167,10 +172,38 @@ def check_heads_writable(folder: str | os.PathLike[str], *, overwrite: bool) -> 
     """The file that `save_heads` will write; called before any long work.
 
     Raises:
-        TreeoptError: as `save_heads`.
+        TreeoptError: E204 where the folder holds a base model, whatever `overwrite` says, or cannot be written; E202
+            where it holds heads.
     """
-    file = check_folder(folder) / WEIGHT_FILES[0]
-    return check_writable(file, overwrite=overwrite) if file.parent.exists() else file
+    place = check_folder(folder)
+    file = place / WEIGHT_FILES[0]
+    if not place.exists():
+        return file
+    found = _of_a_base(place)
+    if found is not None:
+        what = f"{place} holds a base model or something else that heads would damage: {found}"
+        why = "heads and base model have a config.json each, so each has a folder of its own"
+        raise TreeoptError(
+            Code.FILE_UNWRITABLE, what, at=str(place / found), why=why, fix="another folder for the heads"
+        )
+    for name in WEIGHT_FILES:
+        if (place / name).exists():
+            check_writable(place / name, overwrite=overwrite)
+    check_writable(place / CONFIG_FILE, overwrite=True)
+    return check_writable(file, overwrite=overwrite)
+
+
+def _of_a_base(folder: Path) -> str | None:
+    """The name of a file in a folder that is a base model's, or not ours to replace; None where there is none."""
+    files = sorted(path.name for path in folder.iterdir() if path.name not in WEIGHT_FILES)
+    found = next((name for name in files if _BASE_FILE.fullmatch(name)), None)
+    if found is not None or not (folder / CONFIG_FILE).is_file():
+        return found
+    try:
+        config = read_config(folder / CONFIG_FILE)
+    except TreeoptError:
+        return CONFIG_FILE
+    return None if "medusa_num_heads" in config else CONFIG_FILE
 
 
 def expected_keys(num_heads: int, blocks: int, own_lm_head: bool) -> tuple[list[list[str]], list[list[str]], list[str]]:

@@ -67,14 +67,34 @@ class TrainingTexts:
     foreign: int = 0
 
 
-def load_texts(base: Base, names: Sequence[str], *, length: int, chat_template: bool = True) -> TrainingTexts:
+@dataclass(frozen=True)
+class TextFile:
+    """The rows of a file or data set as they stand, under its name, and the sha256 of them all."""
+
+    name: str
+    sha256: str
+    rows: Sequence[Any]
+
+
+def read_texts(name: str) -> TextFile:
+    """The rows of a file or hub data set; what can be told of them without a model.
+
+    Raises:
+        TreeoptError: as `read_rows`.
+    """
+    return TextFile(name, *read_rows(name))
+
+
+def load_texts(
+    base: Base, files: Sequence[str | TextFile], *, length: int, chat_template: bool = True
+) -> TrainingTexts:
     """Training texts from files or hub data sets, as token ids of at most `length`.
 
     Plain text longer than that becomes several examples; a longer conversation is cut and counted.
 
     Args:
         base: whose tokenizer and chat template are used.
-        names: as for prompts.
+        files: names as for prompts, or what `read_texts` gave.
         length: most tokens of an example.
         chat_template: put conversations and requests through the tokenizer's chat template, where it has one.
 
@@ -84,12 +104,12 @@ def load_texts(base: Base, names: Sequence[str], *, length: int, chat_template: 
     """
     assert length >= 1
     examples: list[Example] = []
-    digests, cut, empty, foreign = [], 0, 0, 0
-    for name in names:
-        digest, rows = read_rows(name)
-        digests.append(digest)
-        for i, row in enumerate(rows):
-            whole = _example(base, row, row_id(digest, i), name, i, chat_template)
+    names, digests, cut, empty, foreign = [], [], 0, 0, 0
+    for file in (read_texts(file) if isinstance(file, str) else file for file in files):
+        names.append(file.name)
+        digests.append(file.sha256)
+        for i, row in enumerate(file.rows):
+            whole = _example(base, row, row_id(file.sha256, i), file.name, i, chat_template)
             parts = _windows(whole, length) if whole.answers == ((0, len(whole.ids)),) else [_cut(whole, length)]
             cut += len(parts) == 1 and len(whole.ids) > length
             kept = [part for part in parts if part.guessable]

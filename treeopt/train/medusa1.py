@@ -7,94 +7,38 @@ the model is the heads alone; the base hangs beside them, is never saved, and ne
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from accelerate.utils import wait_for_everyone
-from torch import Tensor, nn
-from torch.utils.data import Dataset
-from transformers import (
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import TrainerState, TrainingArguments, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import make_folder, write_text
+from treeopt.files.atomic import check_writable
+from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import check_heads_writable, save_heads
+from treeopt.models.layouts import CONFIG_FILE, WEIGHT_FILES, check_heads_writable, save_heads
 from treeopt.progress import Progress, silent
+from treeopt.train.checkpoints import FOLDER as CHECKPOINTS
+from treeopt.train.checkpoints import begin, check_same, check_unfinished, drop_half_written, last_checkpoint, step_of
 from treeopt.train.data import Example, TrainingTexts, collate
-from treeopt.train.loss import IGNORED, TOPS, head_losses, hits, targets, weighted
-from treeopt.train.resume import begun_otherwise
+from treeopt.train.disk import check_room, is_full
+from treeopt.train.settings import Settings, steps_of, trainer_arguments
+from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer, trainer_of
 
 METRICS_FILE = "metrics.jsonl"
-_CHECKPOINTS = "checkpoints"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a training run is made of; the defaults are the paper's where it gives them.
-
-    Args:
-        num_heads: H.
-        blocks: residual blocks of each head.
-        shared_lm_head: use the base's LM head: a tenth of the memory, and far cheaper steps.
-        epochs: passes over the texts.
-        steps: optimizer steps in place of epochs, where not 0.
-        batch_size: texts of one forward.
-        accumulate: forwards of one optimizer step.
-        learning_rate: peak of the cosine schedule.
-        warmup: share of the steps in which the rate rises.
-        weight_decay: of AdamW.
-        holdout: texts kept out of training, to judge the heads on.
-        log_every: steps between two lines of metrics; at most all of them.
-        saves: checkpoints over the run; the last one is kept.
-        bf16: mixed precision in the heads; their weights stay float32.
-        seed: of the order of texts and of those held out.
-    """
-
-    num_heads: int = 5
-    blocks: int = 1
-    shared_lm_head: bool = False
-    epochs: float = 1.0
-    steps: int = 0
-    batch_size: int = 8
-    accumulate: int = 1
-    learning_rate: float = 1e-3
-    warmup: float = 0.05
-    weight_decay: float = 0.0
-    holdout: int = 0
-    log_every: int = 10
-    saves: int = 10
-    bf16: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.blocks and self.shared_lm_head:
-            raise ValueError("heads without blocks that share the base's LM head have nothing to train")
-
-
-@dataclass(frozen=True)
-class HeadScore:
-    """One head on texts: mean cross-entropy in nats, share of its first 1 .. 5 guesses that held the true token."""
-
-    loss: float
-    top: tuple[float, ...]
-    trials: int
+_LOGS = 1 << 20  # bytes of metrics, states and notes
 
 
 @dataclass(frozen=True)
@@ -144,126 +88,110 @@ def train_heads(
         progress: told after each step.
 
     Raises:
-        TreeoptError: E202 where the folder holds heads or an unfinished run, E205 where there is nothing to resume or
-            it was begun with other settings, E212 as `new_heads`, E303 where nothing is left to train on, E504 where
-            the loss is not a number.
+        TreeoptError: E202 where the folder holds heads or an unfinished run, E204 where it holds a base model or the
+            texts' own file in the way, E205 where there is nothing to resume, or it was begun with other settings or is
+            damaged, E212 as `new_heads`, E303 where nothing is left to train on, E403 where the disk is too small, E504
+            where the loss is not a number.
     """
     chosen = settings or Settings()
     place = Path(folder)
-    check_heads_writable(place, overwrite=overwrite or resume)
+    check_outputs(place, texts.names, resume=resume, overwrite=overwrite)
     seen, unseen = _split(texts.examples, chosen)
-    arguments = _arguments(place / _CHECKPOINTS, chosen, len(seen), base.device)  # joins the other processes
+    arguments = trainer_arguments(place / CHECKPOINTS, chosen, len(seen), base.device)  # joins the other processes
+    if arguments.process_index == 0:
+        check_room(place, _disk_needed(base, chosen, arguments, len(seen)), "these heads and their checkpoints")
+    heads = new_heads(base, chosen.num_heads, blocks=chosen.blocks, shared_lm_head=chosen.shared_lm_head)
     tokens = sum(len(example.ids) for example in texts.examples)  # tells a change of --length or template, too
     begun = {"settings": asdict(chosen), "base": base.fingerprint, "data": list(texts.sha256), "tokens": tokens}
-    if arguments.process_index == 0:
-        _begin(place / _CHECKPOINTS, begun, resume=resume, overwrite=overwrite)
-    wait_for_everyone()
-    set_seed(chosen.seed)
-    heads = new_heads(base, chosen.num_heads, blocks=chosen.blocks, shared_lm_head=chosen.shared_lm_head)
-    model = _HeadsOnBase(base, heads)
-    trainer = _HeadsTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=_Rows(seen),
-        eval_dataset=_Rows(unseen),
-        data_collator=collate,
-        callbacks=[_Watch(model, int(arguments.logging_steps), progress)],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.metrics_file = place / METRICS_FILE
-    trainer.train(resume_from_checkpoint=_last_checkpoint(place / _CHECKPOINTS))
-    _check_trained(model, (unseen or seen)[: chosen.batch_size])
-    scores: tuple[HeadScore, ...] = ()
-    if unseen:
-        trainer.evaluate()
-        scores = trainer.scores
-    if trainer.is_world_process_zero():
-        made_by = {"method": "Medusa-1", **begun, "texts": list(texts.names), "versions": base.versions()}
-        saved = copy.deepcopy(heads).to(base.dtype)
-        save_heads(saved, place, base=base.name, made_by=made_by, overwrite=overwrite or resume)
-        shutil.rmtree(place / _CHECKPOINTS)
+    steps = steps_of(chosen, len(seen))
+    try:
+        if arguments.process_index == 0:
+            (check_same if resume else begin)(place / CHECKPOINTS, begun)
+        wait_for_everyone()
+        begun_at = last_checkpoint(place / CHECKPOINTS, min(int(arguments.save_steps), steps))
+        set_seed(chosen.short_seed)
+        trainer = trainer_of(base, heads, arguments, seen, unseen, place / METRICS_FILE, progress)
+        scores = _trained(trainer, begun_at, steps, unseen, (unseen or seen)[: chosen.batch_size])
+        if arguments.process_index == 0:
+            made_by = {"method": "Medusa-1", **begun, "texts": list(texts.names), "versions": base.versions()}
+            _save(heads, place, base, made_by, overwrite=overwrite or resume)
+            shutil.rmtree(place / CHECKPOINTS)
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise _disk_full(place) from error
     return Trained(heads.eval(), scores, trainer.state.global_step)
 
 
-class _Rows(Dataset[Example]):
-    """Examples as torch wants them."""
+def check_outputs(folder: Path, data: Sequence[str], *, resume: bool, overwrite: bool) -> None:
+    """Check that a run can begin, or go on, in a folder; called before any long work.
 
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
-
-
-class _HeadsOnBase(nn.Module):
-    """What the Trainer trains: the heads. The base is held in a tuple, out of sight of parameters and checkpoints."""
-
-    def __init__(self, base: Base, heads: MedusaHeads) -> None:
-        super().__init__()
-        self.heads = heads
-        self.counts_hits = False
-        self._base = (base,)
-        self._tally = _no_tally(heads.num_heads, base.device)
-
-    def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
-        """The loss of a batch, as `data.collate` makes it."""
-        (base,) = self._base
-        with torch.no_grad():
-            _, hidden = base.forward(ids, use_cache=False, logits_to_keep=1)
-        true = targets(ids, answers, self.heads.num_heads)
-        rows = (true != IGNORED).any(-1)
-        hidden, true = hidden[rows].to(self.heads.bias.dtype), true[rows]
-        losses = head_losses(self.heads, hidden, true, base.lm_head)
-        self._count(losses.detach(), hidden, true, base.lm_head)
-        return {"loss": weighted(losses)}
-
-    def take_tally(self) -> Tensor:
-        """float64 [H, 3 + 5]: summed loss, its trials, trials of the hits, hits among 1 .. 5; begins anew."""
-        tally, self._tally = self._tally, _no_tally(self.heads.num_heads, self._tally.device)
-        return tally
-
-    def _count(self, losses: Tensor, hidden: Tensor, true: Tensor, lm_head: nn.Linear) -> None:
-        trials = (true != IGNORED).sum(0)
-        self._tally[:, 0] += losses * trials
-        self._tally[:, 1] += trials
-        if self.counts_hits:
-            self._tally[:, 2] += trials
-            self._tally[:, 3:] += hits(self.heads, hidden, true, lm_head)
+    Raises:
+        TreeoptError: as `check_heads_writable` and `check_unfinished`; E204 where the run would replace its own data.
+    """
+    check_heads_writable(folder, overwrite=overwrite or resume)
+    checkpoints = check_unfinished(folder, resume=resume, overwrite=overwrite)
+    if folder.exists():
+        check_writable(folder / METRICS_FILE, overwrite=True)
+    for name in data:
+        path = Path(name).expanduser().resolve()
+        check_no_input(folder / METRICS_FILE, path)
+        check_no_input(folder / CONFIG_FILE, path)
+        if path.exists() and checkpoints.resolve() in path.parents:
+            what = f"{name} lies among the checkpoints, which are removed when the heads are done"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or name another folder with -o")
 
 
-class _HeadsTrainer(Trainer):
-    """A Trainer that logs each head's loss and accuracies, and keeps all it logged in one file."""
+def _trained(
+    trainer: HeadsTrainer, begun_at: Path | None, steps: int, unseen: Sequence[Example], judged: Sequence[Example]
+) -> tuple[HeadScore, ...]:
+    """The scores on the texts held out, after training."""
+    if begun_at is not None and step_of(begun_at) >= steps:  # of this the Trainer would take a step beyond the last
+        trainer.model.load_state_dict(safetensors.torch.load_file(begun_at / SAFE_WEIGHTS_NAME))
+        trainer.state = TrainerState.load_from_json(str(begun_at / TRAINER_STATE_NAME))
+    else:
+        trainer.train(resume_from_checkpoint=None if begun_at is None else str(begun_at))
+    _check_trained(trainer.accelerator.unwrap_model(trainer.model), judged)
+    if not unseen:
+        return ()
+    trainer.evaluate()
+    return trainer.scores
 
-    metrics_file: Path
-    scores: tuple[HeadScore, ...] = ()
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        tally = self.accelerator.reduce(self.accelerator.unwrap_model(self.model).take_tally(), "sum")
-        if tally[:, 1].any():
-            self.scores = _scores(tally)
-            if not all(math.isfinite(score.loss) for score in self.scores):
-                what = f"the loss is not a number at step {self.state.global_step}"
-                raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or look at the base model")
-            prefix = "eval_" if "eval_loss" in logs else ""
-            for h, score in enumerate(self.scores, start=1):
-                logs[f"{prefix}head{h}_loss"] = score.loss
-                logs |= {f"{prefix}head{h}_top{i}": share for i, share in enumerate(score.top, start=1)}
-        super().log(logs, start_time)
-        if self.is_world_process_zero():
-            lines = [_without_clock(line) for line in self.state.log_history if "train_runtime" not in line]
-            write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
+def _save(heads: MedusaHeads, place: Path, base: Base, made_by: dict[str, Any], *, overwrite: bool) -> None:
+    """Write the heads in the base's dtype; where that fails, nothing new is left."""
+    new = [path for path in (place / WEIGHT_FILES[0], place / CONFIG_FILE) if not path.exists()]
+    try:
+        save_heads(copy.deepcopy(heads).to(base.dtype), place, base=base.name, made_by=made_by, overwrite=overwrite)
+    except BaseException:
+        for path in new:
+            path.unlink(missing_ok=True)
+        raise
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        self.accelerator.unwrap_model(self.model).counts_hits = True
-        found: dict[str, float] = super().evaluate(*args, **kwargs)
-        return found
+
+def _disk_full(place: Path) -> TreeoptError:
+    """E403, after what was half-written is removed."""
+    drop_half_written(place / CHECKPOINTS)
+    fix = "make room; the same command with --resume goes on from the last checkpoint"
+    return TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(place), fix=fix)
+
+
+def _disk_needed(base: Base, settings: Settings, arguments: TrainingArguments, texts: int) -> int:
+    """Most bytes that a run has on disk at once, beyond those of checkpoints that are there."""
+    d, vocab = base.hidden_size, 0 if settings.shared_lm_head else base.vocab_size
+    weights = settings.num_heads * (settings.blocks * (d * d + d) + vocab * d)
+    saved = weights * int(base.dtype.itemsize)
+    checkpoint = 3 * 4 * weights  # weights and AdamW's two moments, in float32
+    written = math.ceil(steps_of(settings, texts) / int(arguments.save_steps))
+    # Two checkpoints are kept; a third is written before the oldest goes.
+    most = max(min(3, written) * checkpoint, min(2, written) * checkpoint + saved)
+    folder = Path(arguments.output_dir)
+    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return most + _LOGS - held
 
 
 @torch.no_grad()
-def _check_trained(model: _HeadsOnBase, examples: Sequence[Example]) -> None:
+def _check_trained(model: HeadsOnBase, examples: Sequence[Example]) -> None:
     """Raise E504 where the last steps have spoiled the heads: logged losses are those before a step."""
     batch = {name: ids.to(model.heads.bias.device) for name, ids in collate(examples).items()}
     loss = model(**batch)["loss"]
@@ -271,74 +199,6 @@ def _check_trained(model: _HeadsOnBase, examples: Sequence[Example]) -> None:
     if not torch.isfinite(loss):
         what = "the heads' loss is not a number after the last step"
         raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, and begin anew with --force")
-
-
-def _without_clock(line: Mapping[str, float]) -> dict[str, float]:
-    """A line of metrics that equal runs have in common."""
-    return {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second"))}
-
-
-class _Watch(TrainerCallback):
-    """Counts accuracies in the steps that are logged, and tells how far the run is."""
-
-    def __init__(self, model: _HeadsOnBase, log_every: int, progress: Progress) -> None:
-        self._model, self._log_every, self._progress = model, log_every, progress
-        self._note = ""
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._model.counts_hits = (state.global_step + 1) % self._log_every == 0
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float],
-        **kwargs: Any,
-    ) -> None:
-        if "head1_top1" in logs:
-            self._note = f"head 1 loss {logs['head1_loss']:.3f} top-1 {logs['head1_top1']:.1%}"
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._progress(state.global_step, state.max_steps, self._note)
-
-
-def _arguments(folder: Path, settings: Settings, texts: int, device: torch.device) -> TrainingArguments:
-    a_pass = math.ceil(texts / (settings.batch_size * settings.accumulate))
-    steps = settings.steps or math.ceil(a_pass * settings.epochs)
-    # A checkpoint falls on a logged step, so that a resumed run logs what an unbroken one does.
-    log_every = min(settings.log_every, steps)
-    every = math.ceil(steps / settings.saves / log_every) * log_every
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=settings.epochs,
-        max_steps=settings.steps or -1,
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=settings.batch_size,
-        gradient_accumulation_steps=settings.accumulate,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=settings.warmup,
-        weight_decay=settings.weight_decay,
-        logging_steps=log_every,
-        save_steps=every,
-        save_total_limit=2,  # a run killed while it saves still has the one before
-        bf16=settings.bf16,
-        use_cpu=device.type == "cpu",
-        seed=settings.seed,
-        label_names=["answers"],
-        remove_unused_columns=False,
-        report_to=[],
-        disable_tqdm=True,
-    )
-    if device.type == "cuda" and arguments.device.index not in (None, device.index):
-        what = f"the base is on {device}, but the Trainer takes {arguments.device}"
-        fix = f"CUDA_VISIBLE_DEVICES={device.index}, and leave out --device"
-        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # one device a process: torchrun starts a process for each
-    return arguments
 
 
 def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Example], list[Example]]:
@@ -349,52 +209,3 @@ def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Exampl
     order = random.Random(settings.seed).sample(range(len(examples)), len(examples))
     unseen = set(order[: settings.holdout])
     return [e for i, e in enumerate(examples) if i not in unseen], [examples[i] for i in sorted(unseen)]
-
-
-def _begin(folder: Path, begun: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
-    """Write down what a run is made of, or check that a resumed one is made of the same."""
-    note = folder / "begun.json"
-    if resume:
-        if not note.is_file():
-            raise TreeoptError(
-                Code.RESUME_INVALID, f"{folder.parent} holds no unfinished run", fix="leave out --resume"
-            )
-        found = json.loads(note.read_text())
-        wanted = json.loads(json.dumps(begun))
-        if found != wanted:
-            raise begun_otherwise(folder.parent, found, wanted)
-        return
-    if folder.exists():
-        if not overwrite:
-            what = f"{folder.parent} holds an unfinished run"
-            raise TreeoptError(Code.FILE_EXISTS, what, fix="go on with --resume, or begin anew with --force")
-        shutil.rmtree(folder)
-    make_folder(folder)
-    write_text(note, json.dumps(begun))
-
-
-def _last_checkpoint(folder: Path) -> str | None:
-    """The latest whole checkpoint; None where there is none yet. A checkpoint's state file is written last."""
-    found = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_json(path)]
-    return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_text())
-    except ValueError:
-        return False
-    return True
-
-
-def _no_tally(num_heads: int, device: torch.device) -> Tensor:
-    counts = torch.float32 if device.type == "mps" else torch.float64  # the one kind of device without float64
-    return torch.zeros(num_heads, 3 + TOPS, dtype=counts, device=device)
-
-
-def _scores(tally: Tensor) -> tuple[HeadScore, ...]:
-    scores = []
-    for loss, trials, counted, *top in tally.tolist():
-        shares = tuple(count / counted for count in top) if counted else ()
-        scores.append(HeadScore(loss / trials if trials else 0.0, shares, int(trials)))
-    return tuple(scores)

@@ -26,8 +26,9 @@ from treeopt.models.layouts import WEIGHT_FILES
 from treeopt.train.corpus import Document, is_unseen, openings, standard_library
 from treeopt.train.data import load_texts
 from treeopt.train.distill import distill
-from treeopt.train.medusa1 import Settings, train_heads
+from treeopt.train.medusa1 import train_heads
 from treeopt.train.pretrain import blocks, pretrain, train_tokenizer
+from treeopt.train.settings import Settings
 
 _SCHEMA = "treeopt.recipe/1"
 
@@ -72,7 +73,7 @@ class AnswersPart(Schema):
 
 
 class HeadsPart(Schema):
-    """How the heads are made: fields of `medusa1.Settings`."""
+    """How the heads are made: fields of `train.settings.Settings`."""
 
     num_heads: int
     blocks: int

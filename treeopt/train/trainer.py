@@ -1,0 +1,189 @@
+"""The Trainer at work on heads: what it sees as the model, and what it logs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import write_text
+from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
+from treeopt.progress import Progress
+from treeopt.train.checkpoints import Marks
+from treeopt.train.data import Example, collate
+from treeopt.train.loss import IGNORED, TOPS, head_losses, hits, targets, weighted
+
+
+@dataclass(frozen=True)
+class HeadScore:
+    """One head on texts: mean cross-entropy in nats, share of its first 1 .. 5 guesses that held the true token."""
+
+    loss: float
+    top: tuple[float, ...]
+    trials: int
+
+
+def trainer_of(
+    base: Base,
+    heads: MedusaHeads,
+    arguments: TrainingArguments,
+    seen: Sequence[Example],
+    unseen: Sequence[Example],
+    metrics_file: Path,
+    progress: Progress,
+) -> HeadsTrainer:
+    """A Trainer of these heads.
+
+    Args:
+        base: the base model.
+        heads: what is trained.
+        arguments: the Trainer's own.
+        seen: texts to train on.
+        unseen: texts held out.
+        metrics_file: where it logs.
+        progress: told after each step.
+    """
+    model = HeadsOnBase(base, heads)
+    trainer = HeadsTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=_Rows(seen),
+        eval_dataset=_Rows(unseen),
+        data_collator=collate,
+        callbacks=[_Watch(model, int(arguments.logging_steps), progress), Marks()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.metrics_file = metrics_file
+    return trainer
+
+
+class _Rows(Dataset[Example]):
+    """Examples as torch wants them."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
+
+
+class HeadsOnBase(nn.Module):
+    """What the Trainer trains: the heads. The base is held in a tuple, out of sight of parameters and checkpoints."""
+
+    def __init__(self, base: Base, heads: MedusaHeads) -> None:
+        super().__init__()
+        self.heads = heads
+        self.counts_hits = False
+        self._base = (base,)
+        self._tally = _no_tally(heads.num_heads, base.device)
+
+    def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
+        """The loss of a batch, as `data.collate` makes it."""
+        (base,) = self._base
+        with torch.no_grad():
+            _, hidden = base.forward(ids, use_cache=False, logits_to_keep=1)
+        true = targets(ids, answers, self.heads.num_heads)
+        rows = (true != IGNORED).any(-1)
+        hidden, true = hidden[rows].to(self.heads.bias.dtype), true[rows]
+        losses = head_losses(self.heads, hidden, true, base.lm_head)
+        self._count(losses.detach(), hidden, true, base.lm_head)
+        return {"loss": weighted(losses)}
+
+    def take_tally(self) -> Tensor:
+        """float64 [H, 3 + 5]: summed loss, its trials, trials of the hits, hits among 1 .. 5; begins anew."""
+        tally, self._tally = self._tally, _no_tally(self.heads.num_heads, self._tally.device)
+        return tally
+
+    def _count(self, losses: Tensor, hidden: Tensor, true: Tensor, lm_head: nn.Linear) -> None:
+        trials = (true != IGNORED).sum(0)
+        self._tally[:, 0] += losses * trials
+        self._tally[:, 1] += trials
+        if self.counts_hits:
+            self._tally[:, 2] += trials
+            self._tally[:, 3:] += hits(self.heads, hidden, true, lm_head)
+
+
+class HeadsTrainer(Trainer):
+    """A Trainer that logs each head's loss and accuracies, and keeps all it logged in one file."""
+
+    metrics_file: Path
+    scores: tuple[HeadScore, ...] = ()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        tally = self.accelerator.reduce(self.accelerator.unwrap_model(self.model).take_tally(), "sum")
+        if tally[:, 1].any():
+            self.scores = _scores(tally)
+            if not all(math.isfinite(score.loss) for score in self.scores):
+                what = f"the loss is not a number at step {self.state.global_step}"
+                raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or look at the base model")
+            prefix = "eval_" if "eval_loss" in logs else ""
+            for h, score in enumerate(self.scores, start=1):
+                logs[f"{prefix}head{h}_loss"] = score.loss
+                logs |= {f"{prefix}head{h}_top{i}": share for i, share in enumerate(score.top, start=1)}
+        super().log(logs, start_time)
+        if self.is_world_process_zero():
+            lines = [_without_clock(line) for line in self.state.log_history if "train_runtime" not in line]
+            write_text(self.metrics_file, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self.accelerator.unwrap_model(self.model).counts_hits = True
+        found: dict[str, float] = super().evaluate(*args, **kwargs)
+        return found
+
+
+def _without_clock(line: Mapping[str, float]) -> dict[str, float]:
+    """A line of metrics that equal runs have in common."""
+    return {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second", "_time"))}
+
+
+class _Watch(TrainerCallback):
+    """Counts accuracies in the steps that are logged, and tells how far the run is."""
+
+    def __init__(self, model: HeadsOnBase, log_every: int, progress: Progress) -> None:
+        self._model, self._log_every, self._progress = model, log_every, progress
+        self._note = ""
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._model.counts_hits = (state.global_step + 1) % self._log_every == 0
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        if "head1_top1" in logs:
+            self._note = f"head 1 loss {logs['head1_loss']:.3f} top-1 {logs['head1_top1']:.1%}"
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._progress(state.global_step, state.max_steps, self._note)
+
+
+def _no_tally(num_heads: int, device: torch.device) -> Tensor:
+    counts = torch.float32 if device.type == "mps" else torch.float64  # the one kind of device without float64
+    return torch.zeros(num_heads, 3 + TOPS, dtype=counts, device=device)
+
+
+def _scores(tally: Tensor) -> tuple[HeadScore, ...]:
+    scores = []
+    for loss, trials, counted, *top in tally.tolist():
+        shares = tuple(count / counted for count in top) if counted else ()
+        scores.append(HeadScore(loss / trials if trials else 0.0, shares, int(trials)))
+    return tuple(scores)
