@@ -20,8 +20,8 @@ def run(console: Console, tree: str, output: str | None) -> None:
     A tree that was made for a drafter is refused: its ranks are none of the heads' own.
     """
     target = output or f"{Path(tree).stem}.safetensors"
+    record = load_tree(tree)  # first: what is no tree is not an output either
     check_output(target, tree)
-    record = load_tree(tree)
     from treeopt.runtime.buffers import BUFFER_NAMES, compile_tree, save_buffers
 
     buffers = compile_tree(record)

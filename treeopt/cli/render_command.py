@@ -19,8 +19,8 @@ from treeopt.files.trees import load_tree
 def run(console: Console, tree: str, output: str | None, title: str) -> None:
     """Draw TREE (a file, or a name from `treeopt list`): a column a head, width and colour by a node's value."""
     target = Path(output or f"{Path(tree).stem}.svg")
+    record = load_tree(tree)  # first: what is no tree is not an output either
     check_output(target, tree)
-    record = load_tree(tree)
     from treeopt.view.picture import render
 
     write_bytes(target, render(record, target.suffix.removeprefix(".") or "svg", title=title))
