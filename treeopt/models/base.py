@@ -147,7 +147,9 @@ class Base:
         return out.logits, out.hidden_states[-1]
 
 
-def load_base(name: str, *, dtype: str = "auto", device: str = "auto", load_in_4bit: bool = False) -> Base:
+def load_base(
+    name: str | os.PathLike[str], *, dtype: str = "auto", device: str = "auto", load_in_4bit: bool = False
+) -> Base:
     """A base model from a folder or the hub.
 
     Args:
@@ -160,6 +162,7 @@ def load_base(name: str, *, dtype: str = "auto", device: str = "auto", load_in_4
         TreeoptError: E201, E301, E304 where the model cannot be had or read; E401, E402 where the package or the device
             is not there.
     """
+    name = os.fspath(name)
     place = pick_device(device)
     wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
     options: dict[str, Any] = _quantised(place) if load_in_4bit else {}

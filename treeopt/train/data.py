@@ -81,12 +81,18 @@ def load_texts(base: Base, names: Sequence[str], *, length: int, chat_template: 
         TreeoptError: E302 for rows that are no texts or ids outside the vocabulary, E303 where nothing is left, and as
             `read_rows` and `encode`.
     """
+    sources = [(name, *read_rows(name)) for name in names]
+    return texts_of_rows(base, sources, length=length, chat_template=chat_template)
+
+
+def texts_of_rows(
+    base: Base, sources: Sequence[tuple[str, str, Sequence[Any]]], *, length: int, chat_template: bool = True
+) -> TrainingTexts:
+    """Training texts from rows that have been read: name, sha256 and rows of each source; else as `load_texts`."""
     assert length >= 1
     examples: list[Example] = []
-    digests, cut, empty, foreign = [], 0, 0, 0
-    for name in names:
-        digest, rows = read_rows(name)
-        digests.append(digest)
+    cut, empty, foreign = 0, 0, 0
+    for name, digest, rows in sources:
         for i, row in enumerate(rows):
             whole = _example(base, row, row_id(digest, i), name, i, chat_template)
             parts = _windows(whole, length) if whole.answers == ((0, len(whole.ids)),) else [_cut(whole, length)]
@@ -96,9 +102,10 @@ def load_texts(base: Base, names: Sequence[str], *, length: int, chat_template: 
             foreign += isinstance(row, dict) and row.get("model_id", base.fingerprint) != base.fingerprint
             examples += kept
     if not examples:
-        what = f"{', '.join(names)} holds no text with an answer of two tokens or more"
+        what = f"{', '.join(name for name, _, _ in sources)} holds no text with an answer of two tokens or more"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="treeopt distill writes texts to train on")
-    return TrainingTexts(tuple(examples), tuple(names), tuple(digests), cut, empty, foreign)
+    names, digests, _ = zip(*sources, strict=True)
+    return TrainingTexts(tuple(examples), names, digests, cut, empty, foreign)
 
 
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:

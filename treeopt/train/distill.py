@@ -21,11 +21,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.answers import continue_texts
+from treeopt.calibrate.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.calibrate.prompts import Message, Prompt, PromptSet
 from treeopt.calibrate.texts import Skipped, Text, encode
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
+from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
 from treeopt.train.resume import begun_otherwise
 
@@ -81,16 +83,17 @@ class _Talk:
 
 
 def distill(
-    base: Base,
-    seeds: PromptSet | SelfTalk,
+    model: GivenModel,
+    seeds: GivenPrompts | SelfTalk,
     path: str | os.PathLike[str],
     *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     max_new_tokens: int = 256,
     temperature: float = 0.0,
     seed: int = 0,
     batch_size: int = 16,
     chat_template: bool = True,
-    exclude: PromptSet | None = None,
+    exclude: GivenPrompts | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
@@ -101,9 +104,11 @@ def distill(
     answer, the answer's span in `answers`, the base's fingerprint `model_id`, and `source`: what made it.
 
     Args:
-        base: the model that answers.
-        seeds: prompts and conversations, or `SelfTalk`.
+        model: what answers: a causal language model of transformers, a folder or hub name, or a `Base`.
+        seeds: prompts and conversations: a file name or another name as for `load_prompts`, a list of requests, rows or
+            conversations, or a `PromptSet`; or `SelfTalk`.
         path: the file to write.
+        tokenizer: the model's, where it does not lie beside its weights.
         max_new_tokens: budget of each answer; a conversation ends with an answer that was cut by it.
         temperature: 0 is greedy; above, answers are sampled.
         seed: of all sampling; results also depend on the batch size.
@@ -117,11 +122,22 @@ def distill(
     Raises:
         TreeoptError: E202 where the file or an unfinished one is there, E205 where there is nothing to resume or it was
             begun with other settings, E302 where turns meet a tokenizer without a chat template, E304 where there is no
-            tokenizer, E303 where no seed gave an answer, E503 where self-talk does not fit into the context.
+            tokenizer, E303 where no seed gave an answer, E503 where self-talk does not fit into the context; as
+            `load_base` and `load_prompts`.
+        TypeError: where model or seeds are none of these.
+
+    Example:
+        >>> import treeopt
+        >>> done = treeopt.distill("pocket", ["import os", "def main():"], "answers.jsonl", max_new_tokens=12)
+        >>> done.rows
+        2
     """
     assert max_new_tokens >= 1
     assert batch_size >= 1
     target = check_writable(path, overwrite=overwrite)
+    seeds = seeds if isinstance(seeds, SelfTalk) else as_prompt_set(seeds)
+    exclude = None if exclude is None else as_prompt_set(exclude)
+    base = as_base(model, tokenizer)
     partial = target.with_name(target.name + ".partial")
     if isinstance(seeds, SelfTalk) and 1 + seeds.opening_tokens + max_new_tokens > base.context:
         what = (

@@ -22,6 +22,7 @@ from accelerate.utils import wait_for_everyone
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import (
+    PreTrainedTokenizerBase,
     PrinterCallback,
     Trainer,
     TrainerCallback,
@@ -34,14 +35,17 @@ from transformers import (
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
 from treeopt.models.base import Base
+from treeopt.models.given import GivenModel, as_base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import check_heads_writable, save_heads
 from treeopt.progress import Progress, silent
-from treeopt.train.data import Example, TrainingTexts, collate
+from treeopt.train.data import Example, collate
+from treeopt.train.given_texts import GivenTexts, as_training_texts
 from treeopt.train.loss import IGNORED, TOPS, head_losses, hits, targets, weighted
 from treeopt.train.resume import begun_otherwise
 
 METRICS_FILE = "metrics.jsonl"
+DEFAULT_LENGTH = 2048  # most tokens of a text
 _CHECKPOINTS = "checkpoints"
 
 
@@ -123,11 +127,13 @@ def new_heads(base: Base, num_heads: int, *, blocks: int = 1, shared_lm_head: bo
 
 
 def train_heads(
-    base: Base,
-    texts: TrainingTexts,
+    model: GivenModel,
+    texts: GivenTexts,
     folder: str | os.PathLike[str],
     settings: Settings | None = None,
     *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    length: int = DEFAULT_LENGTH,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
@@ -135,10 +141,14 @@ def train_heads(
     """Train heads on texts and write them to a folder, with `metrics.jsonl`: loss and accuracies as training goes.
 
     Args:
-        base: the base model; its weights stay as they are.
-        texts: what to learn from, best the base's own answers.
+        model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`; its weights
+            stay as they are.
+        texts: what to learn from, best the base's own answers as `distill` writes them: a file name or hub data set, a
+            list of texts, rows or conversations, or `TrainingTexts`.
         folder: where heads, metrics and, while it runs, checkpoints go.
         settings: the defaults where None.
+        tokenizer: the model's, where it does not lie beside its weights.
+        length: most tokens of a text; not of `TrainingTexts`, which are cut already.
         resume: go on from the last checkpoint in the folder; the result is that of an unbroken run.
         overwrite: replace heads, and drop checkpoints, that are in the folder.
         progress: told after each step.
@@ -146,11 +156,24 @@ def train_heads(
     Raises:
         TreeoptError: E202 where the folder holds heads or an unfinished run, E205 where there is nothing to resume or
             it was begun with other settings, E212 as `new_heads`, E303 where nothing is left to train on, E504 where
-            the loss is not a number.
+            the loss is not a number; as `load_base` and `load_texts`.
+        TypeError: where model, texts or settings are none of these.
+
+    Example:
+        >>> import treeopt
+        >>> texts = ["import os\\nprint(os.getcwd())", "def main():\\n    return 0"]
+        >>> settings = treeopt.Settings(num_heads=2, steps=1, shared_lm_head=True)
+        >>> trained = treeopt.train_heads("pocket", texts, "my-heads", settings)
+        >>> trained.steps, treeopt.load_heads("my-heads").heads.num_heads
+        (1, 2)
     """
-    chosen = settings or Settings()
+    chosen = Settings() if settings is None else settings
+    if not isinstance(chosen, Settings):
+        raise TypeError(f"settings are treeopt.Settings, not an object of type {type(chosen).__name__}")
     place = Path(folder)
     check_heads_writable(place, overwrite=overwrite or resume)
+    base = as_base(model, tokenizer)
+    texts = as_training_texts(base, texts, length=length)
     seen, unseen = _split(texts.examples, chosen)
     arguments = _arguments(place / _CHECKPOINTS, chosen, len(seen), base.device)  # joins the other processes
     tokens = sum(len(example.ids) for example in texts.examples)  # tells a change of --length or template, too
@@ -160,19 +183,19 @@ def train_heads(
     wait_for_everyone()
     set_seed(chosen.seed)
     heads = new_heads(base, chosen.num_heads, blocks=chosen.blocks, shared_lm_head=chosen.shared_lm_head)
-    model = _HeadsOnBase(base, heads)
+    both = _HeadsOnBase(base, heads)
     trainer = _HeadsTrainer(
-        model=model,
+        model=both,
         args=arguments,
         train_dataset=_Rows(seen),
         eval_dataset=_Rows(unseen),
         data_collator=collate,
-        callbacks=[_Watch(model, int(arguments.logging_steps), progress)],
+        callbacks=[_Watch(both, int(arguments.logging_steps), progress)],
     )
     trainer.remove_callback(PrinterCallback)
     trainer.metrics_file = place / METRICS_FILE
     trainer.train(resume_from_checkpoint=_last_checkpoint(place / _CHECKPOINTS))
-    _check_trained(model, (unseen or seen)[: chosen.batch_size])
+    _check_trained(both, (unseen or seen)[: chosen.batch_size])
     scores: tuple[HeadScore, ...] = ()
     if unseen:
         trainer.evaluate()
