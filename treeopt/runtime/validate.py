@@ -130,25 +130,21 @@ def validate(
     """Decode every prompt in all ways, turn by turn, and compare.
 
     Args:
-        model: the base model: a causal language model of transformers, a folder or hub name (loaded in float32), or a
-            `Base`; float32 makes exact comparison meaningful.
+        model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.
         heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name.
         tree: the tree to prove, a list of paths, or the policy that chooses one per step; or the file of one.
-        prompts: a file name or another name as for `load_prompts`, a list of requests, rows or conversations, or a
-            `PromptSet`; or token ids as `Text`, whose continuation is ignored. Where a prompt has later turns each
-            follows stock generate's answer to the one before.
+        prompts: a name as for `load_prompts`, a list of requests, rows or conversations, a `PromptSet`, or token ids as
+            `Text`, whose continuation is ignored. Later turns each follow stock generate's answer to the one before.
         tokenizer: the model's, where it does not lie beside its weights.
-        drafter: what the tree or policy was made for, or its file, where that is not the heads' plain guesses; the one
-            that a tree's file names need not be given.
+        drafter: what the tree was made for, or its file; the one that a tree's file names need not be given.
         max_new_tokens: budget of each continuation.
         repeats: times that each text is decoded each way; the ways take turns.
         batch_size: prompts decoded together, in all ways; figures are then of batches.
-        chat_template: as when the prompts were encoded; for later turns.
+        chat_template: put requests through the tokenizer's chat template, where it has one.
         progress: told after each text.
 
     Raises:
-        TreeoptError: as `TreeDecoder`, `load_base`, `load_heads` and `load_prompts`; E303 where there is no prompt that
-            fits into the context; E503 where a `Text` does not.
+        TreeoptError: as `TreeDecoder` and the loaders; E303 where no prompt fits into the context, E503 for a `Text`.
         TypeError: where model, heads or prompts are none of these.
 
     Example:
