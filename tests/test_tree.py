@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import MAX_FAULTS, Tree
+from treeopt.tree import MAX_FAULTS, Tree, as_tree
 
 
 def refusal(paths: object, values: object = None) -> TreeoptError:
@@ -92,8 +92,8 @@ def test_ancestors_are_read_only(small_tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("paths", "word"),
     [
-        pytest.param(((0,), (1, 0)), "no parent", id="orphan"),
-        pytest.param(((0,), (0, 0, 0)), "no parent", id="orphan of the second level"),
+        pytest.param(((0,), (1, 0)), "[1, 0]: its parent [1] is missing", id="orphan"),
+        pytest.param(((0,), (0, 0, 0)), "[0, 0, 0]: its parent [0, 0] is missing", id="orphan of the second level"),
         pytest.param(((0,), (0,)), "twice", id="duplicate"),
         pytest.param(((), (0,)), "root", id="empty path"),
         pytest.param(((-1,),), "whole number", id="negative rank"),
@@ -101,7 +101,22 @@ def test_ancestors_are_read_only(small_tree: Tree) -> None:
         pytest.param(((True,),), "whole number", id="bool rank"),
         pytest.param(((0.0,),), "whole number", id="float rank"),
         pytest.param((("0",),), "whole number", id="text as rank"),
-        pytest.param(((np.int64(0),),), "whole number", id="numpy rank"),
+        pytest.param(((np.bool_(True),),), "whole number", id="numpy bool as rank"),
+        pytest.param([[0], [1.5]], "[1.5] is not a path", id="float in a list"),
+        pytest.param([[0], ["1"]], "['1'] is not a path", id="text in a list"),
+        pytest.param([[0], [[1]]], "[[1]] is not a path", id="list in a path"),
+        pytest.param([[0], None], "None is not a path", id="None for a path"),
+        pytest.param([0, 0], "0 is not a path", id="one path, not a list of them"),
+        pytest.param([[0], "0"], "'0' is not a path", id="text for a path"),
+        pytest.param([[0], {0}], "is not a path", id="set for a path"),
+        pytest.param([[0], [10**5000]], "a number of 16610 bits", id="number of 5000 digits"),
+        pytest.param([[0], [2**31]], "from 0 to 2147483647", id="rank beyond any vocabulary"),
+        pytest.param([[0] * n for n in range(1, 129)], "has 128 ranks; a tree is at most 127 deep", id="too deep"),
+        pytest.param([[0] * 10_000], "[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ...]", id="long orphan, cut"),
+        pytest.param("mc_sim_7b_63", "'mc_sim_7b_63' is not a list of paths", id="a name"),
+        pytest.param(None, "None is not a list of paths", id="None"),
+        pytest.param(63, "63 is not a list of paths", id="a number"),
+        pytest.param({(0,): 0.5}, "an object of type dict", id="a dict"),
         pytest.param(((1,), (0,)), "not sorted", id="unsorted ranks"),
         pytest.param(((0,), (0, 0), (1,)), "not sorted", id="unsorted lengths"),
     ],
@@ -112,6 +127,41 @@ def test_paths_that_are_no_tree(paths: object, word: str) -> None:
     assert error.code is Code.TREE_INVALID
     assert error.code.number == "E103"
     assert word in error.what
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param([[0], [1], [0, 0]], id="lists"),
+        pytest.param([(0,), (1,), (0, 0)], id="tuples in a list"),
+        pytest.param(([0], [1], [0, 0]), id="lists in a tuple"),
+        pytest.param(((np.int64(0),), (np.uint8(1),), (0, np.int32(0))), id="integers of numpy"),
+        pytest.param([np.array([0]), np.array([1]), np.array([0, 0])], id="arrays"),
+        pytest.param(iter([[0], [1], [0, 0]]), id="an iterator"),
+    ],
+)
+def test_lists_become_tuples_of_plain_integers(paths: object) -> None:
+    """Whatever holds the paths, the record holds tuples of plain integers, and can be hashed."""
+    tree = Tree(paths, [np.float64(0.5), 1, 0.25])  # type: ignore[arg-type]
+    assert tree == Tree(((0,), (1,), (0, 0)), (0.5, 1.0, 0.25))
+    assert {type(path) for path in tree.paths} == {tuple}
+    assert {type(rank) for path in tree.paths for rank in path} == {int}
+    assert {type(value) for value in tree.values or ()} == {float}
+    assert hash(tree) == hash(Tree(((0,), (1,), (0, 0)), (0.5, 1.0, 0.25)))
+    assert as_tree(tree) is tree
+
+
+def test_a_list_in_any_order_is_a_tree() -> None:
+    """`as_tree` sorts; the record itself says what to write."""
+    assert as_tree([[1], [0, 0], [0]]) == Tree(((0,), (1,), (0, 0)))
+    assert as_tree([]) == Tree(()) == Tree([])  # type: ignore[arg-type]
+    assert "Tree.from_paths sorts them" in refusal([[1], [0]]).what
+
+
+@pytest.mark.parametrize("values", [("a", "b"), "ab", 0.5, [True, 0.5], [None, 0.5], {0.5: 1}])
+def test_values_of_wrong_types(values: object) -> None:
+    """What is no list of numbers is E103 and not a failure of Python's own."""
+    assert refusal(((0,), (1,)), values).code is Code.TREE_INVALID
 
 
 @pytest.mark.parametrize(
@@ -160,7 +210,7 @@ def test_faults_are_listed_together() -> None:
     assert len(listed) == 3
     assert "[0] is there twice" in listed[0]
     assert "[-1] has a rank" in listed[1]
-    assert "[3, 1] has no parent [3]" in listed[2]
+    assert "[3, 1]: its parent [3] is missing" in listed[2]
 
 
 def test_faults_beyond_ten_are_cut() -> None:

@@ -37,8 +37,10 @@ _HOMES = {
     "build_tree": "treeopt.build.trees",
     "replay": "treeopt.build.replay",
     "MedusaHeads": "treeopt.models.heads",
+    "load_base": "treeopt.models.base",
     "load_heads": "treeopt.models.layouts",
     "save_heads": "treeopt.models.layouts",
+    "load_prompts": "treeopt.calibrate.prompts",
     "run_calibration": "treeopt.calibrate.measure",
     "Buffers": "treeopt.runtime.buffers",
     "compile_tree": "treeopt.runtime.buffers",
@@ -49,7 +51,9 @@ _HOMES = {
     "Typical": "treeopt.runtime.rules",
     "measure_profile": "treeopt.runtime.profile",
     "validate": "treeopt.runtime.validate",
+    "SelfTalk": "treeopt.train.talks",
     "distill": "treeopt.train.distill",
+    "Settings": "treeopt.train.settings",
     "train_heads": "treeopt.train.medusa1",
 }
 
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from treeopt.build.trees import build_tree as build_tree
     from treeopt.calibrate.learn import Learning as Learning
     from treeopt.calibrate.measure import run_calibration as run_calibration
+    from treeopt.calibrate.prompts import load_prompts as load_prompts
     from treeopt.calibration import Calibration as Calibration
     from treeopt.drafter import Drafter as Drafter
     from treeopt.errors import TreeoptError as TreeoptError
@@ -75,6 +80,7 @@ if TYPE_CHECKING:
     from treeopt.files.trees import load_tree as load_tree
     from treeopt.files.trees import save_tree as save_tree
     from treeopt.latency import LatencyProfile as LatencyProfile
+    from treeopt.models.base import load_base as load_base
     from treeopt.models.heads import MedusaHeads as MedusaHeads
     from treeopt.models.layouts import load_heads as load_heads
     from treeopt.models.layouts import save_heads as save_heads
@@ -90,6 +96,8 @@ if TYPE_CHECKING:
     from treeopt.runtime.validate import validate as validate
     from treeopt.train.distill import distill as distill
     from treeopt.train.medusa1 import train_heads as train_heads
+    from treeopt.train.settings import Settings as Settings
+    from treeopt.train.talks import SelfTalk as SelfTalk
     from treeopt.tree import Tree as Tree
 
 

@@ -27,7 +27,7 @@ class Code(enum.Enum):
     TREE_TOO_DEEP = ("E101", EXIT_INPUT, "depth d is drafted by head d, so a tree cannot be deeper than its heads")
     RANK_TOO_LARGE = ("E102", EXIT_INPUT, "a path names ranks that were never scored")
     TREE_INVALID = ("E103", EXIT_INPUT, "a tree is a prefix-closed set of different paths of ranks from 0")
-    TREE_UNKNOWN = ("E104", EXIT_INPUT, "a tree is a YAML file or a name from `treeopt list`")
+    TREE_UNKNOWN = ("E104", EXIT_INPUT, "a tree is a file of YAML or of a list of paths, or a name from `treeopt list`")
     TREE_NOT_EXPORTABLE = ("E105", EXIT_INPUT, "the layout asked for cannot hold this tree")
     FILE_MISSING = ("E201", EXIT_INPUT, "a file or folder that was named is not there")
     FILE_EXISTS = ("E202", EXIT_INPUT, "what took long to make is not overwritten unasked")

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import functools
 import operator
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -26,6 +29,9 @@ Path = tuple[int, ...]
 
 ROOT = 0  # index of the root among the nodes; node i > 0 is the tree's i-th path
 MAX_FAULTS = 10  # faults of one tree listed together
+MAX_DEPTH = 127  # replay counts accepted drafts in one byte
+MAX_RANK = 2**31 - 1  # no vocabulary is larger; the compiled indices stay far inside int64
+_SHOWN_RANKS = 12  # of a path in an error
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class Tree:
     """A prefix-closed set of rank paths, sorted by (length, path): runtime order = file order, node 0 the root.
 
     Args:
-        paths: N - 1 paths, without the root. The empty tree is legal: it decodes one token a step.
+        paths: N - 1 paths, without the root; lists of integers, numpy's included, become tuples of plain ones. The
+            empty tree is legal: it decodes one token a step.
         values: N - 1 estimated probabilities that the whole path is right, where the tree was built from a calibration.
         expected: tokens per step by the calibration the tree was built from.
         source: where the tree comes from: made_by, calibration, method, reference, the drafter's file; not compared.
@@ -69,8 +76,9 @@ class Tree:
     drafter: str = ""
 
     def __post_init__(self) -> None:
-        if not self.paths:
-            object.__setattr__(self, "values", None)  # nothing to value: one record for the root alone
+        object.__setattr__(self, "paths", _as_paths(self.paths))
+        # Nothing to value: one record for the root alone.
+        object.__setattr__(self, "values", _as_values(self.values) if self.paths else None)
         faults = [text for _, text in path_faults(self.paths)]
         keys = [(len(path), path) for path in self.paths]
         if not faults and any(map(operator.gt, keys, keys[1:])):
@@ -83,7 +91,7 @@ class Tree:
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]], values: Iterable[float] | None = None, **more: Any) -> Self:
         """The tree of these paths in any order; `values` follow their paths."""
-        listed = [_whole(path) for path in paths]
+        listed = _as_paths(paths)
         order = sorted(range(len(listed)), key=lambda i: (len(listed[i]), listed[i]))
         given = None if values is None else list(values)
         if given is not None and len(given) != len(listed):
@@ -153,6 +161,15 @@ def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
         raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {ranks - 1}")
 
 
+def as_tree(tree: Tree | Iterable[Sequence[int]]) -> Tree:
+    """A tree as it is, or the tree of a list of paths in any order (a `medusa_choices` list).
+
+    Raises:
+        TreeoptError: E103 where it is neither.
+    """
+    return tree if isinstance(tree, Tree) else Tree.from_paths(tree)
+
+
 def path_faults(paths: Sequence[Path]) -> list[tuple[int, str]]:
     """What keeps `paths` from being a tree, in the order of the paths: (index of the path, what is wrong with it)."""
     faults: list[tuple[int, str]] = []
@@ -160,20 +177,72 @@ def path_faults(paths: Sequence[Path]) -> list[tuple[int, str]]:
     seen: set[Path] = {()}
     for i, path in enumerate(paths):
         if path in seen:
-            faults.append((i, f"{list(path)} is there twice" if path else "[] is the root, which is not listed"))
+            faults.append((i, f"{_shown(path)} is there twice" if path else "[] is the root, which is not listed"))
         elif path[:-1] not in known:
-            faults.append((i, f"{list(path)} has no parent {list(path[:-1])}"))
-        elif any(type(rank) is not int or rank < 0 for rank in path):
-            faults.append((i, f"{list(path)} has a rank that is not a whole number from 0"))
+            faults.append((i, f"{_shown(path)}: its parent {_shown(path[:-1])} is missing"))
+        elif min(path) < 0 or max(path) > MAX_RANK:
+            faults.append((i, f"{_shown(path)} has a rank that is not a whole number from 0 to {MAX_RANK}"))
+        elif len(path) > MAX_DEPTH:
+            faults.append((i, f"{_shown(path)} has {len(path)} ranks; a tree is at most {MAX_DEPTH} deep"))
         seen.add(path)
     return faults
 
 
-def _whole(path: Sequence[int]) -> Path:
+def _as_paths(given: Any) -> tuple[Path, ...]:
+    """The paths as tuples of plain integers, in their order."""
+    tuples = type(given) is tuple and set(map(type, given)) <= {tuple}
+    if tuples and set(map(type, chain.from_iterable(given))) <= {int}:
+        paths: tuple[Path, ...] = given
+        return paths  # as the builders make them: nothing to copy
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise TreeoptError(
+            Code.TREE_INVALID,
+            f"{_named(given)} is not a list of paths",
+            why="a tree is a list of paths such as [[0], [1], [0, 0]], or what treeopt.load_tree gives",
+            fix="treeopt.load_tree(NAME) reads a file, or a tree of `treeopt list`",
+        )
+    return tuple(map(_as_path, given))
+
+
+def _as_path(path: Any) -> Path:
     try:
-        return tuple(operator.index(rank) for rank in path)
-    except TypeError as error:
-        raise TreeoptError(Code.TREE_INVALID, f"{path!r} is not a path: a path is a list of whole numbers") from error
+        if not isinstance(path, (str, bytes, Mapping, set, frozenset)):
+            ranks = tuple(path)
+            if bool not in map(type, ranks):
+                return tuple(map(operator.index, ranks))
+    except TypeError:
+        pass
+    what = f"{_named(path)} is not a path: a path is a list of whole numbers, a rank for each head, such as [0, 2]"
+    raise TreeoptError(Code.TREE_INVALID, what)
+
+
+def _as_values(values: Any) -> tuple[float, ...] | None:
+    """The values as a tuple of plain numbers."""
+    if values is None:
+        return None
+    listed = tuple(values) if isinstance(values, Iterable) else (values,)
+    if set(map(type, listed)) <= {float}:
+        return listed
+    wrong = [value for value in listed if isinstance(value, bool) or not isinstance(value, Real)]
+    if wrong:
+        raise TreeoptError(Code.TREE_INVALID, f"not a tree: the value {_named(wrong[0])} is not a probability")
+    return tuple(map(float, listed))
+
+
+def _named(given: Any) -> str:
+    """What was given, as an error shows it."""
+    if isinstance(given, (str, bytes, int, float, list, tuple)) or given is None:
+        try:
+            return reprlib.repr(given)
+        except ValueError:  # a number of thousands of digits
+            pass
+    return f"an object of type {type(given).__name__}"
+
+
+def _shown(path: Path) -> str:
+    """A path as an error shows it: not all of a long one, and no number of thousands of digits."""
+    ranks = [str(rank) if abs(rank) <= MAX_RANK else f"a number of {rank.bit_length()} bits" for rank in path]
+    return f"[{', '.join(ranks[:_SHOWN_RANKS])}{', ...' if len(ranks) > _SHOWN_RANKS else ''}]"
 
 
 def _value_faults(tree: Tree) -> list[str]:

@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "many nodes": (("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "255"), "E103"),
     "compile": (("compile", "static.yaml"), "E105"),
     "compile a policy": (("compile", "dynamic.yaml"), "E203"),
-    "show a policy": (("show", "auto.yaml"), "E203"),
+    "policy over plain traces, shown": (("show", "auto.yaml", "--calibration", "plain.safetensors"), "E223"),
     "render a policy": (("render", "dynamic.yaml"), "E203"),
 }
 
@@ -200,7 +200,7 @@ def test_refusals(name: str) -> None:
     result = treeopt(*line, status=3)
     assert error_number(result) == number
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
-    if "policy" in name:
+    if name.endswith("a policy"):
         assert "chosen anew at every step" in result.stderr
         assert "treeopt generate" in result.stderr
     assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == number
@@ -231,6 +231,46 @@ def test_static_tree_is_shown_and_drawn() -> None:
     assert replayed["tokens_per_step"] == pytest.approx(expected.replay, rel=1e-6)
     treeopt("render", "static.yaml", "-o", "t.svg")
     assert f"of drafter {drafter}" in Path("t.svg").read_text()
+
+
+@pytest.mark.parametrize("name", ["dynamic", "auto"])
+def test_policy_is_shown(name: str) -> None:
+    """Sizes and costs, drafter, origin and expected figures are printed; replay gives the expected figure."""
+    policy = load_plan(f"{name}.yaml")
+    assert isinstance(policy, TreePolicy)
+    assert policy.expected is not None
+    text = treeopt("show", f"{name}.yaml", "--calibration", "c.safetensors").stdout
+    assert text.startswith("a tree chosen at every step: the ")
+    assert f"drafter      {policy.drafter} in d.safetensors; its estimates choose the nodes" in text
+    assert f"  {policy.expected.replay:.4f}     replay: what a decoder yields" in text
+    assert f"  {policy.expected.estimated:.4f}     estimated: " in text
+    assert f"mean size    {policy.expected.nodes:.1f} nodes a step" in text
+    assert f"replayed over c.safetensors: {policy.expected.replay:.4f} tokens per step" in text
+    for size, price in policy.prices:
+        assert f"\n{size}\t{price:.4f}\n" in text
+    assert policy.prices or "12 nodes at every step" in text
+    assert "{" not in text
+    data = treeopt_json("show", f"{name}.yaml", "--calibration", "c.safetensors")
+    assert (data["kind"], data["nodes"], data["depth"]) == ("dynamic", policy.nodes, policy.depth)
+    assert data["expected_tokens_per_step"] == vars(policy.expected)
+    assert [tuple(pair) for pair in data["prices"]] == list(policy.prices)
+    assert data["replay"]["tokens_per_step"] == pytest.approx(policy.expected.replay, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "why"), [("static", "candidates"), ("auto", "chosen anew at every step")])
+def test_no_list_of_paths_of_a_drafter(name: str, why: str) -> None:
+    """Ranks of a drafter's candidates, or no paths at all, are not printed as ranks of the heads."""
+    result = treeopt("show", f"{name}.yaml", "--format", "choices", status=3)
+    assert error_number(result) == "E105"
+    assert why in result.stderr
+
+
+@pytest.mark.parametrize("name", ["static", "dynamic", "auto", "plain"])
+def test_yaml_of_a_plan_comes_back(name: str) -> None:
+    """`show --format yaml` prints a file that is loaded as the same plan, its drafter and figures included."""
+    Path("again.yaml").write_text(treeopt("show", f"{name}.yaml", "--format", "yaml").stdout)
+    again, plan = load_plan("again.yaml"), load_plan(f"{name}.yaml")
+    assert (again, again.expected, again.source) == (plan, plan.expected, plan.source)
 
 
 def test_merge_refuses_other_drafters() -> None:

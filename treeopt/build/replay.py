@@ -7,6 +7,7 @@ Rows past the end of a text are `NONE`, which no path contains, so a step never 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import Tree, check_tree_fits
+from treeopt.tree import Tree, as_tree, check_tree_fits
 
 _CHUNK = 1 << 16  # positions walked at once: the working arrays stay in the processor's cache
 _DOUBLINGS = 4  # of the steps that a walk takes at a time
@@ -64,13 +65,14 @@ class Replay:
         return at_least[1 : self.depth + 1] / max(self.steps, 1)
 
 
-def replay(tree: Tree, calibration: Calibration) -> Replay:
-    """Run `tree` over the traces of `calibration`.
+def replay(tree: Tree | Iterable[Sequence[int]], calibration: Calibration) -> Replay:
+    """Run `tree`, or the tree of a list of paths, over the traces of `calibration`.
 
     Raises:
         TreeoptError: E101 where the tree is deeper than the traces' heads; E102 where it has ranks that were not kept;
-            E223 where it is of another drafter.
+            E103 where a list is not a tree; E223 where it is of another drafter.
     """
+    tree = as_tree(tree)
     check_drafter(tree.drafter, calibration)
     check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.kept, holder="the calibration")
     accepted = accepted_drafts(tree, calibration.ranks)

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.answers import answer_all
 from treeopt.calibrate.drafts import Traced, check_drafter, trace_drafts
+from treeopt.calibrate.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.calibrate.learn import Learned, Learning, learn
 from treeopt.calibrate.prompts import PromptSet
 from treeopt.calibrate.seeds import check_seed
@@ -28,6 +30,7 @@ from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, 
 from treeopt.drafter import Drafter
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.draft import DraftModel
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.ranks import rank_of
@@ -54,10 +57,11 @@ class CalibrationRun:
 
 
 def run_calibration(
-    base: Base,
-    loaded: LoadedHeads,
-    prompts: PromptSet,
+    model: GivenModel,
+    heads: GivenHeads,
+    prompts: GivenPrompts,
     *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     max_new_tokens: int = 128,
     batch_size: int = 16,
     temperature: float = 0.0,
@@ -72,10 +76,12 @@ def run_calibration(
     """Trace the heads over continuations of the prompts.
 
     Args:
-        base: the base model.
-        loaded: its heads.
-        prompts: what to continue, turn by turn where they have several, each after the model's answer to the one
-            before; with `responses` each brings the answer to score, and only first turns are looked at.
+        model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
+        heads: its heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name.
+        prompts: what to continue: a file name or another name as for `load_prompts`, a list of requests, rows or
+            conversations, or a `PromptSet`; turn by turn where they have several, each after the model's answer to the
+            one before; with `responses` each brings the answer to score, and only first turns are looked at.
+        tokenizer: the model's, where it does not lie beside its weights.
         max_new_tokens: budget of each continuation; fewer where the model ends the text.
         batch_size: prompts run together; batched and single runs differ only by rounding.
         temperature: 0 is greedy; above, tokens are sampled with `seed` (and depend on the batch size).
@@ -89,9 +95,20 @@ def run_calibration(
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
-            is too long, and as `encode`.
+            is too long; as `load_base`, `load_heads`, `load_prompts` and `encode`.
+        TypeError: where model, heads or prompts are none of these.
         ValueError: where the seed is negative or beyond 63 bits.
+
+    Example:
+        >>> import treeopt
+        >>> run = treeopt.run_calibration("pocket", "pocket", ["import os", "def main():"], max_new_tokens=12)
+        >>> run.calibration.sequences, run.heads
+        (2, 5)
+        >>> treeopt.build_tree(run.calibration, nodes=4).nodes
+        4
     """
+    base, loaded = as_base(model, tokenizer), as_heads(heads)
+    prompts = as_prompt_set(prompts, answers=responses)
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
     if drafter is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,9 @@ def asked(text: str) -> Prompt:
     return Prompt("asked", ({"role": "user", "content": text},), None, None)
 
 
-def load_prompts(name: str, *, skip: int = 0, limit: int | None = None, answers: bool = False) -> PromptSet:
+def load_prompts(
+    name: str | os.PathLike[str], *, skip: int = 0, limit: int | None = None, answers: bool = False
+) -> PromptSet:
     """Prompts by file name, hub data set (`owner/name` or `owner/name:split`) or named set.
 
     Args:
@@ -110,6 +113,7 @@ def load_prompts(name: str, *, skip: int = 0, limit: int | None = None, answers:
         TreeoptError: E201 where a file is missing, E301 where the hub is needed and does not answer, E302 where a row
             has no usable field, E303 where there is no row.
     """
+    name = os.fspath(name)
     digest, rows = read_rows(name, limit=None if limit is None else skip + limit)
     if skip >= len(rows):
         what = f"{name} holds {len(rows)} prompts, of which {skip} are to be left out"

@@ -21,8 +21,8 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     A tree that was made for a drafter is refused: its ranks are none of the heads' own.
     """
     target = f"{Path(tree).stem}.safetensors" if output is None else output
+    record = load_tree(tree)  # first: what is no tree is not an output either
     check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS)
-    record = load_tree(tree)
     from treeopt.runtime.buffers import BUFFER_NAMES, compile_tree, save_buffers
 
     buffers = compile_tree(record)

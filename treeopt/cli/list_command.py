@@ -5,17 +5,17 @@ from __future__ import annotations
 from treeopt.cli.console import Console, command
 from treeopt.files.bundled import POCKET, prompt_sets, zoo
 from treeopt.files.trees import load_tree
+from treeopt.tree import Tree
+
+_SHORT = 2  # parts of a reference that fit beside a name into 80 columns: who, and where
 
 
 @command("list")
 def run(console: Console) -> None:
     """List the trees of the zoo (their names work wherever a tree file does) and the named prompt sets."""
     trees = {name: load_tree(path) for name, path in zoo().items()}
-    rows = [
-        [name, str(tree.nodes), str(tree.depth), str(len(tree.leaves)), str(tree.source.get("reference", ""))]
-        for name, tree in trees.items()
-    ]
-    console.table(["tree", "nodes", "depth", "leaves", "source"], rows)
+    rows = [[name, str(tree.nodes), str(tree.depth), _description(tree)] for name, tree in trees.items()]
+    console.table(["tree", "nodes", "depth", "from"], rows)
     console.say(f"prompt sets: {', '.join(prompt_sets())}")
     console.say(f"built-in model with heads, the default of --heads and --model: {POCKET}")
     described = [
@@ -26,3 +26,8 @@ def run(console: Console) -> None:
 
 
 command = run
+
+
+def _description(tree: Tree) -> str:
+    """The beginning of a tree's reference; `treeopt show` prints all of it."""
+    return ", ".join(str(tree.source.get("reference", "")).split(", ")[:_SHORT])

@@ -23,8 +23,8 @@ def run(console: Console, tree: str, output: str | None, title: str, force: bool
     file_format = Path(target).suffix.removeprefix(".").lower() or "svg"
     # Only text holds our mark: a picture in another format needs --force.
     marked = file_format in ("svg", "dot", "gv")
+    record = load_tree(tree)  # first: what is no tree is not an output either
     check_outputs({"tree": tree, "force": force}, target, kind=PICTURE if marked else None)
-    record = load_tree(tree)
     from treeopt.view.picture import render
 
     picture = render(record, file_format, title=title)

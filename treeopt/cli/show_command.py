@@ -1,60 +1,100 @@
-"""`treeopt show`: a tree as text, and what a calibration expects of it."""
+"""`treeopt show`: a tree or a policy as text, what is expected of it, and what it does on a calibration's texts."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from treeopt.build.policies import replay_policy
 from treeopt.build.replay import Replay, replay
+from treeopt.calibration import Calibration
 from treeopt.cli.console import Console, command
-from treeopt.drafter import PLAIN
+from treeopt.cli.show_report import as_dict, report
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
-from treeopt.files.trees import load_tree
+from treeopt.files.choices import choices_text
+from treeopt.files.policies import load_plan, policy_yaml
+from treeopt.files.trees import tree_yaml
+from treeopt.policy import Plan
 from treeopt.tree import Tree
+
+FORMATS = ("text", "choices", "yaml")
 
 
 @command("show")
 @click.argument("tree")
 @click.option("--calibration", help="Replay the tree over these traces.")
-def run(console: Console, tree: str, calibration: str | None) -> None:
-    """Print TREE (a file, or a name from `treeopt list`): a line a node, its rank and value."""
-    record = load_tree(tree)
-    outcome = None if calibration is None else _replayed(record, calibration)
-    from treeopt.view.graph import render_text
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    help="choices: the paths as one medusa_choices list; yaml: as a tree file.",
+)
+def run(console: Console, tree: str, calibration: str | None, layout: str) -> None:
+    """Print TREE (a file, or a name from `treeopt list`): a line a node, its rank and value.
 
-    console.say(f"{record.nodes} nodes, depth {record.depth}, {len(record.leaves)} leaves")
-    if record.drafter:
-        console.say(f"ranks count among the candidates of drafter {record.drafter}")
-    for name, value in record.source.items():
-        console.say(f"{name}: {value}")
-    console.say(render_text(record).rstrip())
-    replayed = None
-    if outcome is not None:
-        by_depth = outcome.acceptance_by_depth().tolist()
-        replayed = {"tokens_per_step": outcome.tokens_per_step, "acceptance_by_depth": by_depth}
-        shares = " ".join(f"{share:.3f}" for share in by_depth)
-        console.say(f"replayed over {calibration}: {outcome.tokens_per_step:.4f} tokens per step (root counted)")
-        console.say(f"share of steps that accept 1, 2, ... drafts or more: {shares}")
-    console.result(
-        {
-            "nodes": record.nodes,
-            "depth": record.depth,
-            "leaves": len(record.leaves),
-            "drafter": record.drafter or PLAIN,
-            "source": record.source,
-            "paths": record.paths,
-            "values": record.values,
-            "replay": replayed,
-        }
-    )
-
-
-def _replayed(record: Tree, file: str) -> Replay:
-    """The replay of a tree over a calibration that holds text."""
-    calibration = load_calibration(file)
-    if not calibration.positions:
-        raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text", at=file)
-    return replay(record, calibration)
+    A file is YAML of treeopt, or holds a medusa_choices list: [[0], [0, 0], [1]] in JSON or Python. Of a tree that is
+    chosen at every step sizes and costs are printed. With --format choices or yaml nothing else is printed.
+    """
+    if layout != FORMATS[0]:
+        if console.for_programs:
+            raise click.UsageError(f"--format {layout} and --json exclude each other")
+        if calibration is not None:
+            raise click.UsageError(f"--format {layout} and --calibration exclude each other")
+        console.say(_as_text(load_plan(tree), tree, layout))
+        return
+    plan = load_plan(tree)
+    if calibration is None:
+        report(console, plan)
+        console.result(as_dict(plan))
+        return
+    traces = load_calibration(calibration)
+    if not traces.positions:
+        raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text", at=calibration)
+    outcome = replay(plan, traces) if isinstance(plan, Tree) else replay_policy(plan, traces)
+    same = _same_heads(plan, traces)
+    if same is False:
+        made_for = plan.source["calibration"]["heads_id"]
+        heads = traces.provenance.heads_id
+        console.warn(f"warning: {tree} was built for other heads ({made_for}; the traces are of {heads})")
+    report(console, plan)
+    others = " (traces of other heads than the tree was built for)" if same is False else ""
+    console.say(f"replayed over {calibration}{others}: {outcome.tokens_per_step:.4f} tokens per step (root counted)")
+    shares = " ".join(f"{share:.3f}" for share in outcome.acceptance_by_depth().tolist())
+    console.say(f"share of steps that accept 1, 2, ... drafts or more: {shares}")
+    console.result(as_dict(plan) | {"replay": _replayed(outcome, same)})
 
 
 command = run
+
+
+def _as_text(plan: Plan, name: str, layout: str) -> str:
+    """The plan as the text of a file, without the newline at its end."""
+    if layout == "yaml":
+        text = tree_yaml(plan) if isinstance(plan, Tree) else policy_yaml(plan)
+        return text.removesuffix("\n")
+    if not isinstance(plan, Tree):
+        what = f"{name} has no paths: its tree is chosen anew at every step"
+        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, fix="treeopt build --kind static makes one tree")
+    if plan.drafter:
+        raise TreeoptError(
+            Code.TREE_NOT_EXPORTABLE,
+            f"{name} was made for drafter {plan.drafter}",
+            why="its ranks count among that drafter's candidates; a medusa_choices list holds ranks of the heads",
+            fix="--format yaml keeps the drafter",
+        )
+    return choices_text(plan)
+
+
+def _same_heads(plan: Plan, traces: Calibration) -> bool | None:
+    """Whether the traces are of the heads that the plan was built for; None where it does not say."""
+    made_for = plan.source.get("calibration", {}).get("heads_id")
+    return None if made_for is None else made_for == traces.provenance.heads_id
+
+
+def _replayed(outcome: Replay, same_heads: bool | None) -> dict[str, Any]:
+    by_depth = outcome.acceptance_by_depth().tolist()
+    return {"tokens_per_step": outcome.tokens_per_step, "acceptance_by_depth": by_depth, "same_heads": same_heads}

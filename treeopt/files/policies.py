@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files import strict_yaml
 from treeopt.files.drafters import load_drafter
 from treeopt.files.marks import TREE, write_marked
 from treeopt.files.schemas import Schema, check, faults_error
-from treeopt.files.trees import POLICY, DrafterLine, drafter_fields, drafter_line, is_policy, load_tree
+from treeopt.files.strict_yaml import Document
+from treeopt.files.trees import POLICY, DrafterLine, drafter_fields, drafter_line, read_plan, schema_of, tree_of
 from treeopt.files.yaml_text import decimal, flow
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
+from treeopt.tree import Tree, as_tree
 
 SCHEMA = POLICY
+GivenPlan = Plan | str | os.PathLike[str] | Iterable[Sequence[int]]
 
 
 class ExpectedLine(Schema):
@@ -46,15 +48,42 @@ class PolicyFile(Schema):
 
 
 def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
-    """A policy from a YAML file, or a tree as `treeopt.files.trees.load_tree` gives it.
+    """A policy from a file, or a tree as `treeopt.files.trees.load_tree` gives it.
 
     Raises:
         TreeoptError: as `load_tree`.
     """
-    path = Path(name_or_path)
-    if not is_policy(path):
-        return load_tree(name_or_path)
-    document = strict_yaml.load(path)
+    found = read_plan(name_or_path)
+    if isinstance(found, Tree):
+        return found
+    return _policy_of(found) if schema_of(found) == POLICY else tree_of(found)
+
+
+def as_plan(tree: GivenPlan) -> Plan:
+    """A tree or policy as it is, one from a file or the zoo by its name, or the tree of a list of paths.
+
+    Raises:
+        TreeoptError: as `load_plan` and `treeopt.tree.as_tree`.
+    """
+    if isinstance(tree, (str, os.PathLike)):
+        return load_plan(tree)
+    return tree if isinstance(tree, TreePolicy) else as_tree(tree)
+
+
+def as_plan_for(
+    tree: GivenPlan, drafter: Drafter | str | os.PathLike[str] | None = None
+) -> tuple[Plan, Drafter | None]:
+    """`as_plan` with the drafter that is given, or else the one that a file of a tree names.
+
+    Raises:
+        TreeoptError: as `as_plan` and `load_plan_for`.
+    """
+    if isinstance(tree, (str, os.PathLike)) and drafter is None:
+        return load_plan_for(tree)
+    return as_plan(tree), load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
+
+
+def _policy_of(document: Document) -> TreePolicy:
     content = check(document, PolicyFile, SCHEMA)
     source = content.model_dump(include={"made_by", "calibration"}, exclude_none=True)
     line = content.expected_tokens_per_step
@@ -68,7 +97,7 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
             depth=content.depth,
             prices=pairs,
             expected=PolicyExpected(**line.model_dump()) if line else None,
-            **drafter_fields(content.drafter, path, source),
+            **drafter_fields(content.drafter, document.path, source),
         )
     except TreeoptError as error:
         raise faults_error(document, SCHEMA, [(("nodes",), error.what)]) from error

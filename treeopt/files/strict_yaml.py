@@ -54,7 +54,15 @@ def load(path: Path) -> Document:
     Raises:
         TreeoptError: E201 where it is missing; E203 where it is too large, not YAML, empty, or beyond the rules above.
     """
-    raw = read_bytes(path)
+    return parse(path, read_bytes(path))
+
+
+def parse(path: Path, raw: bytes) -> Document:
+    """The document in the bytes of a file that have been read.
+
+    Raises:
+        TreeoptError: E203 as `load`.
+    """
     if len(raw) > MAX_BYTES:
         raise _fault(path, 1, 1, f"has {len(raw):,} bytes; at most {MAX_BYTES:,} are read")
     try:

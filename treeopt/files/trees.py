@@ -1,4 +1,7 @@
-"""Tree files: one line a path, in runtime order, so that two trees differ line by line."""
+"""Tree files: one line a path, in runtime order, so that two trees differ line by line.
+
+A list of paths in a file (`treeopt.files.choices`) is a tree as well, wherever a tree file is read.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 import difflib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,17 +18,19 @@ from pydantic import Field
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
+from treeopt.files.choices import is_choices, parse_choices
+from treeopt.files.kinds import OURS, WANTED, read_text, refusal
 from treeopt.files.marks import LONGEST, TREE, write_marked
 from treeopt.files.schemas import Schema, check, faults_error
+from treeopt.files.strict_yaml import Document
 from treeopt.files.tensors import canonical_json
 from treeopt.files.yaml_text import decimal, flow
-from treeopt.tree import Expected, Tree, path_faults
+from treeopt.tree import MAX_RANK, Expected, Tree, as_tree, path_faults
 from treeopt.tree import Path as RankPath
 
 SCHEMA = "treeopt.tree/1"
 POLICY = "treeopt.policy/1"  # of the files that `treeopt.files.policies` reads
-MAX_RANK = 2**31 - 1
-_SUFFIXES = (".yaml", ".yml")
+_SUFFIXES = (".yaml", ".yml", ".json", ".py", ".txt")
 
 
 class PathLine(Schema):
@@ -69,24 +74,67 @@ class TreeFile(Schema):
 
 
 def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
-    """A tree from a YAML file, or from the zoo by its name (`treeopt list`).
+    """A tree from a file, or from the zoo by its name (`treeopt list`).
+
+    The file is YAML as `save_tree` writes it, or holds a `medusa_choices` list: `[[0], [0, 0], [1]]` in JSON or Python,
+    in any order, with or without `name =` in front.
 
     Raises:
         TreeoptError: E104 where there is no such file or name; E203 where the file is not a tree.
+        TypeError: where a list is given in place of a name: `Tree.from_paths` takes it.
     """
-    path = Path(name_or_path)
-    if not str(name_or_path) or not os.path.exists(path):
-        if str(name_or_path) not in zoo():
-            raise _unknown(str(name_or_path))
-        path = zoo()[str(name_or_path)]
-    if is_policy(path):
+    found = read_plan(name_or_path)
+    if isinstance(found, Tree):
+        return found
+    if schema_of(found) == POLICY:
         raise TreeoptError(
             Code.FILE_INVALID,
-            f"{path} is no one tree: it says how a tree is chosen anew at every step ({POLICY})",
-            why="there are no paths to show, draw, compile or replay",
+            f"{found.path} is no one tree: it says how a tree is chosen anew at every step ({POLICY})",
+            why="there are no paths to draw, compile or replay",
             fix="use it with treeopt validate and treeopt generate, or treeopt build --kind static makes one tree",
         )
-    document = strict_yaml.load(path)
+    return tree_of(found)
+
+
+def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
+    """What a file of the name, or a tree of the zoo, holds: a list of paths as a tree, YAML as a document.
+
+    Raises:
+        TreeoptError: as `load_tree`.
+    """
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        what = f"a tree is loaded by the name of a file or of the zoo, not by a {type(name_or_path).__name__}"
+        raise TypeError(f"{what}; treeopt.Tree.from_paths makes a tree of a list of paths")
+    name = os.fsdecode(name_or_path)
+    path = Path(name)
+    if not name or not os.path.exists(path):
+        if name not in zoo():
+            raise _unknown(name)
+        path = zoo()[name]
+    raw = read_text(path, WANTED)
+    text = raw.decode("utf-8-sig", errors="replace")
+    if is_choices(text) or (path.suffix == ".py" and "schema:" not in text):
+        _check_utf8(path, raw)
+        return parse_choices(path, text)
+    try:
+        return strict_yaml.parse(path, raw)
+    except TreeoptError as error:
+        raise TreeoptError(error.code, error.what, at=error.at, why=WANTED, fix=error.fix) from error
+
+
+def schema_of(document: Document) -> str | None:
+    """The schema that a document names; None where it names none."""
+    found = document.data.get("schema") if isinstance(document.data, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def tree_of(document: Document) -> Tree:
+    """The tree of a document.
+
+    Raises:
+        TreeoptError: E203 with every fault (at most 10) and its place.
+    """
+    _check_kind(document)
     content = check(document, TreeFile, SCHEMA)
     paths = [tuple(line.path) for line in content.paths]
     values = [line.value for line in content.paths]
@@ -105,19 +153,30 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
     return Tree.from_paths(
         paths,
         known if known else None,
-        **drafter_fields(content.drafter, path, source),
+        **drafter_fields(content.drafter, document.path, source),
         expected=Expected(**expected.model_dump(exclude={"of"})) if expected else None,
     )
 
 
-def is_policy(path: Path) -> bool:
-    """Whether a file calls itself a policy, in its first lines; its faults are found when it is read whole."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(4096).decode(errors="replace")
-    named = [line.partition(":")[2].partition("#")[0] for line in head.splitlines() if line.startswith("schema:")]
-    return bool(named) and named[0].strip().strip("\"'") == POLICY
+def _check_kind(document: Document) -> None:
+    """Raise E203 where a document is something else than a tree, and say what."""
+    path, data, schema = document.path, document.data, schema_of(document)
+    if schema in OURS and schema != SCHEMA:
+        kind, use = OURS[schema]
+        raise refusal(path, f"is {kind} ({schema}), not a tree", WANTED, at=document.at(("schema",)), fix=use)
+    if not isinstance(data, dict) or "schema" not in data:
+        kind = "a YAML list" if isinstance(data, list) else "one value" if not isinstance(data, dict) else "a mapping"
+        found = f" of {', '.join(list(data)[:4])}" if isinstance(data, dict) else ""
+        raise refusal(path, f"is {kind}{found} without a schema, not a {SCHEMA} file", WANTED)
+
+
+def _check_utf8(path: Path, raw: bytes) -> None:
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        what = f"is not UTF-8 text (byte {error.start})"
+        raise refusal(path, what, WANTED, at=f"{path}:{line}:1") from error
 
 
 def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:
@@ -136,8 +195,9 @@ def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLik
     return f"drafter: {{{', '.join(f'{name}: {flow(value)}' for name, value in parts.items())}}}"
 
 
-def save_tree(tree: Tree, path: str | os.PathLike[str]) -> None:
-    """Write a tree as YAML; `load_tree` gives back an equal one. An existing file is replaced: trees are cheap."""
+def save_tree(tree: Tree | Iterable[Sequence[int]], path: str | os.PathLike[str]) -> None:
+    """Write a tree, or a list of paths, as YAML; `load_tree` gives back an equal one. An existing file is replaced."""
+    tree = as_tree(tree)
     text = tree_yaml(tree, path)
     if len(text) + LONGEST > strict_yaml.MAX_BYTES:
         what = f"a tree of {tree.nodes:,} nodes makes a file of {len(text):,} bytes"

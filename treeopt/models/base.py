@@ -155,7 +155,9 @@ class Base:
         return out.logits, out.hidden_states[-1]
 
 
-def load_base(name: str, *, dtype: str = "auto", device: str = "auto", load_in_4bit: bool = False) -> Base:
+def load_base(
+    name: str | os.PathLike[str], *, dtype: str = "auto", device: str = "auto", load_in_4bit: bool = False
+) -> Base:
     """A base model from a folder or the hub.
 
     Args:
@@ -169,6 +171,7 @@ def load_base(name: str, *, dtype: str = "auto", device: str = "auto", load_in_4
             code or do not hold all weights; E401, E402, E403 where the package, the device or the memory is not there;
             E504 where the model's weights or states are no numbers.
     """
+    name = os.fspath(name)
     place = pick_device(device)
     wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
     options: dict[str, Any] = _quantised(place) if load_in_4bit else {}

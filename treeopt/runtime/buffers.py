@@ -14,6 +14,7 @@ Example, the tree {(0,), (1,), (0, 0)} with top_k 2; nodes are the root and thes
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +24,11 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.marks import BUFFERS_SCHEMA as SCHEMA
 from treeopt.files.tensors import read_arrays, write_arrays
-from treeopt.tree import ROOT, Tree
+from treeopt.tree import ROOT, Tree, as_tree
 
 PAD = -1  # in `retrieve_indices`, beyond the end of a short path
 MEDUSA_TOP_K = 10  # guesses a head that the original code draws, whatever the tree
+MAX_NODES = 1 << 15  # the mask of a larger tree takes more than a gigabyte
 BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
 
 
@@ -76,12 +78,16 @@ class Buffers:
         }
 
 
-def compile_tree(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
-    """The tensors of a tree; see the module's example.
+def compile_tree(tree: Tree | Iterable[Sequence[int]], device: torch.device | str = "cpu") -> Buffers:
+    """The tensors of a tree, or of a list of paths such as `[[0], [0, 0], [1]]`; see the module's example.
 
     Raises:
-        TreeoptError: E105 where the tree was made for a drafter.
+        TreeoptError: E103 where a list is not a tree, E105 where the tree was made for a drafter or is too large.
     """
+    tree = as_tree(tree)
+    if tree.nodes > MAX_NODES:
+        what = f"the tree has {tree.nodes:,} nodes; at most {MAX_NODES:,} are compiled"
+        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, why="the mask holds a byte for each pair of nodes")
     if tree.drafter:
         raise TreeoptError(
             Code.TREE_NOT_EXPORTABLE,

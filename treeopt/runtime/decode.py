@@ -14,6 +14,7 @@ Whoever has a loop of their own embeds the decoder by two calls:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -24,12 +25,12 @@ from transformers import PreTrainedModel
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.probe import check_trees
 from treeopt.models.session import NodePath, TreeForward, pick
 from treeopt.models.shapes import Frame
-from treeopt.policy import Plan
 from treeopt.runtime.drafting import proposer_of
 from treeopt.runtime.propose import Drafts, Proposer
 from treeopt.runtime.rows import Rows
@@ -60,8 +61,9 @@ class TreeDecoder:
         heads: its draft heads; None only with the one-node tree, which is plain decoding on the same loop, or with a
             proposer.
         tree: at most as deep as there are heads, or as its drafter has levels; or the policy that chooses one per step;
-            not with a proposer, which brings its own.
-        drafter: what the tree or policy was made for, where that is not the heads' plain guesses.
+            a list of paths, a file of either or a name of the zoo will do; not with a proposer, which brings its own.
+        drafter: what the tree or policy was made for, or its file, where that is not the heads' plain guesses; the one
+            that a tree's file names need not be given.
         proposer: what drafts, where it is not the heads' guesses in one tree.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
         compile: run the tree's forward through `torch.compile`: the first two steps then take many seconds, later ones
@@ -79,9 +81,9 @@ class TreeDecoder:
         self,
         base: Base | PreTrainedModel,
         heads: MedusaHeads | None,
-        tree: Plan | None = None,
+        tree: GivenPlan | None = None,
         *,
-        drafter: Drafter | None = None,
+        drafter: Drafter | str | os.PathLike[str] | None = None,
         proposer: Proposer | None = None,
         acceptance: Rule | None = None,
         compile: bool = False,
@@ -92,7 +94,8 @@ class TreeDecoder:
         if (tree is None) is (proposer is None):
             raise ValueError("a decoder takes either a tree or a proposer")
         if tree is not None:
-            proposer = proposer_of(self.base, heads, tree, drafter)
+            plan, drafter = as_plan_for(tree, drafter)
+            proposer = proposer_of(self.base, heads, plan, drafter)
         assert proposer is not None
         self.proposer: Proposer = proposer
         self.tree = proposer.tree

@@ -28,10 +28,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.drafters import load_drafter
-from treeopt.files.policies import load_plan, load_plan_for
+from treeopt.files.policies import GivenPlan
 from treeopt.models.heads import MedusaHeads
-from treeopt.policy import Plan
 from treeopt.runtime.decode import TreeDecoder, advance
 from treeopt.runtime.processed import Processed
 from treeopt.runtime.propose import Proposer
@@ -68,7 +66,7 @@ def tree_generate(
     generation_config: GenerationConfig | None = None,
     *,
     heads: MedusaHeads | None = None,
-    tree: Plan | str | os.PathLike[str] | None = None,
+    tree: GivenPlan | None = None,
     drafter: Drafter | str | os.PathLike[str] | None = None,
     proposer: Proposer | None = None,
     sink: BaseStreamer | None = None,
@@ -86,7 +84,7 @@ def tree_generate(
         stopping_criteria: as `generate` made them.
         generation_config: as `generate` made it.
         heads: the model's draft heads.
-        tree: a `Tree`, a `TreePolicy`, a file of either, or a name from the zoo.
+        tree: a `Tree`, a `TreePolicy`, a list of paths, a file of any of them, or a name from the zoo.
         drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
         proposer: as for `TreeDecoder`, in place of heads and tree.
         sink: the streamer again; see the module.
@@ -104,12 +102,6 @@ def tree_generate(
     _check_supported(model, config, processors, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     rule = Processed(processors, input_ids, sample=bool(config.do_sample))
-    if isinstance(tree, (str, os.PathLike)) and drafter is None:
-        tree, drafter = load_plan_for(tree)
-    elif isinstance(tree, (str, os.PathLike)):
-        tree = load_plan(tree)
-    if isinstance(drafter, (str, os.PathLike)):
-        drafter = load_drafter(drafter)
     decoder = TreeDecoder(model, heads, tree, drafter=drafter, proposer=proposer, acceptance=rule)
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]

@@ -30,6 +30,7 @@ from treeopt.latency import (
 )
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.cache import TreeCache
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.masks import PrefixMasks, TreeMasks, layer_windows
@@ -52,8 +53,8 @@ _FIRST, _BY_DEPTH, _BY_RANK = 0.6, 0.85, 2.0
 
 
 def measure_profile(
-    base: Base,
-    loaded: LoadedHeads,
+    model: GivenModel,
+    heads: GivenHeads,
     *,
     nodes: Sequence[int] = DEFAULT_NODES,
     contexts: Sequence[int] = (DEFAULT_CONTEXT,),
@@ -69,8 +70,8 @@ def measure_profile(
     having its own length, it costs a little more.
 
     Args:
-        base: the base model.
-        loaded: its draft heads.
+        model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
+        heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name.
         nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured. With a drafter
             254 at most.
         contexts: tokens in the cache before the step; random ones, as only their number matters.
@@ -83,8 +84,16 @@ def measure_profile(
     Raises:
         TreeoptError: E212 where the heads do not fit the base; E230 where these heads and this vocabulary make no tree
             of a size asked for; E502 where the base cannot verify trees; E503 where a context is empty, or does not fit
-            into the model's own together with the tree's depth.
+            into the model's own together with the tree's depth; as `load_base` and `load_heads`.
+        TypeError: where model or heads are none of these.
+
+    Example:
+        >>> import treeopt
+        >>> profile = treeopt.measure_profile("pocket", "pocket", nodes=(2, 4), contexts=(16,), repeats=1)
+        >>> [point.nodes for point in profile.points]
+        [1, 2, 4]
     """
+    base, loaded = as_base(model), as_heads(heads)
     assert min(nodes) >= 1
     assert min(batches) >= 1
     assert repeats >= 1

@@ -8,23 +8,28 @@ pass over the text of stock `generate`, and replay.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from treeopt.build.policies import replay_policy
 from treeopt.build.prune import most_used
 from treeopt.build.replay import Replay, replay
 from treeopt.calibrate.drafts import trace_drafts
+from treeopt.calibrate.given_prompts import GivenPrompts, as_texts
 from treeopt.calibrate.measure import as_calibration, trace_texts
 from treeopt.calibrate.texts import Skipped, Text, next_turn
 from treeopt.calibration import MAX_RANKS, Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.errors import first_line
+from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base, heads_like
 from treeopt.models.draft import DraftModel
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
@@ -52,7 +57,7 @@ class Validation:
         expected_tokens_per_step: the tree file's own; None where it has none.
         nodes: N of the tree; of a tree chosen per step the most.
         smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes.
-        skipped: later turns of dialogues that no longer fitted into the context.
+        skipped: prompts, and later turns of dialogues, that did not fit into the context.
         left_out: ways that this model, or a batch, cannot be decoded by, and why.
         batch_size: texts decoded together.
         made_by: versions, device, threads, dtype, attention.
@@ -109,12 +114,13 @@ class Validation:
 
 
 def validate(
-    base: Base,
-    heads: MedusaHeads,
-    tree: Plan,
-    prompts: Sequence[Text],
+    model: GivenModel,
+    heads: GivenHeads,
+    tree: GivenPlan,
+    prompts: GivenPrompts | Sequence[Text],
     *,
-    drafter: Drafter | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    drafter: Drafter | str | os.PathLike[str] | None = None,
     max_new_tokens: int = 128,
     repeats: int = 1,
     batch_size: int = 1,
@@ -124,22 +130,32 @@ def validate(
     """Decode every prompt in all ways, turn by turn, and compare.
 
     Args:
-        base: the base model; float32 makes exact comparison meaningful.
-        heads: its draft heads.
-        tree: the tree to prove, or the policy that chooses one per step.
-        prompts: their token ids; any continuation they carry is ignored. Where a source has later turns each follows
-            stock generate's answer to the one before.
-        drafter: what the tree or policy was made for, where that is not the heads' plain guesses.
+        model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.
+        heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name.
+        tree: the tree to prove, a list of paths, or the policy that chooses one per step; or the file of one.
+        prompts: a name as for `load_prompts`, a list of requests, rows or conversations, a `PromptSet`, or token ids as
+            `Text`, whose continuation is ignored. Later turns each follow stock generate's answer to the one before.
+        tokenizer: the model's, where it does not lie beside its weights.
+        drafter: what the tree was made for, or its file; the one that a tree's file names need not be given.
         max_new_tokens: budget of each continuation.
         repeats: times that each text is decoded each way; the ways take turns.
         batch_size: prompts decoded together, in all ways; figures are then of batches.
-        chat_template: as when the prompts were encoded; for later turns.
+        chat_template: put requests through the tokenizer's chat template, where it has one.
         progress: told after each text.
 
     Raises:
-        TreeoptError: as `TreeDecoder`, and E503 where a prompt does not fit into the context.
+        TreeoptError: as `TreeDecoder` and the loaders; E303 where no prompt fits into the context, E503 for a `Text`.
+        TypeError: where model, heads or prompts are none of these.
+
+    Example:
+        >>> import treeopt
+        >>> found = treeopt.validate("pocket", "pocket", [[0], [1], [0, 0]], ["import os"], max_new_tokens=12)
+        >>> found.lossless, found.tokens_per_step == found.predicted.tokens_per_step
+        (True, True)
     """
-    assert prompts
+    base, heads = as_base(model, tokenizer, dtype="float32"), as_heads(heads).heads
+    tree, drafter = as_plan_for(tree, drafter)
+    prompts, left_aside = as_texts(base, prompts, max_new_tokens, chat_template=chat_template)
     assert repeats >= 1
     assert batch_size >= 1
     decoder = TreeDecoder(base, heads, tree, drafter=drafter)
@@ -174,7 +190,7 @@ def validate(
             for nodes in _SMALLER
             if nodes < tree.nodes
         },
-        skipped=tuple(skipped),
+        skipped=(*left_aside, *skipped),
         left_out=left_out,
         batch_size=batch_size,
         made_by={

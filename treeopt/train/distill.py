@@ -17,13 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from treeopt.calibrate.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.calibrate.prompts import PromptSet
 from treeopt.calibrate.seeds import LARGEST_SEED, check_seed
 from treeopt.calibrate.texts import Skipped
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
+from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
 from treeopt.train.partial import Kept, kept_of, partial_of
 from treeopt.train.talks import SelfTalk, Talk, Writer, first_words, has_template, seeded, turns_asked
@@ -53,16 +56,17 @@ class Distilled:
 
 
 def distill(
-    base: Base,
-    seeds: PromptSet | SelfTalk,
+    model: GivenModel,
+    seeds: GivenPrompts | SelfTalk,
     path: str | os.PathLike[str],
     *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     max_new_tokens: int = 256,
     temperature: float = 0.0,
     seed: int = 0,
     batch_size: int = 16,
     chat_template: bool = True,
-    exclude: PromptSet | None = None,
+    exclude: GivenPrompts | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
@@ -73,9 +77,11 @@ def distill(
     answer, the answer's span in `answers`, the base's fingerprint `model_id`, and `source`: what made it.
 
     Args:
-        base: the model that answers.
-        seeds: prompts and conversations, or `SelfTalk`.
+        model: what answers: a causal language model of transformers, a folder or hub name, or a `Base`.
+        seeds: prompts and conversations: a file name or another name as for `load_prompts`, a list of requests, rows or
+            conversations, or a `PromptSet`; or `SelfTalk`.
         path: the file to write.
+        tokenizer: the model's, where it does not lie beside its weights.
         max_new_tokens: budget of each answer; a conversation ends with an answer that was cut by it.
         temperature: 0 is greedy; above, answers are sampled.
         seed: of all sampling; results also depend on the batch size.
@@ -90,14 +96,24 @@ def distill(
         TreeoptError: E202 where the file or an unfinished one is there, E204 where it cannot be written, E205 where
             there is nothing to resume, or it was begun with other settings or is damaged, E302 where turns meet a
             tokenizer without a chat template, E304 where there is no tokenizer, E303 where no seed gave an answer, E503
-            where self-talk does not fit into the context.
+            where self-talk does not fit into the context; as `load_base` and `load_prompts`.
+        TypeError: where model or seeds are none of these.
         ValueError: where the seed is negative or beyond 63 bits.
+
+    Example:
+        >>> import treeopt
+        >>> done = treeopt.distill("pocket", ["import os", "def main():"], "answers.jsonl", max_new_tokens=12)
+        >>> done.rows
+        2
     """
     assert max_new_tokens >= 1
     assert batch_size >= 1
     check_seed(seed)
     target = check_writable(path, overwrite=overwrite)
     partial = partial_of(target, resume=resume, overwrite=overwrite)
+    seeds = seeds if isinstance(seeds, SelfTalk) else as_prompt_set(seeds)
+    exclude = None if exclude is None else as_prompt_set(exclude)
+    base = as_base(model, tokenizer)
     _check_seeds(base, seeds, max_new_tokens, chat_template)
     if base.tokenizer is None:
         raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")

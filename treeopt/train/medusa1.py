@@ -19,7 +19,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from accelerate.utils import wait_for_everyone
-from transformers import TrainerState, TrainingArguments, set_seed
+from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
@@ -27,17 +27,20 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
+from treeopt.models.given import GivenModel, as_base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import CONFIG_FILE, WEIGHT_FILES, check_heads_writable, save_heads
 from treeopt.progress import Progress, silent
 from treeopt.train.checkpoints import FOLDER as CHECKPOINTS
 from treeopt.train.checkpoints import begin, check_same, check_unfinished, drop_half_written, last_checkpoint, step_of
-from treeopt.train.data import Example, TrainingTexts, collate
+from treeopt.train.data import Example, collate
 from treeopt.train.disk import check_room, is_full
+from treeopt.train.given_texts import GivenTexts, as_training_texts, names_of
 from treeopt.train.settings import Settings, steps_of, trainer_arguments
 from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer, trainer_of
 
 METRICS_FILE = "metrics.jsonl"
+DEFAULT_LENGTH = 2048  # most tokens of a text
 _LOGS = 1 << 20  # bytes of metrics, states and notes
 
 
@@ -67,11 +70,13 @@ def new_heads(base: Base, num_heads: int, *, blocks: int = 1, shared_lm_head: bo
 
 
 def train_heads(
-    base: Base,
-    texts: TrainingTexts,
+    model: GivenModel,
+    texts: GivenTexts,
     folder: str | os.PathLike[str],
     settings: Settings | None = None,
     *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    length: int = DEFAULT_LENGTH,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
@@ -79,10 +84,14 @@ def train_heads(
     """Train heads on texts and write them to a folder, with `metrics.jsonl`: loss and accuracies as training goes.
 
     Args:
-        base: the base model; its weights stay as they are.
-        texts: what to learn from, best the base's own answers.
+        model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`; its weights
+            stay as they are.
+        texts: what to learn from, best the base's own answers as `distill` writes them: a file name or hub data set, a
+            list of texts, rows or conversations, or `TrainingTexts`.
         folder: where heads, metrics and, while it runs, checkpoints go.
         settings: the defaults where None.
+        tokenizer: the model's, where it does not lie beside its weights.
+        length: most tokens of a text; not of `TrainingTexts`, which are cut already.
         resume: go on from the last checkpoint in the folder; the result is that of an unbroken run.
         overwrite: replace heads, and drop checkpoints, that are in the folder.
         progress: told after each step.
@@ -91,11 +100,24 @@ def train_heads(
         TreeoptError: E202 where the folder holds heads or an unfinished run, E204 where it holds a base model or the
             texts' own file in the way, E205 where there is nothing to resume, or it was begun with other settings or is
             damaged, E212 as `new_heads`, E303 where nothing is left to train on, E403 where the disk is too small, E504
-            where the loss is not a number.
+            where the loss is not a number; as `load_base` and `load_texts`.
+        TypeError: where model, texts or settings are none of these.
+
+    Example:
+        >>> import treeopt
+        >>> texts = ["import os\\nprint(os.getcwd())", "def main():\\n    return 0"]
+        >>> settings = treeopt.Settings(num_heads=2, steps=1, shared_lm_head=True)
+        >>> trained = treeopt.train_heads("pocket", texts, "my-heads", settings)
+        >>> trained.steps, treeopt.load_heads("my-heads").heads.num_heads
+        (1, 2)
     """
-    chosen = settings or Settings()
+    chosen = Settings() if settings is None else settings
+    if not isinstance(chosen, Settings):
+        raise TypeError(f"settings are treeopt.Settings, not an object of type {type(chosen).__name__}")
     place = Path(folder)
-    check_outputs(place, texts.names, resume=resume, overwrite=overwrite)
+    check_outputs(place, names_of(texts), resume=resume, overwrite=overwrite)
+    base = as_base(model, tokenizer)
+    texts = as_training_texts(base, texts, length=length)
     seen, unseen = _split(texts.examples, chosen)
     arguments = trainer_arguments(place / CHECKPOINTS, chosen, len(seen), base.device)  # joins the other processes
     if arguments.process_index == 0:

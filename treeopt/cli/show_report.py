@@ -1,0 +1,119 @@
+"""A tree or a policy for people, and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treeopt.cli.console import Console
+from treeopt.drafter import PLAIN
+from treeopt.policy import Plan, PolicyExpected, TreePolicy
+from treeopt.tree import Expected, Tree
+
+_LABEL = 13  # columns of a line's first word
+_INDEPENDENT = "independent: 1 + the sum of the products of accuracies, the paper's estimate"
+_REPLAY = "replay: what a decoder yields on the calibration's texts"
+_UNSEEN = "unseen: replay on texts left out of the fit"
+_ESTIMATED = "estimated: what the drafter itself expected there"
+# Key of a file's calibration -> the number's noun.
+_COUNTS = {"sequences": "texts", "positions": "positions"}
+
+
+def report(console: Console, plan: Plan) -> None:
+    """What a plan is, where it comes from, what is expected of it, and its nodes or sizes."""
+    if isinstance(plan, Tree):
+        console.say(f"{plan.nodes} nodes, depth {plan.depth}, {len(plan.leaves)} leaves")
+    else:
+        size = f"the likeliest nodes, at most {plan.nodes}" if plan.prices else f"the {plan.nodes} likeliest nodes"
+        console.say(f"a tree chosen at every step: {size} (root counted), {plan.depth} drafts deep")
+    for label, text in _origin(plan):
+        console.say(f"{label:{_LABEL}}{text}")
+    _report_expected(console, plan)
+    if isinstance(plan, TreePolicy):
+        _report_sizes(console, plan)
+        return
+    from treeopt.view.graph import render_text
+
+    console.say(render_text(plan).rstrip())
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The plan under the names that `--json` prints."""
+    expected = None if plan.expected is None else vars(plan.expected)
+    shared = {
+        "kind": "static" if isinstance(plan, Tree) else "dynamic",
+        "nodes": plan.nodes,
+        "depth": plan.depth,
+        "drafter": plan.drafter or PLAIN,
+        "source": plan.source,
+        "expected_tokens_per_step": expected,
+        "replay": None,
+    }
+    if isinstance(plan, TreePolicy):
+        return {**shared, "sizes": plan.sizes, "prices": plan.prices}
+    return {**shared, "leaves": len(plan.leaves), "paths": plan.paths, "values": plan.values}
+
+
+def _origin(plan: Plan) -> list[tuple[str, str]]:
+    """Label and text of each line that says where a plan comes from."""
+    source = plan.source
+    lines = [(name.replace("_", " "), str(source[name])) for name in ("reference", "made_by") if name in source]
+    if source.get("method"):
+        lines.append(("method", _pairs(source["method"])))
+    if source.get("calibration"):
+        lines.append(("calibration", _calibration(source["calibration"])))
+    if plan.drafter:
+        file = f" in {source['drafter']}" if "drafter" in source else ""
+        meaning = "ranks count among its candidates" if isinstance(plan, Tree) else "its estimates choose the nodes"
+        lines.append(("drafter", f"{plan.drafter}{file}; {meaning}"))
+    return lines
+
+
+def _calibration(source: Mapping[str, Any]) -> str:
+    """`model NAME (id), heads NAME (id), prompts NAME, 512 texts, 70000 positions`."""
+    ids = {name for name in source if name.endswith("_id") and name.removesuffix("_id") in source}
+    parts = []
+    for name, value in source.items():
+        if name in _COUNTS:
+            parts.append(f"{value} {_COUNTS[name]}")
+        elif name not in ids:
+            known = f" ({source[f'{name}_id']})" if f"{name}_id" in ids else ""
+            parts.append(f"{name.replace('_', ' ')} {value}{known}")
+    return ", ".join(parts)
+
+
+def _pairs(parts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in parts.items())
+
+
+def _report_expected(console: Console, plan: Plan) -> None:
+    expected = plan.expected
+    if expected is None:
+        console.say(f"{'expected':{_LABEL}}no figures in the file; --calibration FILE replays traces")
+        return
+    console.say("expected tokens per step, root counted:")
+    for figure, meaning in _figures(expected):
+        console.say(f"  {f'{figure:.4f}':{_LABEL - 2}}{meaning}")
+
+
+def _figures(expected: Expected | PolicyExpected) -> list[tuple[float, str]]:
+    """Each figure with what it is; the interval is of the last line's figure."""
+    interval = ""
+    if expected.low is not None:
+        interval = f"; {expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)"
+    if isinstance(expected, PolicyExpected):
+        return [(expected.estimated, _ESTIMATED), (expected.replay, _REPLAY + interval)]
+    figures = [(expected.independent, f"{_INDEPENDENT} (K = {expected.top_k})"), (expected.replay, _REPLAY)]
+    return figures if expected.unseen is None else [*figures, (expected.unseen, _UNSEEN + interval)]
+
+
+def _report_sizes(console: Console, policy: TreePolicy) -> None:
+    """The sizes that a step may have, and what each costs."""
+    if policy.expected is not None:
+        console.say(f"{'mean size':{_LABEL}}{policy.expected.nodes:.1f} nodes a step")
+    if not policy.prices:
+        console.say(f"{'size':{_LABEL}}{policy.nodes} nodes at every step")
+        return
+    console.say("a step takes the size whose estimated tokens exceed its cost most:")
+    rows = [[str(size), f"{price:.4f}"] for size, price in policy.prices]
+    console.table(["nodes", "cost in tokens"], rows)

@@ -1,0 +1,113 @@
+"""Lists of paths as people have them: `mc_sim_7b_63 = [[0], [0, 0], [1], ...]`, pasted from a medusa_choices.py.
+
+Read are one list (or tuple) of lists of whole numbers, as JSON or as a Python literal, comments and trailing commas
+included, with or without one assignment in front. Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.files.kinds import WANTED, refusal
+from treeopt.files.strict_yaml import MAX_DEPTH
+from treeopt.tree import Tree
+
+MAX_PYTHON = 1_000_000  # bytes of a Python literal, whose parser takes a thousand times as much memory
+# After blanks and comments: a bracket, `name =`, or `name: list[list[int]] = [`.
+_BEGIN = re.compile(r"(?:\s|#[^\n]*(?:\n|\Z))*(?:[\[(]|\w+\s*=(?!=)|\w+\s*:[\w\s.,\[\]]*=\s*[\[(])")
+# Comments, strings and brackets: what tells how deep a bracket stands.
+_BRACKETS = re.compile(r"#[^\n]*|\"[^\"\n]*\"?|'[^'\n]*'?|[\[({]|[\])}]")
+_FIX = "a list such as [[0], [1], [0, 0]], with or without `name =` in front of it"
+
+
+def is_choices(text: str) -> bool:
+    """Whether a text begins as a list of paths does: with a bracket, or with `name =`; our own YAML does not."""
+    return _BEGIN.match(text) is not None
+
+
+def choices_text(tree: Tree) -> str:
+    """The tree's paths in runtime order, as one line that is JSON and Python alike."""
+    return json.dumps([list(path) for path in tree.paths])
+
+
+def parse_choices(path: Path, text: str) -> Tree:
+    """The tree of a text that holds one list of paths, in any order.
+
+    Raises:
+        TreeoptError: E203 with the place of what is no such list, or with the paths that keep it from being a tree.
+    """
+    if "\0" in text:
+        raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
+    _check_depth(path, text)
+    found = _parse(path, text)
+    if not isinstance(found, (list, tuple)):
+        raise _fault(path, 1, 1, f"holds a value of type {type(found).__name__}, not a list of paths")
+    try:
+        return Tree.from_paths(found)
+    except TreeoptError as error:
+        what = f"{path} holds a list that is not a tree: {error.what.removeprefix('not a tree: ')}"
+        raise TreeoptError(Code.FILE_INVALID, what, at=error.at, why=error.why, fix=_FIX) from error
+
+
+def _parse(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass  # then it is Python, or nothing that is read here
+    if len(text) > MAX_PYTHON:
+        what = f"is not JSON, and has {len(text):,} characters; of a list in Python at most {MAX_PYTHON:,} are read"
+        raise _fault(path, 1, 1, what)
+    begun = text.lstrip()  # a list pasted from a class is indented
+    above = text.count("\n", 0, len(text) - len(begun))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the parser, about what is refused below
+            body = ast.increment_lineno(ast.parse(begun), above).body
+    except SyntaxError as error:
+        line, column = above + (error.lineno or 1), error.offset or 1
+        raise _fault(path, line, column, f"is not a list of paths: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise _fault(path, 1, 1, f"is not a list of paths: {first_line(error)}") from error
+    value = _only_value(path, body)
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        what = "is not a list of paths: it holds more than lists and whole numbers"
+        raise _fault(path, value.lineno, value.col_offset + 1, what) from error
+
+
+def _only_value(path: Path, body: list[ast.stmt]) -> ast.expr:
+    """The right side of the one assignment, or the one expression."""
+    if len(body) != 1:
+        second = body[1] if body else None
+        what = f"holds {len(body)} statements, not one list"
+        raise _fault(path, second.lineno if second else 1, 1, what)
+    match body[0]:
+        case ast.Expr(value) | ast.Assign([ast.Name()], value) | ast.AnnAssign(ast.Name(), _, ast.expr() as value):
+            return value
+        case line:
+            raise _fault(path, line.lineno, line.col_offset + 1, "is not a list of paths")
+
+
+def _check_depth(path: Path, text: str) -> None:
+    """Refuse deep nesting before anything recursive sees the text."""
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        if found[0] in "[({":
+            depth += 1
+            if depth > MAX_DEPTH:
+                line = text.count("\n", 0, found.start()) + 1
+                column = found.start() - text.rfind("\n", 0, found.start())
+                raise _fault(path, line, column, f"is nested more than {MAX_DEPTH} deep")
+        elif found[0] in "])}":
+            depth -= 1
+
+
+def _fault(path: Path, line: int, column: int, what: str) -> TreeoptError:
+    return refusal(path, what, WANTED, at=f"{path}:{line}:{column}", fix=_FIX)

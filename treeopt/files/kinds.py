@@ -1,0 +1,91 @@
+"""What a file is: text that may be a tree is read; anything else is refused by what it is, not by how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files import strict_yaml
+
+WANTED = (
+    "a tree is a YAML file of treeopt (treeopt.tree/1), a list of paths such as [[0], [1], [0, 0]] in JSON or Python, "
+    "or a name from `treeopt list`"
+)
+# Schema of our files -> what they are, and who reads them.
+OURS = {
+    "treeopt.calibration/1": ("a calibration", "treeopt build --calibration FILE makes a tree of it"),
+    "treeopt.drafter/1": ("a drafter", "treeopt calibrate --drafter FILE, and treeopt build, make a tree for it"),
+    "treeopt.buffers/1": ("a compiled tree", "give the tree that it was compiled from"),
+    "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree by it"),
+    "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),
+    "treeopt.policy/1": ("a policy, whose tree is chosen anew at every step", "give it to treeopt generate"),
+    "treeopt.tree/1": ("a tree", "give it to --tree"),
+}
+_MAX_HEADER = 1 << 28  # bytes of a safetensors header, as in the format's own reader
+_MAGIC = (
+    (b"\x89PNG", "a PNG picture"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"GIF8", "a GIF picture"),
+    (b"%PDF", "a PDF document"),
+    (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"PAR1", "a parquet file"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"\xff\xfe", "text in UTF-16, not in UTF-8"),
+    (b"\xfe\xff", "text in UTF-16, not in UTF-8"),
+    (b"<svg", "an SVG picture"),
+    (b"<?xml", "an XML document"),
+    (b"<!DOCTYPE", "a web page"),
+    (b"<html", "a web page"),
+)
+
+
+def read_text(path: Path, wanted: str) -> bytes:
+    """The bytes of a file that may be UTF-8 text; what it says is for others to read.
+
+    Args:
+        path: a file that is there; a pipe is read to its end.
+        wanted: what was expected of it, for the error.
+
+    Raises:
+        TreeoptError: E203 where it is a folder, one of our binary files, of another known format, or too large.
+    """
+    most = strict_yaml.MAX_BYTES
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(most + 1)
+            size = max(len(raw), os.fstat(stream.fileno()).st_size)
+    except IsADirectoryError as error:
+        raise refusal(path, "is a folder", wanted, fix="name a file in it") from error
+    except OSError as error:
+        raise refusal(path, f"cannot be read: {error.strerror}", wanted) from error
+    kind, use = _binary_kind(raw)
+    if kind:
+        raise refusal(path, f"is {kind}", wanted, fix=use)
+    if len(raw) > most:
+        raise refusal(path, f"has {size:,} bytes; at most {most:,} are read", wanted)
+    return raw
+
+
+def refusal(path: Path, what: str, wanted: str, *, at: str = "", fix: str = "") -> TreeoptError:
+    """E203: a file is not what was expected."""
+    return TreeoptError(Code.FILE_INVALID, f"{path} {what}", at=at or f"{path}:1:1", why=wanted, fix=fix)
+
+
+def _binary_kind(raw: bytes) -> tuple[str, str]:
+    """What the bytes are and, where they are ours, what they are for; empty where they may be text."""
+    length = int.from_bytes(raw[:8], "little")
+    if raw[8:9] == b"{" and 2 <= length <= _MAX_HEADER:
+        return OURS.get(_schema(raw[8 : 8 + length]), ("a safetensors file", ""))
+    return next(((kind, "") for magic, kind in _MAGIC if raw.startswith(magic)), ("", ""))
+
+
+def _schema(header: bytes) -> str:
+    """The schema that one of our safetensors files names in its header; empty for any other."""
+    try:
+        return str(json.loads(json.loads(header)["__metadata__"]["treeopt"])["schema"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
