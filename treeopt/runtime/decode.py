@@ -14,6 +14,7 @@ Whoever has a loop of their own embeds the decoder by two calls:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -192,6 +193,8 @@ class TreeDecoder:
         drafts = self.proposer.propose(rows._root, rows._hidden, rows.recent)
         shape = self.forward.shape if drafts.shape is None else drafts.shape
         assert shape is not None, "the proposer has no tree, and proposed none"
+        if drafts.void is not None:
+            shape = dataclasses.replace(shape, void=drafts.void)
         logits, hidden = rows._session.verify(drafts.tokens, drafts.shape)
         node, root = self.acceptance.judge(drafts.tokens, logits, shape, rows._generator)  # [B], [B]
         tokens, roots, paths = self._told(drafts, root, node)
