@@ -69,7 +69,7 @@ def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
     table = drafter.transitions
     if table is None:
         return min(drafter.top, vocab_size or drafter.top)
-    return min(min(drafter.top, table.vocab_size) + table.tokens.shape[1] + 1, table.vocab_size)
+    return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1, table.vocab_size)
 
 
 def _check_candidates(tree: Tree, drafter: Drafter, vocab_size: int | None = None) -> None:
