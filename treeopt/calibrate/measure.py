@@ -173,6 +173,7 @@ def _source(
     return {
         "model": base.name,
         "model_id": base.fingerprint,
+        "dtype": base.dtype_name,
         "heads": loaded.name,
         "heads_id": loaded.fingerprint,
         "prompts": {prompts.sha256: prompts.name},

@@ -67,8 +67,8 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 
     rule = _rule(options)
     base, loaded = load_models(console, options)
-    warn_other_tree(console, options["tree"], tree, loaded)
-    warn_other_drafter(console, drafter, loaded)
+    warn_other_tree(console, options["tree"], tree, base, loaded)
+    warn_other_drafter(console, drafter, base, loaded)
     ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
     decoder = TreeDecoder(base, loaded.heads, tree, drafter=drafter, acceptance=rule)
     begin = now(base)

@@ -61,8 +61,8 @@ def run(console: Console, **options: Any) -> None:
 
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
-    warn_other_tree(console, options["tree"], tree, loaded)
-    warn_other_drafter(console, drafter, loaded)
+    warn_other_tree(console, options["tree"], tree, base, loaded)
+    warn_other_drafter(console, drafter, base, loaded)
     template, budget = options["chat_template"], options["max_new_tokens"]
     encoded = encode_prompts(base, prompts, budget, chat_template=template)
     if joins_turns(base, encoded.texts, chat_template=template):

@@ -284,6 +284,7 @@ def _provenance(base: Base, loaded: LoadedHeads, repeats: int, drafter: Drafter 
     return {
         "made_by": f"treeopt {VERSION}",
         "model": base.name,
+        "model_id": base.fingerprint,
         "heads": loaded.name,
         "heads_id": loaded.fingerprint,
         "device": found["device"],
