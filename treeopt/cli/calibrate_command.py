@@ -24,6 +24,7 @@ from treeopt.cli.console import (
 )
 from treeopt.cli.learn_report import learned_as_dict, report_learned, report_reliability
 from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
+from treeopt.errors import TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from treeopt.calibrate.learn import Learning
     from treeopt.calibrate.measure import CalibrationRun
     from treeopt.calibrate.prompts import PromptSet
+    from treeopt.models.base import Base
 
 _SHOWN_RANKS = 4
 
@@ -91,6 +93,7 @@ def run(console: Console, **options: Any) -> None:
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"], answers=scored)
     drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
     base, loaded = load_models(console, options)
+    _check_trees(console, base, refuse=drafter_file is not None)
     if drafter is not None:
         warn_other_drafter(console, drafter, base, loaded)
         _warn_known(console, drafter, prompts)
@@ -120,6 +123,21 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
+
+
+def _check_trees(console: Console, base: Base, *, refuse: bool) -> None:
+    """Refuse a base that cannot verify trees where a drafter is at work, which is of use here alone; else warn.
+
+    The ranks of heads hold for any base, and other programs may run trees on it.
+    """
+    from treeopt.models.probe import check_trees
+
+    try:
+        check_trees(base)
+    except TreeoptError as error:
+        if refuse:
+            raise
+        console.warn(f"warning: {error.what}, so treeopt cannot decode with trees made from this: {error.why}")
 
 
 def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:

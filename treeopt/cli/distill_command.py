@@ -40,6 +40,7 @@ def run(console: Console, **options: Any) -> None:
     check_writable(options["output"], overwrite=options["force"])
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.models.base import load_base
+    from treeopt.models.probe import check_trees
     from treeopt.train.distill import SelfTalk, distill
 
     if options["self_talk"] is None:
@@ -50,6 +51,7 @@ def run(console: Console, **options: Any) -> None:
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
     base = load_base(options["model"], dtype=options["dtype"], device=options["device"])
     say_base(console, base)
+    check_trees(base)
     names = ("max_new_tokens", "temperature", "seed", "batch_size", "chat_template", "resume")
     with resumable(console, f"with {options['output']}.partial"), console.progress("distill") as progress:
         done = distill(

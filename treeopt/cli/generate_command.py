@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,7 +45,7 @@ _HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 @click.option("--temperature", type=click.FloatRange(min=0), help="[default: 1 for sample, 0.7 for typical]")
 @click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sample; 0 is all.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sample.")
-@click.option("--seed", type=int, help="Of sample.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of sample.")
 @click.option("--epsilon", type=click.FloatRange(0, 1, min_open=True), help="Of typical [default: 0.09].")
 @click.option("--delta", type=click.FloatRange(0, 1, min_open=True), help="Of typical [default: 0.3].")
 def run(console: Console, prompt: str | None, **options: Any) -> None:
@@ -61,12 +61,16 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     tree, drafter = load_plan_for(options["tree"], options["drafter"])
     from treeopt.calibrate.prompts import asked
     from treeopt.calibrate.texts import encode
+    from treeopt.models.probe import check_trees
     from treeopt.runtime.clock import now
     from treeopt.runtime.decode import TreeDecoder
+    from treeopt.runtime.drafting import check_plan
     from treeopt.runtime.stream import stream_text, whole_text
 
     rule = _rule(options)
+    check_plan(tree, drafter)
     base, loaded = load_models(console, options)
+    check_trees(base)
     warn_other_tree(console, options["tree"], tree, base, loaded)
     warn_other_drafter(console, drafter, base, loaded)
     ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"])
@@ -117,9 +121,11 @@ def _rule(options: dict[str, Any]) -> Rule:
             rules = " and ".join(rule for rule, names in named.items() if name in names)
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {rules}")
     given = {name: options[name] for name in own if options[name] is not None}
-    if options["acceptance"] == "sample":
-        return Sample(**given)
-    return Typical(**given) if options["acceptance"] == "typical" else Greedy()
+    made: dict[str, Callable[..., Rule]] = {"greedy": Greedy, "sample": Sample, "typical": Typical}
+    try:
+        return made[options["acceptance"]](**given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _prompt(given: str | None) -> str:

@@ -55,9 +55,11 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.calibrate.learn import Learning
     from treeopt.calibrate.measure import run_calibration
     from treeopt.calibrate.prompts import load_prompts
+    from treeopt.models.probe import check_trees
 
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
+    check_trees(base)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     with console.progress("learn") as progress:
         found = run_calibration(

@@ -55,12 +55,16 @@ def run(console: Console, **options: Any) -> None:
     tree, drafter = load_plan_for(options["tree"], options["drafter"])
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.calibrate.texts import encode_prompts, joins_turns
+    from treeopt.models.probe import check_trees
     from treeopt.runtime.advice import advice
+    from treeopt.runtime.drafting import check_plan
     from treeopt.runtime.validate import validate
     from treeopt.runtime.validation import JUDGED
 
+    check_plan(tree, drafter)
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
+    check_trees(base)
     warn_other_tree(console, options["tree"], tree, base, loaded)
     warn_other_drafter(console, drafter, base, loaded)
     template, budget = options["chat_template"], options["max_new_tokens"]

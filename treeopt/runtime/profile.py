@@ -40,10 +40,13 @@ from treeopt.progress import Progress, silent
 from treeopt.runtime import accept
 from treeopt.runtime.clock import now
 from treeopt.runtime.drafting import DynamicProposer
+from treeopt.runtime.memory import memory_as_error
 from treeopt.runtime.propose import NO_TOKEN, PlainProposer, Proposer
+from treeopt.runtime.rules import SEEDS
 from treeopt.tree import Tree
 from treeopt.version import VERSION
 
+MOST_NODES = 16_384  # of a timed step; the mask of one takes 1 GB in float32
 _LEAD_IN = 3  # steps of the same size before a timed one: what the size before left behind is gone
 _QUARTILES = (0.25, 0.5, 0.75)
 _DIGITS = 9  # decimals of a second: the clock counts nanoseconds
@@ -82,12 +85,16 @@ def measure_profile(
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base; E230 where these heads and this vocabulary make no tree
-            of a size asked for; E502 where the base cannot verify trees; E503 where a context is empty, or does not fit
-            into the model's own together with the tree's depth.
+            of a size asked for, or it is beyond `MOST_NODES`; E403 where there is too little memory; E502 where the
+            base cannot verify trees; E503 where a context is empty, or does not fit into the model's own together with
+            the tree's depth.
+        ValueError: where a number is out of range.
     """
-    assert min(nodes) >= 1
-    assert min(batches) >= 1
-    assert repeats >= 1
+    if min((*nodes, *batches, repeats), default=0) < 1 or not (nodes and contexts and batches):
+        given = f"nodes {list(nodes)}, contexts {list(contexts)}, batches {list(batches)}, repeats {repeats}"
+        raise ValueError(f"{given}: none may be empty, and none below 1")
+    if not 0 <= seed < SEEDS:
+        raise ValueError(f"seed {seed}: it is a whole number from 0, below 2^64")
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
     if drafter is not None:
@@ -99,12 +106,13 @@ def measure_profile(
     rounds = repeats + 1  # the first is the warm-up
     points: list[LatencyPoint] = []
     for i, (batch, context) in enumerate(pairs):
-        steps = [_timed(tree, base, heads, context, drafter) for tree in trees]
-        text = CachedText(base, batch, context, capacity=context + trees[-1].nodes, seed=seed)
-        spent = np.empty((rounds, len(steps)))
-        for row in range(rounds):
-            spent[row] = [_in_stride(step, text) for step in steps]
-            progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
+        spent = np.empty((rounds, len(trees)))
+        with memory_as_error("fewer nodes, shorter contexts or smaller batches"):
+            steps = [_timed(tree, base, heads, context, drafter) for tree in trees]
+            text = CachedText(base, batch, context, capacity=context + trees[-1].nodes, seed=seed)
+            for row in range(rounds):
+                spent[row] = [_in_stride(step, text) for step in steps]
+                progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
         points += _points(trees, batch, context, spent[1:])
     return LatencyProfile.from_points(points, _provenance(base, loaded, repeats, drafter))
 
@@ -239,6 +247,9 @@ def _in_stride(step: TimedStep, text: CachedText) -> float:
 def _trees(base: Base, heads: MedusaHeads, nodes: Sequence[int]) -> list[Tree]:
     """The generic tree of each size, ascending, the one-node tree first; each contains the ones before it."""
     sizes = sorted({ONE_NODE, *nodes})
+    if sizes[-1] > MOST_NODES:
+        what = f"a step of {sizes[-1]} nodes is not timed: its mask alone would take {sizes[-1]}^2 numbers"
+        raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {MOST_NODES}")
     growth = generic_growth(sizes[-1], heads.num_heads, base.vocab_size)
     largest = len(growth.values) + 1
     if sizes[-1] > largest:

@@ -29,6 +29,7 @@ from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.figures import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Trial
+from treeopt.runtime.memory import memory_as_error
 from treeopt.runtime.validation import JUDGED, Validation
 from treeopt.runtime.verdict import Difference, first_difference
 from treeopt.runtime.ways import Run, Way, with_decoder, with_generate
@@ -90,9 +91,10 @@ def validate(
         TREE: with_decoder(decoder),
     }
     batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
-    left_out = _warm_up(ways, [text.prompt for text in batches[0]], min(_WARM_UP_TOKENS, max_new_tokens))
-    texts, runs, skipped = _decode_all(ways, base, batches, max_new_tokens, repeats, chat_template, progress)
-    traces = trace(base, heads_like(base, heads), texts, drafter, steps=_steps(tree))
+    with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
+        left_out = _warm_up(ways, [text.prompt for text in batches[0]], min(_WARM_UP_TOKENS, max_new_tokens))
+        texts, runs, skipped = _decode_all(ways, base, batches, max_new_tokens, repeats, chat_template, progress)
+        traces = trace(base, heads_like(base, heads), texts, drafter, steps=_steps(tree))
     predicted = _replayed(tree, traces)
     trials = [
         Trial(text.prompt_id, text.category, text.turn, run, steps)
