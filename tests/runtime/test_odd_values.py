@@ -43,7 +43,7 @@ def decoder(base: Base, heads: MedusaHeads) -> TreeDecoder:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", value) for value in (math.nan, math.inf, -1.0, "1", None, True)),
+        *(("temperature", value) for value in (math.nan, math.inf, -1.0, 1e-7, 1e-300, "1", None, True)),
         *(("top_p", value) for value in (0, -0.1, 1.1, math.nan, math.inf, "1")),
         *(("top_k", value) for value in (-1, 1.5, 2.0, math.nan, True, "3")),
         *(("seed", value) for value in (-1, 1 << 64, 10**30, 1.0, math.nan, True, "1")),
@@ -53,6 +53,15 @@ def test_sample_refuses(name: str, value: Any) -> None:
     """What is no such number is a ValueError that names it."""
     with pytest.raises(ValueError, match=name):
         Sample(**{name: value})
+
+
+def test_the_least_temperature_is_nearly_greedy(base: Base, heads: MedusaHeads) -> None:
+    """At 1e-6 texts are those of temperature 0; below, logits would overflow, so it is refused."""
+    rules = (Sample(1e-6), Sample(0), Typical(1e-6), Typical(0))
+    texts = [TreeDecoder(base, heads, Tree.chain(2), acceptance=rule).generate([3, 5], 12).tokens for rule in rules]
+    assert texts == texts[:1] * 4
+    with pytest.raises(ValueError, match="temperature"):
+        Typical(1e-320)
 
 
 @pytest.mark.parametrize("name", ["temperature", "epsilon", "delta"])

@@ -47,6 +47,7 @@ from treeopt.tree import Tree
 from treeopt.version import VERSION
 
 MOST_NODES = 16_384  # of a timed step; the mask of one takes 1 GB in float32
+MOST_BATCH = 1 << 31  # texts of a timed step; what torch can count is not much beyond
 _LEAD_IN = 3  # steps of the same size before a timed one: what the size before left behind is gone
 _QUARTILES = (0.25, 0.5, 0.75)
 _DIGITS = 9  # decimals of a second: the clock counts nanoseconds
@@ -99,6 +100,9 @@ def measure_profile(
     heads = heads_like(base, loaded.heads)
     if drafter is not None:
         nodes = [min(size, MASS_SIZES[-1]) for size in nodes]
+    if max(batches) > MOST_BATCH:
+        what = f"a batch of {max(batches)} texts does not fit into any memory"
+        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")
     trees = _trees(base, heads, nodes)
     _check_contexts(contexts, _deepest(trees, drafter), base)
     check_trees(base)

@@ -20,6 +20,7 @@ from treeopt.models.shapes import Shape
 from treeopt.runtime import accept
 
 Score = Callable[[Tensor], Tensor]
+LEAST_TEMPERATURE = 1e-6  # above 0: logits divided by less overflow, and are numbers no more
 SEEDS = 1 << 64  # seeds that torch's generators take, from 0
 
 
@@ -104,7 +105,7 @@ class Sample(Exact):
         seed: equal seeds give equal texts on one machine; None draws from torch's own generator.
 
     Raises:
-        ValueError: outside 0 <= temperature < infinity, 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^64.
+        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^64.
     """
 
     temperature: float = 1.0
@@ -153,7 +154,7 @@ class Typical:
         delta: share of exp(-entropy) that a draft needs where that is less.
 
     Raises:
-        ValueError: outside 0 <= temperature < infinity, 0 < epsilon <= 1, 0 < delta <= 1.
+        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 < epsilon <= 1, 0 < delta <= 1.
     """
 
     temperature: float = 0.7
@@ -193,8 +194,8 @@ class Typical:
 
 
 def _check_temperature(temperature: float) -> None:
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature {temperature}: it is 0 or more, and finite")
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
+        raise ValueError(f"temperature {temperature}: it is 0, or {LEAST_TEMPERATURE} or more, and finite")
 
 
 def _check_numbers(**given: float) -> None:
