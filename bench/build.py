@@ -5,6 +5,7 @@ python bench/build.py [CALIBRATION]     random traces of 512 texts where no cali
 
 from __future__ import annotations
 
+import argparse
 import functools
 import heapq
 import os
@@ -16,7 +17,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from timing import interleaved, machine, verdict
+from numpy.typing import NDArray
+from timing import add_tiny, interleaved, machine, verdict
 
 from treeopt.build.grow import grow
 from treeopt.build.replay import Replay, accepted_drafts, visits
@@ -33,22 +35,23 @@ COMMAND_GOALS = {64: 1.0, 1024: 2.0, 16_384: 15.0, 131_072: 120.0}
 TEXTS, TOKENS, KEPT = 512, 160, 32
 
 
-def accuracy_table() -> np.ndarray:
+def accuracy_table() -> NDArray[np.float64]:
     """A 5 x 16 table that falls off roughly as real heads do."""
     return np.array([[0.5 * 0.7**h * (rank + 1) ** -1.5 for rank in range(RANKS)] for h in range(HEADS)])
 
 
-def build(table: np.ndarray, nodes: int) -> Tree:
+def build(table: NDArray[np.float64], nodes: int) -> Tree:
     """What `treeopt build` does after reading the calibration."""
     return grow(IndependentValues(table), nodes).tree()
 
 
-def heap_build(table: np.ndarray, nodes: int) -> Tree:
+def heap_build(table: NDArray[np.float64], nodes: int) -> Tree:
     """The textbook way: best first with a heap over paths."""
     rows = table.tolist()
-    heap = [(-value, 1, (rank,)) for rank, value in enumerate(rows[0])]
+    heap: list[tuple[float, int, tuple[int, ...]]] = [(-value, 1, (rank,)) for rank, value in enumerate(rows[0])]
     heapq.heapify(heap)
-    paths, values = [], []
+    paths: list[tuple[int, ...]] = []
+    values: list[float] = []
     while heap and len(paths) < nodes - 1:
         value, depth, path = heapq.heappop(heap)
         paths.append(path)
@@ -95,10 +98,15 @@ def time_command(calibration: str | None) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_tiny(parser)
+    tiny = parser.parse_args().tiny
     table = accuracy_table()
     print(f"{machine(1)}\nbuild from a {HEADS} x {RANKS} table, record included; median of interleaved runs")
     for nodes, goal in BUILD_GOALS.items():
-        repeats = 2 if nodes > 10_000 else 50
+        if tiny and nodes > 10_000:
+            continue
+        repeats = 2 if tiny or nodes > 10_000 else 50
         ways = {"levels": functools.partial(build, table, nodes), "heap": functools.partial(heap_build, table, nodes)}
         seconds = interleaved(ways, repeats=repeats)
         assert build(table, nodes).paths == heap_build(table, nodes).paths
@@ -109,8 +117,9 @@ def main() -> None:
     compiled = interleaved({"compile": lambda: compile_tree(Tree(large.paths))}, repeats=50)["compile"]
     print(verdict("compile 1,024 nodes", compiled, 0.005, "s"))
     tree = build(table, 64)
-    ranks = (np.random.default_rng(0).geometric(0.45, (POSITIONS, HEADS)) - 1).astype(np.uint8)
-    offsets = np.linspace(0, POSITIONS, SEQUENCES + 1).astype(np.int64)
+    positions = 10_000 if tiny else POSITIONS
+    ranks = (np.random.default_rng(0).geometric(0.45, (positions, HEADS)) - 1).astype(np.uint8)
+    offsets = np.linspace(0, positions, SEQUENCES + 1).astype(np.int64)
 
     def replay_all() -> float:
         accepted = accepted_drafts(tree, ranks)
@@ -118,7 +127,10 @@ def main() -> None:
 
     print(
         verdict(
-            "replay 64 nodes over 1 M positions", interleaved({"replay": replay_all}, repeats=5)["replay"], 0.5, "s"
+            f"replay 64 nodes over {positions:,} positions",
+            interleaved({"replay": replay_all}, repeats=5)["replay"],
+            0.5,
+            "s",
         )
     )
     time_command(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from timing import interleaved, machine, verdict
+from timing import add_tiny, interleaved, machine, verdict
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.calibrate.measure import trace_texts
@@ -20,6 +20,7 @@ from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 
 HIDDEN, VOCABULARY, LAYERS, HEADS = 768, 32_000, 12, 5
+TINY = (96, 500, 1)  # the first three of these, where figures mean nothing
 TEXTS, PROMPT, ANSWER = 2, 64, 192
 GOAL = 1.3
 
@@ -28,25 +29,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
+    add_tiny(parser)
     options = parser.parse_args()
+    d, vocabulary, layers = TINY if options.tiny else (HIDDEN, VOCABULARY, LAYERS)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=HIDDEN,
+        hidden_size=d,
         intermediate_size=2048,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=12,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         max_position_embeddings=1024,
     )
     base = Base(LlamaForCausalLM(config).eval(), None, "random")
-    shape = (1, HEADS, HIDDEN, HIDDEN)
+    shape = (1, HEADS, d, d)
     heads = MedusaHeads.from_tensors(
-        torch.randn(shape) * 0.02, torch.zeros(shape[:3]), torch.randn(HEADS, VOCABULARY, HIDDEN) * 0.02
+        torch.randn(shape) * 0.02, torch.zeros(shape[:3]), torch.randn(HEADS, vocabulary, d) * 0.02
     )
-    tokens = torch.randint(VOCABULARY, (TEXTS, PROMPT + ANSWER))
+    tokens = torch.randint(vocabulary, (TEXTS, PROMPT + ANSWER))
     texts = [Text(str(i), row[:PROMPT].tolist(), row[PROMPT:].tolist()) for i, row in enumerate(tokens)]
-    hidden = torch.randn(TEXTS * ANSWER, HIDDEN)
+    hidden = torch.randn(TEXTS * ANSWER, d)
 
     @torch.inference_mode()
     def forward() -> None:
@@ -54,7 +57,7 @@ def main() -> None:
 
     @torch.inference_mode()
     def matmuls() -> None:
-        for chunk in hidden.split(100):  # the chunk that the measuring pass takes at this vocabulary
+        for chunk in torch.split(hidden, 100):  # the chunk that the measuring pass takes at this vocabulary
             heads(chunk)
 
     ways = {"forward": forward, "heads": matmuls, "pass": lambda: trace_texts(base, heads, texts, MAX_RANKS)}

@@ -13,11 +13,11 @@ import argparse
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from timing import machine
+from timing import add_tiny, machine
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -25,8 +25,9 @@ from treeopt.build.trees import build_tree
 from treeopt.calibrate.measure import run_calibration
 from treeopt.calibrate.prompts import load_prompts
 from treeopt.calibrate.texts import encode
-from treeopt.models.base import Base
+from treeopt.models.base import Base, heads_like
 from treeopt.models.heads import MedusaHeads
+from treeopt.models.masks import TreeMasks
 from treeopt.models.pair import load_pair
 from treeopt.runtime.clock import now
 from treeopt.runtime.decode import TreeDecoder
@@ -34,11 +35,38 @@ from treeopt.runtime.profile import generic_growth
 from treeopt.tree import Tree
 
 HEADS = 5
-SIZES = (4, 6, 8, 12, 16, 24, 32, 48, 64)
-NEW_TOKENS = 160
-LEAD_IN = 3  # steps before the timed ones
+VOCABULARY = 32_000
 SMALL_SHAPE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
 LARGE_SHAPE = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+TINY_SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much is run.
+
+    Args:
+        sizes: nodes of the trees; the last is that of single steps.
+        known: prompts that the trees are built from.
+        texts: prompts that are decoded.
+        new_tokens: of each text.
+        steps: timed ones of a decoder.
+        rounds: of whole texts, after one that is not counted.
+        lead_in: steps before the timed ones.
+        shape: of the model of 110 M parameters.
+    """
+
+    sizes: tuple[int, ...] = (4, 6, 8, 12, 16, 24, 32, 48, 64)
+    known: int = 96
+    texts: int = 8
+    new_tokens: int = 160
+    steps: int = 60
+    rounds: int = 5
+    lead_in: int = 3
+    shape: Mapping[str, int] = dataclasses.field(default_factory=lambda: SMALL_SHAPE)
+
+
+TINY = Effort((4, 64), known=4, texts=1, new_tokens=8, steps=6, rounds=1, lead_in=1, shape=TINY_SHAPE)
 
 
 def main() -> None:
@@ -47,48 +75,52 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also time the compiled tree forward")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of whole texts")
     parser.add_argument("--threads", type=int, default=1)
+    add_tiny(parser)
     options = parser.parse_args()
+    effort = TINY if options.tiny else Effort(rounds=options.repeats)
     torch.set_num_threads(options.threads)
     print(f"{machine(options.threads)}, torch {torch.__version__}")
-    story_model(options.shared, options.repeats, compile=options.compile)
-    shape_100m()
-    if torch.cuda.is_available():
-        shape_7b()
+    story_model(options.shared, effort, compile=options.compile)
+    shape_100m(effort)
+    if torch.cuda.is_available() and not options.tiny:
+        shape_7b(effort)
     else:
         print("\n7B shape on a GPU: NOT RUN, torch finds no CUDA device here")
 
 
-def story_model(shared: Path, repeats: int, *, compile: bool) -> None:
+def story_model(shared: Path, effort: Effort, *, compile: bool) -> None:
     """tinystories-260k: one step in parts, then tokens a second by size of the paper's tree."""
     base, loaded = load_pair(
         str(shared / "models" / "tinystories-260k-medusa"), str(shared / "models" / "tinystories-260k"), device="cpu"
     )
     prompts = load_prompts(str(shared / "data" / "story_openings.json"))
-    known = dataclasses.replace(prompts, prompts=prompts.prompts[:96])
-    calibration = run_calibration(base, loaded, known).calibration
-    texts = [encode(prompt, base.tokenizer, chat_template=True)[0] for prompt in prompts.prompts[-8:]]
-    trees = {n: build_tree(calibration, n, values="independent", weights="uniform") for n in SIZES}
+    known = dataclasses.replace(prompts, prompts=prompts.prompts[: effort.known])
+    calibration = run_calibration(base, loaded, known, max_new_tokens=min(128, effort.new_tokens)).calibration
+    texts = [encode(prompt, base.tokenizer, chat_template=True)[0] for prompt in prompts.prompts[-effort.texts :]]
+    trees = {n: build_tree(calibration, n, values="independent", weights="uniform") for n in effort.sizes}
     attention = base.model.config._attn_implementation
     print(f"\ntinystories-260k, float32, {attention} attention, {loaded.heads.num_heads} heads with own LM heads")
     decoder = TreeDecoder(base, loaded.heads, trees[64])
-    step, eager, heads = step_parts(decoder, texts[0], steps=60, rounds=4)
+    step, eager, heads = step_parts(decoder, loaded.heads, texts[0], effort, rounds=4)
     bare = f"the eager bare forward does {1 / eager:.0f}/s"
     judged("steps/s at 64 nodes, eager", 1 / step, 350, bare)
     host = step - eager - heads
     judged("host cost of a step at 64 nodes, ms", host * 1e3, 0.25, f"{host / step:.1%} of it", most=True)
     if compile:
         decoder = TreeDecoder(base, loaded.heads, trees[64], compile=True)
-        step, _, _ = step_parts(decoder, texts[0], steps=60, rounds=4)
+        step, _, _ = step_parts(decoder, loaded.heads, texts[0], effort, rounds=4)
         judged("steps/s at 64 nodes, compiled", 1 / step, 500, bare)
     plain = TreeDecoder(base, None, Tree(()))
     ways: dict[str, Callable[[list[int]], int]] = {
-        "stock generate": lambda ids: stock_tokens(base, ids),
-        "own loop": lambda ids: len(plain.generate(ids, NEW_TOKENS).tokens),
+        "stock generate": lambda ids: stock_tokens(base, ids, effort.new_tokens),
+        "own loop": lambda ids: len(plain.generate(ids, effort.new_tokens).tokens),
     }
     for nodes, tree in trees.items():
-        ways[f"{nodes} nodes"] = tokens_of(TreeDecoder(base, loaded.heads, tree))
-    pace = tokens_a_second(ways, texts, repeats)
-    print(f"{'':16}  tokens/s  to generate  to own loop   ({NEW_TOKENS} tokens a text, the paper's tree by size)")
+        ways[f"{nodes} nodes"] = tokens_of(TreeDecoder(base, loaded.heads, tree), effort.new_tokens)
+    pace = tokens_a_second(ways, texts, effort.rounds)
+    print(
+        f"{'':16}  tokens/s  to generate  to own loop   ({effort.new_tokens} tokens a text, the paper's tree by size)"
+    )
     for name, rate in pace.items():
         print(f"{name:16}  {rate:8.0f}  {rate / pace['stock generate']:11.2f}  {rate / pace['own loop']:11.2f}")
     best = max((name for name in pace if "nodes" in name), key=pace.__getitem__)
@@ -96,41 +128,46 @@ def story_model(shared: Path, repeats: int, *, compile: bool) -> None:
     judged(f"{best}: tokens/s to our own loop", pace[best] / pace["own loop"], 1.2)
 
 
-def shape_100m() -> None:
+def shape_100m(effort: Effort) -> None:
     """Llama of 110 M random weights: overhead in bfloat16, host cost at 64 nodes."""
-    base, shared, own = random_pair(SMALL_SHAPE, torch.bfloat16, "cpu", "eager")
+    base, shared, own = random_pair(effort.shape, torch.bfloat16, "cpu", "eager")
     print("\n100M shape (d 768, 12 layers, V 32,000), bfloat16, eager attention, 5 heads, context 256")
     for name, heads, goal in (("sharing the LM head", shared, 1.35), ("own LM heads", own, 1.9)):
-        judged(f"overhead of 8 nodes, {name}", overhead(base, heads, 8, context=256, steps=25), goal, most=True)
-    decoder = TreeDecoder(base, shared, generic_growth(64, HEADS, 32_000).tree())
-    step, forward, heads_time = step_parts(decoder, [7] * 256, steps=12, rounds=2)
+        judged(f"overhead of 8 nodes, {name}", overhead(base, heads, 8, effort, context=256), goal, most=True)
+    decoder = TreeDecoder(base, shared, generic_growth(64, HEADS, VOCABULARY).tree())
+    step, forward, heads_time = step_parts(decoder, shared, [7] * 256, dataclasses.replace(effort, steps=12), rounds=2)
     share = (step - forward - heads_time) / step
     judged("host cost of a step at 64 nodes, share", share, 0.02, f"step {step * 1e3:.1f} ms", most=True)
 
 
-def shape_7b() -> None:
+def shape_7b(effort: Effort) -> None:
     """Llama-7B with random bfloat16 weights: overhead of 64 nodes at batch 1, eager and compiled."""
     base, shared, own = random_pair(LARGE_SHAPE, torch.bfloat16, "cuda", "sdpa")
     print(f"\n7B shape, bfloat16, sdpa attention, 5 heads, {torch.cuda.get_device_name()}")
     for context in (512, 1024):
         for name, heads, goal in (("sharing the LM head", shared, 1.12), ("own LM heads", own, 1.2)):
             for compiled in (False, True):
-                value = overhead(base, heads, 64, context=context, steps=40, compile=compiled)
+                value = overhead(base, heads, 64, effort, context=context, compile=compiled)
                 label = f"overhead of 64 nodes, context {context}, {name}, {'compiled' if compiled else 'eager'}"
                 judged(label, value, goal, most=True)
 
 
 @torch.inference_mode()
-def step_parts(decoder: TreeDecoder, ids: list[int], *, steps: int, rounds: int) -> tuple[float, float, float]:
+def step_parts(
+    decoder: TreeDecoder, heads: MedusaHeads, ids: list[int], effort: Effort, *, rounds: int
+) -> tuple[float, float, float]:
     """Median seconds of a step, of the model's bare forward on the same entries, and of the heads."""
-    base, forward = decoder.base, decoder.forward
-    assert decoder.heads is not None
+    base, forward, tree = decoder.base, decoder.forward, decoder.tree
+    assert tree is not None
+    assert forward.shape is not None
+    heads = heads_like(base, heads)
     spent: list[tuple[float, float, float]] = []
     for _ in range(rounds):
-        rows = decoder.prefill([ids], steps * (decoder.tree.depth + 1))
-        for number in range(steps):
+        rows = decoder.prefill([ids], effort.steps * (tree.depth + 1))
+        for number in range(effort.steps):
             session = rows._session
-            length, tokens = session.lengths[0], torch.full((1, decoder.tree.nodes), 5, device=base.device)
+            assert isinstance(session._masks, TreeMasks)
+            length, tokens = session.lengths[0], torch.full((1, tree.nodes), 5, device=base.device)
             given = {
                 "attention_mask": session._masks.at(length),
                 "position_ids": forward.shape.depths + length,
@@ -142,20 +179,22 @@ def step_parts(decoder: TreeDecoder, ids: list[int], *, steps: int, rounds: int)
             forward.verifier.model(tokens, **given)
             session.cache.truncate(length)
             after_forward = now(base)
-            decoder.heads(rows._hidden, base.lm_head, decoder.tree.depth)
+            heads(rows._hidden, base.lm_head, tree.depth)
             after_heads = now(base)
             decoder.step(rows)
             end = now(base)
-            if number >= LEAD_IN:
+            if number >= effort.lead_in:
                 spent.append((end - after_heads, after_forward - begin, after_heads - after_forward))
-    step, bare, heads = (statistics.median(column) for column in zip(*spent, strict=True))
-    return step, bare, heads
+    step, bare, products = (statistics.median(column) for column in zip(*spent, strict=True))
+    return step, bare, products
 
 
 @torch.inference_mode()
-def overhead(base: Base, heads: MedusaHeads, nodes: int, *, context: int, steps: int, compile: bool = False) -> float:
+def overhead(
+    base: Base, heads: MedusaHeads, nodes: int, effort: Effort, *, context: int, compile: bool = False
+) -> float:
     """Seconds of a tree step over seconds of a one-token step of our own loop, in turn; medians."""
-    tree = generic_growth(nodes, HEADS, base.vocab_size).tree()
+    tree, steps = generic_growth(nodes, HEADS, base.vocab_size).tree(), effort.steps
     decoders = [
         TreeDecoder(base, heads, tree, compile=compile),
         TreeDecoder(base, None, Tree(()), compile=compile),
@@ -167,7 +206,7 @@ def overhead(base: Base, heads: MedusaHeads, nodes: int, *, context: int, steps:
             decoder.step(rows[which])  # right after the other's step the processor's caches are cold: not counted
             begin = now(base)
             decoder.step(rows[which])
-            if number >= LEAD_IN:
+            if number >= effort.lead_in:
                 spent[which].append(now(base) - begin)
             if rows[which]._session.lengths[0] > context + steps:  # both stay near the same context
                 rows[which] = decoder.prefill([[7] * context], steps * (tree.depth + 1))
@@ -192,24 +231,24 @@ def tokens_a_second(
     return {name: statistics.median(rates) for name, rates in rounds.items()}
 
 
-def tokens_of(decoder: TreeDecoder) -> Callable[[list[int]], int]:
+def tokens_of(decoder: TreeDecoder, new_tokens: int) -> Callable[[list[int]], int]:
     """Decode a text with this decoder and count its tokens."""
-    return lambda ids: len(decoder.generate(ids, NEW_TOKENS).tokens)
+    return lambda ids: len(decoder.generate(ids, new_tokens).tokens)
 
 
-def stock_tokens(base: Base, ids: list[int]) -> int:
+def stock_tokens(base: Base, ids: list[int], new_tokens: int) -> int:
     """Decode a text with stock generate and count its tokens."""
     rows = torch.tensor([ids], device=base.device)
-    return base.generate(rows, torch.ones_like(rows), NEW_TOKENS).shape[1] - len(ids)
+    return base.generate(rows, torch.ones_like(rows), new_tokens).shape[1] - len(ids)
 
 
 def random_pair(
-    shape: dict[str, int], dtype: torch.dtype, device: str, attention: str
+    shape: Mapping[str, int], dtype: torch.dtype, device: str, attention: str
 ) -> tuple[Base, MedusaHeads, MedusaHeads]:
     """A Llama of random weights, and heads that share its LM head or have their own."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        **shape, vocab_size=32_000, max_position_embeddings=2048, attn_implementation=attention, eos_token_id=None
+        **shape, vocab_size=VOCABULARY, max_position_embeddings=2048, attn_implementation=attention, eos_token_id=None
     )
     with torch.device(device):
         model = LlamaForCausalLM(config).to(dtype).eval()
@@ -219,7 +258,7 @@ def random_pair(
         return (torch.randn(size, device=device) * 0.02).to(dtype)
 
     weight, bias = random(1, HEADS, d, d), random(1, HEADS, d)
-    own = MedusaHeads.from_tensors(weight, bias, random(HEADS, 32_000, d))
+    own = MedusaHeads.from_tensors(weight, bias, random(HEADS, VOCABULARY, d))
     return Base(model, None, "random"), MedusaHeads.from_tensors(weight, bias, None), own
 
 

@@ -18,19 +18,20 @@ import argparse
 import dataclasses
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from timing import machine
+from timing import add_tiny, machine
 
 from treeopt.build.policies import build_policy, replay_policy
 from treeopt.build.reliability import reliability
 from treeopt.build.replay import replay
 from treeopt.build.trees import build_tree
 from treeopt.calibrate.learn import Learning
-from treeopt.calibrate.measure import run_calibration
+from treeopt.calibrate.measure import CalibrationRun, run_calibration
 from treeopt.calibrate.prompts import PromptSet, load_prompts
 from treeopt.calibrate.texts import encode_prompts
 from treeopt.calibration import Calibration
@@ -38,7 +39,7 @@ from treeopt.drafter import Drafter
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
-from treeopt.policy import Plan
+from treeopt.policy import Plan, TreePolicy
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.tree import Tree
 
@@ -60,7 +61,7 @@ class Pair:
     new_tokens: int
 
 
-def load(name: str, shared: Path) -> Pair:
+def load(name: str, shared: Path, *, tiny: bool) -> Pair:
     """tinystories with its given heads and the story openings, or pocket with its own."""
     if name == "tinystories":
         folder = shared / "models"
@@ -72,11 +73,15 @@ def load(name: str, shared: Path) -> Pair:
         base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
         prompts, tokens = load_prompts("pocket"), 128
     half = len(prompts.prompts) // 2
-    halves = [dataclasses.replace(prompts, prompts=part) for part in (prompts.prompts[:half], prompts.prompts[half:])]
-    return Pair(base, loaded, halves[0], halves[1], tokens)
+    count = 6 if tiny else half
+    parts = (prompts.prompts[:count], prompts.prompts[half : half + count])
+    teach, judge = (dataclasses.replace(prompts, prompts=part) for part in parts)
+    return Pair(base, loaded, teach, judge, 12 if tiny else tokens)
 
 
-def traces(pair: Pair, *, judged: bool, drafter: Drafter | None = None, learning: Learning | None = None):
+def traces(
+    pair: Pair, *, judged: bool, drafter: Drafter | None = None, learning: Learning | None = None
+) -> CalibrationRun:
     """A calibration of one half, with trees of steps where a drafter is at work."""
     return run_calibration(
         pair.base,
@@ -109,7 +114,7 @@ class Half:
     def tau(self, kind: str, nodes: int) -> float:
         """Tokens per step of that plan on the judging texts."""
         plan = self.plan(kind, nodes)
-        found = replay_policy(plan, self.judged) if kind == "dynamic" else replay(plan, self.judged)
+        found = replay_policy(plan, self.judged) if isinstance(plan, TreePolicy) else replay(plan, self.judged)
         return found.tokens_per_step
 
 
@@ -134,7 +139,8 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
     plain = measured(pair, None)
     calibrated = measured(pair, Learning(correct=False, top=TOP_K))
     corrected = measured(pair, Learning(tokens=options.tokens))
-    paper = [plain.tau("paper", nodes) for nodes in SIZES]
+    sizes = options.sizes
+    paper = [plain.tau("paper", nodes) for nodes in sizes]
     lines = {
         "paper's tree": (plain, "paper"),
         "plain static": (plain, "static"),
@@ -142,10 +148,10 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
         "corrected static": (corrected, "static"),
         "corrected dynamic": (corrected, "dynamic"),
     }
-    print(f"{'nodes':18}", *(f"{nodes:>14}" for nodes in SIZES))
+    print(f"{'nodes':18}", *(f"{nodes:>14}" for nodes in sizes))
     for name, (half, kind) in lines.items():
-        taus = [half.tau(kind, nodes) for nodes in SIZES]
-        goals = GOALS.get(kind, ()) if name.startswith("corrected") else ()
+        taus = [half.tau(kind, nodes) for nodes in sizes]
+        goals = GOALS.get(kind, ())[: len(sizes)] if name.startswith("corrected") else ()
         cells = [f"{tau:.3f} ({tau / one:.3f})" for tau, one in zip(taus, paper, strict=True)]
         print(f"{name:18}", *(f"{cell:>14}" for cell in cells))
         if goals:
@@ -163,17 +169,17 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
     size = drafter.transitions.bytes / 1e6
     print(f"transitions: {drafter.transitions.seen:,} tokens, {drafter.transitions.contexts:,} contexts, {size:.1f} MB")
     if options.decode:
-        decoded(pair, {name: (half, kind) for name, (half, kind) in lines.items() if name.startswith("corrected")})
+        decoded(pair, {name: line for name, line in lines.items() if name.startswith("corrected")}, sizes)
 
 
-def decoded(pair: Pair, lines: dict[str, tuple[Half, str]]) -> None:
+def decoded(pair: Pair, lines: dict[str, tuple[Half, str]], sizes: Sequence[int]) -> None:
     """The same by decoding: lossless, and in the predicted number of steps."""
     judged = {prompt for half, _ in lines.values() for prompt in half.judged.prompt_ids}
     texts = [t for t in encode_prompts(pair.base, pair.judge, pair.new_tokens).texts if t.prompt_id in judged]
     plain = TreeDecoder(pair.base, None, Tree(()))
     greedy = [plain.generate(text.prompt, pair.new_tokens).tokens for text in texts]
     for name, (half, kind) in lines.items():
-        for nodes in SIZES:
+        for nodes in sizes:
             decoder = TreeDecoder(pair.base, pair.loaded.heads, half.plan(kind, nodes), drafter=half.drafter)
             made = [decoder.generate(text.prompt, pair.new_tokens) for text in texts]
             same = sum(one.tokens == text for one, text in zip(made, greedy, strict=True))
@@ -194,11 +200,11 @@ def terms(pair: Pair, options: argparse.Namespace) -> None:
         "drawn at temperature 1": dataclasses.replace(whole, temperature=1.0),
     }
     plain = measured(pair, None)
-    paper = [plain.tau("paper", nodes) for nodes in SIZES]
-    for name, learning in variants.items():
+    paper = [plain.tau("paper", nodes) for nodes in options.sizes]
+    for name, learning in list(variants.items())[: 2 if options.tiny else None]:
         half = measured(pair, learning)
         for kind in ("static", "dynamic"):
-            ratios = [half.tau(kind, nodes) / one for nodes, one in zip(SIZES, paper, strict=True)]
+            ratios = [half.tau(kind, nodes) / one for nodes, one in zip(options.sizes, paper, strict=True)]
             print(f"{name:38} {kind:8}", " ".join(f"{ratio:.3f}" for ratio in ratios))
 
 
@@ -240,15 +246,19 @@ def main() -> None:
     parser.add_argument("--decode", action="store_true", help="table: decode the judging texts too")
     parser.add_argument("--texts", type=int, default=24, help="speed: texts of a round")
     parser.add_argument("--repeats", type=int, default=5, help="speed: rounds")
+    add_tiny(parser)
     options = parser.parse_args()
+    options.sizes = SIZES
+    if options.tiny:
+        options.sizes, options.tokens, options.texts, options.repeats = SIZES[:1], 400, 2, 1
     torch.set_num_threads(1)
     print(f"{machine(1)}, torch {torch.__version__}, numpy {np.__version__}")
     if options.what == "cost":
         from drafting_cost import cost
 
-        cost()
+        cost(tiny=options.tiny)
         return
-    pair = load(options.model, options.shared)
+    pair = load(options.model, options.shared, tiny=options.tiny)
     {"table": table, "terms": terms, "speed": speed}[options.what](pair, options)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from decode import SMALL_SHAPE
+from decode import SMALL_SHAPE, TINY_SHAPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.calibrate.transitions import TransitionCounts
@@ -23,43 +23,46 @@ from treeopt.tree import Tree
 
 VOCAB, HEADS, LEVELS, TEXT, COUNTED = 32_000, 5, 8, 200, 400_000
 SIZES = (16, 64)
+ROUNDS = 40
 GOAL = 0.05
 _ODDS = ((-9.0, -9.0), (9.0, 9.0))
 
 
-def cost() -> None:
+def cost(*, tiny: bool = False) -> None:
     """Print drafting's share of a step for static and dynamic trees."""
     torch.manual_seed(0)
-    config = LlamaConfig(**SMALL_SHAPE, vocab_size=VOCAB, num_key_value_heads=12, max_position_embeddings=1024)
+    config = LlamaConfig(**(TINY_SHAPE if tiny else SMALL_SHAPE), vocab_size=VOCAB, max_position_embeddings=1024)
     base = Base(LlamaForCausalLM(config).to(torch.bfloat16).eval(), None, "random")
     heads = MedusaHeads(HEADS, 1, base.hidden_size, None).to(torch.bfloat16)
-    drafter = random_drafter()
+    drafter = random_drafter(4_000 if tiny else COUNTED)
     parameters = sum(one.numel() for one in base.model.parameters()) / 1e6
     print(f"{parameters:.0f}M parameters in bfloat16, {HEADS} heads on the base's LM head, {LEVELS} levels")
     for nodes in SIZES:
         growth = generic_growth(nodes, LEVELS, 10)
         tree = Tree(growth.tree(nodes).paths, drafter=drafter.id)
         for name, plan in (("static", tree), ("dynamic", TreePolicy(nodes, LEVELS, drafter.id))):
-            share(base, heads, drafter, name, plan, nodes)
+            share(base, heads, drafter, name, plan, nodes, rounds=2 if tiny else ROUNDS)
 
 
-def random_drafter() -> Drafter:
+def random_drafter(counted: int) -> Drafter:
     """Transitions of random text, so that rows and searches are as large as real ones."""
     rng = np.random.default_rng(0)
     counts = TransitionCounts(VOCAB)
-    text = (rng.zipf(1.3, COUNTED) % VOCAB).tolist()
+    text = (rng.zipf(1.3, counted) % VOCAB).tolist()
     counts.add(text[:-1], text[1:])
     level = Level(0.5, 0.3, 0.6, (2.0,) * LONGEST, -5.0, _ODDS)
     return Drafter((level,) * LEVELS, HEADS, 16, 512, counts.table())
 
 
-def share(base: Base, heads: MedusaHeads, drafter: Drafter, name: str, plan: Tree | TreePolicy, nodes: int) -> None:
+def share(
+    base: Base, heads: MedusaHeads, drafter: Drafter, name: str, plan: Tree | TreePolicy, nodes: int, *, rounds: int
+) -> None:
     """Medians of the parts, timed in turns."""
     proposer = proposer_of(base, heads, plan, drafter)
     decoder = TreeDecoder(base, heads, plan, drafter=drafter, probe=False)
     rng = np.random.default_rng(1)
     prompt = rng.integers(VOCAB, size=TEXT).tolist()
-    rows = decoder.prefill([prompt], 100_000 // 1000 * 7)
+    rows = decoder.prefill([prompt], 700)
     hidden, recent, root = rows._hidden, rows.recent, rows._root
 
     @torch.inference_mode()
@@ -76,7 +79,7 @@ def share(base: Base, heads: MedusaHeads, drafter: Drafter, name: str, plan: Tre
         "products": products,
         "drafts": drafts,
     }
-    for _ in range(40):
+    for _ in range(rounds):
         for part, run in parts.items():
             begin = time.perf_counter()
             run()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from timing import machine
+from timing import add_tiny, machine
 
 from treeopt.build.trees import build_tree
 from treeopt.calibrate.prompts import load_prompts
@@ -29,7 +29,10 @@ def main() -> None:
     parser.add_argument("--calibration", default="calibration.safetensors")
     parser.add_argument("--max-new-tokens", type=int, default=160)
     parser.add_argument("--limit", type=int)
+    add_tiny(parser)
     options = parser.parse_args()
+    if options.tiny:
+        options.limit, options.max_new_tokens = 2, 12
     torch.set_num_threads(1)
     base, loaded = load_pair(options.heads, None, dtype="float32")
     calibration = load_calibration(options.calibration)

@@ -5,7 +5,8 @@
     python bench/optimiser.py speed    --calibration calibration.safetensors
 
 The calibration of the README's figures: `treeopt calibrate` on the 512 story openings, 160 greedy tokens each. `table`
-builds from rows 0-255 and judges on rows 256-511 (texts that stand in both dropped), then on random halves.
+builds from the first half (rows 0-255) and judges on the second (texts that stand in both dropped), then on random
+halves.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from timing import machine, verdict
+from timing import add_tiny, machine, verdict
 
 from treeopt.build.fit import Fit, Fitter
 from treeopt.build.intervals import Interval, prediction_interval, sampling_interval
@@ -58,11 +59,11 @@ def gain(calibration: Calibration, chosen: NDArray[np.int64], nodes: int) -> tup
     return 100 * (found.tokens_per_step / found.paper_tokens_per_step - 1), found
 
 
-def table(calibration: Calibration) -> None:
+def table(calibration: Calibration, sizes: Sequence[int] = SIZES) -> None:
     """Gains at six sizes: the fixed halves, ten random halves, ten times 50 prompts."""
     print("nodes | paper (90 %) | joint, visits (90 %) | gain, goal | random halves | from 50 prompts, least")
-    for nodes, goal in zip(SIZES, GOALS, strict=True):
-        percent, found = gain(calibration, np.arange(256), nodes)
+    for nodes, goal in zip(sizes, GOALS, strict=False):
+        percent, found = gain(calibration, np.arange(calibration.sequences // 2), nodes)
         half, few = (_random_gains(calibration, texts, nodes) for texts in (calibration.sequences // 2, FEW))
         paper = f"{found.paper_tokens_per_step:.4f} ({_ends(found.paper_interval)})"
         joint = f"{found.tokens_per_step:.4f} ({_ends(found.interval)})"
@@ -77,20 +78,23 @@ def _random_gains(calibration: Calibration, texts: int, nodes: int) -> NDArray[n
     return np.array([gain(calibration, draw, nodes)[0] for draw in draws])
 
 
-def _ends(interval: Interval) -> str:
-    return f"{interval.low:.3f}-{interval.high:.3f}"
+def _ends(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.low:.3f}-{interval.high:.3f}"
 
 
 def _mean(gains: NDArray[np.float64]) -> str:
     return f"{gains.mean():+.2f} ± {gains.std(ddof=1):.2f} %"
 
 
-def coverage(calibration: Calibration) -> None:
+def coverage(calibration: Calibration, splits: int = COVERAGE_SPLITS) -> None:
     """How often the 90 % intervals from one half hold the figure measured on the other."""
     rng = np.random.default_rng(11)
     inside = {"prediction": 0, "sampling": 0}
-    intervals: dict[str, Callable[..., object]] = {"prediction": prediction_interval, "sampling": sampling_interval}
-    for _ in range(COVERAGE_SPLITS):
+    intervals: dict[str, Callable[..., Interval | None]] = {
+        "prediction": prediction_interval,
+        "sampling": sampling_interval,
+    }
+    for _ in range(splits):
         chosen = rng.permutation(calibration.sequences)[: calibration.sequences // 2]
         fitted, aside = halves(calibration, chosen)
         found = fit(fitted, COVERAGE_NODES)
@@ -99,14 +103,15 @@ def coverage(calibration: Calibration) -> None:
         tokens = np.diff(fitted.offsets)
         for name, interval in intervals.items():
             ends = interval(tokens, found.steps)
+            assert ends is not None, "a calibration of many different texts has intervals"
             inside[name] += ends.low <= measured <= ends.high
     for name, count in inside.items():
-        print(f"{name} interval at 90 %: holds {count} of {COVERAGE_SPLITS} ({count / COVERAGE_SPLITS:.1%})")
+        print(f"{name} interval at 90 %: holds {count} of {splits} ({count / splits:.1%})")
 
 
-def speed(calibration: Calibration) -> None:
+def speed(calibration: Calibration, positions: int = LARGE) -> None:
     """One fit at 64 nodes and 1,000 replicates over a million positions, made by repeating the texts."""
-    copies = -(-LARGE // calibration.positions)
+    copies = -(-positions // calibration.positions)
     lengths = np.tile(np.diff(calibration.offsets), copies)
     large = Calibration(
         ranks=np.tile(calibration.ranks, (copies, 1)),
@@ -124,6 +129,7 @@ def speed(calibration: Calibration) -> None:
     print(verdict(f"joint + visits, 64 nodes, {large.positions:,} positions", seconds, 5.0, "s"))
     print(verdict("memory on top of the calibration", grown / large.ranks.size, 20, "bytes a position and head"))
     begin = time.perf_counter()
+    assert found.steps is not None
     sampling_interval(np.diff(large.offsets), found.steps)
     print(verdict("1,000 replicates", time.perf_counter() - begin, 2.0, "s"))
 
@@ -132,9 +138,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["table", "coverage", "speed"])
     parser.add_argument("--calibration", default="calibration.safetensors")
+    add_tiny(parser)
     options = parser.parse_args()
     print(machine(1))
-    {"table": table, "coverage": coverage, "speed": speed}[options.what](load_calibration(options.calibration))
+    calibration = load_calibration(options.calibration)
+    if options.what == "table":
+        table(calibration, SIZES[:1] if options.tiny else SIZES)
+    elif options.what == "coverage":
+        coverage(calibration, 2 if options.tiny else COVERAGE_SPLITS)
+    else:
+        speed(calibration, 2_000 if options.tiny else LARGE)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import argparse
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from timing import machine
+from timing import add_tiny, machine
 
 from treeopt.build.replay import replay
 from treeopt.build.trees import build_tree
@@ -39,17 +39,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", default="pocket")
     parser.add_argument("--prompts", default="pocket")
+    add_tiny(parser)
     options = parser.parse_args()
+    new_tokens, some = (12, 8) if options.tiny else (TOKENS, None)
     torch.set_num_threads(1)
     base, loaded = load_pair(options.heads, None, dtype="float32")
     recipe = load(data_root("calibration") / "recipes" / "pocket.yaml").data
-    seen = [d for d in standard_library() if not is_unseen(d, recipe["corpus"]["unseen_one_in"])]
+    seen = [d for d in standard_library() if not is_unseen(d, recipe["corpus"]["unseen_one_in"])][:some]
+    assert base.tokenizer is not None
     followers = np.zeros((base.vocab_size, base.vocab_size), np.int32)
     for ids in base.tokenizer([d.text for d in seen], verbose=False).input_ids:
         np.add.at(followers, (ids[:-1], ids[1:]), 1)
 
     def traces(prompts: PromptSet) -> tuple[Calibration, Calibration]:
-        texts = continue_texts(base, encode_prompts(base, prompts, TOKENS).texts, TOKENS)
+        texts = continue_texts(base, encode_prompts(base, prompts, new_tokens).texts, new_tokens)
         rows = [
             ranks
             for part in (texts[i : i + 16] for i in range(0, len(texts), 16))
@@ -59,8 +62,8 @@ def main() -> None:
         nowhere = Provenance("", "", "", "", {})
         return as_calibration(texts, rows, MAX_RANKS, nowhere), as_calibration(texts, bigram, MAX_RANKS, nowhere)
 
-    heads, bigrams = traces(load_prompts(options.prompts))
-    known = draw(seen, recipe["openings"]["characters"], 128, seed=1)
+    heads, bigrams = traces(load_prompts(options.prompts, limit=some))
+    known = draw(seen, recipe["openings"]["characters"], some or 128, seed=1)
     learned, _ = traces(
         PromptSet("seen", "", tuple(Prompt(f"seen:{i:08}", None, r["text"], None) for i, r in enumerate(known)))
     )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+
+
+def add_tiny(parser: argparse.ArgumentParser) -> None:
+    """The option that every bench has: the suite runs each of them so, lest one is broken unnoticed."""
+    parser.add_argument("--tiny", action="store_true", help="a few seconds, to see that it runs; figures mean nothing")
 
 
 def interleaved(candidates: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, float]:

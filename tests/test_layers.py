@@ -23,7 +23,18 @@ MAY_IMPORT = {
     "cli": {"errors", "records", "files", "build", "models", "calibrate", "runtime", "train", "view"},
     "treeopt": {"errors", "records", "files", "build", "models", "calibrate", "runtime", "train"},  # lazy exports
 }
-RECORDS = {"tree", "calibration", "drafter", "latency", "policy", "progress", "provenance", "transitions", "version"}
+RECORDS = {
+    "tree",
+    "calibration",
+    "drafter",
+    "latency",
+    "policy",
+    "progress",
+    "seeds",
+    "provenance",
+    "transitions",
+    "version",
+}
 NO_TORCH = {"errors", "records", "files", "build", "view"}
 HEAVY = {"torch", "transformers", "accelerate", "datasets"}
 

@@ -285,7 +285,7 @@ def test_drafter_of_other_heads_is_told() -> None:
     drafter = load_drafter("d.safetensors")
     save_drafter(dataclasses.replace(drafter, source={**drafter.source, "heads_id": "others"}), "o.safetensors")
     line = ("generate", "One day", "--tree", "dynamic.yaml", "--max-new-tokens", "8")
-    assert "learned with other heads (others" in treeopt(*line, "--drafter", "o.safetensors").stderr
+    assert "the drafter was made for other heads (others" in treeopt(*line, "--drafter", "o.safetensors").stderr
     assert "other heads" not in treeopt(*line).stderr
 
 

@@ -213,3 +213,33 @@ def test_losing_tree_is_warned_of(validate: Callable[..., Result], monkeypatch: 
     )
     assert re.search(r"most used nodes alone it yields: 4 nodes \d\.\d\d$", said, re.MULTILINE)
     assert "treeopt profile" in said
+
+
+@pytest.mark.usefixtures("wrong_decoder")
+def test_judge_limits_what_is_decided(validate: Callable[..., Result]) -> None:
+    """Figures stand before the verdict; what was not judged is said, counted in JSON, and fails in float32 alone."""
+    result = validate("--judge", "1", status=5)
+    assert result.stdout.index("tokens per step") < result.stdout.index("lossless        NO: 0/2 texts")
+    assert "1 of 2 differing texts judged" in result.stdout
+    assert "2 of 2 texts differ from greedy decoding (1 bug, 1 unjudged)" in result.stderr
+    assert "--judge 2 judges all" in result.stderr
+    half = validate("--judge", "0", "--dtype", "bfloat16")
+    assert "lossless        but for 2 unjudged: 0/2 texts" in half.stdout
+    assert "0 of 2 differing texts judged" in half.stdout
+    data = json.loads(validate("--judge", "0", "--json", status=5).stdout)
+    assert (data["judged"], data["differing"], data["failures"]) == (0, 2, 2)
+    assert data["differences"][0]["gap"] is None
+
+
+@pytest.mark.usefixtures("wrong_decoder")
+def test_figures_are_printed_before_judging(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever interrupts the judging has the figures."""
+
+    def interrupted(_model: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("treeopt.runtime.verdict._in_float64", interrupted)
+    said = validate(status=1).stdout  # click's runner ends so; the program itself exits 130
+    assert "predicted by replay" in said
+    assert "overhead" in said
+    assert "lossless" not in said

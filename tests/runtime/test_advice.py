@@ -10,7 +10,7 @@ import pytest
 from treeopt.build.replay import Replay
 from treeopt.runtime.advice import advice
 from treeopt.runtime.figures import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Trial
-from treeopt.runtime.validate import Validation
+from treeopt.runtime.validation import Validation
 from treeopt.runtime.ways import Run
 
 MADE_BY = {"device": "cpu", "dtype": "float32", "attention": "sdpa"}
@@ -23,7 +23,7 @@ def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
     runs = {way: [Run([7] * 100, lengths[way], 1, 0.1, seconds[way])] for way in seconds}
     nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)
     figures = Figures((Trial("a:0", None, 1, runs, 40),))
-    return Validation(figures, (), nothing, (), None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, MADE_BY)
+    return Validation(figures, (), nothing, (), None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, MADE_BY, ())
 
 
 def test_fastest_way_needs_no_advice() -> None:

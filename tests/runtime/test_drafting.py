@@ -25,9 +25,9 @@ from treeopt.models.draft import DraftModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy
 from treeopt.runtime.decode import TreeDecoder
-from treeopt.runtime.drafting import CorrectedProposer, DynamicProposer, proposer_of
-from treeopt.runtime.propose import NO_TOKEN, PlainProposer
-from treeopt.runtime.rules import Sample
+from treeopt.runtime.drafting import CorrectedProposer, DynamicProposer, check_plan, num_candidates, proposer_of
+from treeopt.runtime.propose import NO_TOKEN, Drafts, PlainProposer
+from treeopt.runtime.rules import Greedy, Rule, Sample, Typical
 from treeopt.runtime.validate import predict, trace, validate
 from treeopt.tree import Tree
 
@@ -193,13 +193,84 @@ def test_tiny_vocabularies(kind: str, vocab: int, num_heads: int) -> None:
         assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
 
 
-def test_ranks_beyond_the_candidates_are_lossless(made: Made) -> None:
-    """A tree that asks for more candidates than a level has decodes the base's own text."""
+def widest(made: Made, correct: bool) -> Tree:
+    """A tree that asks for every candidate of its drafter, and for children of the last ones."""
+    drafter = made.drafters[correct]
+    table = drafter.transitions
+    count = drafter.top + (0 if table is None else table.tokens.shape[1] + 1)
+    last = range(drafter.top - 2, count)
+    paths = [(rank,) for rank in range(count)] + [(rank, child) for rank in last for child in (0, 1, count - 1)]
+    return Tree.from_paths(paths, drafter=drafter.id)
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_every_candidate_is_predicted(made: Made, correct: bool) -> None:
+    """A tree of all candidates takes the predicted steps, though some repeat others; so does a batch."""
+    drafter, tree = made.drafters[correct], widest(made, correct)
+    found = validate(made.base, made.heads, tree, made.texts, drafter=drafter, max_new_tokens=NEW)
+    assert found.lossless
+    assert [one.steps for one in found.figures.trials] == [one.predicted_steps for one in found.figures.trials]
+    batch = TreeDecoder(made.base, made.heads, tree, drafter=drafter).generate([t.prompt for t in made.texts], NEW)
+    assert [len(one.step_lengths) for one in batch] == [one.steps for one in found.figures.trials]
+
+
+@pytest.mark.parametrize("rule", [Greedy(), Sample(seed=3), Typical(0.7, 0.01, 0.1)])
+def test_repeated_candidates_are_never_accepted(made: Made, rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that repeats one outside the tree is void by every rule: replay does not count it either."""
     drafter = made.drafters[True]
-    tree = Tree.from_paths([(rank,) for rank in range(58)] + [(57, 57)], drafter=drafter.id)
-    decoder = TreeDecoder(made.base, made.heads, tree, drafter=drafter)
-    decoded = decoder.generate([text.prompt for text in made.texts], NEW)
-    assert [one.tokens for one in decoded] == [text.answer for text in made.texts]
+    ranks = range(drafter.top, num_candidates(drafter))
+    tree = Tree.from_paths([(rank,) for rank in ranks] + [(rank, 0) for rank in ranks], drafter=drafter.id)
+    voids: list[torch.Tensor] = []
+    propose = CorrectedProposer.propose
+
+    def noted(self: CorrectedProposer, *given: torch.Tensor) -> Drafts:
+        drafts = propose(self, *given)
+        voids.append(drafts.void if drafts.void is not None else torch.zeros_like(drafts.tokens).bool())
+        return drafts
+
+    monkeypatch.setattr(CorrectedProposer, "propose", noted)
+    decoder = TreeDecoder(made.base, made.heads, tree, drafter=drafter, acceptance=rule)
+    told = decoder._told
+    accepted: list[bool] = []
+
+    def judged(drafts: Drafts, root: torch.Tensor, node: torch.Tensor) -> object:
+        accepted.append(bool(voids[-1][0, node]))
+        return told(drafts, root, node)
+
+    monkeypatch.setattr(decoder, "_told", judged)
+    for text in made.texts:
+        decoder.generate(text.prompt, NEW)
+    assert sum(bool(void.any()) for void in voids) > 20
+    assert not any(accepted)
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_rank_beyond_the_candidates_is_refused(made: Made, correct: bool) -> None:
+    """One rank more than the drafter has candidates is E102, with their number, in decoder and validation."""
+    drafter, tree = made.drafters[correct], widest(made, correct)
+    beyond = dataclasses.replace(tree, paths=(*tree.paths, (*tree.paths[-1], tree.max_rank + 1)))
+    for call in (
+        lambda: TreeDecoder(made.base, made.heads, beyond, drafter=drafter),
+        lambda: validate(made.base, made.heads, beyond, made.texts, drafter=drafter),
+        lambda: check_plan(beyond, drafter),
+    ):
+        with pytest.raises(TreeoptError, match=f"has {tree.max_rank + 1} candidates a level") as caught:
+            call()
+        assert caught.value.code is Code.RANK_TOO_LARGE
+
+
+def test_candidates_of_small_vocabularies() -> None:
+    """There are no more candidates than tokens, and a plain drafter knows their number only with its base."""
+    base = tiny_base("llama", vocab_size=5)
+    heads = random_heads(base, 1)
+    drafter = quick_drafter(base, heads)
+    assert num_candidates(drafter) == 5
+    plain = Drafter.plain(1, 6)
+    assert (num_candidates(plain), num_candidates(plain, 5)) == (6, 5)
+    wide = Tree.from_paths([(rank,) for rank in range(6)], drafter=plain.id)
+    check_plan(wide, plain)
+    with pytest.raises(TreeoptError, match="5 candidates"):
+        TreeDecoder(base, heads, wide, drafter=plain)
 
 
 @pytest.mark.parametrize("kind", KINDS)

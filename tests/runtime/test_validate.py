@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,10 @@ from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.figures import GENERATE, LOOKUP, ONE_BY_ONE, TREE
-from treeopt.runtime.validate import Validation, _in_turns, validate
+from treeopt.runtime.validate import _in_turns, validate
+from treeopt.runtime.validation import Validation
 from treeopt.runtime.verdict import ENDED, Verdict
-from treeopt.runtime.ways import Run, Way
+from treeopt.runtime.ways import Run, Way, with_generate
 from treeopt.tree import Tree
 
 NEW_TOKENS = 48
@@ -299,3 +302,76 @@ def test_validate_planted_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (difference.position, difference.greedy_token, difference.found_token) == (8, ENDED, out[8])
     assert difference.verdict is Verdict.BUG
     assert math.isnan(difference.gap)
+
+
+def spoil_all(base: Base, monkeypatch: pytest.MonkeyPatch, *, judge: int, count: int = 8) -> Validation:
+    """Validation of `count` texts whose last token every tree decoder gets wrong."""
+
+    def wrong_end(_budget: int, steps: list[list[int]]) -> list[list[int]]:
+        return [*steps[:-1], [*steps[-1][:-1], (steps[-1][-1] + 1) % base.vocab_size]]
+
+    plant(monkeypatch, wrong_end)
+    texts = [Text(f"a:{i:08}", [3, 5 + i], []) for i in range(count)]
+    return validate(base, random_heads(base, 2), Tree.chain(2), texts, max_new_tokens=8, judge=judge)
+
+
+@pytest.mark.parametrize(("judge", "judged"), [(0, 0), (3, 3), (5, 5), (8, 8), (99, 8)])
+def test_validate_judges_the_first_texts(judge: int, judged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many differing texts are judged, in the order of the prompts; the others stay open, and fail in float32."""
+    result = spoil_all(tiny_base("llama"), monkeypatch, judge=judge)
+    assert (result.differing, result.num_judged, len(result.failures)) == (8, judged, 8)
+    verdicts = [one.verdict for one in result.our_differences]
+    assert verdicts == [Verdict.BUG] * judged + [Verdict.UNJUDGED] * (8 - judged)
+    assert not result.lossless
+
+
+def test_validate_judges_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left open is judged afterwards, the next texts each time, with the verdicts of judging at once."""
+    base = tiny_base("llama")
+    result = spoil_all(base, monkeypatch, judge=0, count=5)
+    later = result.judged(base, 2).judged(base, 2)
+    assert (later.num_judged, result.num_judged) == (4, 0)
+    assert later.differences[:4] == result.judged(base, 4).differences[:4]
+    assert later.figures is result.figures
+
+
+def test_validate_unjudged_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16 an open difference is no failure; the same one judged is the bug that it is."""
+    base = tiny_base("llama")
+    base.model.to(torch.bfloat16)
+    result = spoil_all(base, monkeypatch, judge=0, count=2)
+    assert (result.lossless, result.failures) == (False, ())
+    assert {one.verdict for one in result.judged(base).failures} == {Verdict.BUG}
+
+
+def test_validate_never_judges_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of prompt lookup that differ are named, never judged, and counted as nobody's failures."""
+    base = tiny_base("llama")
+    way = with_generate
+
+    def spoiled(base: Base, **options: int) -> Way:
+        run = way(base, **options)
+
+        def wrong(prompts: Sequence[Sequence[int]], new: int) -> list[Run]:
+            return [dataclasses.replace(one, tokens=[7, *one.tokens[1:]]) for one in run(prompts, new)]
+
+        return wrong if options else run
+
+    monkeypatch.setattr("treeopt.runtime.validate.with_generate", spoiled)
+    monkeypatch.setattr("treeopt.runtime.verdict._in_float64", lambda _model: pytest.fail("judged"))
+    result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=8)
+    assert [(one.way, one.verdict) for one in result.differences] == [(LOOKUP, Verdict.UNJUDGED)]
+    assert (result.lossless, result.differing, result.failures) == (True, 0, ())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"prompts": []}, {"max_new_tokens": 0}, {"repeats": 0}, {"batch_size": 0}, {"judge": -1}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_validate_refuses_numbers_out_of_range(wrong: dict[str, Any]) -> None:
+    """What cannot be run is a ValueError that names it, before anything is decoded."""
+    base = tiny_base("llama")
+    prompts = wrong.pop("prompts", [Text("a:0", [3, 5], [])])
+    with pytest.raises(ValueError, match=next(iter(wrong), "no prompts")):
+        validate(base, random_heads(base, 2), Tree.chain(2), prompts, **wrong)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from tiny import TREE_FAMILIES, tiny_base
 
+from treeopt.calibrate.texts import Text
 from treeopt.models.base import Base
-from treeopt.runtime.verdict import ENDED, Difference, Judge, Verdict, _places, forgiven
+from treeopt.runtime.verdict import ENDED, Difference, Judge, Verdict, _in_float64, first_difference, forgiven
 
 PROMPT = [3, 5, 8, 13, 21]
 LENGTH = 12
@@ -26,10 +27,16 @@ def stock(base: Base, length: int = LENGTH) -> list[int]:
     return base.generate(ids, torch.ones_like(ids), length)[0, len(PROMPT) :].tolist()
 
 
+def decided(judge: Judge, greedy: list[int], found: list[int]) -> Difference:
+    """The judgement on a text `found` where stock generate has another."""
+    text = Text("a:0", PROMPT, greedy)
+    return judge.decide(first_difference(text, "tree", found), text)
+
+
 def judged(base: Base, at: int, token: int) -> Difference:
     """The judgement on a text that has `token` at a position where stock generate has another."""
     greedy = stock(base)
-    return Judge(base, 16).difference("a:0", "tree", PROMPT, greedy, [*greedy[:at], token, 7, 7])
+    return decided(Judge(base, 16), greedy, [*greedy[:at], token, 7, 7])
 
 
 def twin(base: Base, at: int, step: float = 0.0) -> int:
@@ -90,7 +97,7 @@ def test_two_wrong_tokens_are_a_bug() -> None:
     with torch.no_grad():
         base.lm_head.weight[50] = base.lm_head.weight[51]
     greedy = stock(base)
-    found = Judge(base, 8).difference("a:0", "tree", PROMPT, [*greedy[:3], 50], [*greedy[:3], 51])
+    found = decided(Judge(base, 8), [*greedy[:3], 50], [*greedy[:3], 51])
     assert found.verdict is Verdict.BUG
 
 
@@ -98,7 +105,7 @@ def test_ended_text_is_a_bug() -> None:
     """Where one text ends and the other goes on there are no two logits to compare."""
     base = tiny_base("llama")
     for greedy, found, tokens in (([4, 5], [4], (5, ENDED)), ([4], [4, 5], (ENDED, 5))):
-        difference = Judge(base, 8).difference("a:0", "tree", PROMPT, greedy, found)
+        difference = decided(Judge(base, 8), greedy, found)
         assert (difference.greedy_token, difference.found_token, difference.position) == (*tokens, 1)
         assert (difference.verdict, forgiven(difference, "bfloat16")) == (Verdict.BUG, False)
         assert math.isnan(difference.gap)
@@ -122,28 +129,51 @@ def test_resolution_is_of_gaps() -> None:
     assert found.resolution == pytest.approx(max(gaps))
 
 
-def test_places_of_the_copy() -> None:
-    """A GPU first, then the CPU; at once the CPU where the device has no float64."""
-    assert [place.type for place in _places(torch.device("cuda"))] == ["cuda", "cpu"]
-    assert [place.type for place in _places(torch.device("mps"))] == ["cpu"]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_copy_is_exact_and_apart(dtype: torch.dtype) -> None:
+    """The copy holds the weights in float64 on the CPU, tied ones once, and none of the model's own memory."""
+    base = tiny_base("llama", tie_word_embeddings=True)
+    model = base.model.to(dtype)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    copied = _in_float64(model)
+    own = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    for name, tensor in copied.state_dict().items():
+        assert (tensor.dtype, tensor.device.type) == (torch.float64, "cpu")
+        assert tensor.equal(before[name].double())
+        assert tensor.data_ptr() not in own
+    assert copied.lm_head.weight is copied.model.embed_tokens.weight
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    assert model.dtype == dtype
 
 
-def test_copy_moves_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device has no room for the float64 copy the CPU decides."""
-    base = tiny_base("llama")
-    places: list[torch.device] = []
-    move = type(base.model).to
+def test_copy_is_never_made_on_the_device() -> None:
+    """Every tensor leaves the device before it is cast, so the device holds no second model and no float64 at all.
 
-    def crowded(model: torch.nn.Module, place: torch.device, dtype: torch.dtype) -> torch.nn.Module:
-        places.append(place)
-        if len(places) == 1:
-            raise torch.OutOfMemoryError
-        return move(model, "cpu", dtype)
+    The meta device stands for one: whatever were cast there would have to be moved afterwards, which it refuses.
+    """
+    model = tiny_base("llama").model.to("meta")
+    with pytest.raises(NotImplementedError, match="meta"):
+        _in_float64(model)
+    moved: list[tuple[str, torch.dtype]] = []
 
-    monkeypatch.setattr(type(base.model), "to", crowded)
-    monkeypatch.setattr("treeopt.runtime.verdict._places", lambda _device: [torch.device("cuda"), torch.device("cpu")])
-    assert Judge(base, 8).difference("a:0", "tree", PROMPT, [4, 5], [4, 6]).verdict is Verdict.BUG
-    assert [place.type for place in places] == ["cuda", "cpu"]
+    class Noted(torch.nn.Parameter):
+        def cpu(self) -> torch.Tensor:
+            moved.append((self.device.type, self.dtype))
+            return torch.zeros(self.shape, dtype=self.dtype)
+
+        def detach(self) -> torch.Tensor:
+            return self
+
+        def to(self, *_inputs: object, **_named: object) -> torch.Tensor:
+            raise AssertionError("cast on its device")
+
+        double = to
+
+    small = torch.nn.Linear(2, 2, device="meta", dtype=torch.bfloat16)
+    small.weight = Noted(small.weight.data, requires_grad=False)
+    small.bias = Noted(small.bias.data, requires_grad=False)
+    assert _in_float64(small).weight.dtype == torch.float64
+    assert moved == [("meta", torch.bfloat16)] * 2
 
 
 def test_undecided_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +185,30 @@ def test_undecided_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError
 
     monkeypatch.setattr("treeopt.runtime.verdict.copy.deepcopy", refuse)
-    found = judge.difference("a:0", "tree", PROMPT, [4, 5], [4, 6])
+    found = decided(judge, [4, 5], [4, 6])
     assert (found.verdict, forgiven(found, "bfloat16")) == (Verdict.UNDECIDED, False)
+
+
+def test_undecided_where_the_copy_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the copy's forward fails the verdict is left open too."""
+    base = tiny_base("llama")
+    judge = Judge(base, 8)
+
+    def fail(*_inputs: object, **_named: object) -> None:
+        raise RuntimeError("not enough memory")
+
+    assert judge._exact is not None
+    monkeypatch.setattr(judge._exact, "forward", fail)
+    assert decided(judge, [4, 5], [4, 6]).verdict is Verdict.UNDECIDED
+
+
+def test_unjudged_fails_in_float32_alone() -> None:
+    """A difference that nobody judged is a failure in float32, and none in half precision; it holds no figures."""
+    found = first_difference(Text("a:0", PROMPT, [4, 5, 6]), "tree", [4, 7])
+    assert (found.verdict, found.position, found.greedy_token, found.found_token) == (Verdict.UNJUDGED, 1, 5, 7)
+    assert math.isnan(found.gap)
+    assert math.isnan(found.resolution)
+    assert [forgiven(found, dtype) for dtype in ("float32", "bfloat16", "float16")] == [False, True, True]
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)

@@ -485,7 +485,7 @@ def test_data_beside_the_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
 def test_seeds_beyond_the_generators(seed: int) -> None:
     """Seeds that torch's generator does not take are a wrong value."""
-    with pytest.raises(ValueError, match="seed must be from 0"):
+    with pytest.raises(ValueError, match="a seed is a whole number"):
         Settings(seed=seed)
 
 

@@ -149,9 +149,11 @@ def _method(method: Method, limits: Limits) -> dict[str, str | int]:
 def calibration_source(calibration: Calibration) -> dict[str, str | int]:
     """What a tree file says of the calibration behind it."""
     provenance = calibration.provenance
+    dtype = provenance.settings.get("dtype")
     return {
         "model": provenance.model,
         "model_id": provenance.model_id,
+        **({} if dtype is None else {"dtype": str(dtype)}),
         "heads": provenance.heads,
         "heads_id": provenance.heads_id,
         "prompts": ", ".join(provenance.prompts.values()),

@@ -21,7 +21,6 @@ import torch
 from treeopt.calibrate.drafts import pieces
 from treeopt.calibrate.draw import Drawing, draw
 from treeopt.calibrate.fit import Evidence, evidence, fit_level
-from treeopt.calibrate.seeds import check_seed
 from treeopt.calibrate.states import LOGITS_BYTES, hidden_states
 from treeopt.calibrate.texts import Text
 from treeopt.calibrate.transitions import TransitionCounts
@@ -30,6 +29,7 @@ from treeopt.models.base import Base
 from treeopt.models.draft import DraftModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
+from treeopt.seeds import check_seed
 from treeopt.transitions import Transitions
 
 FOLDS = 4

@@ -23,7 +23,6 @@ from treeopt.calibrate.drafts import Traced, check_drafter, trace_drafts
 from treeopt.calibrate.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.calibrate.learn import Learned, Learning, learn
 from treeopt.calibrate.prompts import PromptSet
-from treeopt.calibrate.seeds import check_seed
 from treeopt.calibrate.states import LOGITS_BYTES, check_finite, hidden_states
 from treeopt.calibrate.texts import Skipped, Text, encode_prompts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks, StepTraces
@@ -35,6 +34,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.ranks import rank_of
 from treeopt.progress import Progress, silent
+from treeopt.seeds import check_seed
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,7 @@ def _source(
     return {
         "model": base.name,
         "model_id": base.fingerprint,
+        "dtype": base.dtype_name,
         "heads": loaded.name,
         "heads_id": loaded.fingerprint,
         "prompts": {prompts.sha256: prompts.name},

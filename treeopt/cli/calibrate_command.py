@@ -98,7 +98,7 @@ def run(console: Console, **options: Any) -> None:
     drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
     base, loaded = load_models(console, options)
     if drafter is not None:
-        warn_other_drafter(console, drafter, loaded)
+        warn_other_drafter(console, drafter, base, loaded)
         _warn_known(console, drafter, prompts)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     if drafter_file is None:

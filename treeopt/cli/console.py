@@ -42,6 +42,7 @@ _HEARTBEAT_SECONDS = 30.0
 _HEARTBEAT_SHARE = 0.1
 _FIRST_SECONDS = 2.0  # the first line comes no later
 _SHOWN_SKIPPED = 5
+_FLOAT32 = "float32"  # the dtype of files of before, which do not name it
 
 
 class Console:
@@ -237,27 +238,41 @@ def row_of(prompt_id: str) -> str:
 
 
 def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:
-    """Warn where a profile was measured with other heads than a calibration."""
-    profiled = None if profile is None else profile.provenance.get("heads_id")
-    if profiled not in (None, calibration.provenance.heads_id):
-        known = calibration.provenance.heads_id
-        console.warn(f"warning: the profile is of other heads ({profiled}) than the calibration ({known})")
+    """Warn where a profile was measured with another base or other heads than a calibration."""
+    if profile is None:
+        return
+    own = calibration.provenance
+    dtype = own.settings.get("dtype", _FLOAT32)
+    _warn_made_for_other(console, "the profile", profile.provenance, own.model_id, dtype, own.heads_id)
 
 
-def warn_other_tree(console: Console, name: str, tree: Plan, loaded: LoadedHeads) -> None:
-    """Warn where a tree was built for other heads than these."""
-    made_for = tree.source.get("calibration", {}).get("heads_id")
-    if made_for not in (None, loaded.fingerprint):
-        console.warn(f"warning: {name} was built for other heads ({made_for}, these are {loaded.fingerprint})")
+def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads) -> None:
+    """Warn where a tree was built for another base or other heads than these."""
+    source = tree.source.get("calibration") or {}
+    _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, loaded.fingerprint)
 
 
-def warn_other_drafter(console: Console, drafter: Drafter | None, loaded: LoadedHeads) -> None:
-    """Warn where a drafter was learned with other heads than these."""
-    learned_with = None if drafter is None else drafter.source.get("heads_id")
-    if learned_with not in (None, loaded.fingerprint):
-        console.warn(
-            f"warning: the drafter was learned with other heads ({learned_with}, these are {loaded.fingerprint})"
-        )
+def warn_other_drafter(console: Console, drafter: Drafter | None, base: Base, loaded: LoadedHeads) -> None:
+    """Warn where a drafter was learned with another base or other heads than these."""
+    source = {} if drafter is None else drafter.source
+    _warn_made_for_other(console, "the drafter", source, base.fingerprint, base.dtype_name, loaded.fingerprint)
+
+
+def _warn_made_for_other(
+    console: Console, name: str, source: Mapping[str, Any], model_id: str, dtype: str, heads_id: str
+) -> None:
+    """Warn where what `source` says of how a thing was made is not what it is used with.
+
+    The id of a base is that of its weights as they were loaded: in another dtype the same weights have another, so only
+    ids of one dtype are compared. Heads have theirs from the file.
+    """
+    others = []
+    if source.get("dtype", _FLOAT32) == dtype and source.get("model_id") not in (None, "", model_id):
+        others.append(f"another base model ({source['model_id']}, this is {model_id})")
+    if source.get("heads_id") not in (None, "", heads_id):
+        others.append(f"other heads ({source['heads_id']}, these are {heads_id})")
+    if others:
+        console.warn(f"warning: {name} was made for {' and '.join(others)}")
 
 
 def check_static_only(names: Sequence[str]) -> None:

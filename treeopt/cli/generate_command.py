@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,14 +62,18 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     tree, drafter = load_plan_for(options["tree"], options["drafter"])
     from treeopt.calibrate.prompts import asked
     from treeopt.calibrate.texts import encode
+    from treeopt.models.probe import check_trees
     from treeopt.runtime.clock import now
     from treeopt.runtime.decode import TreeDecoder
+    from treeopt.runtime.drafting import check_plan
     from treeopt.runtime.stream import stream_text, whole_text
 
     rule = _rule(options)
+    check_plan(tree, drafter)
     base, loaded = load_models(console, options)
-    warn_other_tree(console, options["tree"], tree, loaded)
-    warn_other_drafter(console, drafter, loaded)
+    check_trees(base)
+    warn_other_tree(console, options["tree"], tree, base, loaded)
+    warn_other_drafter(console, drafter, base, loaded)
     ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
     decoder = TreeDecoder(base, loaded.heads, tree, drafter=drafter, acceptance=rule)
     begin = now(base)
@@ -118,9 +122,11 @@ def _rule(options: dict[str, Any]) -> Rule:
             rules = " and ".join(rule for rule, names in named.items() if name in names)
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {rules}")
     given = {name: options[name] for name in own if options[name] is not None}
-    if options["acceptance"] == "sample":
-        return Sample(**given)
-    return Typical(**given) if options["acceptance"] == "typical" else Greedy()
+    made: dict[str, Callable[..., Rule]] = {"greedy": Greedy, "sample": Sample, "typical": Typical}
+    try:
+        return made[options["acceptance"]](**given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _prompt(given: str | None) -> str:

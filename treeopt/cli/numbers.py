@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-SEED = click.IntRange(0, 2**63 - 1)
+from treeopt.seeds import LARGEST_SEED
+
+SEED = click.IntRange(0, LARGEST_SEED)
 
 
 class FiniteRange(click.FloatRange):

@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, check_outputs, command, force_option, load_models, model_options
+from treeopt.cli.console import (
+    Console,
+    check_outputs,
+    command,
+    force_option,
+    load_models,
+    model_options,
+    warn_other_drafter,
+)
 from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
@@ -52,6 +60,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.runtime.profile import largest_context, measure_profile
 
     base, loaded = load_models(console, options)
+    warn_other_drafter(console, drafter, base, loaded)
     room = largest_context(base, loaded.heads, options["sizes"], drafter)
     contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
     with console.progress("profile") as progress:

@@ -20,7 +20,7 @@ from treeopt.cli.console import (
     warn_other_tree,
 )
 from treeopt.cli.numbers import FiniteRange
-from treeopt.cli.validate_report import differences_error, report, say_forgiven, threshold_error
+from treeopt.cli.validate_report import differences_error, report_figures, report_verdict, threshold_error
 from treeopt.files.policies import load_plan_for
 from treeopt.policy import TreePolicy
 
@@ -36,14 +36,16 @@ from treeopt.policy import TreePolicy
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
 )
+@click.option("--judge", type=click.IntRange(min=0), help="Differing texts judged in float64, 0 for none [default: 5].")
 @click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Exit status 6 below it.")
 @click.option("--min-speedup", type=FiniteRange(min=0), help="Exit status 6 below it, by the median repeat.")
 def run(console: Console, **options: Any) -> None:
     """Decode every prompt with the tree, one token a step, by stock `generate` and by prompt lookup, and compare.
 
-    Lossless means: token for token the text of stock greedy `generate`. Each difference is decided in float64: a tie
-    (equal logits), rounding (a gap below what the dtype resolves there) or a bug. Exit status 5 where a bug is found,
-    or in float32 rounding; in bfloat16 and float16 rounding is reported and is no failure.
+    Lossless means: token for token the text of stock greedy `generate`. After the figures the first --judge differing
+    texts are decided by a float64 forward on the CPU: a tie (equal logits), rounding (a gap below what the dtype
+    resolves there) or a bug. Exit status 5 where a bug is found. In float32 also where there is rounding, or a
+    difference that was not judged; in bfloat16 and float16 these are reported and are no failure: float32 is the proof.
 
     The prediction comes from a separate teacher-forced pass and replay, never from the decoder.
 
@@ -54,13 +56,18 @@ def run(console: Console, **options: Any) -> None:
     tree, drafter = load_plan_for(options["tree"], options["drafter"])
     from treeopt.calibrate.prompts import load_prompts
     from treeopt.calibrate.texts import encode_prompts, joins_turns
+    from treeopt.models.probe import check_trees
     from treeopt.runtime.advice import advice
+    from treeopt.runtime.drafting import check_plan
     from treeopt.runtime.validate import validate
+    from treeopt.runtime.validation import JUDGED
 
+    check_plan(tree, drafter)
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
-    warn_other_tree(console, options["tree"], tree, loaded)
-    warn_other_drafter(console, drafter, loaded)
+    check_trees(base)
+    warn_other_tree(console, options["tree"], tree, base, loaded)
+    warn_other_drafter(console, drafter, base, loaded)
     template, budget = options["chat_template"], options["max_new_tokens"]
     encoded = encode_prompts(base, prompts, budget, chat_template=template)
     if joins_turns(base, encoded.texts, chat_template=template):
@@ -76,10 +83,12 @@ def run(console: Console, **options: Any) -> None:
             repeats=options["repeats"],
             batch_size=options["batch_size"],
             chat_template=template,
+            judge=0,
             progress=progress,
         )
-    report(console, found, encoded.skipped)
-    say_forgiven(console, found, base.tokenizer)
+    report_figures(console, found, encoded.skipped)
+    found = found.judged(base, JUDGED if options["judge"] is None else options["judge"])
+    report_verdict(console, found, base.tokenizer, encoded.skipped)
     for warning in advice(found):
         console.warn(f"warning: {warning}")
     if found.failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,37 +15,46 @@ if TYPE_CHECKING:
 
     from treeopt.calibrate.texts import Skipped
     from treeopt.runtime.figures import Figures, Spread
-    from treeopt.runtime.validate import Validation
+    from treeopt.runtime.validation import Validation
     from treeopt.runtime.verdict import Difference
 
 _SHOWN = 5
 _NAMES = {"generate": "stock generate"}  # of the ways, for people; the others' own are plain enough
 
 
-def report(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
-    """The whole report, for people or for programs."""
-    _say_lossless(console, found)
+def report_figures(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
+    """The figures, for people; printed before texts that differ are judged, which may take long."""
     _say_tokens(console, found)
     _say_speed(console, found)
     _say_depths(console, found)
     _say_parts(console, found)
     say_skipped(console, [*skipped, *found.skipped])
+
+
+def report_verdict(
+    console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None, skipped: Sequence[Skipped]
+) -> None:
+    """Whether the texts are lossless, for people; the whole report for programs."""
+    _say_lossless(console, found)
+    _say_forgiven(console, found, tokenizer)
     console.result(_as_json(found, [*skipped, *found.skipped]))
 
 
 def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> TreeoptError:
     """E501, with the first failures."""
     texts = len({one.prompt_id for one in found.failures})
+    exact = found.made_by["dtype"] == "float32"
+    unjudged = found.differing - found.num_judged
     return TreeoptError(
         Code.NOT_LOSSLESS,
         f"{texts} of {len(found.figures.trials)} texts differ from greedy decoding ({_counted(found.failures)})",
         at=_listed(found.failures, tokenizer),
         why="float64 decides: a tie has no gap, rounding a gap below what the dtype resolves there, a bug a larger one",
-        fix="" if found.made_by["dtype"] == "float32" else "--dtype float32 is the proof",
+        fix=(f"--judge {found.differing} judges all" if unjudged else "") if exact else "--dtype float32 is the proof",
     )
 
 
-def say_forgiven(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
+def _say_forgiven(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Name the differences that are no failures."""
     forgiven = [one for one in found.our_differences if one not in found.failures]
     if forgiven:
@@ -69,12 +79,14 @@ def threshold_error(found: Validation, tokens_per_step: float | None, speedup: f
 
 def _say_lossless(console: Console, found: Validation) -> None:
     trials, ours = found.figures.trials, found.our_differences
-    same = len(trials) - len({one.prompt_id for one in ours})
+    same = len(trials) - found.differing
     verdict = "yes" if not ours else "NO" if found.failures else f"but for {_counted(ours)}"
     console.say(
         f"lossless        {verdict}: {same}/{len(trials)} texts, {found.figures.tokens} tokens, "
         f"against stock greedy generate in {found.made_by['dtype']}"
     )
+    if ours:
+        console.say(f"                {found.num_judged} of {found.differing} differing texts judged")
     for way, texts in Counter(one.way for one in found.differences if one not in ours).items():
         console.say(f"                (beside it: {_NAMES.get(way, way)} differs from stock generate on {texts} texts)")
 
@@ -162,12 +174,16 @@ def _counted(differences: Sequence[Difference]) -> str:
 def _listed(differences: Sequence[Difference], tokenizer: PreTrainedTokenizerBase | None) -> str:
     lines = [
         f"{row_of(one.prompt_id)}, token {one.position}: greedy {_token(one.greedy_token, tokenizer)}, "
-        f"{one.way} {_token(one.found_token, tokenizer)}, gap {one.gap:.2g}, resolution {one.resolution:.2g}: "
-        f"{one.verdict.value}"
+        f"{one.way} {_token(one.found_token, tokenizer)}{_gap(one)}: {one.verdict.value}"
         for one in differences[:_SHOWN]
     ]
     more = len(differences) - _SHOWN
     return "\n".join([*lines, f"and {more} more; --json lists all"] if more > 0 else lines)
+
+
+def _gap(one: Difference) -> str:
+    """`, gap 0.01, resolution 0.03`; empty where they were not computed."""
+    return "" if math.isnan(one.gap) else f", gap {one.gap:.2g}, resolution {one.resolution:.2g}"
 
 
 def _token(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
@@ -185,6 +201,8 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
     return {
         "lossless": found.lossless,
         "failures": len(found.failures),
+        "differing": found.differing,
+        "judged": found.num_judged,
         "differences": [{**vars(one), "verdict": one.verdict.value} for one in found.differences],
         "prompts": sum(trial.turn == 1 for trial in figures.trials),
         "texts": len(figures.trials),

@@ -43,6 +43,7 @@ class ProvenanceBlock(Schema):
 
     made_by: str | None = None
     model: str | None = None
+    model_id: str | None = None
     heads: str | None = None
     heads_id: str | None = None
     drafter: str | None = Field(default=None, description="id of the drafter that chose the trees")

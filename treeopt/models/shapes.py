@@ -43,11 +43,13 @@ class Shape:
         parents: int64 [B, N]; a node's parent comes before it; the root, node 0, is its own.
         depths: int64 [B, N], ascending along a row; the root has 0.
         ancestors: bool [B, N, N], True where the column's node is on the row's path, itself and the root included.
+        void: bool [B, N], nodes that are never accepted, whatever their tokens; None where there are none.
     """
 
     parents: Tensor
     depths: Tensor
     ancestors: Tensor
+    void: Tensor | None = None
 
     @classmethod
     def from_parents(cls, parents: Tensor, depth: int) -> Shape:

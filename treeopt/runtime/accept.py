@@ -51,9 +51,9 @@ def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
 def greedy(tokens: Tensor, choice: Tensor, shape: Shape) -> Tensor:
     """The deepest node whose every draft is what the target itself chooses there.
 
-    A draft is right when it equals the choice at its parent. Siblings hold different tokens, so all right nodes lie on
-    one path; nodes are sorted by depth, so the last of them is the deepest. No path is padded, so nothing else than a
-    draft can be accepted, whatever its token id.
+    A draft is right when it equals the choice at its parent. Siblings that are not void hold different tokens, so all
+    right nodes lie on one path; nodes are sorted by depth, so the last of them is the deepest. No path is padded, so
+    nothing else than a draft can be accepted, whatever its token id.
 
     Args:
         tokens: int64 [B, N], each node's token.
@@ -106,4 +106,5 @@ def typical(
 
 def _right(wrong: Tensor, shape: Shape) -> Tensor:
     """bool [B, N]: whether no node of a path is wrong, the root aside: it was chosen before the tree was drawn."""
+    wrong = wrong if shape.void is None else wrong | shape.void
     return shape.along(wrong.float()) == 0  # a count, so exact

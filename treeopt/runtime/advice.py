@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treeopt.runtime.figures import GENERATE, LOOKUP, TREE
-from treeopt.runtime.validate import Validation
+from treeopt.runtime.validation import Validation
 
 
 def advice(found: Validation) -> tuple[str, ...]:

@@ -14,9 +14,11 @@ Whoever has a loop of their own embeds the decoder by two calls:
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, overload
 
 import torch
@@ -24,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treeopt.drafter import Drafter
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -38,6 +40,7 @@ from treeopt.runtime.rules import Greedy, Rule
 from treeopt.tree import ROOT
 
 Prompt = Tensor | Sequence[int]
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class TreeDecoder:
             base, E223 where the drafter does not, or the tree was made for another, E502 where the base cannot verify
             trees.
         ValueError: unless either a tree or a proposer is given.
+
+    For which base and heads a tree was made is not compared here, as text and prediction hold for any; the command line
+    warns where they are others.
     """
 
     def __init__(
@@ -125,6 +131,7 @@ class TreeDecoder:
         Raises:
             TreeoptError: E503 where a prompt is empty or does not fit into the context with the new tokens, E504 where
                 the model's logits are no numbers.
+            ValueError: where the ids are no token ids of the model.
         """
         prompts, alone = _prompts(ids, self.base)
         made = [Decoded([], []) for _ in prompts]
@@ -167,6 +174,8 @@ class TreeDecoder:
             TreeoptError: as `generate`.
         """
         prompts, _ = _prompts(ids, self.base)
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
+            raise ValueError(f"max_new_tokens is {max_new_tokens!r}, not a whole number")
         if max_new_tokens < 1:
             raise TreeoptError(
                 Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one"
@@ -195,6 +204,8 @@ class TreeDecoder:
         drafts = self.proposer.propose(rows._root, rows._hidden, rows.recent)
         shape = self.forward.shape if drafts.shape is None else drafts.shape
         assert shape is not None, "the proposer has no tree, and proposed none"
+        if drafts.void is not None:
+            shape = dataclasses.replace(shape, void=drafts.void)
         logits, hidden = rows._session.verify(drafts.tokens, drafts.shape)
         node, root = self.acceptance.judge(drafts.tokens, logits, shape, rows._generator)  # [B], [B]
         tokens, roots, paths = self._told(drafts, root, node)
@@ -263,6 +274,8 @@ def _cut(tokens: list[int], left: int, eos: frozenset[int]) -> list[int]:
 
 def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], bool]:
     """The prompts as int64 [T] each on the model's device, and whether one was given by itself."""
+    if not isinstance(ids, Tensor) and (isinstance(ids, (str, bytes)) or not hasattr(ids, "__len__")):
+        raise ValueError(f"a prompt is token ids, and not {type(ids).__name__}")
     alone = isinstance(ids, Tensor) or not any(isinstance(one, Sequence) or getattr(one, "ndim", 0) for one in ids)
     listed: Any = [ids] if alone else ids
     return [_one_prompt(one, base) for one in listed], alone
@@ -270,10 +283,13 @@ def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], 
 
 def _one_prompt(ids: Prompt, base: Base) -> Tensor:
     """The ids as int64 [T] on the model's device; ValueError where they are no token ids of one text."""
-    prompt = torch.as_tensor(ids, device=base.device)
+    try:
+        prompt = torch.as_tensor(ids, device=base.device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"not token ids of one text: {first_line(error)}") from error
     if prompt.ndim == 2 and len(prompt) == 1:
         prompt = prompt[0]
-    if prompt.ndim != 1 or (prompt.is_floating_point() and len(prompt)):
+    if prompt.ndim != 1 or (prompt.dtype not in _INTEGERS and len(prompt)):
         raise ValueError(
             f"token ids are {prompt.dtype} {list(prompt.shape)}, not integers [T] or [1, T]; a batch is a list of them"
         )

@@ -25,8 +25,25 @@ def proposer_of(base: Base, heads: MedusaHeads | None, plan: Plan, drafter: Draf
     """Who drafts for a tree or a policy.
 
     Raises:
-        TreeoptError: E223 where the plan was made for another drafter, or for one and none is given; else as the
-            proposers.
+        TreeoptError: as `check_plan` and the proposers.
+    """
+    check_plan(plan, drafter)
+    if isinstance(plan, Tree) and not plan.drafter:
+        return PlainProposer(base, heads, plan)
+    assert drafter is not None
+    if heads is None:
+        raise TreeoptError(Code.TREE_TOO_DEEP, "no heads were given", fix="heads=treeopt.load_heads(...).heads")
+    if isinstance(plan, Tree):
+        return CorrectedProposer(base, heads, plan, drafter)
+    return DynamicProposer(base, heads, plan, drafter)
+
+
+def check_plan(plan: Plan, drafter: Drafter | None) -> None:
+    """What can be checked of a tree or policy and its drafter before any model is loaded.
+
+    Raises:
+        TreeoptError: E223 where the plan was made for another drafter, or for one and none is given; E101, E102 where a
+            tree asks for more levels or candidates than its drafter has.
     """
     wanted = plan.drafter
     if wanted and (drafter is None or drafter.id != wanted):
@@ -35,17 +52,34 @@ def proposer_of(base: Base, heads: MedusaHeads | None, plan: Plan, drafter: Draf
         raise TreeoptError(
             Code.DRAFTER_MISMATCH, what, fix="--drafter FILE, or in Python drafter=treeopt.load_drafter(FILE)"
         )
-    if isinstance(plan, Tree) and not wanted:
-        if drafter is not None:
-            what = f"the tree was made for the heads' plain guesses, not for drafter {drafter.id}"
-            raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave the drafter out, or build a tree for it")
-        return PlainProposer(base, heads, plan)
-    assert drafter is not None
-    if heads is None:
-        raise TreeoptError(Code.TREE_TOO_DEEP, "no heads were given", fix="heads=treeopt.load_heads(...).heads")
-    if isinstance(plan, Tree):
-        return CorrectedProposer(base, heads, plan, drafter)
-    return DynamicProposer(base, heads, plan, drafter)
+    if isinstance(plan, Tree) and not wanted and drafter is not None:
+        what = f"the tree was made for the heads' plain guesses, not for drafter {drafter.id}"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave the drafter out, or build a tree for it")
+    if isinstance(plan, Tree) and drafter is not None:
+        _check_candidates(plan, drafter)
+
+
+def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
+    """Candidates of each node: the likeliest tokens of its level, the successors of its context, and one match.
+
+    Args:
+        drafter: the drafter.
+        vocab_size: of the base, which bounds them; None where it is not known yet.
+    """
+    table = drafter.transitions
+    if table is None:
+        return min(drafter.top, vocab_size or drafter.top)
+    return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1, table.vocab_size)
+
+
+def _check_candidates(tree: Tree, drafter: Drafter, vocab_size: int | None = None) -> None:
+    """Raise E101 or E102 where a tree asks for a level or a candidate that its drafter does not have."""
+    count = num_candidates(drafter, vocab_size)
+    check_tree_fits(tree, heads=drafter.depth, ranks=max(count, tree.max_rank + 1), holder="the drafter")
+    if tree.max_rank >= count:
+        path = next(path for path in tree.paths if max(path) >= count)
+        what = f"the tree asks for rank {max(path)}; its drafter has {count} candidates a level, ranks 0 to {count - 1}"
+        raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {count - 1}")
 
 
 class _Drafting:
@@ -65,12 +99,15 @@ class _Drafting:
         wanted = min(self.depth, self.heads.num_heads)
         return self._model.begin(self.heads(hidden, self._base.lm_head, wanted), recent, self.depth)
 
-    def _sent(self, array: NDArray[np.int64]) -> Tensor:
+    def _sent(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._base.device)
 
 
 class CorrectedProposer(_Drafting):
     """One tree for all steps; a node's rank counts among the candidates that its own parent's token leaves.
+
+    Where a node has fewer different candidates than the tree asks for, the nodes beyond them repeat a sibling; they
+    are void and never accepted, as replay counts them.
 
     Args:
         base: the base model.
@@ -85,26 +122,32 @@ class CorrectedProposer(_Drafting):
 
     def __init__(self, base: Base, heads: MedusaHeads, tree: Tree, drafter: Drafter) -> None:
         super().__init__(base, heads, drafter, tree.depth)
-        check_tree_fits(tree, heads=drafter.depth, ranks=base.vocab_size, holder="the drafter")
+        _check_candidates(tree, drafter, base.vocab_size)
         self.nodes, self.tree = tree.nodes, tree
         self._levels = _levels(tree)
+        # The likeliest tokens of a level all differ; a candidate beyond them may repeat one of them.
+        self._distinct = min(drafter.top, base.vocab_size)
 
     def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
         start = self._start(hidden, recent)
         rows = len(start.root.row)
         tokens = np.empty((rows, self.nodes), np.int64)
         tokens[:, 0] = start.after[:, start.after.shape[1] - self.depth - 1]
+        void = np.zeros((rows, self.nodes), np.bool_)
         nodes, first = start.root, 1
         for parents, ranks, inner, within in self._levels:
             children = self._model.children(start, nodes)
             ordered = children.tokens.reshape(rows, -1, children.tokens.shape[1])
-            drafts = ordered[:, parents, np.minimum(ranks, ordered.shape[2] - 1)]  # [B, n]
+            drafts = ordered[:, parents, ranks]  # [B, n]
             tokens[:, first : first + len(ranks)] = drafts
+            if ranks.max() >= self._distinct:
+                scores = children.scores.reshape(ordered.shape)[:, parents, ranks]
+                void[:, first : first + len(ranks)] = ~np.isfinite(scores)
             first += len(ranks)
             if len(inner):
                 places = (np.arange(rows)[:, None] * ordered.shape[1] + within).ravel()
                 nodes = self._model.follow(start, nodes, places, drafts[:, inner].ravel())
-        return Drafts(self._sent(tokens))
+        return Drafts(self._sent(tokens), void=self._sent(void) if void.any() else None)
 
 
 Level = tuple[Ints, Ints, Ints, Ints]

@@ -70,12 +70,17 @@ def tree_generate(
     drafter: Drafter | str | os.PathLike[str] | None = None,
     proposer: Proposer | None = None,
     sink: BaseStreamer | None = None,
+    stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
 ) -> Tensor | TreeGenerateOutput:
     """What `model.generate(..., custom_generate=tree_generate, heads=..., tree=...)` calls; not called by hand.
 
     Greedy texts are those of stock `generate` token for token; with `do_sample=True` texts are distributed as its own.
-    Processors see each node's own path, stopping criteria one token after the other.
+    Processors see each node's own path, stopping criteria one token after the other. A processor that keeps account of
+    its calls, such as a grammar's matcher, would take the paths of drafts for text: those from outside transformers
+    that change their own state when they are called, or whose state cannot be seen, are refused. A tree of one node
+    calls them exactly as stock does, once a token. What is not seen: state in a compiled library behind an attribute
+    that says nothing of it, in a global or on the class, and in a function given as `prefix_allowed_tokens_fn`.
 
     Args:
         model: a stock causal language model.
@@ -88,6 +93,8 @@ def tree_generate(
         drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
         proposer: as for `TreeDecoder`, in place of heads and tree.
         sink: the streamer again; see the module.
+        stateless_processors: True, or the classes of processors of which you know that their answer depends on the
+            tokens and scores of a call alone, whatever else they keep; these are not watched.
         model_kwargs: what `generate` hands over besides: the mask is heeded, the cache is our own.
 
     Returns:
@@ -95,19 +102,22 @@ def tree_generate(
 
     Raises:
         TreeoptError: E510 for what a tree does not do (beam search, assistance, inputs other than token ids, holes in
-            the mask, scores and attentions of each step); else as `TreeDecoder` and its `generate`.
+            the mask, scores and attentions of each step, processors with a state of their own); else as `TreeDecoder`
+            and its `generate`.
     """
     config = generation_config or model.generation_config
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
     _check_supported(model, config, processors, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
-    rule = Processed(processors, input_ids, sample=bool(config.do_sample))
+    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
     decoder = TreeDecoder(model, heads, tree, drafter=drafter, proposer=proposer, acceptance=rule)
+    rule.verify_trees(decoder.proposer.nodes)
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
     rows = decoder.prefill(prompts, budget)
-    rule.follow(rows)
     text = _Text(input_ids, criteria, config, budget, sink)
+    rule.follow(rows, text.eos)
     left = dict.fromkeys(rows.indices, budget)
     for emitted in advance(decoder, rows, left, text.eos):
         for row, tokens in emitted.items():

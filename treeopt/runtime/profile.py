@@ -41,10 +41,14 @@ from treeopt.progress import Progress, silent
 from treeopt.runtime import accept
 from treeopt.runtime.clock import now
 from treeopt.runtime.drafting import DynamicProposer
+from treeopt.runtime.memory import memory_as_error
 from treeopt.runtime.propose import NO_TOKEN, PlainProposer, Proposer
+from treeopt.seeds import check_seed
 from treeopt.tree import Tree
 from treeopt.version import VERSION
 
+MOST_NODES = 16_384  # of a timed step; the mask of one takes 1 GB in float32
+MOST_BATCH = 1 << 31  # texts of a timed step; what torch can count is not much beyond
 _LEAD_IN = 3  # steps of the same size before a timed one: what the size before left behind is gone
 _QUARTILES = (0.25, 0.5, 0.75)
 _DIGITS = 9  # decimals of a second: the clock counts nanoseconds
@@ -83,9 +87,11 @@ def measure_profile(
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base; E230 where these heads and this vocabulary make no tree
-            of a size asked for; E502 where the base cannot verify trees; E503 where a context is empty, or does not fit
-            into the model's own together with the tree's depth; as `load_base` and `load_heads`.
+            of a size asked for, or it is beyond `MOST_NODES`; E403 where there is too little memory; E502 where the
+            base cannot verify trees; E503 where a context is empty, or does not fit into the model's own together with
+            the tree's depth; as `load_base` and `load_heads`.
         TypeError: where model or heads are none of these.
+        ValueError: where a number is out of range.
 
     Example:
         >>> import treeopt
@@ -93,14 +99,18 @@ def measure_profile(
         >>> [point.nodes for point in profile.points]
         [1, 2, 4]
     """
+    if min((*nodes, *batches, repeats), default=0) < 1 or not (nodes and contexts and batches):
+        given = f"nodes {list(nodes)}, contexts {list(contexts)}, batches {list(batches)}, repeats {repeats}"
+        raise ValueError(f"{given}: none may be empty, and none below 1")
+    check_seed(seed)
     base, loaded = as_base(model), as_heads(heads)
-    assert min(nodes) >= 1
-    assert min(batches) >= 1
-    assert repeats >= 1
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
     if drafter is not None:
         nodes = [min(size, MASS_SIZES[-1]) for size in nodes]
+    if max(batches) > MOST_BATCH:
+        what = f"a batch of {max(batches)} texts does not fit into any memory"
+        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")
     trees = _trees(base, heads, nodes)
     _check_contexts(contexts, _deepest(trees, drafter), base)
     check_trees(base)
@@ -108,12 +118,13 @@ def measure_profile(
     rounds = repeats + 1  # the first is the warm-up
     points: list[LatencyPoint] = []
     for i, (batch, context) in enumerate(pairs):
-        steps = [_timed(tree, base, heads, context, drafter) for tree in trees]
-        text = CachedText(base, batch, context, capacity=context + trees[-1].nodes, seed=seed)
-        spent = np.empty((rounds, len(steps)))
-        for row in range(rounds):
-            spent[row] = [_in_stride(step, text) for step in steps]
-            progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
+        spent = np.empty((rounds, len(trees)))
+        with memory_as_error("fewer nodes, shorter contexts or smaller batches"):
+            steps = [_timed(tree, base, heads, context, drafter) for tree in trees]
+            text = CachedText(base, batch, context, capacity=context + trees[-1].nodes, seed=seed)
+            for row in range(rounds):
+                spent[row] = [_in_stride(step, text) for step in steps]
+                progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
         points += _points(trees, batch, context, spent[1:])
     return LatencyProfile.from_points(points, _provenance(base, loaded, repeats, drafter))
 
@@ -248,6 +259,9 @@ def _in_stride(step: TimedStep, text: CachedText) -> float:
 def _trees(base: Base, heads: MedusaHeads, nodes: Sequence[int]) -> list[Tree]:
     """The generic tree of each size, ascending, the one-node tree first; each contains the ones before it."""
     sizes = sorted({ONE_NODE, *nodes})
+    if sizes[-1] > MOST_NODES:
+        what = f"a step of {sizes[-1]} nodes is not timed: its mask alone would take {sizes[-1]}^2 numbers"
+        raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {MOST_NODES}")
     growth = generic_growth(sizes[-1], heads.num_heads, base.vocab_size)
     largest = len(growth.values) + 1
     if sizes[-1] > largest:
@@ -293,6 +307,7 @@ def _provenance(base: Base, loaded: LoadedHeads, repeats: int, drafter: Drafter 
     return {
         "made_by": f"treeopt {VERSION}",
         "model": base.name,
+        "model_id": base.fingerprint,
         "heads": loaded.name,
         "heads_id": loaded.fingerprint,
         "device": found["device"],

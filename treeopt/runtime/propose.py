@@ -26,12 +26,15 @@ class Drafts:
     """What one step verifies.
 
     Args:
-        tokens: int64 [B, N], a token for every node of every row, the root's first; siblings hold different tokens.
+        tokens: int64 [B, N], a token for every node of every row, the root's first; siblings that are not void hold
+            different tokens.
         shape: which node hangs on which, N nodes no deeper than the proposer's depth; None is the proposer's tree.
+        void: bool [B, N], nodes that hold no draft and must not be accepted; None where there are none.
     """
 
     tokens: Tensor
     shape: Shape | None = None
+    void: Tensor | None = None
 
 
 class Proposer(Protocol):

@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import ClassVar, Protocol
 
 import torch
@@ -17,8 +18,10 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from treeopt.models.shapes import Shape
 from treeopt.runtime import accept
+from treeopt.seeds import check_seed
 
 Score = Callable[[Tensor], Tensor]
+LEAST_TEMPERATURE = 1e-6  # above 0: logits divided by less overflow, and are numbers no more
 
 
 class Rule(Protocol):
@@ -102,7 +105,7 @@ class Sample(Exact):
         seed: equal seeds give equal texts on one machine; None draws from torch's own generator.
 
     Raises:
-        ValueError: outside 0 <= temperature < infinity, 0 <= top_k, 0 < top_p <= 1.
+        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^64.
     """
 
     temperature: float = 1.0
@@ -112,16 +115,22 @@ class Sample(Exact):
     _warpers: LogitsProcessorList = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        _check_numbers(temperature=self.temperature, top_p=self.top_p)
         _check_temperature(self.temperature)
-        if self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"top_k {self.top_k} and top_p {self.top_p}: they are 0 or more, and above 0 up to 1")
+        if not _whole(self.top_k) or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"top_k {self.top_k} and top_p {self.top_p}: a whole number from 0, and a number above 0 up to 1"
+            )
+        if self.seed is not None:
+            check_seed(self.seed)
+        object.__setattr__(self, "seed", None if self.seed is None else int(self.seed))  # numpy's are not torch's
         warpers = LogitsProcessorList()  # in the order of `generate`
         if self.temperature not in (0, 1):
             warpers.append(TemperatureLogitsWarper(float(self.temperature)))
         if self.top_k:
-            warpers.append(TopKLogitsWarper(self.top_k))
+            warpers.append(TopKLogitsWarper(int(self.top_k)))
         if self.top_p < 1:
-            warpers.append(TopPLogitsWarper(self.top_p))
+            warpers.append(TopPLogitsWarper(float(self.top_p)))
         object.__setattr__(self, "_warpers", warpers)
 
     def choose(
@@ -145,7 +154,7 @@ class Typical:
         delta: share of exp(-entropy) that a draft needs where that is less.
 
     Raises:
-        ValueError: outside 0 <= temperature < infinity, 0 < epsilon <= 1, 0 < delta <= 1.
+        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 < epsilon <= 1, 0 < delta <= 1.
     """
 
     temperature: float = 0.7
@@ -154,6 +163,7 @@ class Typical:
     seed: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
+        _check_numbers(temperature=self.temperature, epsilon=self.epsilon, delta=self.delta)
         _check_temperature(self.temperature)
         if not (0 < self.epsilon <= 1 and 0 < self.delta <= 1):
             raise ValueError(f"epsilon {self.epsilon} and delta {self.delta}: both are above 0, and 1 at most")
@@ -184,5 +194,15 @@ class Typical:
 
 
 def _check_temperature(temperature: float) -> None:
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature {temperature}: it is 0 or more")
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
+        raise ValueError(f"temperature {temperature}: it is 0, or {LEAST_TEMPERATURE} or more, and finite")
+
+
+def _check_numbers(**given: float) -> None:
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{name} {value!r}: it is a number")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

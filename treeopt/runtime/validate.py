@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,82 +34,15 @@ from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.runtime.decode import TreeDecoder
 from treeopt.runtime.figures import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Trial
-from treeopt.runtime.verdict import Difference, Judge, forgiven
+from treeopt.runtime.memory import memory_as_error
+from treeopt.runtime.validation import JUDGED, Validation
+from treeopt.runtime.verdict import Difference, first_difference
 from treeopt.runtime.ways import Run, Way, with_decoder, with_generate
 from treeopt.tree import Tree, check_tree_fits
 
 _WARM_UP_TOKENS = 8
 _LOOKUP_TOKENS = 10  # drafts of one prompt lookup: the value of transformers' own documentation
 _SMALLER = (4, 8, 16, 32)  # nodes of the parts whose tokens per step are worked out
-_OURS = (ONE_BY_ONE, TREE)  # what must give stock generate's text; prompt lookup is not ours to prove
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What came out.
-
-    Args:
-        figures: tokens per step and speed of all texts.
-        differences: every text that is not stock generate's, with its verdict; prompt lookup's among them.
-        predicted: replay over stock generate's texts.
-        measured_by_depth: share of steps that emitted d drafts or more, d = 1 .. D.
-        expected_tokens_per_step: the tree file's own; None where it has none.
-        nodes: N of the tree; of a tree chosen per step the most.
-        smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes.
-        skipped: prompts, and later turns of dialogues, that did not fit into the context.
-        left_out: ways that this model, or a batch, cannot be decoded by, and why.
-        batch_size: texts decoded together.
-        made_by: versions, device, threads, dtype, attention.
-    """
-
-    figures: Figures
-    differences: tuple[Difference, ...]
-    predicted: Replay
-    measured_by_depth: tuple[float, ...]
-    expected_tokens_per_step: float | None
-    nodes: int
-    smaller: Mapping[int, float]
-    skipped: tuple[Skipped, ...]
-    left_out: Mapping[str, str]
-    batch_size: int
-    made_by: dict[str, str]
-
-    @property
-    def lossless(self) -> bool:
-        """Whether every text of ours is, token for token, that of stock greedy `generate`."""
-        return not self.our_differences
-
-    @property
-    def our_differences(self) -> tuple[Difference, ...]:
-        """Those of the tree, and of our loop one token a step."""
-        return tuple(found for found in self.differences if found.way in _OURS)
-
-    @property
-    def failures(self) -> tuple[Difference, ...]:
-        """Our differences that neither a tie nor, in half precision, rounding explains."""
-        return tuple(found for found in self.our_differences if not forgiven(found, self.made_by["dtype"]))
-
-    @property
-    def prediction_misses(self) -> tuple[Trial, ...]:
-        """Texts whose number of steps was not the predicted one, among those that are stock generate's."""
-        return tuple(one for one in self.figures.trials if one.same and one.steps != one.predicted_steps)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """tau: all tokens / all steps."""
-        return self.figures.tokens_per_step()
-
-    @property
-    def overhead(self) -> float | None:
-        """Seconds of a tree step / seconds of a one-token step of our own loop; the median repeat, None untimed."""
-        spread = self.figures.overhead
-        return None if spread is None else spread.median
-
-    @property
-    def speedup(self) -> float | None:
-        """Tokens a second with the tree / one by one = tau / overhead; the median repeat, None untimed."""
-        spread = self.figures.speedup()
-        return None if spread is None else spread.median
 
 
 def validate(
@@ -125,6 +57,7 @@ def validate(
     repeats: int = 1,
     batch_size: int = 1,
     chat_template: bool = True,
+    judge: int = JUDGED,
     progress: Progress = silent,
 ) -> Validation:
     """Decode every prompt in all ways, turn by turn, and compare.
@@ -141,11 +74,13 @@ def validate(
         repeats: times that each text is decoded each way; the ways take turns.
         batch_size: prompts decoded together, in all ways; figures are then of batches.
         chat_template: put requests through the tokenizer's chat template, where it has one.
+        judge: differing texts of ours that are judged, as `Validation.judged` does; 0 leaves all of them open.
         progress: told after each text.
 
     Raises:
         TreeoptError: as `TreeDecoder` and the loaders; E303 where no prompt fits into the context, E503 for a `Text`.
         TypeError: where model, heads or prompts are none of these.
+        ValueError: where a number is out of range.
 
     Example:
         >>> import treeopt
@@ -153,11 +88,12 @@ def validate(
         >>> found.lossless, found.tokens_per_step == found.predicted.tokens_per_step
         (True, True)
     """
+    if min(max_new_tokens, repeats, batch_size) < 1 or judge < 0:
+        given = f"max_new_tokens {max_new_tokens}, repeats {repeats}, batch_size {batch_size}, judge {judge}"
+        raise ValueError(f"{given}: the first three are 1 or more, and judge 0 or more")
     base, heads = as_base(model, tokenizer, dtype="float32"), as_heads(heads).heads
     tree, drafter = as_plan_for(tree, drafter)
     prompts, left_aside = as_texts(base, prompts, max_new_tokens, chat_template=chat_template)
-    assert repeats >= 1
-    assert batch_size >= 1
     decoder = TreeDecoder(base, heads, tree, drafter=drafter)
     if isinstance(tree, Tree):
         levels = heads.num_heads if drafter is None else drafter.depth
@@ -170,17 +106,18 @@ def validate(
         TREE: with_decoder(decoder),
     }
     batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
-    left_out = _warm_up(ways, [text.prompt for text in batches[0]], min(_WARM_UP_TOKENS, max_new_tokens))
-    texts, runs, skipped = _decode_all(ways, base, batches, max_new_tokens, repeats, chat_template, progress)
-    traces = trace(base, heads_like(base, heads), texts, drafter, steps=_steps(tree))
+    with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
+        left_out = _warm_up(ways, [text.prompt for text in batches[0]], min(_WARM_UP_TOKENS, max_new_tokens))
+        texts, runs, skipped = _decode_all(ways, base, batches, max_new_tokens, repeats, chat_template, progress)
+        traces = trace(base, heads_like(base, heads), texts, drafter, steps=_steps(tree))
     predicted = _replayed(tree, traces)
     trials = [
         Trial(text.prompt_id, text.category, text.turn, run, steps)
         for text, run, steps in zip(texts, runs, predicted.steps_by_sequence().tolist(), strict=True)
     ]
-    return Validation(
+    found = Validation(
         figures=Figures(tuple(trials)),
-        differences=tuple(_differences(Judge(base, tree.nodes), texts, runs)),
+        differences=tuple(_differences(texts, runs)),
         predicted=predicted,
         measured_by_depth=_by_depth([run[TREE][0] for run in runs], predicted.depth),
         expected_tokens_per_step=tree.expected.replay if tree.expected else None,
@@ -199,7 +136,9 @@ def validate(
             "dtype": base.dtype_name,
             "attention": base.model.config._attn_implementation,
         },
+        texts=tuple(texts),
     )
+    return found.judged(base, judge)
 
 
 def predict(
@@ -278,7 +217,7 @@ def _decode_all(
             ]
             done += zip(texts, found, strict=True)
             for text, runs in zip(texts, found, strict=True):
-                differing += any(run.tokens != text.answer for way in _OURS for run in runs[way])
+                differing += any(run.tokens != text.answer for way in (ONE_BY_ONE, TREE) for run in runs[way])
             progress(len(done), total, f"texts that differ: {differing}")
             following = [next_turn(base, text, max_new_tokens, chat_template=chat_template) for text in texts]
             turns = [turn for turn in following if isinstance(turn, Text)]
@@ -304,15 +243,13 @@ def _in_turns(
     return runs
 
 
-def _differences(
-    judge: Judge, texts: Sequence[Text], runs: Sequence[Mapping[str, Sequence[Run]]]
-) -> Iterator[Difference]:
+def _differences(texts: Sequence[Text], runs: Sequence[Mapping[str, Sequence[Run]]]) -> Iterator[Difference]:
     """For each text and way the first repeat that is not stock generate's first."""
     for text, by_way in zip(texts, runs, strict=True):
         for way, repeats in by_way.items():
             wrong = next((run.tokens for run in repeats if run.tokens != text.answer), None)
             if wrong is not None:
-                yield judge.difference(text.prompt_id, way, text.prompt, text.answer, wrong)
+                yield first_difference(text, way, wrong)
 
 
 def _by_depth(runs: Sequence[Run], depth: int) -> tuple[float, ...]:

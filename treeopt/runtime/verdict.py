@@ -6,24 +6,29 @@ computing them (a token at a time, a tree at once) may choose differently. Wheth
     tie        in float64 both tokens have the largest logit: each text is a greedy text
     rounding   in float64 they differ, by less than the run's dtype gets wrong in such a gap at this very position
     bug        a gap that rounding does not explain: the decoder, not the arithmetic, chose the token
-    undecided  the float64 copy cannot be made here (memory, quantised weights)
+    undecided  the float64 copy cannot be made or run here (memory, quantised weights)
+    unjudged   nobody has asked: a float64 forward takes long where a model is large
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import enum
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from accelerate.hooks import remove_hook_from_submodules
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, PreTrainedModel
 
+from treeopt.calibrate.texts import Text
 from treeopt.models.base import Base
 
 ENDED = -1  # stands for a token where a text had already ended
@@ -39,6 +44,7 @@ class Verdict(enum.Enum):
     ROUNDING = "rounding"
     BUG = "bug"
     UNDECIDED = "undecided"
+    UNJUDGED = "unjudged"
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,9 @@ class Difference:
         found_token: the other text's; `ENDED` where it had ended.
         verdict: why.
         gap: in float64, the largest logit minus the lesser of the two tokens': the top-2 gap where stock chose the
-            largest. Not a number where a text had ended, or undecided.
+            largest. Not a number where a text had ended, or nothing was computed.
         resolution: the largest error of the run's dtype in the gap between one of the two and any third token here.
+            Not a number where the gap is not.
     """
 
     prompt_id: str
@@ -72,9 +79,25 @@ def forgiven(difference: Difference, dtype: str) -> bool:
 
     A tie always does: both are greedy texts. Rounding does in bfloat16 and float16, where stock `generate` itself
     parts from its own text when it is batched or padded differently; in float32 it does not, because there texts agree
-    in practice, and float32 is what proves a decoder right.
+    in practice, and float32 is what proves a decoder right. For the same reason an unjudged difference is forgiven in
+    half precision, which proves nothing in any case, and never in float32.
     """
-    return difference.verdict is Verdict.TIE or (difference.verdict is Verdict.ROUNDING and dtype in _HALF)
+    open_in_half = (Verdict.ROUNDING, Verdict.UNJUDGED)
+    return difference.verdict is Verdict.TIE or (difference.verdict in open_in_half and dtype in _HALF)
+
+
+def first_difference(text: Text, way: str, found: Sequence[int]) -> Difference:
+    """Where `found`, made by `way`, parts from the answer of stock generate; they differ. It is not judged yet.
+
+    Where one has ended and the other goes on there are no two logits to compare: that is a bug at once.
+    """
+    greedy = text.answer
+    assert list(greedy) != list(found), "the texts are the same"
+    shared = min(len(greedy), len(found))
+    at = next((i for i in range(shared) if greedy[i] != found[i]), shared)
+    one, other = (tokens[at] if at < len(tokens) else ENDED for tokens in (greedy, found))
+    verdict = Verdict.BUG if ENDED in (one, other) else Verdict.UNJUDGED
+    return Difference(text.prompt_id, way, at, one, other, verdict, math.nan, math.nan)
 
 
 class Judge:
@@ -90,44 +113,38 @@ class Judge:
         self._width = width
 
     @torch.inference_mode()
-    def difference(
-        self, prompt_id: str, way: str, prompt: Sequence[int], greedy: Sequence[int], found: Sequence[int]
-    ) -> Difference:
-        """Why the text `found` parts from `greedy`, stock generate's; both follow `prompt`, and they differ."""
-        assert list(greedy) != list(found), "the texts are the same"
-        shared = min(len(greedy), len(found))
-        at = next((i for i in range(shared) if greedy[i] != found[i]), shared)
-        one, other = (tokens[at] if at < len(tokens) else ENDED for tokens in (greedy, found))
-        made = functools.partial(Difference, prompt_id, way, at, one, other)
-        if ENDED in (one, other):  # after the same tokens one stopped and one went on: no logit says that
-            return made(Verdict.BUG, float("nan"), float("nan"))
-        prefix = torch.tensor([*prompt, *greedy[:at]])
+    def decide(self, difference: Difference, text: Text) -> Difference:
+        """Why a text parts from stock generate's: an unjudged difference of `text`, prompt and stock's answer."""
+        if difference.verdict is not Verdict.UNJUDGED:
+            return difference
+        one, other = difference.greedy_token, difference.found_token
+        prefix = torch.tensor([*text.prompt, *text.answer[: difference.position]])
         exact = self._exact_logits(prefix)
         if exact is None:
-            return made(Verdict.UNDECIDED, float("nan"), float("nan"))
+            return dataclasses.replace(difference, verdict=Verdict.UNDECIDED)
         gap = float(exact.max() - torch.minimum(exact[one], exact[other]))
         resolution = self._resolution(prefix, exact, (one, other))
         # Rounding of a float64 dot product of length d, far below anything that a dtype of a run can tell apart.
         tie = self._base.hidden_size * torch.finfo(torch.float64).eps * float(exact.abs().max())
-        if gap <= tie:
-            return made(Verdict.TIE, gap, resolution)
-        return made(Verdict.ROUNDING if gap <= _MARGIN * resolution else Verdict.BUG, gap, resolution)
+        rounding = Verdict.ROUNDING if gap <= _MARGIN * resolution else Verdict.BUG
+        verdict = Verdict.TIE if gap <= tie else rounding
+        return dataclasses.replace(difference, verdict=verdict, gap=gap, resolution=resolution)
 
     @functools.cached_property
     def _exact(self) -> PreTrainedModel | None:
-        """The model in float64, on its device, else on the CPU; None where it cannot be had."""
-        for place in _places(self._base.device):
-            with contextlib.suppress(Exception):  # no room, weights that cannot be cast: many kinds for one fact
-                return copy.deepcopy(self._base.model).to(place, torch.float64)
+        """The model in float64 on the CPU; None where it cannot be had."""
+        with contextlib.suppress(Exception):  # no room, weights that cannot be cast: many kinds for one fact
+            return _in_float64(self._base.model)
         return None
 
     def _exact_logits(self, prefix: Tensor) -> Tensor | None:
-        """float64 [V] after `prefix` (int64 [T]), by one plain forward without a cache; on the CPU."""
+        """float64 [V] after `prefix` (int64 [T]), by one plain forward without a cache; None where it cannot be had."""
         if self._exact is None:
             return None
-        with _Float64():
-            logits: Tensor = self._exact(prefix[None].to(self._exact.device), use_cache=False, logits_to_keep=1).logits
-        return logits[0, -1].double().cpu()
+        with _Float64(), contextlib.suppress(RuntimeError, MemoryError):
+            logits: Tensor = self._exact(prefix[None], use_cache=False, logits_to_keep=1).logits
+            return logits[0, -1].double()
+        return None
 
     def _resolution(self, prefix: Tensor, exact: Tensor, tokens: tuple[int, int]) -> float:
         """The largest error, over all ways of computing in the run's dtype, in a gap between one of `tokens` and any.
@@ -155,10 +172,16 @@ class Judge:
         return torch.stack(rows).double().cpu()
 
 
-def _places(device: torch.device) -> list[torch.device]:
-    """Where to try the float64 copy; devices other than CPU and CUDA have no float64."""
-    cpu = torch.device("cpu")
-    return [device, cpu] if device.type == "cuda" else [cpu]
+def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy on the CPU. Tensors are moved there one by one before they are cast: the device holds nothing more."""
+    memo: dict[int, Any] = {}  # what deepcopy takes for a copy that it has made already
+    for tensor in (*model.parameters(), *model.buffers()):
+        moved = tensor.detach().cpu()
+        moved = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
+        memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+    copied: PreTrainedModel = copy.deepcopy(model, memo)
+    remove_hook_from_submodules(copied)  # those of `device_map` would send its inputs elsewhere
+    return copied.to("cpu", torch.float64)
 
 
 class _Float64(TorchFunctionMode):

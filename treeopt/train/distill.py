@@ -21,13 +21,13 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.calibrate.prompts import PromptSet
-from treeopt.calibrate.seeds import LARGEST_SEED, check_seed
 from treeopt.calibrate.texts import Skipped
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
+from treeopt.seeds import LARGEST_SEED, check_seed
 from treeopt.train.partial import Kept, kept_of, partial_of
 from treeopt.train.talks import SelfTalk, Talk, Writer, first_words, has_template, seeded, turns_asked
 

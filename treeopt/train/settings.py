@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from treeopt.calibrate.seeds import check_seed
 from treeopt.errors import Code, TreeoptError
+from treeopt.seeds import check_seed
 
 _SEEDS = 2**32  # numpy's generator, which transformers seeds too, takes no larger ones
 

@@ -1,0 +1,113 @@
+"""The benches run: each of their scripts, at a size of a second or two, as a user would call it."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers import random_calibration
+
+from treeopt.calibrate.measure import run_calibration
+from treeopt.calibrate.prompts import load_prompts
+from treeopt.files.calibrations import save_calibration
+from treeopt.models.base import Base
+from treeopt.models.layouts import LoadedHeads
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+# Script -> its calls. {shared} is the folder of shared data, {file} a calibration.
+EXACT = (
+    "--heads {shared}/models/tinystories-260k-medusa --prompts {shared}/data/story_openings.json --calibration {file}"
+)
+TABLE = "table --model tinystories --shared {shared} --decode"
+CALLS = {
+    "build": [""],
+    "calibrate": ["--repeats 1"],
+    "decode": ["--shared {shared}"],
+    "drafting": [
+        TABLE,
+        "terms --shared {shared}",
+        "speed --model pocket --shared {shared}",
+        "cost",
+    ],
+    "exact": [EXACT],
+    "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
+    "pocket": [""],
+}
+PARTS = {"timing", "drafting_cost"}  # modules that the scripts import
+
+
+Bench = Callable[[str, str], str]
+
+
+@pytest.fixture
+def bench(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Bench]:
+    """Run a script in this process, as `python bench/NAME.py ... --tiny`; returns what it printed."""
+    known = set(sys.modules)
+
+    def run(name: str, line: str) -> str:
+        given = line.format(shared=shared, file=tmp_path / "c.safetensors").split()
+        monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", *given, "--tiny"])
+        runpy.run_path(str(BENCH / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    monkeypatch.syspath_prepend(str(BENCH))
+    yield run
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCH)):
+            del sys.modules[name]
+
+
+def plain_calls() -> list[tuple[str, str]]:
+    """Every script with every call of it, but those that have a test of their own."""
+    return [(name, line) for name, lines in CALLS.items() for line in lines if line not in (EXACT, TABLE)]
+
+
+@pytest.mark.parametrize(("name", "line"), plain_calls())
+def test_bench_runs(bench: Bench, name: str, line: str, tmp_path: Path) -> None:
+    """Every line that it prints is of figures that it has, and none of them is an error."""
+    if "{file}" in line:
+        save_calibration(random_calibration(1, sequences=120, length=12), tmp_path / "c.safetensors")
+    printed = bench(name, line)
+    assert "core" in printed.splitlines()[0]
+    assert len(printed.splitlines()) > 1
+    assert "nan" not in printed
+
+
+def test_exact_is_exact(bench: Bench, base: Base, loaded: LoadedHeads, shared: Path, tmp_path: Path) -> None:
+    """The bench of exactness finds every tree lossless and as predicted."""
+    prompts = load_prompts(str(shared / "data" / "story_openings.json"), limit=8)
+    found = run_calibration(base, loaded, prompts, max_new_tokens=40).calibration
+    save_calibration(found, tmp_path / "c.safetensors")
+    lines = bench("exact", EXACT).splitlines()
+    assert len(lines) == 6
+    assert all("lossless 2/2  steps as predicted 2/2" in line for line in lines[1:])
+
+
+def test_no_script_is_forgotten() -> None:
+    """Every script of bench/ is run here; every other module there is a part of one."""
+    found = {path.stem: "__main__" in path.read_text() for path in BENCH.glob("*.py")}
+    assert {name for name, runs in found.items() if runs} == set(CALLS)
+    assert {name for name, runs in found.items() if not runs} == PARTS
+    used = {
+        node.module
+        for path in BENCH.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert used >= PARTS
+
+
+def test_drafting_decodes_what_it_predicts(bench: Bench) -> None:
+    """The trees that the bench of drafting decodes are lossless, and take the predicted steps."""
+    lines = [line for line in bench("drafting", TABLE).splitlines() if "lossless" in line]
+    assert len(lines) == 2
+    for line in lines:
+        texts, measured, predicted = line.split(": lossless ")[1].split(", ")
+        assert len(set(texts.split("/"))) == 1
+        assert measured.split()[1] == predicted.split()[1]
