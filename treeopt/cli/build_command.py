@@ -14,9 +14,11 @@ from treeopt.build.judge import Judgement
 from treeopt.build.methods import VALUES, WEIGHTS
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
-from treeopt.cli.console import Console, check_outputs, command, force_option, warn_other_heads
+from treeopt.cli.console import Console, command
 from treeopt.cli.early import given
+from treeopt.cli.made_for import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
+from treeopt.cli.options import check_outputs, force_option
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.marks import TREE

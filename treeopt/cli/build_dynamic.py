@@ -10,8 +10,11 @@ from treeopt.build.intervals import FEW_TEXTS, FEWEST_TEXTS
 from treeopt.build.policies import build_policy, fastest_policy
 from treeopt.build.reliability import reliability
 from treeopt.calibration import Calibration
-from treeopt.cli.console import Console, check_outputs, check_static_only, warn_other_heads
+from treeopt.cli.console import Console
+from treeopt.cli.early import check_static_only
 from treeopt.cli.learn_report import report_reliability
+from treeopt.cli.made_for import warn_other_heads
+from treeopt.cli.options import check_outputs
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import TREE
 from treeopt.files.policies import save_policy

@@ -14,21 +14,12 @@ import numpy as np
 from treeopt.build.reliability import reliability
 from treeopt.build.trees import DEFAULT_TOP_K
 from treeopt.calibration import Calibration
-from treeopt.cli.console import (
-    Console,
-    check_outputs,
-    chosen_prompts,
-    command,
-    force_option,
-    load_models,
-    model_options,
-    prompt_options,
-    say_skipped,
-    warn_other_drafter,
-)
+from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early import check_belongs, check_suffix, unkept, warn_no_trees
 from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
+from treeopt.cli.made_for import warn_other_drafter
 from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.options import check_outputs, chosen_prompts, force_option, load_models, model_options, prompt_options
 from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter

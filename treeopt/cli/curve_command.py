@@ -13,16 +13,10 @@ from treeopt.build.methods import VALUES, WEIGHTS, candidates
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
 from treeopt.calibration import MASS_SIZES
 from treeopt.cli.build_dynamic import texts_of, warn_few_texts
-from treeopt.cli.console import (
-    Console,
-    calibration_option,
-    check_outputs,
-    check_static_only,
-    command,
-    force_option,
-    warn_other_heads,
-)
-from treeopt.cli.early import given
+from treeopt.cli.console import Console, command
+from treeopt.cli.early import check_static_only, given
+from treeopt.cli.made_for import warn_other_heads
+from treeopt.cli.options import calibration_option, check_outputs, force_option
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked

@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, command, force_option
+from treeopt.cli.console import Console, command
+from treeopt.cli.options import force_option
 from treeopt.files.atomic import make_folder
 from treeopt.files.manifest import Manifest
 

@@ -6,18 +6,10 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import (
-    Console,
-    base_options,
-    check_outputs,
-    command,
-    prompt_options,
-    resumable,
-    say_base,
-    say_skipped,
-)
+from treeopt.cli.console import Console, command, resumable, say_skipped
 from treeopt.cli.early import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.options import base_options, check_outputs, prompt_options, say_base
 
 
 @command("distill")

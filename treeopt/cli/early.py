@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,11 @@ def check_belongs(names: tuple[str, ...], to: str, holds: bool) -> None:
     found = [f"--{name.replace('_', '-')}" for name in names if given(name)]
     if found and not holds:
         raise click.UsageError(f"{found[0]} belongs to {to}")
+
+
+def check_static_only(names: Sequence[str]) -> None:
+    """Refuse options that only --kind static has."""
+    check_belongs(tuple(names), "--kind static", holds=False)
 
 
 def warn_no_trees(console: Console, base: Base, but: str) -> None:

@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import (
-    Console,
-    command,
-    drafter_option,
-    load_models,
-    model_options,
-    text_options,
-    tree_option,
-    warn_other_drafter,
-    warn_other_tree,
-)
+from treeopt.cli.console import Console, command
+from treeopt.cli.made_for import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.options import drafter_option, load_models, model_options, text_options, tree_option
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import load_plan_for
 

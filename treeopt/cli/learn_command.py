@@ -7,20 +7,11 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import (
-    Console,
-    check_outputs,
-    chosen_prompts,
-    command,
-    force_option,
-    load_models,
-    model_options,
-    prompt_options,
-    say_skipped,
-)
+from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early import check_suffix, unkept
 from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
 from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.options import check_outputs, chosen_prompts, force_option, load_models, model_options, prompt_options
 from treeopt.drafter import LEARN_TOKENS
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 

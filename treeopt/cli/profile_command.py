@@ -7,15 +7,9 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import (
-    Console,
-    check_outputs,
-    command,
-    force_option,
-    load_models,
-    model_options,
-    warn_other_drafter,
-)
+from treeopt.cli.console import Console, command
+from treeopt.cli.made_for import warn_other_drafter
+from treeopt.cli.options import check_outputs, force_option, load_models, model_options
 from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile

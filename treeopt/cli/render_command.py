@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.console import Console, check_outputs, command, force_option
+from treeopt.cli.console import Console, command
+from treeopt.cli.options import check_outputs, force_option
 from treeopt.files.atomic import write_bytes
 from treeopt.files.marks import PICTURE, write_marked
 from treeopt.files.trees import load_tree

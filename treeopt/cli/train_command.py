@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, base_options, command, resumable, say_base
+from treeopt.cli.console import Console, command, resumable
 from treeopt.cli.early import check_apart
 from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.options import base_options, say_base
 
 if TYPE_CHECKING:
     from treeopt.train.medusa1 import Trained

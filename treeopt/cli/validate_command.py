@@ -7,19 +7,10 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import (
-    Console,
-    chosen_prompts,
-    command,
-    drafter_option,
-    load_models,
-    model_options,
-    prompt_options,
-    tree_option,
-    warn_other_drafter,
-    warn_other_tree,
-)
+from treeopt.cli.console import Console, command
+from treeopt.cli.made_for import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import FiniteRange
+from treeopt.cli.options import chosen_prompts, drafter_option, load_models, model_options, prompt_options, tree_option
 from treeopt.cli.validate_report import differences_error, report_figures, report_verdict, threshold_error
 from treeopt.files.policies import load_plan_for
 from treeopt.policy import TreePolicy

@@ -1,0 +1,56 @@
+"""Warnings of what was made for another base model, or with other heads, than it is used with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from treeopt.calibration import Calibration
+from treeopt.cli.console import Console
+from treeopt.drafter import Drafter
+from treeopt.latency import LatencyProfile
+from treeopt.policy import Plan
+
+if TYPE_CHECKING:
+    from treeopt.models.base import Base
+    from treeopt.models.layouts import LoadedHeads
+
+_FLOAT32 = "float32"  # the dtype of files of before, which do not name it
+
+
+def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:
+    """Warn where a profile was measured with another base or other heads than a calibration."""
+    if profile is None:
+        return
+    own = calibration.provenance
+    dtype = own.settings.get("dtype", _FLOAT32)
+    _warn_made_for_other(console, "the profile", profile.provenance, own.model_id, dtype, own.heads_id)
+
+
+def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads) -> None:
+    """Warn where a tree was built for another base or other heads than these."""
+    source = tree.source.get("calibration") or {}
+    _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, loaded.fingerprint)
+
+
+def warn_other_drafter(console: Console, drafter: Drafter | None, base: Base, loaded: LoadedHeads) -> None:
+    """Warn where a drafter was learned with another base or other heads than these."""
+    source = {} if drafter is None else drafter.source
+    _warn_made_for_other(console, "the drafter", source, base.fingerprint, base.dtype_name, loaded.fingerprint)
+
+
+def _warn_made_for_other(
+    console: Console, name: str, source: Mapping[str, Any], model_id: str, dtype: str, heads_id: str
+) -> None:
+    """Warn where what `source` says of how a thing was made is not what it is used with.
+
+    The id of a base is that of its weights as they were loaded: in another dtype the same weights have another, so only
+    ids of one dtype are compared. Heads have theirs from the file.
+    """
+    others = []
+    if source.get("dtype", _FLOAT32) == dtype and source.get("model_id") not in (None, "", model_id):
+        others.append(f"another base model ({source['model_id']}, this is {model_id})")
+    if source.get("heads_id") not in (None, "", heads_id):
+        others.append(f"other heads ({source['heads_id']}, these are {heads_id})")
+    if others:
+        console.warn(f"warning: {name} was made for {' and '.join(others)}")
