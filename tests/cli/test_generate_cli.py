@@ -128,7 +128,7 @@ def test_terminal_takes_no_orders(capsys: pytest.CaptureFixture[str], monkeypatc
     """Control characters that a model writes do not reach the terminal."""
     monkeypatch.setenv("NO_COLOR", "1")
     sent = shown([Piece([1], "a\x1b[2Jb\r\x07\tc\x9b2J")], capsys, monkeypatch)
-    assert sent == "a\ufffd[2Jb\ufffd\ufffd\tc\ufffd2J\n"
+    assert sent == "a\\x1b[2Jb\\x0d\\x07\tc\\x9b2J\n"
 
 
 def test_interrupt_leaves_the_text_so_far(shared: Path, base: Base, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.made_for import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import drafter_option, load_models, model_options, text_options, tree_option
+from treeopt.cli.terminal import printable
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import load_plan_for
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 # Steps take them in turn. Both colours are given, so that they can be read on any terminal, and from its own palette.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
 _STDIN = "-"
-# What a model writes must not steer the terminal: control characters but tab and newline become a question mark.
-_HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 @command("generate")
@@ -155,7 +154,7 @@ def _shaded(pieces: Iterator[Piece]) -> Iterator[Piece]:
     terminal = RichConsole(highlight=False, soft_wrap=True)
     try:
         for i, piece in enumerate(pieces):
-            for part in re.split(r"([\n\t])", piece.text.translate(_HARMLESS)):
+            for part in re.split(r"([\n\t])", printable(piece.text)):
                 if part in ("\n", "\t"):  # shaded, they would fill the rest of the line
                     click.echo(part, nl=False)
                 else:
