@@ -18,7 +18,7 @@ from treeopt.files.kinds import WANTED, refusal
 from treeopt.files.strict_yaml import MAX_DEPTH
 from treeopt.tree import Tree
 
-MAX_PYTHON = 1_000_000  # bytes of a Python literal, whose parser takes a thousand times as much memory
+MAX_PYTHON = 1_000_000  # characters of a Python literal, whose parser takes a thousand times as much memory
 # After blanks and comments: a bracket, `name =`, or `name: list[list[int]] = [`.
 _BEGIN = re.compile(r"(?:\s|#[^\n]*(?:\n|\Z))*(?:[\[(]|\w+\s*=(?!=)|\w+\s*:[\w\s.,\[\]]*=\s*[\[(])")
 # Comments, strings and brackets: what tells how deep a bracket stands.

@@ -13,7 +13,7 @@ WANTED = (
     "a tree is a YAML file of treeopt (treeopt.tree/1), a list of paths such as [[0], [1], [0, 0]] in JSON or Python, "
     "or a name from `treeopt list`"
 )
-# Schema of our files -> what they are, and who reads them.
+# Schema of our files other than trees -> what they are, and what to do with them.
 OURS = {
     "treeopt.calibration/1": ("a calibration", "treeopt build --calibration FILE makes a tree of it"),
     "treeopt.drafter/1": ("a drafter", "treeopt calibrate --drafter FILE, and treeopt build, make a tree for it"),
@@ -21,7 +21,6 @@ OURS = {
     "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree by it"),
     "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),
     "treeopt.policy/1": ("a policy, whose tree is chosen anew at every step", "give it to treeopt generate"),
-    "treeopt.tree/1": ("a tree", "give it to --tree"),
 }
 _MAX_HEADER = 1 << 28  # bytes of a safetensors header, as in the format's own reader
 _MAGIC = (
@@ -59,7 +58,7 @@ def read_text(path: Path, wanted: str) -> bytes:
             raw = stream.read(most + 1)
             size = max(len(raw), os.fstat(stream.fileno()).st_size)
     except IsADirectoryError as error:
-        raise refusal(path, "is a folder", wanted, fix="name a file in it") from error
+        raise refusal(path, "is a folder", wanted, at=str(path), fix="name a file in it") from error
     except OSError as error:
         raise refusal(path, f"cannot be read: {error.strerror}", wanted) from error
     kind, use = _binary_kind(raw)

@@ -161,7 +161,7 @@ def tree_of(document: Document) -> Tree:
 def _check_kind(document: Document) -> None:
     """Raise E203 where a document is something else than a tree, and say what."""
     path, data, schema = document.path, document.data, schema_of(document)
-    if schema in OURS and schema != SCHEMA:
+    if schema in OURS:
         kind, use = OURS[schema]
         raise refusal(path, f"is {kind} ({schema}), not a tree", WANTED, at=document.at(("schema",)), fix=use)
     if not isinstance(data, dict) or "schema" not in data:
