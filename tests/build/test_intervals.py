@@ -158,6 +158,8 @@ def test_equal_texts_are_summed_in_the_order_of_their_first() -> None:
     assert [each.tolist() for each in found] == [[20, 25, 30], [9, 13, 9], [18, 26, 18]]
     weighted = by_text(["x", "y", "x"], np.array([0.5, 0.0, 1.5]), np.array([0.25, 0.0, 1.0]))
     assert [each.tolist() for each in weighted] == [[2.0], [1.25]]
+    light = by_text(["x", "y"], np.array([0.5, 0.25]), np.array([0.25, 0.125]))
+    assert [each.tolist() for each in light] == [[0.5, 0.25], [0.25, 0.125]]
 
 
 def test_different_texts_are_left_as_they_are() -> None:
