@@ -177,7 +177,12 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     yield "size a text", config(hidden_size="many"), model, "expected int, got str (value: 'many')"
     yield "huge", config(hidden_size=32 * 4096, vocab_size=2**40), model, "the files hold"
     yield "hugest", config(hidden_size=2**200, num_attention_heads=4), model, "transformers can load"
-    yield "many layers", config(num_hidden_layers=10**8), model, "describes 100000000 layers"
+    yield (
+        "many layers",
+        config(num_hidden_layers=10**8),
+        model,
+        "describes 100000000 layers, which its files cannot hold",
+    )
     yield "no layers", config(num_hidden_layers=0), model, "its forward fails"
     yield "negative context", config(max_position_embeddings=-5), model, "max_position_embeddings is -5"
     yield "unknown activation", config(hidden_act="nosuch"), model, "nosuch"
@@ -265,6 +270,8 @@ def test_load_base_hub_index_outside(monkeypatch: pytest.MonkeyPatch, folder: Pa
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert fault("owner/model").code is Code.FILE_INVALID
     assert fetched == [["*.json"]]
+    (folder / f"{WEIGHTS}.index.json").unlink()
+    assert fault("owner/model").code is Code.HUB_UNREACHABLE  # its weights are not in the cache
 
 
 def test_load_base_tokenizer_comes_along(tmp_path: Path) -> None:

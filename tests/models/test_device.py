@@ -60,7 +60,7 @@ def test_rank_beyond_the_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert "--nproc-per-node 2" in caught.value.fix
 
 
-@pytest.mark.parametrize("rank", ["", "one", "-1", "1.5", "²"])
+@pytest.mark.parametrize("rank", ["", "one", "-1", "1.5", "²", pytest.param("9" * 5000, id="long")])
 @pytest.mark.parametrize("count", [0, 1])
 def test_rank_that_is_no_number_is_refused(rank: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A LOCAL_RANK that torchrun did not set is named, with or without an accelerator."""

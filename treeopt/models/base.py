@@ -210,6 +210,8 @@ def check_runs(base: Base) -> None:
             check_base_finite(base, *base.forward(ids[None], use_cache=False))
     except TreeoptError:
         raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise not_loadable(base.name, error) from error
     except Exception as error:  # whatever a model with a foreign config raises
         what = f"the model {base.name} cannot be run: its forward fails"
         raise TreeoptError(Code.MODEL_INVALID, what, why=f"{type(error).__name__}: {first_line(error)}") from error

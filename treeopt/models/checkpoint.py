@@ -19,7 +19,7 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.atomic import read_bytes
 
 _SETTINGS = ("config.json", "generation_config.json")  # the second is passed over by transformers where it is damaged
-_INDEX = "*.index.json"  # files that say which shard holds which weight
+_INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # files that say which shard holds which weight
 _SHOWN = 6  # weights shown in a message
 _WEIGHTS_A_BYTE = 8  # no quantisation packs more into one
 _SMALL = 1 << 28  # weights; so many fit into memory, and loading says by name which are missing
@@ -49,7 +49,7 @@ def check_shards(folder: Path) -> None:
 
     Links are not followed: the hub's cache keeps its files elsewhere and links to them.
     """
-    for file in sorted(folder.glob(_INDEX)):
+    for file in sorted(found for pattern in _INDEX for found in folder.glob(pattern)):
         shards = read_config(file).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise TreeoptError(Code.FILE_INVALID, f"{file} has no weight_map from weights to files")
@@ -85,8 +85,8 @@ def check_size(name: str, folder: Path) -> None:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         layers = config.get_text_config().num_hidden_layers
-        if stored and layers > len(stored):
-            raise _not_of_config(name, f"describes {layers} layers, and the files hold {len(stored)} tensors")
+        if size and layers > (len(stored) or size):  # checked first: what follows is as long as this number is large
+            raise _not_of_config(name, f"describes {layers} layers, which its files cannot hold")
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except TreeoptError:

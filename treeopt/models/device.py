@@ -9,6 +9,7 @@ import torch
 from treeopt.errors import Code, TreeoptError, first_line
 
 _RANK = "LOCAL_RANK"  # torchrun's number of a process on its machine
+_LONG = 10  # digits that no number of a process has
 
 
 def pick_device(name: str) -> torch.device:
@@ -49,7 +50,7 @@ def _own_device() -> torch.device:
 
 def _local_rank() -> int:
     given = os.environ.get(_RANK, "0")
-    if not (given.isascii() and given.isdigit()):
+    if not (given.isascii() and given.isdigit() and len(given) < _LONG):
         what = f"the environment variable {_RANK} is {given!r}, not a number from 0"
         fix = f"unset {_RANK}, or start the processes with torchrun, which sets it"
         raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.answers import continue_texts
 from treeopt.calibrate.prompts import Message, Prompt
-from treeopt.calibrate.texts import Text, encode, render_chat
+from treeopt.calibrate.texts import Text, check_known, encode, render_chat
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 
@@ -87,9 +87,7 @@ class Writer:
                         break
                 messages = tuple(talk.said) if talk.text is None else None
                 asked = Prompt(talk.id, messages, talk.text, None)
-                talk.prompt, _ = encode(
-                    asked, self.tokenizer, chat_template=self.chat_template, vocab=self.base.vocab_size
-                )
+                talk.prompt, _ = encode(asked, self.tokenizer, chat_template=self.chat_template)
             self._answer(open_talks)
             for talk in open_talks:
                 talk.over = talk.over or ("" if talk.users else "done")
@@ -159,6 +157,7 @@ class Writer:
         """Each conversation whose prompt fits into the context, with its continuation."""
         fitting = []
         for talk in talks:
+            check_known(talk.prompt, self.base.vocab_size, talk.id)
             if not talk.prompt or len(talk.prompt) + budget > self.base.context:
                 talk.over = "too long for the context" if talk.prompt else "no tokens"
             else:
