@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.prompts import Prompt, PromptSet
-from treeopt.errors import Code, TreeoptError
+from treeopt.calibrate.prompts import Message, Prompt, PromptSet
+from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
 
 
@@ -69,14 +69,14 @@ def encode(
         chat_template: put requests through the tokenizer's chat template, where it has one.
 
     Raises:
-        TreeoptError: E302 where chat messages meet a tokenizer without a template, E304 where there is no tokenizer.
+        TreeoptError: E302 where chat messages meet a tokenizer without a template, or one that refuses them; E304 where
+            there is no tokenizer.
     """
     if tokenizer is None:
         raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
-    templated = chat_template and tokenizer.chat_template is not None
     messages = prompt.messages
-    if messages is not None and templated:
-        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+    if messages is not None and chat_template and tokenizer.chat_template is not None:
+        ids = templated_ids(tokenizer, messages, f"prompt {prompt.id}", add_generation_prompt=True)
     elif messages is not None and prompt.turn > 1:
         ids = tokenizer(_whole_text("\n".join(message["content"] for message in messages)))["input_ids"]
     elif messages is not None and len(messages) > 1:
@@ -91,6 +91,33 @@ def encode(
         ids = tokenizer(_whole_text(text))["input_ids"]
     answer = tokenizer(_whole_text(prompt.answer), add_special_tokens=False)["input_ids"] if prompt.answer else []
     return list(ids), list(answer)
+
+
+def templated_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], name: str, *, add_generation_prompt: bool = False
+) -> list[int]:
+    """Token ids of a conversation by the tokenizer's chat template.
+
+    Args:
+        tokenizer: with a template.
+        messages: what was said.
+        name: of the conversation, in errors.
+        add_generation_prompt: end with what comes before an answer.
+
+    Raises:
+        TreeoptError: E302 where the template refuses the conversation.
+    """
+    whole = [
+        {key: _whole_text(value) if isinstance(value, str) else value for key, value in m.items()} for m in messages
+    ]
+    try:
+        ids = tokenizer.apply_chat_template(whole, add_generation_prompt=add_generation_prompt, return_dict=False)
+    except Exception as error:  # templates raise what they like, such as for roles that do not take turns
+        what = f"the tokenizer's chat template refuses {name}: {first_line(error)}"
+        why = "a template decides which roles there are, and in which order they speak"
+        fix = "change the messages, or leave the template out with --no-chat-template"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix=fix) from error
+    return list(ids)
 
 
 def encode_prompts(

@@ -10,6 +10,7 @@ A row of a file is one of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from treeopt.calibrate.answers import cut_at_end
 from treeopt.calibrate.prompts import ANSWERS, Message, as_prompt, read_rows, row_id
-from treeopt.calibrate.texts import encode
+from treeopt.calibrate.texts import encode, templated_ids
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 
@@ -179,13 +180,13 @@ def _misfit(name: str, index: int) -> TreeoptError:
 def _conversation(base: Base, messages: Sequence[Message], name: str, index: int) -> Example:
     """A conversation by the chat template; an answer begins where the template asks for one."""
     assert base.tokenizer is not None
-    render = base.tokenizer.apply_chat_template
-    ids = list(render(list(messages), return_dict=False))
+    render = functools.partial(templated_ids, base.tokenizer, name=f"row {index} of {name}")
+    ids = render(messages)
     spans = []
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
-            before = list(render(list(messages[:i]), add_generation_prompt=True, return_dict=False))
-            after = list(render(list(messages[: i + 1]), return_dict=False))
+            before = render(messages[:i], add_generation_prompt=True)
+            after = render(messages[: i + 1])
             if ids[: len(before)] != before or ids[: len(after)] != after:
                 raise TreeoptError(
                     Code.PROMPTS_INVALID,

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.answers import continue_texts
 from treeopt.calibrate.prompts import Message, Prompt
-from treeopt.calibrate.texts import Text, encode
+from treeopt.calibrate.texts import Text, encode, templated_ids
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 
@@ -122,7 +122,7 @@ class Writer:
                 talk.over = "the model wrote an empty turn"
                 continue
             talk.said.append({"role": "user", "content": text})
-            talk.prompt = list(render(list(talk.said), add_generation_prompt=True, return_dict=False))
+            talk.prompt = templated_ids(self.tokenizer, talk.said, talk.id, add_generation_prompt=True)
 
     def _write_openings(self, talks: Sequence[Talk], budget: int) -> None:
         """Write how a text begins."""
