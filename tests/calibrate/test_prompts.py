@@ -500,3 +500,38 @@ def test_faults_of_many_fields_stay_short(tmp_path: Path) -> None:
     """A row of ten thousand fields is told in a line."""
     file = write_rows(tmp_path / "rows.json", [{f"field{i}": i for i in range(10_000)}])
     assert len(refusal(file).at) < 300
+
+
+def test_damaged_pages_of_parquet(tmp_path: Path) -> None:
+    """A parquet file whose end is whole but whose pages are not is a damaged file."""
+    file = write_rows(tmp_path / "rows.parquet", ROWS)
+    raw = bytearray(file.read_bytes())
+    raw[4:60] = bytes([255]) * 56
+    file.write_bytes(bytes(raw))
+    assert refusal(file).code is Code.FILE_INVALID
+
+
+def test_name_that_is_too_long(tmp_path: Path) -> None:
+    """A name that no file system takes is no crash."""
+    assert refusal(tmp_path / f"{'a' * 300}.jsonl").code is Code.FILE_INVALID
+
+
+def test_half_a_surrogate_pair_in_a_conversation(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Half of a surrogate pair goes through a chat template as a question mark, as it does without one."""
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = TEMPLATE
+    prompts = [Prompt("set:0", ({"role": "user", "content": text},), None, None) for text in ("a\ud800b", "a?b")]
+    broken, whole = (encode(prompt, templated, chat_template=True) for prompt in prompts)
+    assert broken == whole
+
+
+def test_template_that_refuses_a_conversation(tokenizer: PreTrainedTokenizerBase) -> None:
+    """What a template raises is an error of the prompt, with the template's words."""
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = "{{ raise_exception('roles must take turns') }}"
+    prompt = Prompt("set:7", ({"role": "user", "content": "Hi"},), None, None)
+    with pytest.raises(TreeoptError, match="fails on prompt set:7") as caught:
+        encode(prompt, templated, chat_template=True)
+    assert "roles must take turns" in caught.value.why
+    assert caught.value.code is Code.PROMPTS_INVALID
+    assert "--no-chat-template" in caught.value.fix

@@ -252,3 +252,19 @@ def test_guessable_counts_first_targets() -> None:
         first = targets(batch["ids"], batch["answers"], 1)
         assert int((first[0] != IGNORED).sum()) == example.guessable
         assert int((first[1] != IGNORED).sum()) == 0
+
+
+def test_conversation_that_the_assistant_begins(tmp_path: Path) -> None:
+    """A template that cannot stand before the first turn refuses the row by its number."""
+    said = [{"role": "assistant", "content": "w1 w2"}, {"role": "user", "content": "w3"}]
+    error = refusal(chat_base(), tmp_path, [{"messages": TALK}, {"messages": said}])
+    assert error.code is Code.PROMPTS_INVALID
+    assert f"row 1 of {tmp_path / 'rows.jsonl'}" in error.what
+
+
+def test_half_a_surrogate_pair_in_an_answer(tmp_path: Path) -> None:
+    """Half of a surrogate pair in a conversation is a question mark, not a crash."""
+    base = chat_base()
+    rows = [[{"role": "user", "content": "w1"}, {"role": "assistant", "content": f"w2 {x} w3"}] for x in "\ud800?"]
+    one, other = load(base, tmp_path, [{"messages": row} for row in rows]).examples
+    assert one.ids.tolist() == other.ids.tolist()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from treeopt.calibrate.row_faults import answer_fault, fault_of, fields_of
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import read_bytes
 from treeopt.files.bundled import prompt_sets
@@ -130,11 +130,11 @@ def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
         TreeoptError: E201, E203, E301 and E303 as `load_prompts`.
     """
     path = Path(name).expanduser()
-    if not path.exists() and name in prompt_sets():
+    if not os.path.exists(path) and name in prompt_sets():
         path = prompt_sets()[name]
         if path.suffix == ".yaml":
             path = _fetch_set(name, path)
-    if path.exists() or looks_local(name):
+    if os.path.exists(path) or looks_local(name):  # a name that is too long is no path
         digest, rows = _read_file(path)
     else:
         digest, rows = _read_dataset(name)
@@ -261,8 +261,8 @@ def _read_parquet(path: Path) -> list[Any]:
 
     try:
         rows: list[Any] = parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowException as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} is not a parquet file: {str(error).splitlines()[0]}") from error
+    except (pyarrow.ArrowException, OSError) as error:  # damaged pages are an OSError without a number
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not a parquet file: {first_line(error)}") from error
     return rows
 
 

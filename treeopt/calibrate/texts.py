@@ -76,10 +76,9 @@ def encode(
     """
     if tokenizer is None:
         raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
-    templated = chat_template and tokenizer.chat_template is not None
     messages = prompt.messages
-    if messages is not None and templated:
-        ids = render_chat(tokenizer, messages, add_generation_prompt=True)
+    if messages is not None and chat_template and tokenizer.chat_template is not None:
+        ids = render_chat(tokenizer, messages, f"prompt {prompt.id}", add_generation_prompt=True)
     elif messages is not None and prompt.turn > 1:
         ids = tokenizer(_whole_text("\n".join(message["content"] for message in messages)))["input_ids"]
     elif messages is not None and len(messages) > 1:
@@ -98,18 +97,27 @@ def encode(
     return list(ids), list(answer)
 
 
-def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **options: Any) -> Any:
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], name: str, **options: Any) -> Any:
     """A conversation by the tokenizer's chat template: token ids, or text with `tokenize=False`.
 
+    Args:
+        tokenizer: with a template.
+        messages: what was said.
+        name: of the conversation, for errors.
+        options: of `apply_chat_template`.
+
     Raises:
-        TreeoptError: E302 where the template fails.
+        TreeoptError: E302 where the template fails on the conversation.
     """
+    whole = [
+        {key: _whole_text(value) if isinstance(value, str) else value for key, value in m.items()} for m in messages
+    ]
     try:
-        return tokenizer.apply_chat_template(list(messages), return_dict=False, **options)
+        return tokenizer.apply_chat_template(whole, return_dict=False, **options)
     except Exception as error:  # a template is a program of the checkpoint's author: it may raise anything
-        what = "the tokenizer's chat template fails on a conversation"
+        what = f"the tokenizer's chat template fails on {name}"
         why = f"{type(error).__name__}: {first_line(error)}"
-        fix = "use --no-chat-template, or a corrected template in tokenizer_config.json or chat_template.jinja"
+        fix = "change the messages, or leave the template out with --no-chat-template"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix=fix) from error
 
 

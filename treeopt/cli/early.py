@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def check_suffix(path: str, suffix: str) -> None:
     """Raise E204 unless a file's name ends as what is written to it: other commands go by that."""
     if Path(path).suffix != suffix:
-        what = f"{path} does not end in {suffix}"
+        what = f"{path} is not the name of a {suffix} file"
         why = "a file's form is known by its name"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=f"-o {Path(path).with_suffix(suffix)}")
 

@@ -54,7 +54,6 @@ def run(console: Console, **options: Any) -> None:
 
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
-    check_trees(base)
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
     check_trees(base)
     learning = Learning(options["learn_tokens"], options["temperature"], options["seed"])

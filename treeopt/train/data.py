@@ -180,7 +180,7 @@ def _misfit(name: str, index: int) -> TreeoptError:
 def _conversation(base: Base, messages: Sequence[Message], name: str, index: int) -> Example:
     """A conversation by the chat template; an answer begins where the template asks for one."""
     assert base.tokenizer is not None
-    render = functools.partial(render_chat, base.tokenizer)
+    render = functools.partial(render_chat, base.tokenizer, name=f"row {index} of {name}")
     ids = render(messages)
     check_known(ids, base.vocab_size, f"{name}:{index}")
     spans = []

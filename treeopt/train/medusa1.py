@@ -156,10 +156,10 @@ def check_outputs(folder: Path, data: Sequence[str], *, resume: bool, overwrite:
     if folder.exists():
         check_writable(folder / METRICS_FILE, overwrite=True)
     for name in data:
-        path = Path(name).expanduser().resolve()
+        path = Path(os.path.realpath(Path(name).expanduser()))
         check_no_input(folder / METRICS_FILE, path)
         check_no_input(folder / CONFIG_FILE, path)
-        if path.exists() and checkpoints.resolve() in path.parents:
+        if os.path.exists(path) and Path(os.path.realpath(checkpoints)) in path.parents:
             what = f"{name} lies among the checkpoints, which are removed when the heads are done"
             raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or name another folder with -o")
 

@@ -36,6 +36,10 @@ def partial_of(target: Path, *, resume: bool, overwrite: bool) -> Path:
             none to resume.
     """
     partial = target.with_name(target.name + ".partial")
+    try:
+        partial.exists()
+    except OSError as error:  # such as a name that is too long with its ending
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"{partial} cannot be written: {error.strerror}") from error
     if partial.exists() and not partial.is_file():
         what = f"{partial} is {'a folder' if partial.is_dir() else 'a device or pipe'}, where answers are collected"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another name with -o")

@@ -113,7 +113,8 @@ class Writer:
     def _write_users(self, talks: Sequence[Talk], budget: int) -> None:
         """Write what the user says next."""
         for talk in talks:
-            shown = render_chat(self.tokenizer, [*talk.said, {"role": "user", "content": _MARK}], tokenize=False)
+            asked = [*talk.said, {"role": "user", "content": _MARK}]
+            shown = render_chat(self.tokenizer, asked, talk.id, tokenize=False)
             talk.prompt = list(self.tokenizer(shown.partition(_MARK)[0], add_special_tokens=False)["input_ids"])
         for talk, said in self._continued(talks, budget, 1.0):
             text = self.tokenizer.decode(said, skip_special_tokens=True).strip()
@@ -121,7 +122,7 @@ class Writer:
                 talk.over = "the model wrote an empty turn"
                 continue
             talk.said.append({"role": "user", "content": text})
-            talk.prompt = render_chat(self.tokenizer, talk.said, add_generation_prompt=True)
+            talk.prompt = render_chat(self.tokenizer, talk.said, talk.id, add_generation_prompt=True)
 
     def _write_openings(self, talks: Sequence[Talk], budget: int) -> None:
         """Write how a text begins."""
