@@ -20,6 +20,9 @@ EXIT_NOT_LOSSLESS = 5
 EXIT_BELOW = 6
 EXIT_INTERRUPTED = 130
 
+# What torch says in a RuntimeError where memory is used up.
+_TORCH_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+
 
 class Code(enum.Enum):
     """Number, exit status and the rule that was broken."""
@@ -105,14 +108,22 @@ class TreeoptError(Exception):
         return "\n".join(lines)
 
 
-def system_error(error: MemoryError | OSError) -> TreeoptError | None:
-    """The system's refusal as our error: E403 where memory, disk or quota is used up, else E404.
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory was used up: Python's, or torch's on the CPU or a device."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_MEMORY)
+    )
 
-    None for an OSError without a number, which no system call raised.
+
+def system_error(error: Exception) -> TreeoptError | None:
+    """What the system refused, as our error: E403 where memory, disk or quota is used up, else E404.
+
+    None for an exception that no lack of memory and no system call raised.
     """
-    if isinstance(error, MemoryError):
-        return TreeoptError(Code.OUT_OF_MEMORY, str(error) or "out of memory", fix="ask for less, or use more memory")
-    if error.errno is None:
+    if out_of_memory(error):
+        what = "out of memory" if isinstance(error, MemoryError) and not str(error) else first_line(error)
+        return TreeoptError(Code.OUT_OF_MEMORY, what, fix="ask for less, or use more memory")
+    if not isinstance(error, OSError) or error.errno is None:
         return None
     at = "" if error.filename is None else str(error.filename)
     what = error.strerror or str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT_FOLDER
-from program import treeopt
+from program import error_number, treeopt
 
 from treeopt.cli.terminal import printable, printable_cell
 
@@ -141,3 +142,29 @@ def test_nothing_but_the_terminal_prints() -> None:
     printing = {path.name for path in files if calls.search(path.read_text())}
     # The table of a terminal, whose cells are escaped; `interrupted` before anything is imported.
     assert printing == {"terminal.py", "console.py", "generate_command.py", "__init__.py"}
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "status"),
+    [
+        (MemoryError("21 GiB"), "E403", 4),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "E403", 4),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "E403", 4),
+        (OSError(errno.ENOSPC, "No space left on device"), "E403", 4),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "E403", 4),
+        (OSError(errno.EIO, "Input/output error", "x.yaml"), "E404", 4),
+        (PermissionError(errno.EACCES, "Permission denied", "x.yaml"), "E404", 4),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug(
+    error: Exception, number: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory, disk and permissions are the environment's, in any command, with the file where there is one."""
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("treeopt.cli.list_command.zoo", fail)
+    result = treeopt("list", status=status)
+    assert error_number(result) == number
+    assert not getattr(error, "filename", None) or "at:  x.yaml" in result.stderr

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from tiny import HIDDEN, VOCAB, tiny_base
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import in_words
 from treeopt.models import layouts
-from treeopt.train import disk as disk_module
-from treeopt.train.disk import in_words, is_full
+from treeopt.train.disk import is_full
 from treeopt.train.medusa1 import train_heads
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
@@ -63,7 +63,7 @@ def test_sizes_in_words() -> None:
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Let every disk have so many bytes free."""
-    monkeypatch.setattr(disk_module.shutil, "disk_usage", lambda _path: SimpleNamespace(free=size))
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(total=10**12, free=size))
 
 
 @pytest.mark.parametrize("shared_head", [False, True])

@@ -150,7 +150,7 @@ class Command(click.Command):
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise  # for the program's entry
-        except (MemoryError, TreeoptError, OSError) as error:
+        except Exception as error:
             if debug:
                 traceback.print_exc()
             known = error if isinstance(error, TreeoptError) else system_error(error)
@@ -162,11 +162,6 @@ class Command(click.Command):
             else:
                 echo(str(known), err=True)
             ctx.exit(known.exit_status)
-        except Exception as error:
-            if debug:
-                traceback.print_exc()
-            _say_bug(error, as_json)
-            ctx.exit(EXIT_BUG)
 
 
 def _say_bug(error: Exception, as_json: bool) -> None:

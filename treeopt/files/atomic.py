@@ -63,12 +63,22 @@ def _probe_name(target: Path) -> None:
         os.lstat(target)
 
 
-def check_space(folder: str | os.PathLike[str], needed: int) -> None:
-    """Raise E403 where the disk of a folder has fewer bytes left than are needed; called before long work."""
-    usage = shutil.disk_usage(folder)
+def check_space(folder: str | os.PathLike[str], needed: int, what: str = "a file") -> None:
+    """Raise E403 where the disk of a folder, which need not exist yet, has fewer bytes free than `what` needs."""
+    known = next(place for place in (Path(folder), *Path(folder).absolute().parents) if place.exists())
+    usage = shutil.disk_usage(known)
     if usage.total and usage.free < needed:  # the file systems of the kernel's own state have no size
-        what = f"the disk of {folder} has {usage.free:,} bytes left; at least {needed:,} are needed"
-        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="make room, or write elsewhere with -o")
+        said = f"{what} needs {in_words(needed)} on disk, and {in_words(usage.free)} are free"
+        fix = "make room, or write to another disk with -o"
+        raise TreeoptError(Code.OUT_OF_MEMORY, said, at=str(folder), fix=fix)
+
+
+def in_words(size: int) -> str:
+    """Bytes as people read them."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> TreeoptError:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.files.atomic import read_bytes
 
 _SETTINGS = ("config.json", "generation_config.json")  # the second is passed over by transformers where it is damaged
@@ -149,7 +149,7 @@ def asked_for(error: BaseException) -> str | None:
 
 def not_loadable(name: str, error: Exception) -> TreeoptError:
     """E304 for what a library said while loading a model; E210 where it asked to run code, E403 for want of memory."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+    if out_of_memory(error):
         fix = "--dtype bfloat16, or a smaller model"
         return TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory", fix=fix)
     if "custom code" in str(error):

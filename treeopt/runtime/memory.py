@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
-from treeopt.errors import Code, TreeoptError, first_line
-
-_SAID = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 
 
 @contextmanager
@@ -18,7 +14,6 @@ def memory_as_error(fix: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in _SAID)
-        if not known:
+        if not out_of_memory(error):
             raise
         raise TreeoptError(Code.OUT_OF_MEMORY, first_line(error), fix=fix) from error

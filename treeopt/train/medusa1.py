@@ -24,7 +24,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import check_writable
+from treeopt.files.atomic import check_space, check_writable
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
@@ -34,7 +34,7 @@ from treeopt.progress import Progress, silent
 from treeopt.train.checkpoints import FOLDER as CHECKPOINTS
 from treeopt.train.checkpoints import begin, check_same, check_unfinished, drop_half_written, last_checkpoint, step_of
 from treeopt.train.data import Example, collate
-from treeopt.train.disk import check_room, is_full
+from treeopt.train.disk import is_full
 from treeopt.train.given_texts import GivenTexts, as_training_texts, names_of
 from treeopt.train.settings import Settings, steps_of, trainer_arguments
 from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer, trainer_of
@@ -121,7 +121,7 @@ def train_heads(
     seen, unseen = _split(texts.examples, chosen)
     arguments = trainer_arguments(place / CHECKPOINTS, chosen, len(seen), base.device)  # joins the other processes
     if arguments.process_index == 0:
-        check_room(place, _disk_needed(base, chosen, arguments, len(seen)), "these heads and their checkpoints")
+        check_space(place, _disk_needed(base, chosen, arguments, len(seen)), "training these heads")
     heads = new_heads(base, chosen.num_heads, blocks=chosen.blocks, shared_lm_head=chosen.shared_lm_head)
     tokens = sum(len(example.ids) for example in texts.examples)  # tells a change of --length or template, too
     begun = {"settings": asdict(chosen), "base": base.fingerprint, "data": list(texts.sha256), "tokens": tokens}
