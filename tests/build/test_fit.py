@@ -382,6 +382,15 @@ def test_weights_of_texts_decide_the_winner() -> None:
     assert heavy._winner(methods, results) == methods[1]
 
 
+def test_weights_of_texts_decide_the_standard_error() -> None:
+    """One weighed step more on the text of weight 100 exceeds the noise of the others, which do not weigh."""
+    weights = np.where(np.arange(8) == 3, 100.0, 1.0)
+    fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16), text_weights=weights)
+    base, noisy = np.full(8, 100), np.array([103, 97, 103, 101, 97, 103, 97, 100])
+    assert fitter._winner(KIN[1:3], [base, noisy]) == KIN[1]  # 100 more, beyond 93.9
+    assert Fitter(fitter.calibration, fitter.limits)._winner(KIN[1:3], [base, noisy]) == KIN[2]  # 1 more, within 7.3
+
+
 def test_refined_method_is_refined_on_the_fitted_texts() -> None:
     """The refined candidate has the size of the plain one and no more steps on its own texts, and no values."""
     calibration = random_calibration(9, sequences=10)

@@ -141,6 +141,17 @@ def test_growth_equals_a_heap_on_a_large_table(seed: int) -> None:
     assert in_order(grow(IndependentValues(table), 300)) == by_heap(table, 300)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_growth_in_small_parts_equals_a_heap(seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few nodes are expanded at a time, no tie and no node is lost, at any budget."""
+    monkeypatch.setattr("treeopt.build.grow._FEWEST_AT_ONCE", at_once)
+    monkeypatch.setattr("treeopt.build.grow._PARTS", 1 << 20)
+    for table in (np.round(random_table(seed, 4, 5), 1), np.full((3, 4), 0.5), np.ones((3, 3)), np.eye(4)):
+        for nodes in range(1, 60):
+            assert in_order(grow(IndependentValues(table), nodes)) == by_heap(table, nodes)
+
+
 def test_ties_go_to_the_shallow_then_to_the_small_path() -> None:
     """Of equal values the shallower comes first, then the smaller path."""
     table = np.array([[0.5, 0.5], [1.0, 1.0]])
@@ -235,6 +246,9 @@ def test_same_tree_is_found_without_making_it() -> None:
     growths = [grow(IndependentValues(table), nodes) for table in tables for nodes in (5, 12)]
     for one, other in itertools.product(growths, repeat=2):
         assert one.makes_the_tree_of(other) == (one.tree() == other.tree())
+    single = [grow(IndependentValues(np.array([row])), 2) for row in ([0.5, 0.1], [0.1, 0.5], [0.4, 0.1])]
+    assert not single[0].makes_the_tree_of(single[1])  # another path of the same value
+    assert not single[0].makes_the_tree_of(single[2])  # another value of the same path
     tied = [grow(IndependentValues(np.array([row, [0.5] * 2])), 7) for row in ([0.4, 0.4 + 1e-13], [0.4, 0.4])]
     assert tied[0].paths.tolist() != tied[1].paths.tolist()
     assert tied[0].makes_the_tree_of(tied[1])

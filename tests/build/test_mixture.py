@@ -116,7 +116,9 @@ def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...]) -> None:
         shares = [share / sum(moved) for share in moved]
     most = max(worst for worst, _ in rounds)
     wanted = next(shares for worst, shares in rounds if worst == most)
-    found = Tasks(tasks, LIMITS, [PAPER]).robust()
+    told: list[tuple[int, int]] = []
+    found = Tasks(tasks, LIMITS, [PAPER], progress=lambda done, total, _: told.append((done, total))).robust()
+    assert {(done, 12) for done in range(1, 13)} <= set(told)
     np.testing.assert_allclose(found.shares, wanted, rtol=1e-9)
     assert min(tau / best for tau, best in zip(found.tokens_per_step, own, strict=True)) == pytest.approx(most)
 
@@ -167,6 +169,18 @@ def test_shares_of_any_magnitude_are_normalised(shares: list[float], wanted: lis
     mixed = Tasks([ONE, TWO], LIMITS, candidates("joint", "visits", refined=False)).weighted(shares)
     np.testing.assert_allclose(mixed.shares, wanted, rtol=1e-3, atol=0)
     assert np.isfinite(mixed.tokens_per_step).all()
+
+
+def test_weights_count_as_much_as_they_tell() -> None:
+    """Weights of tokens are in the ratio of the shares, and add up to Kish's effective number of tokens."""
+    fitter = Tasks([ONE, THREE], LIMITS, [PAPER]).weighted([1, 3]).fitter
+    tokens = [ONE.positions, THREE.positions]
+    one, other = np.unique(fitter.text_weights)
+    assert 3 * one * tokens[0] == pytest.approx(other * tokens[1])
+    per_token = [0.25 / tokens[0], 0.75 / tokens[1]]
+    effective = 1.0 / sum(weight**2 * count for weight, count in zip(per_token, tokens, strict=True))
+    assert one * tokens[0] + other * tokens[1] == pytest.approx(effective)
+    assert effective < sum(tokens)
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, np.nan, np.inf])

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from machines import accelerator
 from tiny import FAMILIES, VOCAB, chat_base, tiny_base
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
@@ -158,6 +159,10 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     def folder_for(file: str) -> Callable[[Path], object]:
         return lambda folder: ((folder / file).unlink(), (folder / file).mkdir())
 
+    def garbage(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / "pytorch_model.bin").write_bytes(b"garbage" * 9)
+
     model, file = Code.MODEL_INVALID, Code.FILE_INVALID
     spoil = {"nan": float("nan"), "inf": float("inf")}
     yield "empty config", text("config.json", ""), file, "not JSON"
@@ -181,7 +186,7 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
         "many layers",
         config(num_hidden_layers=10**8),
         model,
-        "describes 100000000 layers, which its files cannot hold",
+        "which its files cannot hold",
     )
     yield "no layers", config(num_hidden_layers=0), model, "its forward fails"
     yield "negative context", config(max_position_embeddings=-5), model, "max_position_embeddings is -5"
@@ -195,7 +200,8 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     yield "tokenizer empty", text("tokenizer.json", "{}"), model, "tokenizer of"
     yield "index a list", text(f"{WEIGHTS}.index.json", "[]"), file, "holds no object"
     yield "index of numbers", text(f"{WEIGHTS}.index.json", '{"weight_map": {"a": 1}}'), file, "no weight_map"
-    yield "code", config(model_type="own", auto_map={"AutoConfig": "own.C"}), model, "brings code of its own"
+    yield "code", _with_code, model, "brings code of its own"
+    yield "pickle garbage", garbage, model, "its files are damaged"
     yield "pickle with code", pickled({"a": RunsCode()}), Code.PICKLE_REFUSED, "mkdir"
     yield "pickle of a list", pickled([1, 2]), model, "transformers can load"
     yield "int8", weights(lambda state: {k: t.to(torch.int8) for k, t in state.items()}), model, "stored as I8"
@@ -203,6 +209,12 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
         spoiled = weights(lambda state, value=value: {**state, UP: state[UP] * value})  # type: ignore[misc]
         yield name, spoiled, Code.NOT_FINITE, "the base model"
     yield "one nan row", weights(_with_nan_row), Code.NOT_FINITE, "the base model"
+
+
+def _with_code(folder: Path) -> None:
+    """A config whose classes are in a file of the checkpoint."""
+    configure(folder, model_type="own", auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"})
+    (folder / "own.py").write_text("import os\nos.mkdir('ran')\nfrom transformers import LlamaConfig as C\n")
 
 
 def _with_nan_row(state: State) -> State:
@@ -222,12 +234,26 @@ def test_load_base_damaged(
 ) -> None:
     """Whatever is wrong with a folder, it is one of our errors that says what; nothing of it is run."""
     damage(folder)
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # where a library asks whether it may run code
     current = tmp_path_factory.mktemp("current")
     monkeypatch.chdir(current)
     error = fault(folder)
     assert error.code is code
     assert words in f"{error.what} {error.why}"
     assert list(current.iterdir()) == []
+
+
+def test_load_base_experts_that_do_not_go_together(tmp_path: Path) -> None:
+    """Where weights cannot be put together, transformers' report is not shown, so it is not referred to."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    experts = {"num_key_value_heads": 2, "num_local_experts": 2, "vocab_size": VOCAB, "eos_token_id": None}
+    made = AutoConfig.for_model("mixtral", **sizes, **experts)
+    AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path)
+    assert load_base(str(tmp_path), device="cpu").notes == ()
+    one = "model.layers.0.block_sparse_moe.experts.0.w1.weight"
+    rewrite(tmp_path, lambda state: {**state, one: state[one][:-1].clone()})
+    error = fault(tmp_path)
+    assert (error.code, error.why) == (Code.MODEL_INVALID, "its files are damaged, or do not belong together")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
