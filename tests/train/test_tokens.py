@@ -14,6 +14,7 @@ from treeopt.calibrate.texts import Text, encode, next_turn
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.train.data import load_texts
+from treeopt.train.distill import SelfTalk, distill
 
 BROKEN = ["{% for x in %}", "{{ raise_exception('no') }}", "{{ 1 // 0 }}", "{{ messages.nosuch.nosuch }}"]
 
@@ -57,6 +58,16 @@ def test_load_texts_token_that_the_model_does_not_know(tmp_path: Path) -> None:
         (tmp_path / "data.jsonl").write_text(json.dumps(row))
         with pytest.raises(TreeoptError, match=f"token {VOCAB}"):
             load_texts(base, [str(tmp_path / "data.jsonl")], length=32)
+
+
+def test_distill_token_that_the_model_does_not_know(tmp_path: Path) -> None:
+    """What the chat template writes around a turn is looked at too; nothing is written."""
+    base = base_with_more_words()
+    assert base.tokenizer is not None
+    base.tokenizer.chat_template = "beyond <user> {{ messages[0].content }} <bot>"
+    with pytest.raises(TreeoptError, match=f"token {VOCAB}"):
+        distill(base, SelfTalk(1), tmp_path / "out.jsonl", max_new_tokens=4)
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize("template", BROKEN)
