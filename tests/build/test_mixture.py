@@ -106,7 +106,7 @@ def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str)
 @pytest.mark.parametrize("nodes", [3, 10])
 @pytest.mark.parametrize("tasks", [(ONE, TWO), (ONE, TWO, THREE), (ONE, ONE), (task(7, [0, 0, 0]), THREE, TWO)])
 def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...], nodes: int) -> None:
-    """Shares are those of the first of the rounds with the best worst task: each round weighs exp(8 * what a task lost)."""
+    """Shares are those of the first round with the best worst task; each round multiplies them by exp(8 * the loss)."""
     own = [replay(build_tree(c, nodes, top_k=12, **PAPER_ALONE), c).tokens_per_step for c in tasks]
     limits = Limits(nodes, 12)
     shares, rounds = [1.0 / len(tasks)] * len(tasks), []
