@@ -185,12 +185,13 @@ def test_progress_ends_with_all_growths_done(values: str) -> None:
     fit = fitter.choose(candidates(values, "visits", refined=False))
     assert told[-1] == (told[0][1], told[0][1])
     assert told == sorted(told)
-    assert len({total for _, total in told}) == 1
+    growths = {"joint": 5 * (1 + 4 + 3) + (1 + 4 + 1), "independent": 5 * (1 + 4 + 1) + (1 + 4 + 1)}
+    assert {total for _, total in told} == {growths[values]}
     told.clear()
     fitter.build([fit.method])
     assert told == []
-    fitter.unseen_by_size(fit.method, [1, 4, 12])
-    assert told[-1][0] == told[-1][1]
+    fitter.unseen_by_size(Method(values, "visits", 256.0), [1, 4, 12])
+    assert told[-1] == (30, 30)
 
 
 def test_is_paper_is_the_paper_alone() -> None:

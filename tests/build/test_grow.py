@@ -147,7 +147,8 @@ def test_growth_in_small_parts_equals_a_heap(seed: int, at_once: int, monkeypatc
     """However few nodes are expanded at a time, no tie and no node is lost, at any budget."""
     monkeypatch.setattr("treeopt.build.grow._FEWEST_AT_ONCE", at_once)
     monkeypatch.setattr("treeopt.build.grow._PARTS", 1 << 20)
-    for table in (np.round(random_table(seed, 4, 5), 1), np.full((3, 4), 0.5), np.ones((3, 3)), np.eye(4)):
+    tied = np.array([[0.5, 1.0], [1.0, 0.5]])  # (0, 0) comes before (1, 1), whose parent is expanded first
+    for table in (np.round(random_table(seed, 4, 5), 1), np.full((3, 4), 0.5), np.ones((3, 3)), np.eye(4), tied):
         for nodes in range(1, 60):
             assert in_order(grow(IndependentValues(table), nodes)) == by_heap(table, nodes)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from treeopt.build import intervals
 from treeopt.build.intervals import (
     LEVEL,
     Interval,
@@ -186,3 +187,15 @@ def test_text_that_outweighs_all_others_has_no_interval() -> None:
     tokens, steps = np.array([100.0, 30.0]), np.array([40.0, 15.0])  # 130^2 / (100^2 + 30^2) = 1.55
     assert width(sampling_interval(tokens, steps)) > 0
     assert sampling_interval(np.array([100.0, 25.0]), steps) is None  # 1.47
+
+
+@pytest.mark.parametrize("at_once", [1, 30 * 7, 1 << 22])
+def test_there_are_as_many_draws_as_replicates(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are drawn at once, each replicate is one figure, and each draws as many texts as are asked for."""
+    monkeypatch.setattr("treeopt.build.intervals._DRAWN_AT_ONCE", at_once)
+    tokens, steps = random_texts(np.random.default_rng(13), 30)
+    [figures] = intervals._draw(tokens, [steps], 45, 0, 100)
+    assert figures.shape == (100,)
+    times = np.concatenate(list(intervals._resamples(30, 45, 0, 100)))
+    assert times.shape == (100, 30)
+    assert (times.sum(axis=1) == 45).all()

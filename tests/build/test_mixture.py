@@ -103,13 +103,15 @@ def test_robust_is_at_least_as_good_on_the_worst_task(values: str, weights: str)
     assert (robust.shares > 0).all()
 
 
+@pytest.mark.parametrize("nodes", [3, 10])
 @pytest.mark.parametrize("tasks", [(ONE, TWO), (ONE, TWO, THREE), (ONE, ONE), (task(7, [0, 0, 0]), THREE, TWO)])
-def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...]) -> None:
-    """Shares are those of the first round with the best worst task: each round weighs exp(8 * what a task lost)."""
-    own = [replay(build_tree(c, 10, top_k=12, **PAPER_ALONE), c).tokens_per_step for c in tasks]
+def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...], nodes: int) -> None:
+    """Shares are those of the first round with the best worst task; each round multiplies them by exp(8 * the loss)."""
+    own = [replay(build_tree(c, nodes, top_k=12, **PAPER_ALONE), c).tokens_per_step for c in tasks]
+    limits = Limits(nodes, 12)
     shares, rounds = [1.0 / len(tasks)] * len(tasks), []
     for _ in range(12):
-        tree = Tasks(tasks, LIMITS, [PAPER]).weighted(shares).fit.tree
+        tree = Tasks(tasks, limits, [PAPER]).weighted(shares).fit.tree
         kept = [replay(tree, c).tokens_per_step / best for c, best in zip(tasks, own, strict=True)]
         rounds.append((min(kept), shares))
         moved = [share * math.exp(8.0 * (1.0 - each)) for share, each in zip(shares, kept, strict=True)]
@@ -117,7 +119,7 @@ def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...]) -> None:
     most = max(worst for worst, _ in rounds)
     wanted = next(shares for worst, shares in rounds if worst == most)
     told: list[tuple[int, int]] = []
-    found = Tasks(tasks, LIMITS, [PAPER], progress=lambda done, total, _: told.append((done, total))).robust()
+    found = Tasks(tasks, limits, [PAPER], progress=lambda done, total, _: told.append((done, total))).robust()
     assert {(done, 12) for done in range(1, 13)} <= set(told)
     np.testing.assert_allclose(found.shares, wanted, rtol=1e-9)
     assert min(tau / best for tau, best in zip(found.tokens_per_step, own, strict=True)) == pytest.approx(most)
