@@ -25,6 +25,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
+from treeopt.train.disk import is_full
 from treeopt.train.partial import Kept, kept_of, partial_of
 from treeopt.train.talks import SelfTalk, Talk, Writer, first_words, has_template, seeded, turns_asked
 
@@ -89,8 +90,8 @@ def distill(
     Raises:
         TreeoptError: E202 where the file or an unfinished one is there, E204 where it cannot be written, E205 where
             there is nothing to resume, or it was begun with other settings or is damaged, E302 where turns meet a
-            tokenizer without a chat template, E304 where there is no tokenizer, E303 where no seed gave an answer, E503
-            where self-talk does not fit into the context.
+            tokenizer without a chat template, E304 where there is no tokenizer, E303 where no seed gave an answer, E403
+            where the disk is full, E503 where self-talk does not fit into the context.
         ValueError: where the seed is negative or beyond 63 bits.
     """
     assert max_new_tokens >= 1
@@ -121,6 +122,11 @@ def distill(
         if not partial.stat().st_size:  # nothing that could be resumed
             partial.unlink()
         raise
+    except OSError as error:
+        if not is_full(error):
+            raise
+        fix = "make room; the same command with --resume goes on"
+        raise TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(partial), fix=fix) from error
     if not run.rows:
         partial.unlink()
         reasons = ", ".join(sorted({one.reason for one in run.skipped}))
