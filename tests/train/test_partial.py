@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,6 +175,27 @@ def test_seeds_beyond_the_generators(tmp_path: Path, seed: int) -> None:
     assert list(tmp_path.iterdir()) == []
     assert distill(chat_base(), SelfTalk(2), tmp_path / "out.jsonl", max_new_tokens=8, seed=2**63 - 1).rows
     assert next(iter(tmp_path.iterdir())).name == "out.jsonl"
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full in the second batch is E403; --resume ends the run with the same bytes."""
+    calls: list[int] = []
+
+    def full(_handle: int) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(TreeoptError, match="the disk is full") as caught:
+            run(chat_base(), seeds(tmp_path), tmp_path / "out.jsonl")
+    assert caught.value.code is Code.OUT_OF_MEMORY
+    assert "--resume" in caught.value.fix
+    assert not (tmp_path / "out.jsonl").exists()
+    run(chat_base(), seeds(tmp_path), tmp_path / "out.jsonl", resume=True)
+    run(chat_base(), seeds(tmp_path), tmp_path / "whole.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def test_self_talk_without_end_begins_at_once(tmp_path: Path) -> None:

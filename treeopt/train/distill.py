@@ -28,6 +28,7 @@ from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
 from treeopt.seeds import LARGEST_SEED, check_seed
+from treeopt.train.disk import is_full
 from treeopt.train.partial import Kept, kept_of, partial_of
 from treeopt.train.talks import SelfTalk, Talk, Writer, first_words, has_template, seeded, turns_asked
 
@@ -95,8 +96,9 @@ def distill(
     Raises:
         TreeoptError: E202 where the file or an unfinished one is there, E204 where it cannot be written, E205 where
             there is nothing to resume, or it was begun with other settings or is damaged, E302 where turns meet a
-            tokenizer without a chat template, E304 where there is no tokenizer, E303 where no seed gave an answer, E503
-            where self-talk does not fit into the context; as `load_base` and `load_prompts`.
+            tokenizer without a chat template, E304 where there is no tokenizer, E303 where no seed gave an answer, E403
+            where the disk is full, E503 where self-talk does not fit into the context; as `load_base` and
+            `load_prompts`.
         TypeError: where model or seeds are none of these.
         ValueError: where the seed is negative or beyond 63 bits.
 
@@ -137,6 +139,11 @@ def distill(
         if not partial.stat().st_size:  # nothing that could be resumed
             partial.unlink()
         raise
+    except OSError as error:
+        if not is_full(error):
+            raise
+        fix = "make room; the same command with --resume goes on"
+        raise TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(partial), fix=fix) from error
     if not run.rows:
         partial.unlink()
         reasons = ", ".join(sorted({one.reason for one in run.skipped}))
