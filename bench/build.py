@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -77,13 +78,13 @@ def random_calibration() -> Calibration:
     )
 
 
-def time_command(calibration: str | None) -> None:
+def time_command(calibration: str | None, sizes: Sequence[int]) -> None:
     """`treeopt build` from process start to end, by its defaults, on one thread."""
     with tempfile.TemporaryDirectory() as folder:
         file = calibration or str(Path(folder, "random.safetensors"))
         if calibration is None:
             save_calibration(random_calibration(), file)
-        for nodes, goal in COMMAND_GOALS.items():
+        for nodes, goal in ((size, COMMAND_GOALS[size]) for size in sizes):
             command = [sys.executable, "-m", "treeopt", "build", "--calibration", file, "--nodes", str(nodes), "-q"]
             begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
             subprocess.run(
@@ -99,8 +100,10 @@ def time_command(calibration: str | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("calibration", nargs="?", help="timed by the whole command; random traces where left out")
     add_tiny(parser)
-    tiny = parser.parse_args().tiny
+    options = parser.parse_args()
+    tiny = options.tiny
     table = accuracy_table()
     print(f"{machine(1)}\nbuild from a {HEADS} x {RANKS} table, record included; median of interleaved runs")
     for nodes, goal in BUILD_GOALS.items():
@@ -133,7 +136,7 @@ def main() -> None:
             "s",
         )
     )
-    time_command(sys.argv[1] if len(sys.argv) > 1 else None)
+    time_command(options.calibration, [64] if tiny else list(COMMAND_GOALS))
 
 
 if __name__ == "__main__":

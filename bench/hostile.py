@@ -1,6 +1,6 @@
 """Hostile runs of the command line: none may end with exit status 1, the status of a bug, or print a traceback.
 
-    python bench/hostile.py            # all runs, one process each; --tiny runs every tenth
+    python bench/hostile.py            # all runs, one process each; --tiny runs a few
 
 Each run gets a fresh folder with a small model, its heads, prompts, a calibration, a tree and a drafter of its own, in
 which `prepare` may damage something. It must end with one of the documented statuses and at most one error; no input
@@ -21,12 +21,13 @@ from collections import Counter
 from pathlib import Path
 
 from hostile_runs import MODEL, Run, all_runs
-from timing import machine
+from timing import add_tiny, machine
 
 from treeopt.files.bundled import pocket
 
 DOCUMENTED = {0, 2, 3, 4, 5, 6, 130, 141}  # exit statuses of the README; 1 is a bug
 SECONDS = 240
+TINY = 90  # of so many runs one
 
 
 def make_folder(folder: Path) -> None:
@@ -77,9 +78,9 @@ def _environment() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="runs whose description holds this text")
-    parser.add_argument("--tiny", action="store_true", help="every tenth run")
+    add_tiny(parser)
     options = parser.parse_args()
-    runs = [run for run in all_runs() if options.only in run.what][:: 10 if options.tiny else 1]
+    runs = [run for run in all_runs() if options.only in run.what][:: TINY if options.tiny else 1]
     print(f"{machine(1)}; {len(runs)} runs")
     statuses: Counter[int] = Counter()
     failed = 0
@@ -98,7 +99,8 @@ def main() -> None:
                 print(f"      {fault}")
     counted = ", ".join(f"{count} with status {status}" for status, count in sorted(statuses.items()))
     print(f"{len(runs)} runs: {counted}; {failed} with a fault")
-    sys.exit(bool(failed))
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

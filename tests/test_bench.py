@@ -34,10 +34,11 @@ CALLS = {
         "cost",
     ],
     "exact": [EXACT],
+    "hostile": [""],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
 }
-PARTS = {"timing", "drafting_cost"}  # modules that the scripts import
+PARTS = {"timing", "drafting_cost", "hostile_runs"}  # modules that the scripts import
 
 
 Bench = Callable[[str, str], str]

@@ -15,12 +15,12 @@ from treeopt.files.bundled import pocket
 
 State = dict[str, torch.Tensor]
 COMMANDS = {
-    "calibrate": "calibrate --heads pocket --prompts pocket --model {model} -o {out}",
-    "learn": "learn --heads pocket --prompts pocket --model {model} -o {out}",
+    "calibrate": "calibrate --heads pocket --prompts pocket --model {model} -o {out}.safetensors",
+    "learn": "learn --heads pocket --prompts pocket --model {model} -o {out}.safetensors",
     "validate": "validate --heads pocket --prompts pocket --model {model} --tree mc_sim_7b_63",
     "generate": "generate text --heads pocket --model {model} --tree mc_sim_7b_63",
     "profile": "profile --heads pocket --model {model} -o {out}",
-    "distill": "distill --model {model} --self-talk 1 -o {out}",
+    "distill": "distill --model {model} --self-talk 1 -o {out}.jsonl",
     "train": "train --model {model} --data {data} -o {out}",
 }
 

@@ -91,10 +91,11 @@ def test_table_and_defaults(heads_folder: Path) -> None:
     assert "profile 3/3 100%" in result.stderr
 
 
-def test_existing_profile_is_overwritten(heads_folder: Path) -> None:
-    """A profile is cheap to make again; a folder that is not there is told before any work."""
+def test_existing_profile_is_kept_without_force(heads_folder: Path) -> None:
+    """A profile takes minutes; a folder that is not there is refused before any work."""
     Path("p.yaml").write_text("old")
-    profile(heads_folder, "--sizes", "1", "-o", "p.yaml", "-q")
+    assert "E202" in profile(heads_folder, "--sizes", "1", "-o", "p.yaml", status=3).stderr
+    profile(heads_folder, "--sizes", "1", "-o", "p.yaml", "-q", "--force")
     assert load_profile("p.yaml").curve()[0].tolist() == [1]
     assert "E204" in profile(Path("no-such-heads/"), "-o", "no/p.yaml", status=3).stderr
 

@@ -18,6 +18,7 @@ from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 from treeopt.calibrate.texts import Text
 from treeopt.policy import TreePolicy
 from treeopt.runtime.decode import TreeDecoder
+from treeopt.runtime.drafting import num_candidates
 from treeopt.runtime.validate import predict
 
 CASES = int(os.environ.get("TREEOPT_CASES", "330"))
@@ -67,7 +68,9 @@ def test_random_cases_of_drafters(family: str) -> None:
         prompts = [rng.integers(VOCAB, size=length).tolist() for length in lengths]
         texts = answered(base, [Text(f"set:{i}", prompt, []) for i, prompt in enumerate(prompts)], new)
         drafter = learned(base, heads, texts, correct=case % 3 > 0, tokens=0, new=new).drafter
-        tree = random_tree(case, nodes=int(rng.integers(2, 9)), depth=drafter.depth, ranks=8)
+        tree = random_tree(
+            case, nodes=int(rng.integers(2, 9)), depth=drafter.depth, ranks=min(8, num_candidates(drafter))
+        )
         for plan in (
             dataclasses.replace(tree, drafter=drafter.id),
             TreePolicy(int(rng.integers(2, 60)), int(rng.integers(1, 6)), drafter.id),

@@ -366,12 +366,11 @@ def test_validate_never_judges_prompt_lookup(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"prompts": []}, {"max_new_tokens": 0}, {"repeats": 0}, {"batch_size": 0}, {"judge": -1}],
+    [{"max_new_tokens": 0}, {"repeats": 0}, {"batch_size": 0}, {"judge": -1}],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_validate_refuses_numbers_out_of_range(wrong: dict[str, Any]) -> None:
     """What cannot be run is a ValueError that names it, before anything is decoded."""
     base = tiny_base("llama")
-    prompts = wrong.pop("prompts", [Text("a:0", [3, 5], [])])
-    with pytest.raises(ValueError, match=next(iter(wrong), "no prompts")):
-        validate(base, random_heads(base, 2), Tree.chain(2), prompts, **wrong)
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], **wrong)
