@@ -36,7 +36,7 @@ def make_folder(folder: Path) -> None:
     rows = [json.dumps({"text": f"def f{i}(x):\n    return", "category": "code"}) for i in range(6)]
     (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
     short = [*MODEL, "--prompts", "prompts.jsonl", "--max-new-tokens", "12"]
-    for arguments in (["calibrate", *short], ["build", "--nodes", "8", "-o", "tree.yaml"]):
+    for arguments in (["calibrate", *short], ["build", "--nodes", "8", "-o", "mine.yaml"]):
         command = [sys.executable, "-m", "treeopt", *arguments]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, env=_environment())
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 MODEL = ["--heads", "model/heads", "--model", "model"]
 SHORT = [*MODEL, "--prompts", "prompts.jsonl", "--limit", "2", "--max-new-tokens", "8"]
-VALIDATE = ["validate", *SHORT, "--tree", "tree.yaml"]
-GENERATE = ["generate", "def f(x):", *MODEL, "--tree", "tree.yaml", "--max-new-tokens", "8"]
+VALIDATE = ["validate", *SHORT, "--tree", "mine.yaml"]
+GENERATE = ["generate", "def f(x):", *MODEL, "--tree", "mine.yaml", "--max-new-tokens", "8"]
 CALIBRATE = ["calibrate", *SHORT, "-o", "new.safetensors"]
 
 
@@ -89,7 +89,8 @@ def tree(*lines: str) -> str:
 
 def paths(*ranks: str) -> str:
     """A tree file with these paths."""
-    return tree(f"nodes: {len(ranks) + 1}", "paths:", *(f"- {{path: [{one}]}}" for one in ranks))
+    lines = [f"- {{path: [{one}]}}" for one in ranks]
+    return tree(f"nodes: {len(ranks) + 1}", "paths:" if lines else "paths: []", *lines)
 
 
 def header(text: bytes, length: int | None = None) -> bytes:
@@ -133,15 +134,15 @@ def wrong_trees() -> Iterator[Run]:
     yield Run(
         "validate: a tree deeper than the heads",
         VALIDATE,
-        write("tree.yaml", paths(*(", ".join("0" * depth) for depth in range(1, 7)))),
+        write("mine.yaml", paths(*(", ".join("0" * depth) for depth in range(1, 7)))),
     )
-    yield Run("validate: a rank beyond the vocabulary", VALIDATE, write("tree.yaml", paths("5000")))
-    yield Run("generate: a tree of one node", GENERATE, write("tree.yaml", paths()))
+    yield Run("validate: a rank beyond the vocabulary", VALIDATE, write("mine.yaml", paths("5000")))
+    yield Run("generate: a tree of one node", GENERATE, write("mine.yaml", paths()))
     yield Run("show: a folder", ["show", "model"])
     yield Run("show: a calibration", ["show", "calibration.safetensors"])
     yield Run("show: a name in the zoo, misspelt", ["show", "mc_sim_7b_36"])
-    yield Run("show: choices and JSON at once", ["show", "tree.yaml", "--format", "choices", "--json"])
-    yield Run("show: a calibration of other heads", ["show", "tree.yaml", "--calibration", "tree.yaml"])
+    yield Run("show: choices and JSON at once", ["show", "mine.yaml", "--format", "choices", "--json"])
+    yield Run("show: a calibration of other heads", ["show", "mine.yaml", "--calibration", "mine.yaml"])
 
 
 def wrong_numbers() -> Iterator[Run]:
@@ -312,7 +313,7 @@ def wrong_files() -> Iterator[Run]:
         yield Run(f"build: {what}", ["build", "-o", "new.yaml"], prepare)
     build = ["build", "--nodes", "auto", "--profile", "profile.yaml", "-o", "new.yaml"]
     yield Run("build: a profile of no points", build, write("profile.yaml", "schema: treeopt.profile/1\npoints: []\n"))
-    yield Run("build: a profile that is a tree", build, lambda: shutil.copy("tree.yaml", "profile.yaml"))
+    yield Run("build: a profile that is a tree", build, lambda: shutil.copy("mine.yaml", "profile.yaml"))
     for output in (
         "-",
         "",
@@ -325,7 +326,7 @@ def wrong_files() -> Iterator[Run]:
         ".",
     ):
         yield Run(f"build: -o {output[:12]!r}", ["build", "-o", output])
-    yield Run("render: -o of no known kind", ["render", "tree.yaml", "-o", "t.xyzzy"])
+    yield Run("render: -o of no known kind", ["render", "mine.yaml", "-o", "t.xyzzy"])
     yield Run("build: its input as output", ["build", "--force", "-o", "calibration.safetensors"])
     yield Run("calibrate: its weights as output", [*CALIBRATE[:-1], "model/model.safetensors", "--force"])
     yield Run("build: a link to nowhere", ["build", "-o", "link"], lambda: Path("link").symlink_to("nowhere/x"))

@@ -30,7 +30,7 @@ RECORDS = {
     "latency",
     "policy",
     "progress",
-    "seeds",
+    "sampling",
     "provenance",
     "transitions",
     "version",

@@ -10,7 +10,7 @@ import pytest
 from program import treeopt
 
 from treeopt.cli.app import COMMANDS
-from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.numbers import SEED, FiniteRange, Temperature
 
 
 def options() -> Iterator[tuple[str, click.Option]]:
@@ -53,3 +53,14 @@ def test_every_seed_fits_every_generator() -> None:
 def test_finite_numbers_pass(text: str, number: float) -> None:
     """What is finite and in the range is taken as it is."""
     assert FiniteRange(min=0).convert(text, None, None) == number
+
+
+def test_every_temperature_is_one_that_logits_can_be_divided_by() -> None:
+    """Below 1e-6 logits would overflow: a usage error in every command that samples, but for 0."""
+    temperatures = [(name, option) for name, option in options() if "--temperature" in option.opts]
+    assert len(temperatures) >= 4
+    for name, option in temperatures:
+        assert isinstance(option.type, Temperature)
+        assert "1e-06" in treeopt(name, "--temperature=1e-300", status=2).stderr
+    assert Temperature().convert("0", None, None) == 0.0
+    assert Temperature().convert("1e-6", None, None) == 1e-6

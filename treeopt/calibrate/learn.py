@@ -29,7 +29,7 @@ from treeopt.models.base import Base
 from treeopt.models.draft import DraftModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
-from treeopt.seeds import check_seed
+from treeopt.sampling import check_seed, check_temperature
 from treeopt.transitions import Transitions
 
 FOLDS = 4
@@ -66,6 +66,7 @@ class Learning:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_temperature(self.temperature)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.ranks import rank_of
 from treeopt.progress import Progress, silent
-from treeopt.seeds import check_seed
+from treeopt.sampling import check_seed, check_temperature
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def run_calibration(
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
             is too long; as `load_base`, `load_heads`, `load_prompts` and `encode`.
         TypeError: where model, heads or prompts are none of these.
-        ValueError: where the seed is negative or beyond 63 bits.
+        ValueError: where the seed is negative or beyond 63 bits, or the temperature is between 0 and 1e-6.
 
     Example:
         >>> import treeopt
@@ -115,7 +115,7 @@ def run_calibration(
         check_drafter(drafter, base, heads)
     check_seed(seed)
     assert batch_size >= 1
-    assert temperature >= 0
+    check_temperature(temperature)
     encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template, scored=responses)
     texts, skipped = list(encoded.texts), list(encoded.skipped)
     if not responses:

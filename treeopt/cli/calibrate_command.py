@@ -18,7 +18,7 @@ from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early import check_belongs, check_suffix, unkept, warn_no_trees
 from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
 from treeopt.cli.made_for import warn_other_drafter
-from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, force_option, load_models, model_options, prompt_options
 from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
@@ -54,7 +54,7 @@ _SHOWN_RANKS = 4
     show_default=True,
     help="Drawn by --drafter corrected to learn from, beyond the greedy answers.",
 )
-@click.option("--temperature", type=FiniteRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling, and of what is learned from.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @force_option

@@ -8,7 +8,7 @@ import click
 
 from treeopt.cli.console import Console, command, resumable, say_skipped
 from treeopt.cli.early import check_apart, check_belongs, check_suffix, warn_no_trees
-from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import base_options, check_outputs, prompt_options, say_base
 
 
@@ -25,7 +25,7 @@ from treeopt.cli.options import base_options, check_outputs, prompt_options, say
     help="Budget of a user's turn or an opening in --self-talk.",
 )
 @click.option("--exclude", help="Prompts kept for judging: seeds of the same text are left out.")
-@click.option("--temperature", type=FiniteRange(min=0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--resume", is_flag=True, help="Go on with OUTPUT.partial.")

@@ -12,7 +12,7 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.made_for import warn_other_drafter, warn_other_tree
-from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.numbers import SEED, FiniteRange, Temperature
 from treeopt.cli.options import drafter_option, load_models, model_options, text_options, tree_option
 from treeopt.cli.terminal import printable
 from treeopt.errors import Code, TreeoptError
@@ -34,7 +34,7 @@ _STDIN = "-"
 @tree_option
 @drafter_option
 @click.option("--acceptance", type=click.Choice(["greedy", "sample", "typical"]), default="greedy", show_default=True)
-@click.option("--temperature", type=FiniteRange(min=0), help="[default: 1 for sample, 0.7 for typical]")
+@click.option("--temperature", type=Temperature(), help="[default: 1 for sample, 0.7 for typical]")
 @click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sample; 0 is all.")
 @click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sample.")
 @click.option("--seed", type=SEED, help="Of sample.")

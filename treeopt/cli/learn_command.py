@@ -10,7 +10,7 @@ import click
 from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early import check_suffix, unkept
 from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
-from treeopt.cli.numbers import SEED, FiniteRange
+from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, force_option, load_models, model_options, prompt_options
 from treeopt.drafter import LEARN_TOKENS
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
@@ -26,9 +26,7 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
     show_default=True,
     help="Drawn beyond the greedy answers.",
 )
-@click.option(
-    "--temperature", type=FiniteRange(min=0, min_open=True), default=0.7, show_default=True, help="Of the drawing."
-)
+@click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the drawing.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the drawing.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @force_option

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treeopt.seeds import LARGEST_SEED
+from treeopt.sampling import LARGEST_SEED, check_temperature
 
 SEED = click.IntRange(0, LARGEST_SEED)
 
@@ -20,3 +20,18 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return float(number)
+
+
+class Temperature(FiniteRange):
+    """A temperature: 0, or a finite number that logits can be divided by."""
+
+    def __init__(self, *, min_open: bool = False) -> None:
+        super().__init__(min=0, min_open=min_open)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        try:
+            check_temperature(number)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        return number

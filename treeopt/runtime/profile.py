@@ -43,7 +43,7 @@ from treeopt.runtime.clock import now
 from treeopt.runtime.drafting import DynamicProposer
 from treeopt.runtime.memory import memory_as_error
 from treeopt.runtime.propose import NO_TOKEN, PlainProposer, Proposer
-from treeopt.seeds import check_seed
+from treeopt.sampling import check_seed
 from treeopt.tree import Tree
 from treeopt.version import VERSION
 

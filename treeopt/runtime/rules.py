@@ -5,7 +5,6 @@ A rule sees the base's logits after every node, and says which node is accepted 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,10 +17,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from treeopt.models.shapes import Shape
 from treeopt.runtime import accept
-from treeopt.seeds import check_seed
+from treeopt.sampling import check_seed, check_temperature
 
 Score = Callable[[Tensor], Tensor]
-LEAST_TEMPERATURE = 1e-6  # above 0: logits divided by less overflow, and are numbers no more
 
 
 class Rule(Protocol):
@@ -105,7 +103,7 @@ class Sample(Exact):
         seed: equal seeds give equal texts on one machine; None draws from torch's own generator.
 
     Raises:
-        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^64.
+        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^63.
     """
 
     temperature: float = 1.0
@@ -115,8 +113,8 @@ class Sample(Exact):
     _warpers: LogitsProcessorList = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_numbers(temperature=self.temperature, top_p=self.top_p)
-        _check_temperature(self.temperature)
+        check_temperature(self.temperature)
+        _check_numbers(top_p=self.top_p)
         if not _whole(self.top_k) or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(
                 f"top_k {self.top_k} and top_p {self.top_p}: a whole number from 0, and a number above 0 up to 1"
@@ -163,8 +161,8 @@ class Typical:
     seed: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        _check_numbers(temperature=self.temperature, epsilon=self.epsilon, delta=self.delta)
-        _check_temperature(self.temperature)
+        _check_numbers(epsilon=self.epsilon, delta=self.delta)
+        check_temperature(self.temperature)
         if not (0 < self.epsilon <= 1 and 0 < self.delta <= 1):
             raise ValueError(f"epsilon {self.epsilon} and delta {self.delta}: both are above 0, and 1 at most")
 
@@ -191,11 +189,6 @@ class Typical:
                 delta=self.delta,
             )
         return node, choice.gather(1, node[:, None])[:, 0]
-
-
-def _check_temperature(temperature: float) -> None:
-    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
-        raise ValueError(f"temperature {temperature}: it is 0, or {LEAST_TEMPERATURE} or more, and finite")
 
 
 def _check_numbers(**given: float) -> None:

@@ -27,7 +27,7 @@ from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
-from treeopt.seeds import LARGEST_SEED, check_seed
+from treeopt.sampling import LARGEST_SEED, check_seed, check_temperature
 from treeopt.train.disk import is_full
 from treeopt.train.partial import Kept, kept_of, partial_of
 from treeopt.train.talks import SelfTalk, Talk, Writer, first_words, has_template, seeded, turns_asked
@@ -100,7 +100,7 @@ def distill(
             where the disk is full, E503 where self-talk does not fit into the context; as `load_base` and
             `load_prompts`.
         TypeError: where model or seeds are none of these.
-        ValueError: where the seed is negative or beyond 63 bits.
+        ValueError: where the seed is negative or beyond 63 bits, or the temperature is between 0 and 1e-6.
 
     Example:
         >>> import treeopt
@@ -111,6 +111,7 @@ def distill(
     assert max_new_tokens >= 1
     assert batch_size >= 1
     check_seed(seed)
+    check_temperature(temperature)
     target = check_writable(path, overwrite=overwrite)
     partial = partial_of(target, resume=resume, overwrite=overwrite)
     seeds = seeds if isinstance(seeds, SelfTalk) else as_prompt_set(seeds)

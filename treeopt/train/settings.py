@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.seeds import check_seed
+from treeopt.sampling import check_seed
 
 _SEEDS = 2**32  # numpy's generator, which transformers seeds too, takes no larger ones
 

@@ -1,0 +1,23 @@
+"""Seeds and temperatures that every generator and every softmax used here takes."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+LARGEST_SEED = 2**63 - 1
+LEAST_TEMPERATURE = 1e-6  # above 0: logits divided by less overflow, and are numbers no more
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError unless the seed is a whole number that torch's generator takes."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed {seed!r}: a seed is a whole number from 0 to {LARGEST_SEED}")
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError unless the temperature is 0, or from `LEAST_TEMPERATURE` on and finite."""
+    number = isinstance(temperature, Real) and not isinstance(temperature, bool)
+    if not number or (temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf):
+        what = f"temperature {temperature!r}: a temperature is 0, or a finite number from {LEAST_TEMPERATURE} on"
+        raise ValueError(what)
