@@ -107,9 +107,7 @@ def templated_ids(
     Raises:
         TreeoptError: E302 where the template refuses the conversation.
     """
-    whole = [
-        {key: _whole_text(value) if isinstance(value, str) else value for key, value in m.items()} for m in messages
-    ]
+    whole = [{**message, "content": _whole_text(message["content"])} for message in messages]
     try:
         ids = tokenizer.apply_chat_template(whole, add_generation_prompt=add_generation_prompt, return_dict=False)
     except Exception as error:  # templates raise what they like, such as for roles that do not take turns
