@@ -109,9 +109,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
     Raises:
         TreeoptError: E302 where the template fails on the conversation.
     """
-    whole = [
-        {key: _whole_text(value) if isinstance(value, str) else value for key, value in m.items()} for m in messages
-    ]
+    whole = [{**message, "content": _whole_text(message["content"])} for message in messages]
     try:
         return tokenizer.apply_chat_template(whole, return_dict=False, **options)
     except Exception as error:  # a template is a program of the checkpoint's author: it may raise anything

@@ -20,7 +20,7 @@ from treeopt.files.manifest import Manifest
 
 NODES = 16
 _PROMPTS, _TOKENS = 64, 96  # learned and calibrated on
-_DRAWN = 8_000  # tokens to learn from besides
+_DRAWN = 2 * _PROMPTS * _TOKENS  # tokens to learn from besides: every prompt answered twice more
 _JUDGED = 8  # other prompts, decoded with each tree
 _PAPER = ("--values", "independent", "--weights", "uniform")
 _TREES = ("paper", "corrected", "dynamic")

@@ -22,7 +22,7 @@ def announce_learning(
     console: Console, learning: Learning, prompts: PromptSet, max_new_tokens: int, *, given: bool = False
 ) -> None:
     """What learning will cost, before it begins: the tokens to be generated, and the passes over them."""
-    asked = sum(1 + len(prompt.later) for prompt in prompts.prompts)
+    asked = sum(1 if given else 1 + len(prompt.later) for prompt in prompts.prompts)  # given answers are to first turns
     answers = f"{asked:,} answers to {len(prompts.prompts):,} prompts, at most {asked * max_new_tokens:,} tokens"
     parts = [f"{'takes' if given else 'generates'} {answers}"]
     passes = ["fits the drafter to the answers", "traces them"]
