@@ -29,23 +29,6 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def calibration() -> Calibration:
-    """Sixty texts under the default name."""
-    made = stretches(1)
-    save_calibration(made, "calibration.safetensors")
-    return made
-
-
-@pytest.fixture
-def tasks() -> list[Calibration]:
-    """Two tasks in `one.safetensors` and `two.safetensors`."""
-    made = [stretches(1), random_calibration(2, heads=3)]
-    for name, task in zip(("one", "two"), made, strict=True):
-        save_calibration(task, f"{name}.safetensors")
-    return made
-
-
 BOTH = ("--calibration", "one.safetensors", "--calibration", "two.safetensors")
 
 

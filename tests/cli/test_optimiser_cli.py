@@ -50,28 +50,11 @@ def treeopt_json(*arguments: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def calibration() -> Calibration:
-    """Sixty texts under the default name."""
-    made = stretches(1)
-    save_calibration(made, "calibration.safetensors")
-    return made
-
-
-@pytest.fixture
 def profile() -> LatencyProfile:
     """Cheap up to 8 nodes, dear from 16 on, in `profile.yaml`."""
     seconds = {1: 0.01, 2: 0.0101, 8: 0.0104, 16: 0.02, 80: 0.1}
     made = LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items())
     save_profile(made, "profile.yaml")
-    return made
-
-
-@pytest.fixture
-def tasks() -> list[Calibration]:
-    """Two tasks in `one.safetensors` and `two.safetensors`."""
-    made = [stretches(1), random_calibration(2, heads=3)]
-    for name, task in zip(("one", "two"), made, strict=True):
-        save_calibration(task, f"{name}.safetensors")
     return made
 
 
