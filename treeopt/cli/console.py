@@ -122,20 +122,20 @@ def _bar(name: str) -> Iterator[Progress]:
 
 def _heartbeat(name: str) -> Progress:
     """A line each 30 seconds or 10 %, whichever comes first; the first one after 2 seconds of work."""
-    begin = time.monotonic()
-    last_time, last_share = begin, 0.0
-    wait = _FIRST_SECONDS
+    begin = previous = last_time = time.monotonic()
+    last_share, wait = 0.0, _FIRST_SECONDS
 
     def update(done: int, total: int, note: str) -> None:
-        nonlocal begin, last_time, last_share, wait
-        now, share = time.monotonic(), done / total
-        if share < last_share:  # another part of the work has begun
-            begin, last_share = now, 0.0
+        nonlocal begin, previous, last_time, last_share, wait
+        now, share = time.monotonic(), done / max(total, 1)
+        if share < last_share:  # another part of the work has begun, when the one before reported last
+            begin, last_share = previous, 0.0
+        previous = now
         if share - last_share < _HEARTBEAT_SHARE and now - last_time < wait and done < total:
             return
         last_time, last_share, wait = now, share, _HEARTBEAT_SECONDS
-        left = (now - begin) * (1 - share) / share
-        echo(f"{name} {done}/{total} {share:.0%} {left:.0f} s left  {note}", err=True)
+        left = f"{(now - begin) * (1 - share) / share:.0f} s left" if share else "just begun"
+        echo(f"{name} {done}/{total} {share:.0%} {left}  {note}", err=True)
 
     return update
 
@@ -144,6 +144,7 @@ class Command(click.Command):
     """A command whose faults reach the user in one form: our errors with their own exit status, bugs as bugs."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        self._check_given(ctx)
         as_json, debug = ctx.params.pop("as_json"), ctx.params.pop("debug")
         ctx.params["console"] = Console(as_json, ctx.params.pop("quiet"))
         try:
@@ -162,6 +163,13 @@ class Command(click.Command):
             else:
                 echo(str(known), err=True)
             ctx.exit(known.exit_status)
+
+    def _check_given(self, ctx: click.Context) -> None:
+        """Refuse empty names of files and models: a script's unset variable must not mean the default."""
+        for option in (one for one in self.params if isinstance(one, click.Option) and one.default != ""):
+            value = ctx.params.get(str(option.name))
+            if "" in (value if isinstance(value, tuple) else (value,)):
+                raise click.BadParameter("it is empty", ctx, option)
 
 
 def _say_bug(error: Exception, as_json: bool) -> None:

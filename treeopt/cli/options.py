@@ -85,7 +85,7 @@ def _chosen_heads(options: Mapping[str, Any]) -> str:
     """The heads that the options name; the built-in ones where neither heads nor a model are given."""
     if options["heads"] is None and options["model"] is not None:
         raise click.UsageError("--model needs --heads: which heads does it draft with?")
-    return options["heads"] or POCKET
+    return POCKET if options["heads"] is None else str(options["heads"])
 
 
 def say_base(console: Console, base: Base) -> None:
@@ -120,7 +120,7 @@ def chosen_prompts(options: Mapping[str, Any]) -> str:
     """The prompts that the options name: the built-in model's own where neither prompts nor heads are given."""
     if options["prompts"] is None and _chosen_heads(options) != POCKET:
         raise click.UsageError("Missing option '--prompts' (such as alpaca_eval), which other heads than pocket need.")
-    return options["prompts"] or POCKET
+    return POCKET if options["prompts"] is None else str(options["prompts"])
 
 
 tree_option = click.option("--tree", required=True, help="Tree file, or a name from `treeopt list`.")

@@ -1,0 +1,65 @@
+"""Options that every command treats alike: names that are empty, and the lines of long work."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+import pytest
+from program import treeopt
+
+from treeopt.cli.app import COMMANDS
+from treeopt.cli.console import Console
+
+NAMES = {"heads", "model", "prompts", "responses", "exclude", "data", "tree", "calibration", "drafter", "profile"}
+
+
+def test_empty_names_are_usage_errors() -> None:
+    """A script's unset variable does not mean the default model, prompts or output, in any command."""
+    tried = 0
+    for name in COMMANDS:
+        command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
+        given = {"train": ["--data", "d", "-o", "o"], "distill": ["-o", "o"]}.get(name, [])
+        for parameter in command.params:
+            option = parameter.opts[-1]
+            if isinstance(parameter, click.Option) and option.removeprefix("--") in {*NAMES, "output"}:
+                others = ["--tree=t"] if "--tree" in {o for p in command.params for o in p.opts} else []
+                line = [name, *given, *others, f"{option}="]
+                line += ["t"] if isinstance(command.params[-1], click.Argument) else []
+                result = treeopt(*line, status=2)
+                assert "it is empty" in result.stderr or "Missing argument" in result.stderr, line
+                tried += "it is empty" in result.stderr
+    assert tried > 30
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands at its one entry."""
+    at = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: at[0])
+    return at
+
+
+def test_heartbeat_says_what_is_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every part of the work is timed from where the one before ended, so no first line promises 0 seconds."""
+    with Console(False, False).progress("build") as progress:
+        for seconds, done in ((1, 1), (4, 4), (10, 10), (13, 1), (40, 10)):
+            clock[0] = seconds
+            progress(done, 10, "part")
+    lines = [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "build 1/10 10% 9 s left",
+        "build 4/10 40% 6 s left",
+        "build 10/10 100% 0 s left",
+        "build 1/10 10% 27 s left",
+        "build 10/10 100% 0 s left",
+    ]
+
+
+def test_heartbeat_of_work_without_progress(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing done after a while is no division by zero."""
+    with Console(False, False).progress("build") as progress:
+        clock[0] = 5
+        progress(0, 10, "")
+        progress(0, 0, "")
+    assert "build 0/10 0% just begun" in capsys.readouterr().err
