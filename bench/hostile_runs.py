@@ -198,6 +198,7 @@ def wrong_numbers() -> Iterator[Run]:
         ["profile", *MODEL, "--sizes", huge],
         ["profile", *MODEL, "--sizes", "1,2", "--context", huge],
         ["profile", *MODEL, "--sizes", "1,,2"],
+        ["profile", *MODEL, "--sizes", "9" * 5000],
         ["profile", *MODEL, "--sizes", "1,2", "--batch", "0"],
         ["train", "--model", "model", "--data", "prompts.jsonl", "--learning-rate", "inf", "-o", "new"],
         ["train", "--model", "model", "--data", "prompts.jsonl", "--num-heads", huge, "-o", "new"],

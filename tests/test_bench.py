@@ -46,12 +46,16 @@ Bench = Callable[[str, str], str]
 
 @pytest.fixture
 def bench(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Bench]:
     """Run a script in this process, as `python bench/NAME.py ... --tiny`; returns what it printed."""
     known = set(sys.modules)
 
     def run(name: str, line: str) -> str:
+        shared = request.getfixturevalue("shared") if "{shared}" in line else None
         given = line.format(shared=shared, file=tmp_path / "c.safetensors").split()
         monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", *given, "--tiny"])
         runpy.run_path(str(BENCH / f"{name}.py"), run_name="__main__")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import errno
+from numbers import Integral
 
 # 0 is success, 2 a wrong command line (click's own).
 EXIT_BUG = 1
@@ -106,6 +107,13 @@ class TreeoptError(Exception):
                 lines.append(f"  {name + ':':4} {first}")
                 lines.extend(f"       {line}" for line in rest)
         return "\n".join(lines)
+
+
+def check_counts(**counts: int) -> None:
+    """Raise ValueError, by its name, for a number that is not whole or is below 1."""
+    for name, value in counts.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} {value!r}: it is a whole number from 1")
 
 
 def out_of_memory(error: BaseException) -> bool:

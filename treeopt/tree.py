@@ -152,7 +152,7 @@ class Tree:
 def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
     """Raise E101 or E102 unless every path has at most `heads` ranks, each below `ranks`."""
     if tree.depth > heads:
-        what = f"the tree is {tree.depth} deep but {holder} has {heads} heads"
+        what = f"the tree is {tree.depth} levels deep, and {holder} has {heads} levels"
         fix = f"treeopt build --max-depth {heads}"
         raise TreeoptError(Code.TREE_TOO_DEEP, what, at=str(list(tree.paths[-1])), fix=fix)
     if tree.max_rank >= ranks:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -243,7 +242,6 @@ def test_interrupt_exits_130_and_leaves_no_file(shared: Path, tmp_path: Path) ->
     for line in process.stderr:  # the model is loaded and the work has begun
         if line.startswith("prompts"):
             break
-    time.sleep(0.5)
     os.kill(process.pid, signal.SIGINT)
     said = process.stderr.read()
     assert process.wait(timeout=60) == 130

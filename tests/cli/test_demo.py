@@ -77,11 +77,19 @@ def test_a_second_demo_replaces_its_own_files_alone() -> None:
     assert tree.read_text() != edited
 
 
-@pytest.mark.parametrize("name", ["plain.safetensors", "tree.svg", "demo-manifest.json"])
-def test_a_demo_keeps_files_that_it_did_not_make(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("plain.safetensors", "precious"),
+        ("tree.svg", "precious"),
+        ("demo-manifest.json", "precious"),
+        ("demo-manifest.json", '{"mine": [1, 2, 3]}'),
+    ],
+)
+def test_a_demo_keeps_files_that_it_did_not_make(name: str, content: str) -> None:
     """A file of one of its names in a folder of the user's own ends the demo before any work."""
     Path("out").mkdir()
-    Path("out", name).write_text("precious")
+    Path("out", name).write_text(content)
     assert CliRunner().invoke(program, ["demo", "-o", "out"]).exit_code == 3
     assert [path.name for path in Path("out").iterdir()] == [name]
-    assert Path("out", name).read_text() == "precious"
+    assert Path("out", name).read_text() == content

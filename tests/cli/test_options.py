@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 
 import click
 import pytest
@@ -63,3 +64,43 @@ def test_heartbeat_of_work_without_progress(clock: list[float], capsys: pytest.C
         progress(0, 10, "")
         progress(0, 0, "")
     assert "build 0/10 0% just begun" in capsys.readouterr().err
+
+
+def test_heartbeat_of_a_total_that_grows(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """A share that falls because there is more to do is no new part of the work."""
+    with Console(False, False).progress("learn") as progress:
+        for seconds, done, total in ((20, 20, 100), (60, 22, 120)):
+            clock[0] = seconds
+            progress(done, total, "")
+    assert "learn 22/120 18% 267 s left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--sizes", "--context", "--batch"])
+def test_numbers_of_thousands_of_digits_are_usage_errors(option: str) -> None:
+    """Python refuses to read so many digits; it is the user's number, not our bug."""
+    result = treeopt("profile", f"{option}={'9' * 5000}", status=2)
+    assert "whole numbers from 1" in result.stderr
+    assert len(result.stderr) < 500
+
+
+def test_warnings_reach_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json a warning is part of the result; without any there is no such key."""
+    console = Console(True, False)
+    console.result({"a": 1})
+    console.warn("warning: something")
+    console.result({"a": 1})
+    shown = capsys.readouterr()
+    assert [json.loads(line) for line in shown.out.splitlines()] == [{"a": 1}, {"a": 1, "warnings": ["something"]}]
+    assert shown.err == ""
+
+
+def test_debug_escapes_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traceback of an error holds text from files, too."""
+
+    def fail() -> None:
+        raise ValueError("\x1b[31mred")
+
+    monkeypatch.setattr("treeopt.cli.list_command.zoo", fail)
+    result = treeopt("list", "--debug", status=1)
+    assert "Traceback" in result.stderr
+    assert "\x1b" not in result.stderr

@@ -101,7 +101,7 @@ def test_traces_of_other_heads_are_told() -> None:
     text = Path("t.yaml").read_text().replace('heads_id: "h1"', 'heads_id: "h2"')
     Path("t.yaml").write_text(text)
     other = treeopt("show", "t.yaml", "--calibration", "c.safetensors")
-    assert "warning: t.yaml was built for other heads (h2; the traces are of h1)" in other.stderr
+    assert "warning: t.yaml was made for other heads (h2, these are h1)" in other.stderr
     assert "(traces of other heads than the tree was built for): " in other.stdout
     assert treeopt_json("show", "t.yaml", "--calibration", "c.safetensors")["replay"]["same_heads"] is False
     save_tree(Tree.chain(2), "chain.yaml")

@@ -66,6 +66,24 @@ def test_edited_file_is_kept(tmp_path: Path, kind: str, place: int) -> None:
     assert check_output(target, kind=kind, force=False)
 
 
+@pytest.mark.parametrize("suffix", [".svg", ".dot", ".yaml", ""])
+def test_tree_of_any_name_is_read_again(tmp_path: Path, suffix: str) -> None:
+    """The mark of a tree is a comment of YAML, whatever its file is called."""
+    target = tmp_path / f"t{suffix}"
+    save_tree(Tree.chain(3), target)
+    assert load_tree(target) == Tree.chain(3)
+    assert check_output(target, kind=TREE, force=False)
+
+
+def test_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
+    """A private file stays private."""
+    target = tmp_path / "t.yaml"
+    save_tree(Tree.chain(3), target)
+    target.chmod(0o600)
+    save_tree(Tree.chain(2), target)
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
 def test_policy_and_tree_are_of_one_kind(tmp_path: Path) -> None:
     """`build` writes both, so either replaces the other."""
     save_policy(TreePolicy(8, 3, "abc"), tmp_path / "t.yaml")

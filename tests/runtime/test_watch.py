@@ -11,7 +11,12 @@ import pytest
 import torch
 from tiny import VOCAB, random_heads, tiny_base
 from torch import Tensor
-from transformers import LogitsProcessor, MinLengthLogitsProcessor, PreTrainedModel
+from transformers import (
+    LogitsProcessor,
+    MinLengthLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    PreTrainedModel,
+)
 
 from treeopt import tree_generate
 from treeopt.errors import Code, TreeoptError
@@ -260,3 +265,25 @@ def test_unseen_state_is_refused(model: PreTrainedModel, heads: MedusaHeads, sta
         model.generate(**options, custom_generate=tree_generate, heads=heads, tree=WIDE)
     assert caught.value.code is Code.GENERATE_UNSUPPORTED
     model.generate(**options, custom_generate=tree_generate, tree=Tree(()))
+
+
+def test_function_of_allowed_tokens_is_watched() -> None:
+    """The stock way to pass a grammar is a function of the user's, which may keep account of its calls."""
+
+    class Grammar:
+        calls = 0
+
+        def __call__(self, batch: int, ids: torch.Tensor) -> list[int]:
+            self.calls += 1
+            return [self.calls % VOCAB]
+
+    one = PrefixConstrainedLogitsProcessor(Grammar(), 1)
+    assert watched([one], False) == [one]
+    watch = Watch([one])
+    one(torch.tensor([[3]]), torch.zeros(1, VOCAB))
+    with pytest.raises(TreeoptError, match="changes its own state"):
+        watch.check()
+    quiet = PrefixConstrainedLogitsProcessor(lambda batch, ids: [3, 5], 1)
+    watch = Watch([quiet])
+    quiet(torch.tensor([[3]]), torch.zeros(1, VOCAB))
+    watch.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -493,3 +494,48 @@ def test_largest_seed(tmp_path: Path) -> None:
     """Seeds beyond the 32 bits of numpy's generator are taken too, and noted as given."""
     train_heads(tiny_base("llama"), noise(6), tmp_path, dataclasses.replace(SMALL, steps=1, seed=2**63 - 1))
     assert json.loads((tmp_path / "config.json").read_text())["treeopt"]["settings"]["seed"] == 2**63 - 1
+
+
+def test_base_among_the_checkpoints_is_kept(tmp_path: Path) -> None:
+    """A base in the folder that a run removes is an input: refused with and without overwriting."""
+    folder = tmp_path / "runs" / "checkpoints" / "checkpoint-100"
+    tiny_base("llama").model.save_pretrained(folder)
+    before = sorted(path.name for path in folder.iterdir())
+    for overwrite in (False, True):
+        with pytest.raises(TreeoptError) as caught:
+            train_heads(folder, noise(6), tmp_path / "runs", SMALL, overwrite=overwrite)
+        assert caught.value.code is Code.FILE_UNWRITABLE
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_foreign_checkpoints_are_kept(tmp_path: Path) -> None:
+    """A folder of that name without a note of ours is the user's."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "mine.txt").write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(TreeoptError, match="no run of treeopt train wrote"):
+            train_heads(tiny_base("llama"), noise(6), tmp_path, SMALL, overwrite=overwrite)
+    assert (tmp_path / "checkpoints" / "mine.txt").read_text() == "precious"
+
+
+def test_foreign_metrics_are_kept(tmp_path: Path) -> None:
+    """Metrics hold no mark, so a file of that name is replaced by overwriting alone."""
+    (tmp_path / "metrics.jsonl").write_text("mine")
+    with pytest.raises(TreeoptError) as caught:
+        train_heads(tiny_base("llama"), noise(6), tmp_path, SMALL)
+    assert caught.value.code is Code.FILE_EXISTS
+    assert (tmp_path / "metrics.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: value} for name in ("num_heads", "batch_size", "accumulate", "log_every") for value in (0, -1, 1.5)),
+        *({name: value} for name in ("epochs", "learning_rate") for value in (0, math.nan, math.inf)),
+        *({"warmup": 1.0}, {"weight_decay": math.nan}, {"blocks": -1}, {"steps": -1}, {"holdout": -1}),
+    ],
+)
+def test_settings_out_of_range(wrong: dict[str, float]) -> None:
+    """A number that no training can use is a ValueError that names it."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        dataclasses.replace(SMALL, **wrong)

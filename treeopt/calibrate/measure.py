@@ -27,6 +27,7 @@ from treeopt.calibrate.states import LOGITS_BYTES, check_finite, hidden_states
 from treeopt.calibrate.texts import Skipped, Text, encode_prompts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks, StepTraces
 from treeopt.drafter import Drafter
+from treeopt.errors import check_counts
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.draft import DraftModel
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
@@ -107,6 +108,7 @@ def run_calibration(
         >>> treeopt.build_tree(run.calibration, nodes=4).nodes
         4
     """
+    check_counts(max_new_tokens=max_new_tokens, batch_size=batch_size)
     base, loaded = as_base(model, tokenizer), as_heads(heads)
     prompts = as_prompt_set(prompts, answers=responses)
     check_heads_fit(base, loaded.heads, loaded.name)
@@ -114,7 +116,6 @@ def run_calibration(
     if drafter is not None:
         check_drafter(drafter, base, heads)
     check_seed(seed)
-    assert batch_size >= 1
     check_temperature(temperature)
     encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template, scored=responses)
     texts, skipped = list(encoded.texts), list(encoded.skipped)

@@ -22,7 +22,6 @@ from treeopt.files.schemas import Schema, check
 from treeopt.files.tensors import canonical_json
 from treeopt.models.hub import hub_reachable, looks_local, unreachable
 
-ALPACA_EVAL = "alpaca_eval"
 _SCHEMA = "treeopt.prompts/1"
 _ASKED = ("instruction", "prompt")  # a request: goes through the chat template
 _PLAIN = "text"  # continued as it stands

@@ -15,7 +15,7 @@ from treeopt.build.methods import VALUES, WEIGHTS
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
-from treeopt.cli.early import given
+from treeopt.cli.early import check_suffix, given
 from treeopt.cli.made_for import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import check_outputs, force_option
@@ -108,6 +108,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     """A tree from one calibration, or from one a task."""
     files = options["calibrations"]
     check_outputs(options, options["output"], kind=TREE)
+    check_suffix(options["output"], ".yaml", ".yml")
     job = _job(options, len(files))
     calibrations = [load_calibration(file) for file in files]
     warn_other_heads(console, calibrations[0], job.profile)
@@ -129,8 +130,6 @@ def _job(options: dict[str, Any], tasks: int) -> Job:
     check_profile(options)
     if tasks == 1 and (options["mix"] is not None or options["robust"]):
         raise click.UsageError("--mix and --robust need several --calibration")
-    if not math.isfinite(options["refine"]):
-        raise click.BadParameter("a number of seconds", param_hint="--refine")
     if tasks > 1 and (options["holdout"] or options["refine"] or auto):
         raise click.UsageError("--holdout, --refine and --nodes auto take one --calibration")
     if options["mix"] is not None and options["robust"]:

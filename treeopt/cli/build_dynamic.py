@@ -11,7 +11,7 @@ from treeopt.build.policies import build_policy, fastest_policy
 from treeopt.build.reliability import reliability
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
-from treeopt.cli.early import check_static_only
+from treeopt.cli.early import check_static_only, check_suffix
 from treeopt.cli.learn_report import report_reliability
 from treeopt.cli.made_for import warn_other_heads
 from treeopt.cli.options import check_outputs
@@ -32,6 +32,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     check_profile(options)
     [file] = options["calibrations"]
     check_outputs(options, options["output"], kind=TREE)
+    check_suffix(options["output"], ".yaml", ".yml")
     calibration = load_calibration(file)
     if options["profile"]:
         profile = load_profile(options["profile"])

@@ -153,7 +153,7 @@ def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
     known = prompts.sha256 in drafter.source.get("prompts", {})
     if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
         console.warn(
-            "warning: the drafter was learned from these prompts; its figures flatter it "
+            "warning: the drafter was learned from these prompts; its figures are too high, because it has counted the answers "
             "(--drafter corrected learns and traces without that)"
         )
 

@@ -12,16 +12,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from treeopt.cli.terminal import echo, echo_json, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, system_error
 from treeopt.progress import Progress, silent
-
-if TYPE_CHECKING:
-    pass
 
 _HEARTBEAT_SECONDS = 30.0
 _HEARTBEAT_SHARE = 0.1
@@ -34,6 +31,7 @@ class Console:
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         follows = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+        self._warnings: list[str] = []
         self.for_people = not (as_json or follows)
         self.for_programs = as_json and not follows
         self.quiet = quiet or not self.for_people  # programs read the result; errors alone stand beside it
@@ -49,14 +47,15 @@ class Console:
             echo(text, err=True)
 
     def warn(self, text: str) -> None:
-        """A line that --quiet does not silence."""
+        """A line that --quiet does not silence; programs find it among the result's `warnings`."""
+        self._warnings.append(text.removeprefix("warning: "))
         if self.for_people:
             echo(text, err=True)
 
     def result(self, data: Mapping[str, Any]) -> None:
         """The result, for programs."""
         if self.for_programs:
-            echo_json(_plain(data))
+            echo_json(_plain({**data, "warnings": self._warnings} if self._warnings else data))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Aligned columns on a terminal, tabs in a pipe; the first column to the left, the others to the right."""
@@ -123,14 +122,14 @@ def _bar(name: str) -> Iterator[Progress]:
 def _heartbeat(name: str) -> Progress:
     """A line each 30 seconds or 10 %, whichever comes first; the first one after 2 seconds of work."""
     begin = previous = last_time = time.monotonic()
-    last_share, wait = 0.0, _FIRST_SECONDS
+    last_done, last_share, wait = 0, 0.0, _FIRST_SECONDS
 
     def update(done: int, total: int, note: str) -> None:
-        nonlocal begin, previous, last_time, last_share, wait
+        nonlocal begin, previous, last_time, last_done, last_share, wait
         now, share = time.monotonic(), done / max(total, 1)
-        if share < last_share:  # another part of the work has begun, when the one before reported last
+        if done < last_done:  # another part of the work has begun, when the one before reported last
             begin, last_share = previous, 0.0
-        previous = now
+        previous, last_done = now, done
         if share - last_share < _HEARTBEAT_SHARE and now - last_time < wait and done < total:
             return
         last_time, last_share, wait = now, share, _HEARTBEAT_SECONDS
@@ -153,7 +152,7 @@ class Command(click.Command):
             raise  # for the program's entry
         except Exception as error:
             if debug:
-                traceback.print_exc()
+                echo(traceback.format_exc(), err=True, end="")
             known = error if isinstance(error, TreeoptError) else system_error(error)
             if known is None:
                 _say_bug(error, as_json)

@@ -14,7 +14,7 @@ from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limit
 from treeopt.calibration import MASS_SIZES
 from treeopt.cli.build_dynamic import texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
-from treeopt.cli.early import check_static_only, given
+from treeopt.cli.early import check_static_only, check_suffix, given
 from treeopt.cli.made_for import warn_other_heads
 from treeopt.cli.options import calibration_option, check_outputs, force_option
 from treeopt.drafter import KINDS
@@ -49,9 +49,8 @@ def run(console: Console, **options: Any) -> None:
     calibration_file = options["calibration"]
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch and --context choose from a --profile")
-    if not options["output"].endswith(".svg"):
-        raise click.BadParameter("a curve is drawn as .svg", param_hint="-o")
     check_outputs(options, options["output"], kind=PICTURE)
+    check_suffix(options["output"], ".svg")
     calibration = load_calibration(calibration_file)
     profile = load_profile(options["profile"]) if options["profile"] else None
     warn_other_heads(console, calibration, profile)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from treeopt.models.base import Base
 
 
-def check_suffix(path: str, suffix: str) -> None:
+def check_suffix(path: str, *suffixes: str) -> None:
     """Raise E204 unless a file's name ends as what is written to it: other commands go by that."""
-    if Path(path).suffix != suffix:
-        what = f"{path} is not the name of a {suffix} file"
+    if Path(path).suffix.lower() not in suffixes:
+        what = f"{path} is not the name of a {' or '.join(suffixes)} file"
         why = "a file's form is known by its name"
-        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=f"-o {Path(path).with_suffix(suffix)}")
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=f"-o {Path(path).with_suffix(suffixes[0])}")
 
 
 def given(name: str) -> bool:

@@ -27,6 +27,14 @@ def warn_other_heads(console: Console, calibration: Calibration, profile: Latenc
     _warn_made_for_other(console, "the profile", profile.provenance, own.model_id, dtype, own.heads_id)
 
 
+def warn_other_traces(console: Console, name: str, tree: Plan, calibration: Calibration) -> None:
+    """Warn where a tree was built for another base or other heads than traces are of."""
+    own = calibration.provenance
+    dtype = own.settings.get("dtype", _FLOAT32)
+    source = tree.source.get("calibration") or {}
+    _warn_made_for_other(console, name, source, own.model_id, dtype, own.heads_id)
+
+
 def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads) -> None:
     """Warn where a tree was built for another base or other heads than these."""
     source = tree.source.get("calibration") or {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treeopt.sampling import LARGEST_SEED, check_temperature
+from treeopt.sampling import LARGEST_SEED, LEAST_TEMPERATURE
 
 SEED = click.IntRange(0, LARGEST_SEED)
 
@@ -30,8 +30,6 @@ class Temperature(FiniteRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
-        try:
-            check_temperature(number)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+        if 0 < number < LEAST_TEMPERATURE:
+            self.fail(f"{value!r} is below {LEAST_TEMPERATURE}: logits divided by it overflow.", param, ctx)
         return number

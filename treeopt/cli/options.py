@@ -90,8 +90,9 @@ def _chosen_heads(options: Mapping[str, Any]) -> str:
 
 def say_base(console: Console, base: Base) -> None:
     """Say which base model was loaded, and how it runs."""
-    for note in (f"model    {base.name}  {base.dtype_name} on {base.device}", *base.notes):
-        console.note(note)
+    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
+    for warning in base.notes:
+        console.warn(warning)
 
 
 def text_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,20 +8,23 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command
+from treeopt.cli.early import check_suffix
 from treeopt.cli.made_for import warn_other_drafter
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
 from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
 
+_MOST_DIGITS = 15  # beyond any number of nodes, tokens or texts
+_SHOWN_CHARACTERS = 60
+
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[int, ...]:
     """Whole numbers from 1, separated by commas or by repeating the option."""
     parts = [part for text in value for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise click.BadParameter(
-            f"{','.join(value)!r} is not a list of whole numbers from 1, such as 1,2,4", ctx, param
-        )
+    if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) for part in parts):
+        shown = ",".join(value)[:_SHOWN_CHARACTERS]
+        raise click.BadParameter(f"{shown!r} is not a list of whole numbers from 1, such as 1,2,4", ctx, param)
     return tuple(map(int, parts))
 
 
@@ -50,6 +53,7 @@ def run(console: Console, **options: Any) -> None:
     """
     file = options["drafter"]
     check_outputs(options, options["output"])
+    check_suffix(options["output"], ".yaml", ".yml")
     drafter = load_drafter(file) if file else None
     from treeopt.runtime.profile import largest_context, measure_profile
 

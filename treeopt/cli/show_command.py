@@ -10,6 +10,7 @@ from treeopt.build.policies import replay_policy
 from treeopt.build.replay import Replay, replay
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console, command
+from treeopt.cli.made_for import warn_other_traces
 from treeopt.cli.show_report import as_dict, report
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
@@ -56,10 +57,7 @@ def run(console: Console, tree: str, calibration: str | None, layout: str) -> No
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text", at=calibration)
     outcome = replay(plan, traces) if isinstance(plan, Tree) else replay_policy(plan, traces)
     same = _same_heads(plan, traces)
-    if same is False:
-        made_for = plan.source["calibration"]["heads_id"]
-        heads = traces.provenance.heads_id
-        console.warn(f"warning: {tree} was built for other heads ({made_for}; the traces are of {heads})")
+    warn_other_traces(console, tree, plan, traces)
     report(console, plan)
     others = " (traces of other heads than the tree was built for)" if same is False else ""
     console.say(f"replayed over {calibration}{others}: {outcome.tokens_per_step:.4f} tokens per step (root counted)")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's, where it has one.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--resume", is_flag=True, help="Go on with the unfinished run in the output folder.")
-@click.option("--force", is_flag=True, help="Overwrite heads and unfinished runs in the output folder.")
+@click.option("--force", is_flag=True, help="Replace heads and an unfinished run in the output folder; never an input.")
 @click.option("-o", "--output", required=True, help="Folder for the heads.")
 def run(console: Console, **options: Any) -> None:
     """Train draft heads on a frozen base model (Medusa-1).
@@ -57,7 +57,8 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.train.medusa1 import check_outputs, train_heads
     from treeopt.train.settings import Settings
 
-    check_outputs(Path(options["output"]), options["data"], resume=options["resume"], overwrite=options["force"])
+    inputs = (*options["data"], options["model"])
+    check_outputs(Path(options["output"]), inputs, resume=options["resume"], overwrite=options["force"])
     files = [read_texts(name) for name in options["data"]]
     base = load_base(
         options["model"], dtype=options["dtype"], device=options["device"], load_in_4bit=options["load_in_4bit"]

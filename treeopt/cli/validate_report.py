@@ -80,7 +80,7 @@ def threshold_error(found: Validation, tokens_per_step: float | None, speedup: f
 def _say_lossless(console: Console, found: Validation) -> None:
     trials, ours = found.figures.trials, found.our_differences
     same = len(trials) - found.differing
-    verdict = "yes" if not ours else "NO" if found.failures else f"but for {_counted(ours)}"
+    verdict = "yes" if not ours else "NO" if found.failures else f"no failure, but differences ({_counted(ours)})"
     console.say(
         f"lossless        {verdict}: {same}/{len(trials)} texts, {found.figures.tokens} tokens, "
         f"against stock greedy generate in {found.made_by['dtype']}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -134,7 +135,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        # A file that is replaced keeps its mode: a private one stays private.
+        os.chmod(temporary, stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):

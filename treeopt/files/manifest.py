@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import read_bytes, write_text
+
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 class Manifest:
@@ -40,7 +43,8 @@ class Manifest:
             data = json.loads(self.path.read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}  # no list, or one that cannot be read: nothing here is known to be ours
-        return data if isinstance(data, dict) else {}  # a foreign file's entries are the hash of no file
+        ours = isinstance(data, dict) and all(isinstance(one, str) and _HASH.fullmatch(one) for one in data.values())
+        return data if ours else {}
 
 
 def _sha256(file: Path) -> str:

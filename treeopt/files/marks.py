@@ -28,7 +28,7 @@ def write_marked(path: str | os.PathLike[str], content: str, kind: str) -> None:
         TreeoptError: as `treeopt.files.atomic.write_bytes`.
     """
     assert content.endswith("\n")
-    before, after = _COMMENTS.get(Path(path).suffix.lower(), _YAML_COMMENT)
+    before, after = _COMMENTS.get(Path(path).suffix.lower(), _YAML_COMMENT) if kind == PICTURE else _YAML_COMMENT
     digest = hashlib.sha256(content.encode()).hexdigest()
     write_text(path, f"{content}{before}treeopt {kind}, unedited: sha256 {digest}{after}\n")
 

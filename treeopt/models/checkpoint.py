@@ -153,11 +153,11 @@ def not_loadable(name: str, error: Exception) -> TreeoptError:
         fix = "--dtype bfloat16, or a smaller model"
         return TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory", fix=fix)
     if "custom code" in str(error):
-        what = f"{name} brings code of its own, which treeopt does not run"
+        what = f"{name} needs code from its own repository, which treeopt does not run"
         return TreeoptError(Code.MODEL_INVALID, what, why="only architectures of transformers itself are loaded")
     asked = asked_for(error)
     if asked is not None:
-        what = f"the weights of {name} were refused: they ask for more than plain tensors ({asked})"
+        what = f"the weights of {name} were refused: they hold more than plain tensors ({asked})"
         return TreeoptError(Code.PICKLE_REFUSED, what, fix="ask its author for safetensors files")
     what = f"{name} is not a model that transformers can load"
     return TreeoptError(Code.MODEL_INVALID, what, why=plain_reason(error))

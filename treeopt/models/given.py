@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,6 +43,8 @@ def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None,
         raise TypeError(f"a tokenizer is one of transformers, not {_kind(tokenizer)}")
     if isinstance(model, (str, os.PathLike)):
         model = load_base(os.fspath(model), dtype=dtype)
+        for note in model.notes:
+            warnings.warn(note.removeprefix("warning: "), stacklevel=3)
     if isinstance(model, Base):
         return model if tokenizer is None else dataclasses.replace(model, tokenizer=tokenizer)
     if not isinstance(model, PreTrainedModel):
@@ -52,6 +55,14 @@ def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None,
     _check_model(model)
     name = model.config.name_or_path
     return Base(model, tokenizer or _tokenizer_beside(name), name or type(model).__name__)
+
+
+def name_of(model: GivenModel) -> tuple[str, ...]:
+    """The folder or hub name that a model came from; none where it was made in Python."""
+    if isinstance(model, (str, os.PathLike)):
+        return (os.fspath(model),)
+    name = model.name if isinstance(model, Base) else getattr(getattr(model, "config", None), "name_or_path", "")
+    return (name,) if name else ()
 
 
 def as_heads(heads: GivenHeads) -> LoadedHeads:

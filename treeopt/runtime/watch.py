@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PrefixConstrainedLogitsProcessor, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 
@@ -27,12 +27,17 @@ _FIX = "tree=treeopt.Tree(()) decodes with one node; stateless_processors=True, 
 
 
 def watched(processors: Iterable[Any], stateless: bool | Sequence[type]) -> list[Any]:
-    """Those processors that are neither from transformers nor declared to have no state."""
+    """Those processors that run code from outside transformers and are not declared to have no state."""
     if stateless is True:
         return []
     declared = tuple(stateless or ())
-    others = [one for one in processors if not (type(one).__module__ + ".").startswith(_STOCK)]
+    # This stock processor calls a function of the user's, such as a grammar's.
+    others = [one for one in processors if isinstance(one, PrefixConstrainedLogitsProcessor) or not _is_stock(one)]
     return [one for one in others if not (declared and isinstance(one, declared))]
+
+
+def _is_stock(processor: Any) -> bool:
+    return (type(processor).__module__ + ".").startswith(_STOCK)
 
 
 class Watch:

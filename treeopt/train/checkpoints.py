@@ -39,6 +39,10 @@ def check_unfinished(heads: Path, *, resume: bool, overwrite: bool) -> Path:
         what = f"{folder} is a file, where checkpoints would go"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or name another folder with -o")
     begun = folder.is_dir() and any(folder.iterdir())
+    if begun and not (folder / _NOTE).is_file():
+        what = f"{folder} holds files that no run of treeopt train wrote: {_NOTE} is not among them"
+        why = "checkpoints are collected there, and removed when the heads are done"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="move them away, or name another folder with -o")
     if resume and not begun:
         raise TreeoptError(Code.RESUME_INVALID, f"{heads} holds no unfinished run", fix="leave out --resume")
     if begun and not (resume or overwrite):

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from treeopt.calibrate.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.calibrate.prompts import PromptSet
 from treeopt.calibrate.texts import Skipped
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
@@ -108,8 +108,7 @@ def distill(
         >>> done.rows
         2
     """
-    assert max_new_tokens >= 1
-    assert batch_size >= 1
+    check_counts(max_new_tokens=max_new_tokens, batch_size=batch_size)
     check_seed(seed)
     check_temperature(temperature)
     target = check_writable(path, overwrite=overwrite)

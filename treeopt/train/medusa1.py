@@ -23,11 +23,11 @@ from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArgument
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.files.atomic import check_space, check_writable
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
-from treeopt.models.given import GivenModel, as_base
+from treeopt.models.given import GivenModel, as_base, name_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import CONFIG_FILE, WEIGHT_FILES, check_heads_writable, save_heads
 from treeopt.progress import Progress, silent
@@ -114,8 +114,10 @@ def train_heads(
     chosen = Settings() if settings is None else settings
     if not isinstance(chosen, Settings):
         raise TypeError(f"settings are treeopt.Settings, not an object of type {type(chosen).__name__}")
+    check_counts(length=length)
     place = Path(folder)
-    check_outputs(place, names_of(texts), resume=resume, overwrite=overwrite)
+    inputs = (*names_of(texts), *name_of(model))
+    check_outputs(place, inputs, resume=resume, overwrite=overwrite)
     base = as_base(model, tokenizer)
     texts = as_training_texts(base, texts, length=length)
     seen, unseen = _split(texts.examples, chosen)
@@ -145,21 +147,29 @@ def train_heads(
     return Trained(heads.eval(), scores, trainer.state.global_step)
 
 
-def check_outputs(folder: Path, data: Sequence[str], *, resume: bool, overwrite: bool) -> None:
+def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrite: bool) -> None:
     """Check that a run can begin, or go on, in a folder; called before any long work.
 
+    Args:
+        folder: for the heads.
+        inputs: files of texts and the folder of the base model, where they are such.
+        resume: go on with an unfinished run.
+        overwrite: replace heads, metrics and an unfinished run.
+
     Raises:
-        TreeoptError: as `check_heads_writable` and `check_unfinished`; E204 where the run would replace its own data.
+        TreeoptError: as `check_heads_writable` and `check_unfinished`; E204 where the run would replace one of its
+            inputs.
     """
     check_heads_writable(folder, overwrite=overwrite or resume)
     checkpoints = check_unfinished(folder, resume=resume, overwrite=overwrite)
     if folder.exists():
-        check_writable(folder / METRICS_FILE, overwrite=True)
-    for name in data:
+        check_writable(folder / METRICS_FILE, overwrite=overwrite or resume)
+    for name in inputs:
         path = Path(os.path.realpath(Path(name).expanduser()))
         check_no_input(folder / METRICS_FILE, path)
         check_no_input(folder / CONFIG_FILE, path)
-        if os.path.exists(path) and Path(os.path.realpath(checkpoints)) in path.parents:
+        removed = Path(os.path.realpath(checkpoints))
+        if os.path.exists(path) and removed in (path, *path.parents):
             what = f"{name} lies among the checkpoints, which are removed when the heads are done"
             raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or name another folder with -o")
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.sampling import check_seed
 
+_COUNTS = ("num_heads", "batch_size", "accumulate", "log_every", "saves")
 _SEEDS = 2**32  # numpy's generator, which transformers seeds too, takes no larger ones
 
 
@@ -58,6 +59,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_counts(**{name: getattr(self, name) for name in _COUNTS})
+        for name in ("epochs", "learning_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} {getattr(self, name)!r}: it is a finite number above 0")
+        if not 0 <= self.warmup < 1 or not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"warmup {self.warmup!r}, weight_decay {self.weight_decay!r}: from 0, and warmup below 1")
+        if min(self.blocks, self.steps, self.holdout) < 0:
+            raise ValueError(f"blocks {self.blocks}, steps {self.steps}, holdout {self.holdout}: none is below 0")
         if not self.blocks and self.shared_lm_head:
             raise ValueError("heads without blocks that share the base's LM head have nothing to train")
 
