@@ -200,7 +200,7 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     yield "tokenizer empty", text("tokenizer.json", "{}"), model, "tokenizer of"
     yield "index a list", text(f"{WEIGHTS}.index.json", "[]"), file, "holds no object"
     yield "index of numbers", text(f"{WEIGHTS}.index.json", '{"weight_map": {"a": 1}}'), file, "no weight_map"
-    yield "code", _with_code, model, "brings code of its own"
+    yield "code", _with_code, model, "needs code from its own repository"
     yield "pickle garbage", garbage, model, "its files are damaged"
     yield "pickle with code", pickled({"a": RunsCode()}), Code.PICKLE_REFUSED, "mkdir"
     yield "pickle of a list", pickled([1, 2]), model, "transformers can load"

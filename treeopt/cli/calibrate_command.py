@@ -153,8 +153,8 @@ def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
     known = prompts.sha256 in drafter.source.get("prompts", {})
     if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
         console.warn(
-            "warning: the drafter was learned from these prompts; its figures are too high, because it has counted the answers "
-            "(--drafter corrected learns and traces without that)"
+            "warning: the drafter was learned from these prompts, whose answers it has counted: its figures here are "
+            "higher than on other prompts (--drafter corrected leaves each text out of its own drafter)"
         )
 
 
