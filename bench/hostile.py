@@ -27,7 +27,7 @@ from treeopt.files.bundled import pocket
 
 DOCUMENTED = {0, 2, 3, 4, 5, 6, 130, 141}  # exit statuses of the README; 1 is a bug
 SECONDS = 240
-TINY = 90  # of so many runs one
+TINY = 120  # of so many runs one
 
 
 def make_folder(folder: Path) -> None:

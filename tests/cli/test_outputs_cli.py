@@ -74,8 +74,9 @@ def test_base_that_the_heads_name_is_kept() -> None:
     config = Path("model/heads/config.json")
     config.write_text(config.read_text().replace("pocket", "model"))
     arguments = ["calibrate", "--heads", "model/heads", "--prompts", "prompts.txt", "--force", "-q"]
-    target = Path("model/generation_config.json")
+    target = Path("model/model.safetensors")
     assert refused(*arguments, "-o", target, target=target) == "E204"
+    assert "is an input" in treeopt(*arguments, "-o", target, status=3).stderr
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
