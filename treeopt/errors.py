@@ -100,13 +100,18 @@ class TreeoptError(Exception):
         return {"error": self.code.number, **parts, "exit_status": self.exit_status}
 
     def __str__(self) -> str:
-        lines = [f"error[{self.code.number}]: {self.what}"]
-        for name, text in (("at", self.at), ("why", self.why), ("fix", self.fix)):
+        # A name from outside may hold a line end, which must not look like a line of ours.
+        lines = [f"error[{self.code.number}]: {_one_line(self.what)}"]
+        for name, text in (("at", self.at), ("why", _one_line(self.why)), ("fix", _one_line(self.fix))):
             if text:
                 first, *rest = text.splitlines()
                 lines.append(f"  {name + ':':4} {first}")
                 lines.extend(f"       {line}" for line in rest)
         return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def check_counts(**counts: int) -> None:

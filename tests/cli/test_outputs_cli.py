@@ -132,7 +132,9 @@ def test_profile_is_kept() -> None:
     assert refused("profile", target="profile.yaml") == "E202"
 
 
-@pytest.mark.parametrize("output", ["-", "x" * 300 + ".svg", "no/such/p.svg", "model", "/proc/version"])
+@pytest.mark.parametrize(
+    "output", ["-", "x" * 300 + ".svg", "no/such/p.svg", "model", "/proc/version", "/dev/stdout", "t.yaml/x.svg"]
+)
 def test_output_that_cannot_be_written_is_one_error(output: str) -> None:
     """Wrong names and places end with status 3 and E202 or E204, never with an exception."""
     for command in (["render", "t.yaml"], ["compile", "t.yaml"], ["build"], ["profile"], ["learn"], ["calibrate"]):

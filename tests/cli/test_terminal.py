@@ -168,3 +168,24 @@ def test_what_the_system_refuses_is_no_bug(
     result = treeopt("list", status=status)
     assert error_number(result) == number
     assert not getattr(error, "filename", None) or "at:  x.yaml" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["show", "nope"], 3), (["show", "nope", "--json"], 3), (["build", "--nodes", "0"], 2), (["list"], 0)],
+)
+def test_full_standard_error_leaves_the_status(arguments: list[str], status: int) -> None:
+    """Where messages cannot be written, the exit status still says what happened."""
+    command = [sys.executable, "-m", "treeopt", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, check=False, env=environment)
+    assert done.returncode == status
+
+
+def test_line_ends_in_names_are_escaped() -> None:
+    """A name cannot look like a line of an error of ours."""
+    said = treeopt("show", "no\nerror[E999]: forged.yaml", status=3).stderr
+    assert "no\\nerror[E999]: forged.yaml" in said
+    assert "\nerror[E999]" not in said

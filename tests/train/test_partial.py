@@ -205,3 +205,20 @@ def test_self_talk_without_end_begins_at_once(tmp_path: Path) -> None:
     with pytest.raises(Cut):
         run(chat_base(), SelfTalk(10**15, opening_tokens=4), tmp_path / "out.jsonl", cut=3, resume=True)
     assert len((tmp_path / "out.jsonl.partial").read_text().splitlines()) > 2
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}])
+def test_unfinished_file_that_is_a_link(tmp_path: Path, hard: bool, options: dict[str, bool]) -> None:
+    """Answers are never written through a link to a file of another name, such as the prompts."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"text": "w1"}\n')
+    partial = tmp_path / "out.jsonl.partial"
+    if hard:
+        partial.hardlink_to(prompts)
+    else:
+        partial.symlink_to(prompts)
+    with pytest.raises(TreeoptError, match="is a link") as caught:
+        distill(chat_base(), SelfTalk(1), tmp_path / "out.jsonl", max_new_tokens=4, **options)
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert prompts.read_text() == '{"text": "w1"}\n'

@@ -13,6 +13,7 @@ from treeopt.build.job import Built, Job, run_job
 from treeopt.build.judge import Judgement
 from treeopt.build.methods import VALUES, WEIGHTS
 from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
+from treeopt.calibration import MASS_SIZES
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early import check_suffix, given
@@ -38,7 +39,7 @@ class _Nodes(click.ParamType[int | str]):
         return click.IntRange(min=1).convert(value, param, ctx)
 
 
-_NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,}; auto: the fastest."
+_NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({MASS_SIZES[-1]} for dynamic); auto: the fastest."
 _ESTIMATE_HELP = "Given with --{}, exactly these; else the paper's compete too."
 
 

@@ -6,6 +6,7 @@ terminal shows. JSON is printed in ASCII, where every such character is written 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -31,12 +32,18 @@ def printable_cell(text: str) -> str:
 
 def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
     """Print text to standard output or standard error, without control characters other than line ends and tabs."""
-    click.echo(printable(text) + end, err=err, nl=False)
+    _write(printable(text) + end, err=err)
 
 
 def echo_json(data: Mapping[str, Any], *, err: bool = False) -> None:
     """Print one JSON object on a line of its own."""
-    click.echo(json.dumps(data, allow_nan=False), err=err)
+    _write(json.dumps(data, allow_nan=False) + "\n", err=err)
+
+
+def _write(text: str, *, err: bool) -> None:
+    """Print text; what standard error does not take is lost, and the exit status still says what happened."""
+    with contextlib.suppress(OSError) if err else contextlib.nullcontext():
+        click.echo(text, err=err, nl=False)
 
 
 def escape_unencodable() -> None:

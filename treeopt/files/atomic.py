@@ -12,7 +12,8 @@ from pathlib import Path
 from treeopt.errors import Code, TreeoptError, system_error
 
 STANDARD_STREAM = "-"
-LEAST_SPACE = 64 * 1024  # bytes that a disk must have left before any work that ends in a file
+_STREAMS = ("/dev/", "/proc/self/fd/")  # such as /dev/stdout, which is a link to where a shell redirected it
+LEAST_SPACE = 4 * 1024  # bytes that a disk must have left before any work that ends in a file
 _SHOWN_CHARACTERS = 40  # of the target's name in that of the temporary file; at most 4 bytes each
 
 
@@ -23,12 +24,14 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
         TreeoptError: E202 where it exists and `overwrite` is off; E204 where its name is none, or its folder is missing
             or not writable; E403 where the disk is full.
     """
-    if not str(path) or str(path) == STANDARD_STREAM:
-        what = f"{str(path)!r} is not a file name"
+    if not str(path) or str(path) == STANDARD_STREAM or str(path).startswith(_STREAMS):
+        what = f"{str(path)!r} is not the name of a file"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why="files are written whole or not at all", fix="-o FILE")
     target = Path(os.path.realpath(path))  # through a link to the file itself
     try:
         exists = os.path.lexists(path) and _checked_existing(path, target)
+        if target.parent.exists() and not target.parent.is_dir():
+            raise TreeoptError(Code.FILE_UNWRITABLE, f"{Path(path).parent} is a file, not a folder")
         if not target.parent.is_dir():
             fix = f"mkdir -p {Path(path).parent}"
             raise TreeoptError(Code.FILE_UNWRITABLE, f"the folder {Path(path).parent} does not exist", fix=fix)

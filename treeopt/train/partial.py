@@ -40,6 +40,9 @@ def partial_of(target: Path, *, resume: bool, overwrite: bool) -> Path:
         partial.exists()
     except OSError as error:  # such as a name that is too long with its ending
         raise TreeoptError(Code.FILE_UNWRITABLE, f"{partial} cannot be written: {error.strerror}") from error
+    if partial.is_symlink() or (partial.is_file() and partial.stat().st_nlink > 1):
+        what = f"{partial} is a link: answers would be written to a file of another name"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="remove the link, or choose another name with -o")
     if partial.exists() and not partial.is_file():
         what = f"{partial} is {'a folder' if partial.is_dir() else 'a device or pipe'}, where answers are collected"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another name with -o")
