@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from program import error_number, treeopt
+from program import error_number, treeopt, treeopt_json
 
 from treeopt.files.bundled import pocket
 
@@ -50,10 +50,12 @@ def test_missing_weights_are_refused(line: str, model: Path, tmp_path: Path) -> 
 
 
 def test_unused_weights_are_said(model: Path, tmp_path: Path) -> None:
-    """Weights that the base does not use are named beside the result, with heads and without; not with --quiet."""
+    """Weights that the base does not use are a warning, with heads and without, also with --quiet and for programs."""
     rewrite(model, lambda state: {**state, "medusa_head.0.weight": torch.zeros(3)})
     generate = ["generate", "text", "--heads", "pocket", "--model", model, "--tree", "mc_sim_7b_63"]
     distill = ["distill", "--model", model, "--self-talk", "1", "--opening-tokens", "1", "-o", tmp_path / "out.jsonl"]
     for command in (generate, distill):
         assert "does not use: medusa_head.0.weight" in treeopt(*command, "--max-new-tokens", "1").stderr
-    assert "medusa_head" not in treeopt(*generate, "--max-new-tokens", "1", "--quiet").stderr
+    assert "does not use: medusa_head.0.weight" in treeopt(*generate, "--max-new-tokens", "1", "--quiet").stderr
+    data = treeopt_json(*generate, "--max-new-tokens", "1")
+    assert "does not use: medusa_head.0.weight" in data["warnings"][0]

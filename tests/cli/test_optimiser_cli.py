@@ -349,7 +349,7 @@ def test_profile_without_the_batch_is_one_error(command: list[str]) -> None:
 def test_curve_does_not_replace_its_calibration(calibration: Calibration) -> None:
     """The input is no output: exit 3, and the file stays."""
     before = Path("calibration.safetensors").read_bytes()
-    treeopt("curve", "-o", "calibration.safetensors", status=2)
+    treeopt("curve", "-o", "calibration.safetensors", status=3)
     assert Path("calibration.safetensors").read_bytes() == before
     assert calibration.sequences == 60
 
@@ -375,4 +375,4 @@ def test_mixture_says_how_it_was_made() -> None:
 def test_curve_refuses_another_picture_format() -> None:
     """A curve in a .png would be SVG text in disguise."""
     save_calibration(random_calibration(1), "c.safetensors")
-    treeopt("curve", "--calibration", "c.safetensors", "-o", "c.png", status=2)
+    treeopt("curve", "--calibration", "c.safetensors", "-o", "c.png", status=3)

@@ -124,7 +124,7 @@ def test_rounding_is_no_failure_in_bfloat16(validate: Callable[..., Result], mon
     """Texts that part by rounding, in bfloat16: exit 0, said in the report, and listed beside it."""
     monkeypatch.setattr("treeopt.runtime.verdict._MARGIN", 1e9)  # whatever differs is taken for rounding
     result = validate("--dtype", "bfloat16", status=0)
-    assert "lossless        but for 2 rounding: 0/2 texts" in result.stdout
+    assert "lossless        no failure, but differences (2 rounding): 0/2 texts" in result.stdout
     assert "differences that are no fault (2 rounding)" in result.stderr
     assert "error[E501]: 2 of 2 texts" in validate("-q", status=5).stderr  # float32
 
@@ -224,7 +224,7 @@ def test_judge_limits_what_is_decided(validate: Callable[..., Result]) -> None:
     assert "2 of 2 texts differ from greedy decoding (1 bug, 1 unjudged)" in result.stderr
     assert "--judge 2 judges all" in result.stderr
     half = validate("--judge", "0", "--dtype", "bfloat16")
-    assert "lossless        but for 2 unjudged: 0/2 texts" in half.stdout
+    assert "lossless        no failure, but differences (2 unjudged): 0/2 texts" in half.stdout
     assert "0 of 2 differing texts judged" in half.stdout
     data = json.loads(validate("--judge", "0", "--json", status=5).stdout)
     assert (data["judged"], data["differing"], data["failures"]) == (0, 2, 2)
