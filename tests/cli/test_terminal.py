@@ -14,6 +14,7 @@ import pytest
 from conftest import ROOT_FOLDER
 from program import error_number, treeopt
 
+from treeopt.cli.console import Console
 from treeopt.cli.terminal import printable, printable_cell
 
 ESCAPE = "\x1b[31mred\x1b]0;title\x07"
@@ -189,3 +190,9 @@ def test_line_ends_in_names_are_escaped() -> None:
     said = treeopt("show", "no\nerror[E999]: forged.yaml", status=3).stderr
     assert "no\\nerror[E999]: forged.yaml" in said
     assert "\nerror[E999]" not in said
+
+
+def test_cells_of_tables_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt's category cannot colour a table, nor add a column or a row to it."""
+    Console(False, False).table(["category", "texts"], [[f"{ESCAPE}\ta\nb", "1"]])
+    assert capsys.readouterr().out.splitlines() == ["category\ttexts", f"{SHOWN}\\x09a\\x0ab\t1"]
