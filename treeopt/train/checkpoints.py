@@ -39,7 +39,7 @@ def check_unfinished(heads: Path, *, resume: bool, overwrite: bool) -> Path:
         what = f"{folder} is a file, where checkpoints would go"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or name another folder with -o")
     begun = folder.is_dir() and any(folder.iterdir())
-    if begun and not (folder / _NOTE).is_file():
+    if begun and not resume and not (folder / _NOTE).is_file():  # a run that goes on reads the note itself
         what = f"{folder} holds files that no run of treeopt train wrote: {_NOTE} is not among them"
         why = "checkpoints are collected there, and removed when the heads are done"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="move them away, or name another folder with -o")
