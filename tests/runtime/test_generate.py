@@ -51,20 +51,6 @@ BATCH = {
 INPUTS = {"alone": ALONE, "batch": BATCH}
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    """A model whose texts vary."""
-    base = tiny_base("llama", 2)
-    base.model.generation_config.pad_token_id = 0
-    return base.model
-
-
-@pytest.fixture(scope="module")
-def heads(model: PreTrainedModel) -> MedusaHeads:
-    """Random heads; the tree is so wide that their drafts are often right."""
-    return random_heads(Base(model, None, "tiny"), 2, 4)
-
-
 class OddPaths(LogitsProcessor):
     """A processor of the user's own: forbids a token that depends on all tokens before, and on the row."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import VOCAB, random_heads, tiny_base
+from tiny import VOCAB, tiny_base
 from torch import Tensor
 from transformers import (
     LogitsProcessor,
@@ -20,7 +20,6 @@ from transformers import (
 
 from treeopt import tree_generate
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.runtime.watch import Watch, watched
 from treeopt.tree import Tree
@@ -32,20 +31,6 @@ BATCH = {
     "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 1]]),
 }
 WIDE = Tree.from_paths([(rank,) for rank in range(VOCAB)] + [(0, rank) for rank in range(8)])
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    """A model whose texts vary."""
-    base = tiny_base("llama", 2)
-    base.model.generation_config.pad_token_id = 0
-    return base.model
-
-
-@pytest.fixture(scope="module")
-def heads(model: PreTrainedModel) -> MedusaHeads:
-    """Random heads."""
-    return random_heads(Base(model, None, "tiny"), 2, 4)
 
 
 class Alternating(LogitsProcessor):
