@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 from timing import add_tiny, interleaved, machine, verdict
 
-from treeopt.build.grow import grow
-from treeopt.build.replay import Replay, accepted_drafts, visits
-from treeopt.build.values import IndependentValues
 from treeopt.calibration import MISS, NONE, Calibration, Provenance
 from treeopt.files.calibrations import save_calibration
-from treeopt.runtime.buffers import compile_tree
+from treeopt.optimize.grow import grow
+from treeopt.optimize.replay import Replay, accepted_drafts, visits
+from treeopt.optimize.values import IndependentValues
 from treeopt.tree import Tree
+from treeopt.verify.buffers import compile_tree
 
 HEADS, RANKS = 5, 16
 BUILD_GOALS = {64: 0.001, 1024: 0.010, 1_000_000: 5.0}

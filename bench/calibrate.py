@@ -13,11 +13,11 @@ import torch
 from timing import add_tiny, interleaved, machine, verdict
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from treeopt.calibrate.measure import trace_texts
-from treeopt.calibrate.texts import Text
+from treeopt.calibrate.pipeline import trace_texts
 from treeopt.calibration import MAX_RANKS
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
+from treeopt.texts.encode import Text
 
 HIDDEN, VOCABULARY, LAYERS, HEADS = 768, 32_000, 12, 5
 TINY = (96, 500, 1)  # the first three of these, where figures mean nothing

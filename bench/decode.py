@@ -21,18 +21,18 @@ from timing import add_tiny, machine
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from treeopt.build.trees import build_tree
-from treeopt.calibrate.measure import run_calibration
-from treeopt.calibrate.prompts import load_prompts
-from treeopt.calibrate.texts import encode
+from treeopt.calibrate.pipeline import run_calibration
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.evaluate.clock import now
+from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base, heads_like
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.masks import TreeMasks
 from treeopt.models.pair import load_pair
-from treeopt.runtime.clock import now
-from treeopt.runtime.decode import TreeDecoder
-from treeopt.runtime.profile import generic_growth
+from treeopt.optimize.tree_builder import build_tree
+from treeopt.texts.encode import encode
+from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
+from treeopt.verify.masks import TreeMasks
 
 HEADS = 5
 VOCABULARY = 32_000

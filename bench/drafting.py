@@ -26,21 +26,21 @@ import numpy as np
 import torch
 from timing import add_tiny, machine
 
-from treeopt.build.policies import build_policy, replay_policy
-from treeopt.build.reliability import reliability
-from treeopt.build.replay import replay
-from treeopt.build.trees import build_tree
-from treeopt.calibrate.learn import Learning
-from treeopt.calibrate.measure import CalibrationRun, run_calibration
-from treeopt.calibrate.prompts import PromptSet, load_prompts
-from treeopt.calibrate.texts import encode_prompts
+from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
 from treeopt.calibration import Calibration
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
+from treeopt.drafting.learn import Learning
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
+from treeopt.optimize.per_step import build_policy, replay_policy
+from treeopt.optimize.reliability import reliability
+from treeopt.optimize.replay import replay
+from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
-from treeopt.runtime.decode import TreeDecoder
+from treeopt.texts.encode import encode_prompts
+from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.tree import Tree
 
 SIZES = (8, 16, 32, 64)

@@ -11,14 +11,14 @@ import torch
 from decode import SMALL_SHAPE, TINY_SHAPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from treeopt.calibrate.transitions import TransitionCounts
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import LONGEST, Drafter, Level
+from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.drafting.plans import proposer_of
+from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
-from treeopt.runtime.decode import TreeDecoder
-from treeopt.runtime.drafting import proposer_of
-from treeopt.runtime.profile import generic_growth
 from treeopt.tree import Tree
 
 VOCAB, HEADS, LEVELS, TEXT, COUNTED = 32_000, 5, 8, 200, 400_000

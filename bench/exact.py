@@ -12,13 +12,13 @@ import argparse
 import torch
 from timing import add_tiny, machine
 
-from treeopt.build.trees import build_tree
-from treeopt.calibrate.prompts import load_prompts
-from treeopt.calibrate.texts import Text, encode_prompts
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.evaluate.validate import predict
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.pair import load_pair
-from treeopt.runtime.decode import TreeDecoder
-from treeopt.runtime.validate import predict
+from treeopt.optimize.tree_builder import build_tree
+from treeopt.texts.encode import Text, encode_prompts
+from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
 
 

@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from timing import add_tiny, machine, verdict
 
-from treeopt.build.fit import Fit, Fitter
-from treeopt.build.intervals import Interval, prediction_interval, sampling_interval
-from treeopt.build.judge import Judgement, judge
-from treeopt.build.methods import candidates
-from treeopt.build.refine import Limits
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration
+from treeopt.optimize.held_out import Judgement, judge
+from treeopt.optimize.intervals import Interval, prediction_interval, sampling_interval
+from treeopt.optimize.methods import candidates
+from treeopt.optimize.refine import Limits
+from treeopt.optimize.select_method import Fit, Fitter
 
 SIZES = (8, 16, 32, 64, 128, 256)
 GOALS = (1.5, 0.8, 1.2, 1.2, 1.4, 1.4)  # percent over the paper's tree, rows 0-255 against 256-511

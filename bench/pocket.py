@@ -17,16 +17,16 @@ import torch
 from numpy.typing import NDArray
 from timing import add_tiny, machine
 
-from treeopt.build.replay import replay
-from treeopt.build.trees import build_tree
-from treeopt.calibrate.answers import continue_texts
-from treeopt.calibrate.measure import as_calibration, trace_texts
-from treeopt.calibrate.prompts import Prompt, PromptSet, load_prompts
-from treeopt.calibrate.texts import Text, encode_prompts
+from treeopt.calibrate.pipeline import as_calibration, trace_texts
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance
 from treeopt.files.bundled import data_root
 from treeopt.files.strict_yaml import load
 from treeopt.models.pair import load_pair
+from treeopt.optimize.replay import replay
+from treeopt.optimize.tree_builder import build_tree
+from treeopt.texts.answers import continue_texts
+from treeopt.texts.encode import Text, encode_prompts
+from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.train.corpus import is_unseen, standard_library
 from treeopt.train.pocket import draw
 from treeopt.tree import Tree

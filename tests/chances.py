@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from tiny import tiny_base
 
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.rules import Sample
 from treeopt.models.base import Base
-from treeopt.runtime.decode import TreeDecoder
-from treeopt.runtime.rules import Sample
 
 SMALL = 5  # tokens of the model whose texts are counted
 LENGTH = 4  # 5^4 = 625 texts

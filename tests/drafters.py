@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from tiny import VOCAB, cycle_base, cycle_heads
 
-from treeopt.calibrate.answers import answer_all
-from treeopt.calibrate.learn import Learned, Learning, learn
-from treeopt.calibrate.texts import Text
 from treeopt.drafter import Drafter, Level
+from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
+from treeopt.texts.answers import answer_all
+from treeopt.texts.encode import Text
 
 PRICES = ((1, 0.1), (2, 0.2), (6, 0.5), (8, 0.9), (16, 1.4))  # by number of nodes, of policies
 

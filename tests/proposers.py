@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treeopt.drafting.heads import NO_TOKEN, Drafts
 from treeopt.models.base import Base
-from treeopt.models.shapes import Shape
-from treeopt.runtime.propose import NO_TOKEN, Drafts
+from treeopt.verify.shapes import Shape
 
 WHOLE = 400  # recent tokens that hold any text here
 

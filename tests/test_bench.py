@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from helpers import random_calibration
 
-from treeopt.calibrate.measure import run_calibration
-from treeopt.calibrate.prompts import load_prompts
+from treeopt.calibrate.pipeline import run_calibration
 from treeopt.files.calibrations import save_calibration
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
+from treeopt.texts.prompts import load_prompts
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 # Script -> its calls. {shared} is the folder of shared data, {file} a calibration.

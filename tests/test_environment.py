@@ -15,7 +15,7 @@ from conftest import ROOT_FOLDER
 
 from treeopt.cli.console import Console
 from treeopt.cli.generate_command import _prompt, _shown
-from treeopt.runtime.stream import Piece
+from treeopt.decode.stream import Piece
 
 PYPROJECT = tomllib.loads((ROOT_FOLDER / "pyproject.toml").read_text())
 # One interpreter runs all of them; the status is that of the first that fails.

@@ -15,8 +15,8 @@ import treeopt
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.runtime.buffers import BUFFER_NAMES, MAX_NODES
 from treeopt.tree import Tree
+from treeopt.verify.buffers import BUFFER_NAMES, MAX_NODES
 
 LIST = [[0], [0, 0], [1]]
 TREE = Tree(((0,), (1,), (0, 0)))

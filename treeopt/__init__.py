@@ -31,26 +31,26 @@ _HOMES = {
     "save_drafter": "treeopt.files.drafters",
     "load_plan": "treeopt.files.policies",
     "save_policy": "treeopt.files.policies",
-    "build_policy": "treeopt.build.policies",
-    "replay_policy": "treeopt.build.policies",
-    "Learning": "treeopt.calibrate.learn",
-    "build_tree": "treeopt.build.trees",
-    "replay": "treeopt.build.replay",
+    "build_policy": "treeopt.optimize.per_step",
+    "replay_policy": "treeopt.optimize.per_step",
+    "Learning": "treeopt.drafting.learn",
+    "build_tree": "treeopt.optimize.tree_builder",
+    "replay": "treeopt.optimize.replay",
     "MedusaHeads": "treeopt.models.heads",
     "load_base": "treeopt.models.base",
     "load_heads": "treeopt.models.layouts",
     "save_heads": "treeopt.models.layouts",
-    "load_prompts": "treeopt.calibrate.prompts",
-    "run_calibration": "treeopt.calibrate.measure",
-    "Buffers": "treeopt.runtime.buffers",
-    "compile_tree": "treeopt.runtime.buffers",
-    "TreeDecoder": "treeopt.runtime.decode",
-    "tree_generate": "treeopt.runtime.generate",
-    "Greedy": "treeopt.runtime.rules",
-    "Sample": "treeopt.runtime.rules",
-    "Typical": "treeopt.runtime.rules",
-    "measure_profile": "treeopt.runtime.profile",
-    "validate": "treeopt.runtime.validate",
+    "load_prompts": "treeopt.texts.prompts",
+    "run_calibration": "treeopt.calibrate.pipeline",
+    "Buffers": "treeopt.verify.buffers",
+    "compile_tree": "treeopt.verify.buffers",
+    "TreeDecoder": "treeopt.decode.decoder",
+    "tree_generate": "treeopt.decode.generate",
+    "Greedy": "treeopt.decode.rules",
+    "Sample": "treeopt.decode.rules",
+    "Typical": "treeopt.decode.rules",
+    "measure_profile": "treeopt.evaluate.profile",
+    "validate": "treeopt.evaluate.validate",
     "SelfTalk": "treeopt.train.talks",
     "distill": "treeopt.train.distill",
     "Settings": "treeopt.train.settings",
@@ -60,16 +60,18 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
-    from treeopt.build.policies import build_policy as build_policy
-    from treeopt.build.policies import replay_policy as replay_policy
-    from treeopt.build.replay import replay as replay
-    from treeopt.build.trees import build_tree as build_tree
-    from treeopt.calibrate.learn import Learning as Learning
-    from treeopt.calibrate.measure import run_calibration as run_calibration
-    from treeopt.calibrate.prompts import load_prompts as load_prompts
+    from treeopt.calibrate.pipeline import run_calibration as run_calibration
     from treeopt.calibration import Calibration as Calibration
+    from treeopt.decode.decoder import TreeDecoder as TreeDecoder
+    from treeopt.decode.generate import tree_generate as tree_generate
+    from treeopt.decode.rules import Greedy as Greedy
+    from treeopt.decode.rules import Sample as Sample
+    from treeopt.decode.rules import Typical as Typical
     from treeopt.drafter import Drafter as Drafter
+    from treeopt.drafting.learn import Learning as Learning
     from treeopt.errors import TreeoptError as TreeoptError
+    from treeopt.evaluate.profile import measure_profile as measure_profile
+    from treeopt.evaluate.validate import validate as validate
     from treeopt.files.calibrations import load_calibration as load_calibration
     from treeopt.files.calibrations import save_calibration as save_calibration
     from treeopt.files.drafters import load_drafter as load_drafter
@@ -84,21 +86,19 @@ if TYPE_CHECKING:
     from treeopt.models.heads import MedusaHeads as MedusaHeads
     from treeopt.models.layouts import load_heads as load_heads
     from treeopt.models.layouts import save_heads as save_heads
+    from treeopt.optimize.per_step import build_policy as build_policy
+    from treeopt.optimize.per_step import replay_policy as replay_policy
+    from treeopt.optimize.replay import replay as replay
+    from treeopt.optimize.tree_builder import build_tree as build_tree
     from treeopt.policy import TreePolicy as TreePolicy
-    from treeopt.runtime.buffers import Buffers as Buffers
-    from treeopt.runtime.buffers import compile_tree as compile_tree
-    from treeopt.runtime.decode import TreeDecoder as TreeDecoder
-    from treeopt.runtime.generate import tree_generate as tree_generate
-    from treeopt.runtime.profile import measure_profile as measure_profile
-    from treeopt.runtime.rules import Greedy as Greedy
-    from treeopt.runtime.rules import Sample as Sample
-    from treeopt.runtime.rules import Typical as Typical
-    from treeopt.runtime.validate import validate as validate
+    from treeopt.texts.prompts import load_prompts as load_prompts
     from treeopt.train.distill import distill as distill
     from treeopt.train.medusa1 import train_heads as train_heads
     from treeopt.train.settings import Settings as Settings
     from treeopt.train.talks import SelfTalk as SelfTalk
     from treeopt.tree import Tree as Tree
+    from treeopt.verify.buffers import Buffers as Buffers
+    from treeopt.verify.buffers import compile_tree as compile_tree
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The calibration record: for each decode position, the rank that each head gave to the token that really came.
 
 Everything else is derived from these traces: hits, trials, accuracies, standard errors, and by replay
-(`treeopt.build.replay`) the exact number of tokens per step of any tree.
+(`treeopt.optimize.replay`) the exact number of tokens per step of any tree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The latency record: seconds of one decode step by the number of nodes, the batch and the length of the context.
 
-What a tree gains is a matter of the calibration, what it costs a matter of this record; `treeopt.build.budget` weighs
-one against the other.
+The calibration gives the tokens of a step, this record its seconds; `treeopt.optimize.budget` divides one by the other.
 """
 
 from __future__ import annotations

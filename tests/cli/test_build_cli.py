@@ -12,15 +12,15 @@ import pytest
 from helpers import make_calibration, random_calibration, stretches
 from program import error_number, treeopt, treeopt_json
 
-from treeopt.build.fit import Fitter
-from treeopt.build.methods import candidates
-from treeopt.build.trees import tree_limits
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.methods import candidates
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import tree_limits
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_tree_that_no_file_holds_is_refused_before_any_work(
     """Above 131,072 nodes the error names the bound, nothing is grown and nothing is written."""
     for name in ("calibration", "one"):
         save_calibration(random_calibration(1, heads=5), f"{name}.safetensors")
-    monkeypatch.setattr("treeopt.build.fit.grow", lambda *_, **__: pytest.fail("a tree was grown"))
+    monkeypatch.setattr("treeopt.optimize.select_method.grow", lambda *_, **__: pytest.fail("a tree was grown"))
     result = treeopt(*arguments, status=3)
     assert "error[E204]" in result.stderr
     assert "131,072" in result.stderr
@@ -213,7 +213,7 @@ def test_profile_without_one_node_is_refused_before_any_work(
     save_calibration(stretches(1), "calibration.safetensors")
     points = [LatencyPoint(n, 1, 64, 0.01, 0.01, 0.01) for n in (8, 64)]
     save_profile(LatencyProfile.from_points(points), "p.yaml")
-    monkeypatch.setattr("treeopt.build.fit.grow", lambda *_, **__: pytest.fail("a tree was grown"))
+    monkeypatch.setattr("treeopt.optimize.select_method.grow", lambda *_, **__: pytest.fail("a tree was grown"))
     assert error_number(treeopt(*command, "--profile", "p.yaml", status=3)) == "E230"
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from helpers import stretches
 
-from treeopt.calibrate.measure import CalibrationRun
+from treeopt.calibrate.pipeline import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.cli.calibrate_command import _report
 from treeopt.cli.console import Console

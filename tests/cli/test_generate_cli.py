@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
 from treeopt.cli.generate_command import _prompt, _shaded
+from treeopt.decode.stream import Piece
 from treeopt.models.base import Base
-from treeopt.runtime.stream import Piece
 
 HEADS = "models/tinystories-260k-medusa"
 PROMPT = "Once upon a time"
@@ -135,7 +135,7 @@ def test_interrupt_leaves_the_text_so_far(shared: Path, base: Base, tmp_path: Pa
     """Ctrl-C in the middle: exit 130, and what was written is the beginning of the answer."""
     slow = tmp_path / "slow.py"
     slow.write_text(
-        "import sys, time\nfrom treeopt.runtime.decode import TreeDecoder\nstep = TreeDecoder.step\n"
+        "import sys, time\nfrom treeopt.decode.decoder import TreeDecoder\nstep = TreeDecoder.step\n"
         "def wait(self, rows):\n    time.sleep(0.05)\n    return step(self, rows)\n"
         "TreeDecoder.step = wait\nfrom treeopt.cli import main\nmain()\n"
     )

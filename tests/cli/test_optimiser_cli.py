@@ -13,21 +13,21 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers import random_calibration, stretches
 
-from treeopt.build.curve import default_sizes
-from treeopt.build.fit import Fitter
-from treeopt.build.grow import grow
-from treeopt.build.judge import Judgement, judge, split
-from treeopt.build.methods import PAPER, candidates
-from treeopt.build.mixture import Tasks
-from treeopt.build.replay import replay
-from treeopt.build.trees import build_tree, tree_limits
-from treeopt.build.values import IndependentValues
 from treeopt.calibration import Calibration
 from treeopt.cli.app import program
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.curve import default_sizes
+from treeopt.optimize.grow import grow
+from treeopt.optimize.held_out import Judgement, judge, split
+from treeopt.optimize.methods import PAPER, candidates
+from treeopt.optimize.mixtures import Tasks
+from treeopt.optimize.replay import replay
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import build_tree, tree_limits
+from treeopt.optimize.values import IndependentValues
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def test_tree_is_written_before_the_judgement(monkeypatch: pytest.MonkeyPatch) -
         written.append(Path("t.yaml").read_bytes())
         return judge(*arguments)
 
-    monkeypatch.setattr("treeopt.build.job.judge", spy)
+    monkeypatch.setattr("treeopt.optimize.build_job.judge", spy)
     treeopt("build", "--nodes", "16", "--holdout", "20", "-o", "t.yaml")
     assert written == [Path("t.yaml").read_bytes()]
 

@@ -15,13 +15,13 @@ import pytest
 from helpers import make_calibration, random_calibration, random_tree
 from program import error_number, treeopt, treeopt_json
 
-from treeopt.build.trees import build_tree
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.policies import save_policy
 from treeopt.files.trees import load_tree, save_tree
+from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import PolicyExpected, TreePolicy
-from treeopt.runtime.buffers import compile_tree, load_buffers
 from treeopt.tree import Tree
+from treeopt.verify.buffers import compile_tree, load_buffers
 
 WIDTH = 80
 

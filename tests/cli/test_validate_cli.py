@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.evaluate.baselines import Run, Way, with_generate
 from treeopt.files.trees import save_tree
 from treeopt.models.base import Base
-from treeopt.runtime.decode import TreeDecoder
-from treeopt.runtime.ways import Run, Way, with_generate
 from treeopt.tree import Tree
 
 HEADS = "models/tinystories-260k-medusa"
@@ -122,7 +122,7 @@ def test_bug_exits_5(validate: Callable[..., Result]) -> None:
 @pytest.mark.usefixtures("wrong_decoder")
 def test_rounding_is_no_failure_in_bfloat16(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that part by rounding, in bfloat16: exit 0, said in the report, and listed beside it."""
-    monkeypatch.setattr("treeopt.runtime.verdict._MARGIN", 1e9)  # whatever differs is taken for rounding
+    monkeypatch.setattr("treeopt.evaluate.divergence._MARGIN", 1e9)  # whatever differs is taken for rounding
     result = validate("--dtype", "bfloat16", status=0)
     assert "lossless        no failure, but differences (2 rounding): 0/2 texts" in result.stdout
     assert "differences that are no fault (2 rounding)" in result.stderr
@@ -144,7 +144,7 @@ def test_prompt_lookup_that_differs_is_not_our_failure(
 
         return run
 
-    monkeypatch.setattr("treeopt.runtime.validate.with_generate", spoiled)
+    monkeypatch.setattr("treeopt.evaluate.validate.with_generate", spoiled)
     text = validate().stdout
     assert "lossless        yes: 2/2 texts" in text
     assert "(beside it: prompt lookup differs from stock generate on 2 texts)" in text
@@ -206,7 +206,7 @@ def test_benchmark_rows_are_asked_turn_by_turn(validate: Callable[..., Result]) 
 
 def test_losing_tree_is_warned_of(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree whose steps cost more than they yield: both figures, what smaller ones yield, and the commands."""
-    monkeypatch.setattr("treeopt.runtime.figures.Figures._overhead", lambda *_inputs: 9.0)
+    monkeypatch.setattr("treeopt.evaluate.metrics.Figures._overhead", lambda *_inputs: 9.0)
     said = validate().stderr
     assert re.search(
         r"warning: the tree loses: a step of 8 nodes costs 9\.00 one-token steps and yields \d\.\d\d", said
@@ -238,7 +238,7 @@ def test_figures_are_printed_before_judging(validate: Callable[..., Result], mon
     def interrupted(_model: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("treeopt.runtime.verdict._in_float64", interrupted)
+    monkeypatch.setattr("treeopt.evaluate.divergence._in_float64", interrupted)
     said = validate(status=1).stdout  # click's runner ends so; the program itself exits 130
     assert "predicted by replay" in said
     assert "overhead" in said

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers import without_checksum
 
-from treeopt.calibrate.transitions import TransitionCounts
 from treeopt.drafter import LONGEST, Drafter, Level
+from treeopt.drafting.ngram_counts import TransitionCounts
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import SCHEMA, load_drafter, save_drafter
 from treeopt.files.tensors import read_arrays, write_arrays

@@ -22,8 +22,8 @@ from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import TreePolicy
-from treeopt.runtime.buffers import compile_tree, save_buffers
 from treeopt.tree import Tree
+from treeopt.verify.buffers import compile_tree, save_buffers
 
 
 def _calibration(path: Path) -> None:

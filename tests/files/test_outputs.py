@@ -16,8 +16,8 @@ from treeopt.files.outputs import check_no_input, check_output
 from treeopt.files.policies import save_policy
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.policy import TreePolicy
-from treeopt.runtime.buffers import compile_tree, save_buffers
 from treeopt.tree import Tree
+from treeopt.verify.buffers import compile_tree, save_buffers
 
 
 def refusal(path: Path | str, kind: str | None = None, *, force: bool = False, inputs: tuple[Path, ...] = ()) -> Code:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
-from treeopt.models.probe import check_trees
+from treeopt.verify.probe import check_trees
 
 State = dict[str, torch.Tensor]
 WEIGHTS = "model.safetensors"

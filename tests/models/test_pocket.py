@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from treeopt.calibrate.prompts import load_prompts
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.bundled import data_root, pocket
 from treeopt.files.strict_yaml import load
 from treeopt.models.layouts import load_heads
 from treeopt.models.pair import load_pair
+from treeopt.texts.prompts import load_prompts
 from treeopt.train.corpus import Document, is_unseen
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny import chat_base, cycle_base, walk
 
-from treeopt.calibrate.prompts import PromptSet, load_prompts
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.train.data import load_texts
 from treeopt.train.distill import Distilled, distill
 from treeopt.train.talks import SelfTalk

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from treeopt.calibrate.measure import trace_texts
-from treeopt.calibrate.texts import Text
+from treeopt.calibrate.pipeline import trace_texts
 from treeopt.calibration import NONE
 from treeopt.models.heads import MedusaHeads
+from treeopt.texts.encode import Text
 from treeopt.train import loss
 from treeopt.train.loss import IGNORED, head_losses, hits, targets, weighted
 

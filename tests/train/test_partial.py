@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tiny import chat_base
 
-from treeopt.calibrate.prompts import PromptSet, load_prompts
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.train.distill import Distilled, distill
 from treeopt.train.talks import SelfTalk
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tiny import VOCAB, chat_base
 
-from treeopt.calibrate.prompts import Prompt
-from treeopt.calibrate.texts import Text, encode, next_turn
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.texts.encode import Text, encode, next_turn
+from treeopt.texts.prompts import Prompt
 from treeopt.train.data import load_texts
 from treeopt.train.distill import SelfTalk, distill
 

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from treeopt.build.curve import Curve, CurvePoint
-from treeopt.build.intervals import Interval
-from treeopt.build.methods import Method
+from treeopt.optimize.curve import Curve, CurvePoint
+from treeopt.optimize.intervals import Interval
+from treeopt.optimize.methods import Method
 from treeopt.view.curve import render_curve
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,1 +1,1 @@
-"""Prompts to traces: continue the prompts with the base model, then rank every token under every head."""
+"""Prompts and a drafter to a calibration: encode, answer, learn, trace."""

@@ -8,16 +8,11 @@ from typing import Any
 
 import click
 
-from treeopt.build.intervals import texts_to_halve
-from treeopt.build.job import Built, Job, run_job
-from treeopt.build.judge import Judgement
-from treeopt.build.methods import VALUES, WEIGHTS
-from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES
 from treeopt.calibration import MASS_SIZES
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
-from treeopt.cli.early import check_suffix, given
-from treeopt.cli.made_for import warn_other_heads
+from treeopt.cli.early_checks import check_suffix, given
+from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.drafter import KINDS
@@ -25,6 +20,11 @@ from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.marks import TREE
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
+from treeopt.optimize.build_job import Built, Job, run_job
+from treeopt.optimize.held_out import Judgement
+from treeopt.optimize.intervals import texts_to_halve
+from treeopt.optimize.methods import VALUES, WEIGHTS
+from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
 from treeopt.progress import late
 
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import click
 
-from treeopt.build.intervals import FEW_TEXTS, FEWEST_TEXTS
-from treeopt.build.policies import build_policy, fastest_policy
-from treeopt.build.reliability import reliability
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
-from treeopt.cli.early import check_static_only, check_suffix
+from treeopt.cli.early_checks import check_static_only, check_suffix
 from treeopt.cli.learn_report import report_reliability
-from treeopt.cli.made_for import warn_other_heads
+from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import TREE
 from treeopt.files.policies import save_policy
 from treeopt.files.profiles import load_profile
+from treeopt.optimize.intervals import FEW_TEXTS, FEWEST_TEXTS
+from treeopt.optimize.per_step import build_policy, fastest_policy
+from treeopt.optimize.reliability import reliability
 
 AUTO = "auto"  # in place of a number of nodes
 _STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "max_depth", "holdout", "mix", "robust")

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from treeopt.build.reliability import reliability
-from treeopt.build.trees import DEFAULT_TOP_K
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console, command, say_skipped
-from treeopt.cli.early import check_belongs, check_suffix, unkept, warn_no_trees
+from treeopt.cli.early_checks import check_belongs, check_suffix, unkept, warn_no_trees
 from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
-from treeopt.cli.made_for import warn_other_drafter
+from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, force_option, load_models, model_options, prompt_options
 from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
+from treeopt.optimize.reliability import reliability
+from treeopt.optimize.tree_builder import DEFAULT_TOP_K
 
 if TYPE_CHECKING:
-    from treeopt.calibrate.learn import Learning
-    from treeopt.calibrate.measure import CalibrationRun
-    from treeopt.calibrate.prompts import PromptSet
+    from treeopt.calibrate.pipeline import CalibrationRun
+    from treeopt.drafting.learn import Learning
+    from treeopt.texts.prompts import PromptSet
 
 _SHOWN_RANKS = 4
 
@@ -81,9 +81,9 @@ def run(console: Console, **options: Any) -> None:
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     learning, drafter_file = _drafting(options)
-    from treeopt.calibrate.measure import run_calibration
-    from treeopt.calibrate.prompts import load_prompts
-    from treeopt.models.probe import check_trees
+    from treeopt.calibrate.pipeline import run_calibration
+    from treeopt.texts.prompts import load_prompts
+    from treeopt.verify.probe import check_trees
 
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"], answers=scored)
     drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
@@ -128,7 +128,7 @@ command = run
 
 def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:
     """What is to be learned, if anything, and the drafter's file: read, or to be written; None for plain guesses."""
-    from treeopt.calibrate.learn import Learning
+    from treeopt.drafting.learn import Learning
 
     name, output = options["drafter"], Path(options["output"])
     if name not in (PLAIN, CORRECTED):

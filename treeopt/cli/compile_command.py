@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.early import check_suffix
+from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.files.marks import BUFFERS
 from treeopt.files.trees import load_tree
@@ -26,7 +26,7 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     record = load_tree(tree)  # first: what is no tree is not an output either
     check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS)
     check_suffix(target, ".safetensors")
-    from treeopt.runtime.buffers import BUFFER_NAMES, compile_tree, save_buffers
+    from treeopt.verify.buffers import BUFFER_NAMES, compile_tree, save_buffers
 
     buffers = compile_tree(record)
     save_buffers(buffers, record, target)

@@ -6,22 +6,22 @@ from typing import Any
 
 import click
 
-from treeopt.build.curve import default_sizes, measure_curve, policy_curve
-from treeopt.build.fit import Fitter
-from treeopt.build.intervals import Interval
-from treeopt.build.methods import VALUES, WEIGHTS, candidates
-from treeopt.build.trees import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
 from treeopt.calibration import MASS_SIZES
 from treeopt.cli.build_dynamic import texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
-from treeopt.cli.early import check_static_only, check_suffix, given
-from treeopt.cli.made_for import warn_other_heads
+from treeopt.cli.early_checks import check_static_only, check_suffix, given
+from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import calibration_option, check_outputs, force_option
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked
 from treeopt.files.profiles import load_profile
 from treeopt.latency import ONE_NODE
+from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
+from treeopt.optimize.intervals import Interval
+from treeopt.optimize.methods import VALUES, WEIGHTS, candidates
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
 from treeopt.progress import late
 
 _LARGEST = 256

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command, resumable, say_skipped
-from treeopt.cli.early import check_apart, check_belongs, check_suffix, warn_no_trees
+from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import base_options, check_outputs, prompt_options, say_base
 
@@ -44,8 +44,8 @@ def run(console: Console, **options: Any) -> None:
     check_belongs(("skip", "limit"), "--prompts", options["prompts"] is not None)
     target = check_outputs(options, options["output"])
     check_suffix(options["output"], ".jsonl")
-    from treeopt.calibrate.prompts import load_prompts
     from treeopt.models.base import load_base
+    from treeopt.texts.prompts import load_prompts
     from treeopt.train.distill import distill
     from treeopt.train.partial import partial_of
     from treeopt.train.talks import SelfTalk

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.made_for import warn_other_drafter, warn_other_tree
+from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import SEED, FiniteRange, Temperature
 from treeopt.cli.options import drafter_option, load_models, model_options, text_options, tree_option
 from treeopt.cli.terminal import printable
@@ -19,8 +19,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import load_plan_for
 
 if TYPE_CHECKING:
-    from treeopt.runtime.rules import Rule
-    from treeopt.runtime.stream import Piece
+    from treeopt.decode.rules import Rule
+    from treeopt.decode.stream import Piece
 
 # Steps take them in turn. Both colours are given, so that they can be read on any terminal, and from its own palette.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
@@ -51,13 +51,13 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     """
     text = _prompt(prompt)
     tree, drafter = load_plan_for(options["tree"], options["drafter"])
-    from treeopt.calibrate.prompts import asked
-    from treeopt.calibrate.texts import encode
-    from treeopt.models.probe import check_trees
-    from treeopt.runtime.clock import now
-    from treeopt.runtime.decode import TreeDecoder
-    from treeopt.runtime.drafting import check_plan
-    from treeopt.runtime.stream import stream_text, whole_text
+    from treeopt.decode.decoder import TreeDecoder
+    from treeopt.decode.stream import stream_text, whole_text
+    from treeopt.drafting.plans import check_plan
+    from treeopt.evaluate.clock import now
+    from treeopt.texts.encode import encode
+    from treeopt.texts.prompts import asked
+    from treeopt.verify.probe import check_trees
 
     rule = _rule(options)
     check_plan(tree, drafter)
@@ -103,7 +103,7 @@ command = run
 
 def _rule(options: dict[str, Any]) -> Rule:
     """The rule of acceptance that the options name; what does not belong to it is a usage error."""
-    from treeopt.runtime.rules import Greedy, Sample, Typical
+    from treeopt.decode.rules import Greedy, Sample, Typical
 
     named = {"sample": ("temperature", "top_k", "top_p", "seed"), "typical": ("temperature", "epsilon", "delta")}
     own = named.get(options["acceptance"], ())

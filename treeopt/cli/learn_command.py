@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command, say_skipped
-from treeopt.cli.early import check_suffix, unkept
+from treeopt.cli.early_checks import check_suffix, unkept
 from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, force_option, load_models, model_options, prompt_options
@@ -45,10 +45,10 @@ def run(console: Console, **options: Any) -> None:
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     asked = chosen_prompts(options)
-    from treeopt.calibrate.learn import Learning
-    from treeopt.calibrate.measure import run_calibration
-    from treeopt.calibrate.prompts import load_prompts
-    from treeopt.models.probe import check_trees
+    from treeopt.calibrate.pipeline import run_calibration
+    from treeopt.drafting.learn import Learning
+    from treeopt.texts.prompts import load_prompts
+    from treeopt.verify.probe import check_trees
 
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)

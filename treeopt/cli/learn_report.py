@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treeopt.build.reliability import BINS, reliability
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
+from treeopt.optimize.reliability import BINS, reliability
 
 if TYPE_CHECKING:
-    from treeopt.calibrate.learn import Learned, Learning
-    from treeopt.calibrate.prompts import PromptSet
+    from treeopt.drafting.learn import Learned, Learning
+    from treeopt.texts.prompts import PromptSet
 
 _FEW = 1000  # positions, for some ten numbers and a map of odds a level
 

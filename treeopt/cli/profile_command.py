@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.early import check_suffix
-from treeopt.cli.made_for import warn_other_drafter
+from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
 from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
@@ -55,7 +55,7 @@ def run(console: Console, **options: Any) -> None:
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".yaml", ".yml")
     drafter = load_drafter(file) if file else None
-    from treeopt.runtime.profile import largest_context, measure_profile
+    from treeopt.evaluate.profile import largest_context, measure_profile
 
     base, loaded = load_models(console, options)
     warn_other_drafter(console, drafter, base, loaded)

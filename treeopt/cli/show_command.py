@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from treeopt.build.policies import replay_policy
-from treeopt.build.replay import Replay, replay
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console, command
-from treeopt.cli.made_for import warn_other_traces
+from treeopt.cli.mismatch import warn_other_traces
 from treeopt.cli.show_report import as_dict, report
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.choices import choices_text
 from treeopt.files.policies import load_plan, policy_yaml
 from treeopt.files.trees import tree_yaml
+from treeopt.optimize.per_step import replay_policy
+from treeopt.optimize.replay import Replay, replay
 from treeopt.policy import Plan
 from treeopt.tree import Tree
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command, resumable
-from treeopt.cli.early import check_apart
+from treeopt.cli.early_checks import check_apart
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import base_options, say_base
 
@@ -52,10 +52,10 @@ def run(console: Console, **options: Any) -> None:
     check_apart("resume", "force")
     check_apart("steps", "epochs")
     from treeopt.models.base import load_base
-    from treeopt.models.probe import check_trees
     from treeopt.train.data import load_texts, read_texts
     from treeopt.train.medusa1 import check_outputs, train_heads
     from treeopt.train.settings import Settings
+    from treeopt.verify.probe import check_trees
 
     inputs = (*options["data"], options["model"])
     check_outputs(Path(options["output"]), inputs, resume=options["resume"], overwrite=options["force"])

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.made_for import warn_other_drafter, warn_other_tree
+from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import chosen_prompts, drafter_option, load_models, model_options, prompt_options, tree_option
 from treeopt.cli.validate_report import differences_error, report_figures, report_verdict, threshold_error
@@ -45,13 +45,13 @@ def run(console: Console, **options: Any) -> None:
     """
     asked = chosen_prompts(options)
     tree, drafter = load_plan_for(options["tree"], options["drafter"])
-    from treeopt.calibrate.prompts import load_prompts
-    from treeopt.calibrate.texts import encode_prompts, joins_turns
-    from treeopt.models.probe import check_trees
-    from treeopt.runtime.advice import advice
-    from treeopt.runtime.drafting import check_plan
-    from treeopt.runtime.validate import validate
-    from treeopt.runtime.validation import JUDGED
+    from treeopt.drafting.plans import check_plan
+    from treeopt.evaluate.advice import advice
+    from treeopt.evaluate.validate import validate
+    from treeopt.evaluate.validation import JUDGED
+    from treeopt.texts.encode import encode_prompts, joins_turns
+    from treeopt.texts.prompts import load_prompts
+    from treeopt.verify.probe import check_trees
 
     check_plan(tree, drafter)
     prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])

@@ -13,10 +13,10 @@ from treeopt.errors import Code, TreeoptError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from treeopt.calibrate.texts import Skipped
-    from treeopt.runtime.figures import Figures, Spread
-    from treeopt.runtime.validation import Validation
-    from treeopt.runtime.verdict import Difference
+    from treeopt.evaluate.divergence import Difference
+    from treeopt.evaluate.metrics import Figures, Spread
+    from treeopt.evaluate.validation import Validation
+    from treeopt.texts.encode import Skipped
 
 _SHOWN = 5
 _NAMES = {"generate": "stock generate"}  # of the ways, for people; the others' own are plain enough

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from treeopt.calibrate.answers import cut_at_end
-from treeopt.calibrate.prompts import ANSWERS, Message, as_prompt, read_rows, row_id
-from treeopt.calibrate.texts import check_known, encode, render_chat
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.texts.answers import cut_at_end
+from treeopt.texts.encode import check_known, encode, render_chat
+from treeopt.texts.prompts import ANSWERS, Message, as_prompt, read_rows, row_id
 
 Span = tuple[int, int]  # from the first token of an answer to one past its last
 

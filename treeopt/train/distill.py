@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.given_prompts import GivenPrompts, as_prompt_set
-from treeopt.calibrate.prompts import PromptSet
-from treeopt.calibrate.texts import Skipped
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
 from treeopt.sampling import LARGEST_SEED, check_seed, check_temperature
+from treeopt.texts.encode import Skipped
+from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
+from treeopt.texts.prompts import PromptSet
 from treeopt.train.disk import is_full
 from treeopt.train.partial import Kept, kept_of, partial_of
 from treeopt.train.talks import SelfTalk, Talk, Writer, first_words, has_template, seeded, turns_asked

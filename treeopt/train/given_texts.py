@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from treeopt.calibrate.given_prompts import GIVEN, GivenRow, given_rows
 from treeopt.models.base import Base
+from treeopt.texts.given_prompts import GIVEN, GivenRow, given_rows
 from treeopt.train.data import TextFile, TrainingTexts, load_texts
 
 GivenTexts = TrainingTexts | str | os.PathLike[str] | Iterable[GivenRow]

@@ -17,12 +17,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from treeopt.calibrate.prompts import load_prompts
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
 from treeopt.files.schemas import Schema, check
 from treeopt.models.base import load_base
 from treeopt.models.layouts import WEIGHT_FILES
+from treeopt.texts.prompts import load_prompts
 from treeopt.train.corpus import Document, is_unseen, openings, standard_library
 from treeopt.train.data import load_texts
 from treeopt.train.distill import distill

@@ -8,11 +8,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.answers import continue_texts
-from treeopt.calibrate.prompts import Message, Prompt
-from treeopt.calibrate.texts import Text, check_known, encode, render_chat
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.texts.answers import continue_texts
+from treeopt.texts.encode import Text, check_known, encode, render_chat
+from treeopt.texts.prompts import Message, Prompt
 
 _MARK = "treeopt-user-turn"  # stands for what a user says where a chat template is asked for what comes before it
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from treeopt.build.curve import Curve, CurvePoint
-from treeopt.build.intervals import Interval
+from treeopt.optimize.curve import Curve, CurvePoint
+from treeopt.optimize.intervals import Interval
 
 _WIDTH, _LEFT, _RIGHT = 720.0, 64.0, 656.0  # of the picture, and where the panels begin and end, in pixels
 _UPPER, _LOWER = (62.0, 302.0), (386.0, 556.0)  # top and bottom of the two panels

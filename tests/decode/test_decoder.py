@@ -1,0 +1,459 @@
+"""Decode: whatever the tree and the heads, the text is that of stock greedy generate, in the predicted steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from decoding import HEADS, TREES, prompt_of, stock
+from helpers import random_tree
+from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
+from torch import Tensor
+
+from treeopt.calibrate.pipeline import as_calibration, trace_texts
+from treeopt.calibration import NONE, Provenance
+from treeopt.decode.decoder import Decoded, TreeDecoder
+from treeopt.drafting import heads as propose
+from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.validate import predict
+from treeopt.models.base import Base, load_base
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.layouts import load_heads
+from treeopt.optimize.replay import replay
+from treeopt.texts.encode import Text, encode
+from treeopt.texts.prompts import load_prompts
+from treeopt.tree import Tree
+from treeopt.verify.buffers import Buffers
+
+STORY_TREES = {
+    "one node": Tree(()),
+    "chain": Tree.chain(5),
+    "wide": Tree(tuple((rank,) for rank in range(40))),
+    "random 24": random_tree(24, nodes=24, depth=5, ranks=4),
+    "full 3x3x3": Tree.from_paths(
+        [path for depth in (1, 2, 3) for path in np.ndindex(*[3] * depth)]  # 1 + 3 + 9 + 27 nodes
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def story(shared: Path) -> tuple[Base, MedusaHeads]:
+    """The small pretrained model and its heads."""
+    heads = load_heads(shared / "models" / "tinystories-260k-medusa").heads
+    return load_base(str(shared / "models" / "tinystories-260k"), device="cpu"), heads
+
+
+@pytest.fixture(scope="module")
+def story_texts(story: tuple[Base, MedusaHeads], shared: Path) -> list[Text]:
+    """Twelve story openings with their greedy continuations of 96 tokens."""
+    base, _ = story
+    prompts = load_prompts(str(shared / "data" / "story_openings.json"), limit=12).prompts
+    ids = [encode(prompt, base.tokenizer, chat_template=True)[0] for prompt in prompts]
+    return [Text(prompt.id, row, stock(base, row, 96)) for prompt, row in zip(prompts, ids, strict=True)]
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("name", TREES)
+def test_generate_lossless(family: str, name: str) -> None:
+    """Three prompts a model and tree: token for token the text of stock generate, and its steps add up to it."""
+    seed = list(TREES).index(name)
+    base = tiny_base(family, seed)
+    decoder = TreeDecoder(base, random_heads(base, HEADS, seed), TREES[name])
+    accepted = 0
+    for number in range(3):
+        prompt = prompt_of(10 * seed + number)
+        decoded = decoder.generate(prompt, 28)
+        assert decoded.tokens == stock(base, prompt, 28)
+        assert sum(decoded.step_lengths) == len(decoded.tokens) == 28
+        assert all(1 <= length <= TREES[name].depth + 1 for length in decoded.step_lengths)
+        accepted += len(decoded.tokens) - len(decoded.step_lengths)
+    if name == "wide":
+        assert accepted == 3 * 14  # all tokens are drafted, so every step emits two
+    if name == "256 nodes":
+        assert accepted > 0
+
+
+class Oracle:
+    """In place of the heads: right drafts along one random path of the tree, wrong ones elsewhere."""
+
+    def __init__(self, tree: Tree, text: list[int], seed: int) -> None:
+        self.tree, self.text, self.at = tree, text, 0
+        self.rng = np.random.default_rng(seed)
+        self.planted: list[int] = []  # accepted drafts that each step should show
+
+    def drafts(self, root: Tensor, _logits: Tensor, _buffers: Buffers) -> Tensor:
+        """A token for every node; `at` is the root's place in the text."""
+        assert root.tolist() == [self.text[self.at]]
+        upcoming = [*self.text[self.at + 1 :], *[VOCAB] * self.tree.depth]  # beyond the text nothing is right
+        node = int(self.rng.integers(self.tree.nodes))
+        tokens = [int(root)]
+        for i in range(1, self.tree.nodes):
+            true = upcoming[self.tree.depths[i] - 1]
+            on_path = bool(self.tree.ancestors[node, i])
+            tokens.append(true % VOCAB if on_path else (true + 1 + int(self.rng.integers(VOCAB - 2))) % VOCAB)
+        self.planted.append(min(self.tree.depths[node], len(self.text) - self.at - 1))
+        return torch.tensor([tokens])
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_generate_lossless_planted_drafts(family: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With paths anywhere in the tree accepted at every step, the text stays that of stock generate."""
+    base, tree = tiny_base(family, seed), random_tree(seed, nodes=30, depth=5, ranks=6)
+    prompt = prompt_of(seed)
+    text = stock(base, prompt, 60)
+    oracle = Oracle(tree, text, seed)
+    monkeypatch.setattr(propose, "plain_drafts", oracle.drafts)
+    lengths = []
+    for step in TreeDecoder(base, random_heads(base, HEADS), tree).start(prompt, 60):
+        assert step == text[oracle.at : oracle.at + len(step)]
+        oracle.at += len(step)
+        lengths.append(len(step))
+    assert oracle.at == 60
+    assert lengths[: len(oracle.planted)] == [1 + planted for planted in oracle.planted]
+    assert np.mean(lengths) > 2
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_generate_perfect_heads(depth: int) -> None:
+    """Heads that know the rule have every draft accepted: all steps but the last emit depth + 1 tokens."""
+    base = cycle_base(1)
+    decoded = TreeDecoder(base, cycle_heads(base, 4, 1), Tree.chain(depth)).generate([3, 8], 23)
+    assert decoded.tokens == stock(base, [3, 8], 23)
+    full, rest = divmod(23, depth + 1)
+    assert decoded.step_lengths == [depth + 1] * full + [rest] * (rest > 0)
+    assert decoded.tokens_per_step == 23 / len(decoded.step_lengths)
+
+
+@pytest.mark.parametrize("disturbed", [0.01, 0.02, 0.04])
+def test_generate_often_right_heads(disturbed: float) -> None:
+    """Heads that are often right, in a wide and deep tree, have drafts accepted and change nothing."""
+    base, tree = cycle_base(2, disturbed=disturbed), random_tree(2, nodes=40, depth=4, ranks=5)
+    decoder = TreeDecoder(base, cycle_heads(base, 4, 2), tree)
+    lengths: list[int] = []
+    for seed in range(4):
+        decoded = decoder.generate(prompt_of(seed, longest=6), 40)
+        assert decoded.tokens == stock(base, prompt_of(seed, longest=6), 40)
+        lengths += decoded.step_lengths
+    assert np.mean(lengths) > 1.2
+
+
+@pytest.mark.parametrize("eos", [[7], [3, 7], [0]])
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_generate_end_of_text(family: str, eos: list[int]) -> None:
+    """A text ends with the first of its end tokens, wherever in a step that falls."""
+    base = tiny_base(family, 6)
+    prompt = prompt_of(6)
+    text = stock(base, prompt, 40)
+    ends = [text[place] for place in eos]  # tokens of the greedy text itself
+    base.model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
+    decoded = TreeDecoder(base, random_heads(base, HEADS, 6), TREES["256 nodes"]).generate(prompt, 40)
+    assert decoded.tokens == stock(base, prompt, 40)
+    assert decoded.tokens[-1] in ends
+    assert len(decoded.tokens) <= eos[0] + 1
+    assert sum(decoded.step_lengths) == len(decoded.tokens)
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_generate_end_inside_step(place: int) -> None:
+    """Accepted drafts behind an end token are clipped: steps of five end at any place within a step."""
+    base = cycle_base(1)
+    text = stock(base, [3, 8], 20)
+    base.model.generation_config.eos_token_id = text[place]
+    decoded = TreeDecoder(base, cycle_heads(base, 4, 1), Tree.chain(4)).generate([3, 8], 20)
+    assert decoded.tokens == text[: place + 1] == stock(base, [3, 8], 20)
+    assert decoded.step_lengths == [5] * ((place + 1) // 5) + [(place + 1) % 5] * ((place + 1) % 5 > 0)
+
+
+@pytest.mark.parametrize("budget", range(1, 8))
+def test_generate_budget(budget: int) -> None:
+    """Exactly the budget comes out, also where the last step had accepted more; one token is one step."""
+    base = cycle_base(1)
+    decoded = TreeDecoder(base, cycle_heads(base, 4, 1), Tree.chain(4)).generate([3, 8], budget)
+    assert decoded.tokens == stock(base, [3, 8], budget)
+    assert decoded.step_lengths == ([budget] if budget <= 5 else [5, budget - 5])
+
+
+@pytest.mark.parametrize("budget", [0, -1])
+def test_generate_no_budget(budget: int) -> None:
+    """No new tokens cannot be asked for."""
+    base = tiny_base("llama")
+    with pytest.raises(TreeoptError) as caught:
+        TreeDecoder(base, None, Tree(())).generate([3], budget)
+    assert caught.value.code is Code.CONTEXT_FULL
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_generate_without_heads(family: str) -> None:
+    """The one-node tree needs no heads and makes one token a step."""
+    base = tiny_base(family, 8)
+    decoded = TreeDecoder(base, None, Tree(())).generate(prompt_of(8), 30)
+    assert decoded.tokens == stock(base, prompt_of(8), 30)
+    assert decoded.step_lengths == [1] * 30
+
+
+@pytest.mark.parametrize("blocks", [0, 2])
+@pytest.mark.parametrize("shared_lm_head", [True, False])
+def test_generate_other_heads(blocks: int, shared_lm_head: bool) -> None:
+    """Heads without blocks, with two, and with the base's LM head decode losslessly."""
+    base = tiny_base("llama", 9)
+    heads = random_heads(base, 3, 9, blocks=blocks, shared=shared_lm_head)
+    decoded = TreeDecoder(base, heads, random_tree(9, nodes=50, depth=3, ranks=25)).generate(prompt_of(9), 30)
+    assert decoded.tokens == stock(base, prompt_of(9), 30)
+
+
+def test_generate_input_forms() -> None:
+    """A list, a vector and a row of ids are the same prompt, and a bare model is a base."""
+    base = tiny_base("llama", 1)
+    decoder = TreeDecoder(base.model, random_heads(base, HEADS, 1), TREES["64 nodes"])
+    forms = ([3, 5, 7], torch.tensor([3, 5, 7]), torch.tensor([[3, 5, 7]]))
+    assert [decoder.generate(form, 9).tokens for form in forms] == [stock(base, [3, 5, 7], 9)] * 3
+
+
+def test_generate_repeated() -> None:
+    """One decoder gives the same text again after others, long and short."""
+    base = tiny_base("mistral", 2)
+    decoder = TreeDecoder(base, random_heads(base, HEADS, 2), TREES["64 nodes"])
+    first = decoder.generate(prompt_of(1), 20)
+    decoder.generate(prompt_of(2), 60)
+    decoder.generate([5], 1)
+    assert decoder.generate(prompt_of(1), 20) == first
+
+
+def test_decoder_heads_unused() -> None:
+    """A tree that is shallower than there are heads uses the first ones only."""
+    base = tiny_base("llama", 3)
+    many = random_heads(base, HEADS, 3)
+    assert many.lm_head is not None
+    few = MedusaHeads.from_tensors(many.weight[:, :2].detach(), many.bias[:, :2].detach(), many.lm_head[:2].detach())
+    tree = random_tree(3, nodes=40, depth=2, ranks=20)
+    one, other = (TreeDecoder(base, heads, tree).generate(prompt_of(3), 30) for heads in (many, few))
+    assert one == other
+
+
+def test_decoder_tree_too_deep() -> None:
+    """A tree deeper than there are heads is refused; without heads any draft is too deep."""
+    base = tiny_base("llama")
+    for heads, depth in ((random_heads(base, 2), 3), (None, 1)):
+        with pytest.raises(TreeoptError) as caught:
+            TreeDecoder(base, heads, Tree.chain(depth))
+        assert caught.value.code is Code.TREE_TOO_DEEP
+    TreeDecoder(base, random_heads(base, 2), Tree.chain(2))
+
+
+def test_decoder_rank_too_large() -> None:
+    """A rank that the vocabulary does not have is refused; its last one is decoded with."""
+    base = tiny_base("llama")
+    with pytest.raises(TreeoptError) as caught:
+        TreeDecoder(base, random_heads(base, 2), Tree(((VOCAB,),)))
+    assert caught.value.code is Code.RANK_TOO_LARGE
+    decoded = TreeDecoder(base, random_heads(base, 2), Tree(((VOCAB - 1,),))).generate([3, 4], 12)
+    assert decoded.tokens == stock(base, [3, 4], 12)
+
+
+@pytest.mark.parametrize("sizes", [(48, VOCAB), (32, VOCAB + 1)])
+def test_decoder_other_heads(sizes: tuple[int, int]) -> None:
+    """Heads of another hidden size or vocabulary are refused."""
+    with pytest.raises(TreeoptError) as caught:
+        TreeDecoder(tiny_base("llama"), MedusaHeads(2, 1, *sizes), Tree.chain(1))
+    assert caught.value.code is Code.HEADS_MISMATCH
+
+
+def test_start_interleaved() -> None:
+    """One decoder serves several texts in turn."""
+    base = tiny_base("llama", 4)
+    decoder = TreeDecoder(base, random_heads(base, HEADS, 4), TREES["64 nodes"])
+    texts: list[list[int]] = [[], []]
+    turns = [decoder.start([3, 4], 20), decoder.start([5, 6], 30)]
+    for _ in range(30):
+        for text, decoding in zip(texts, turns, strict=True):
+            text.extend(next(decoding, []))
+    assert texts == [stock(base, [3, 4], 20), stock(base, [5, 6], 30)]
+
+
+def test_start_two_decoders() -> None:
+    """Two decoders around one model may take turns."""
+    base = tiny_base("mistral", 4)
+    heads = random_heads(base, HEADS, 4)
+    texts: list[list[int]] = [[], []]
+    turns = [TreeDecoder(base, heads, TREES[name]).start([3, 4 + i], 20) for i, name in enumerate(("wide", "64 nodes"))]
+    for _ in range(20):
+        for text, decoding in zip(texts, turns, strict=True):
+            text.extend(next(decoding, []))
+    assert texts == [stock(base, [3, 4], 20), stock(base, [3, 5], 20)]
+
+
+def test_start_exhausted() -> None:
+    """Once a text has ended, nothing more comes."""
+    decoding = TreeDecoder(tiny_base("llama"), None, Tree(())).start([3], 2)
+    assert len(list(decoding)) == 2
+    assert next(decoding, None) is None
+
+
+@pytest.mark.parametrize("name", STORY_TREES)
+def test_generate_predicted_steps(story: tuple[Base, MedusaHeads], story_texts: list[Text], name: str) -> None:
+    """On twelve stories each, the steps are those of replay over separate teacher-forced traces, text by text."""
+    base, heads = story
+    decoder = TreeDecoder(base, heads, STORY_TREES[name])
+    decoded = [decoder.generate(text.prompt, 96) for text in story_texts]
+    assert [one.tokens for one in decoded] == [text.answer for text in story_texts]
+    predicted = predict(base, heads, STORY_TREES[name], story_texts)
+    assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+    assert sum(len(one.step_lengths) for one in decoded) == predicted.steps
+    starts = np.flatnonzero(predicted.visited)
+    assert [length for one in decoded for length in one.step_lengths] == (
+        np.diff([*starts, predicted.tokens]).tolist()  # not only as many: the same steps
+    )
+
+
+def test_generate_shuffled_traces(story: tuple[Base, MedusaHeads], story_texts: list[Text]) -> None:
+    """The prediction rests on the traces: with their rows shuffled within each text it is another."""
+    base, heads = story
+    tree, rng = STORY_TREES["random 24"], np.random.default_rng(0)
+    rows = trace_texts(base, heads, story_texts, 253)
+    shuffled = []
+    for row in rows:
+        whole = np.flatnonzero((row != NONE).all(axis=1))  # rows near the end keep their place, with their `NONE`
+        moved = row.copy()
+        moved[whole] = row[rng.permutation(whole)]
+        shuffled.append(moved)
+    measured = [len(TreeDecoder(base, heads, tree).generate(text.prompt, 96).step_lengths) for text in story_texts]
+    nothing = Provenance("", "", "", "", {})
+    assert replay(tree, as_calibration(story_texts, rows, 253, nothing)).steps_by_sequence().tolist() == measured
+    assert replay(tree, as_calibration(story_texts, shuffled, 253, nothing)).steps_by_sequence().tolist() != measured
+
+
+@pytest.mark.parametrize("name", ["chain", "random 24"])
+def test_generate_predicted_steps_end_of_text(
+    story: tuple[Base, MedusaHeads], story_texts: list[Text], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prediction holds too where texts end early, within a step or not."""
+    base, heads = story
+    monkeypatch.setattr(base.model.generation_config, "eos_token_id", story_texts[0].answer[40])
+    texts = [dataclasses.replace(text, answer=stock(base, text.prompt, 96)) for text in story_texts]
+    assert any(len(text.answer) < 96 for text in texts)
+    decoder = TreeDecoder(base, heads, STORY_TREES[name])
+    decoded = [decoder.generate(text.prompt, 96) for text in texts]
+    assert [one.tokens for one in decoded] == [text.answer for text in texts]
+    predicted = predict(base, heads, STORY_TREES[name], texts)
+    assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+
+
+def test_decoded_tokens_per_step() -> None:
+    """tau of one text is its tokens over its steps."""
+    assert Decoded([5, 6, 7, 8, 9, 1], [3, 1, 2]).tokens_per_step == 2.0
+
+
+def test_own_generation_rules_are_set_aside() -> None:
+    """Penalties and forbidden tokens in the model's own generation config change neither text, and stay in place."""
+    base = tiny_base("llama", 5)
+    prompt = [3, 8, 21, 40]
+    plain = stock(base, prompt, 24)
+    config = base.model.generation_config
+    config.suppress_tokens, config.repetition_penalty, config.min_new_tokens = [plain[0]], 1.7, 5
+    config.return_dict_in_generate = True
+    decoder = TreeDecoder(base, random_heads(base, 3), Tree.chain(3))
+    assert decoder.generate(prompt, 24).tokens == stock(base, prompt, 24) == plain
+    assert base.model.generation_config is config
+
+
+@pytest.mark.parametrize("ids", [[[3, 8], [4, 9]], [1.7, 2.0], [3, 61], [-1, 3]])
+def test_wrong_token_ids_are_refused(ids: list[object]) -> None:
+    """Two texts, fractions, and ids outside the vocabulary are a ValueError, not another text."""
+    decoder = TreeDecoder(tiny_base("llama", 5), None, Tree(()))
+    with pytest.raises(ValueError, match="token id"):
+        decoder.generate(torch.tensor(ids), 4)
+
+
+def test_decoder_leaves_the_callers_heads_alone() -> None:
+    """Heads of another dtype are copied, not converted in place."""
+    base = tiny_base("llama", 5)
+    heads = random_heads(base, 2).to(torch.float64)
+    TreeDecoder(base, heads, Tree.chain(2))
+    assert heads.bias.dtype is torch.float64
+
+
+def test_model_in_training_mode_is_refused() -> None:
+    """Dropout would look like a model that cannot do trees; the error says what to call."""
+    base = tiny_base("llama", 5)
+    base.model.train()
+    with pytest.raises(TreeoptError, match="training mode"):
+        TreeDecoder(base, None, Tree(()))
+
+
+def test_logits_that_are_not_numbers_are_an_error() -> None:
+    """A model that gives NaN is E504, not a text."""
+    base = tiny_base("llama", 5)
+    decoder = TreeDecoder(base, None, Tree(()))
+    with torch.no_grad():
+        base.model.get_output_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(TreeoptError) as caught:
+        decoder.generate([3, 8], 4)
+    assert caught.value.code is Code.NOT_FINITE
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_nan_while_decoding_says_where(batch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that turn into NaN behind the prompt end in E504 with the place, not in a text."""
+    base = tiny_base("llama", 5)
+    decoder = TreeDecoder(base, random_heads(base, 2), Tree.chain(2))
+    forward, calls = base.model.forward, []
+
+    def spoiled(*given: object, **more: object) -> object:
+        out = forward(*given, **more)
+        calls.append(1)
+        if len(calls) == 3:
+            out.logits[-1] = float("nan")
+        return out
+
+    monkeypatch.setattr(base.model, "forward", spoiled)
+    with pytest.raises(TreeoptError, match="not numbers") as caught:
+        decoder.generate([[3, 8], [4, 9, 2]] if batch else [3, 8], 20)
+    assert caught.value.code is Code.NOT_FINITE
+    assert caught.value.at.startswith(f"prompt {int(batch)}, after ")
+
+
+def test_buffers_unset_memory_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies behind a row's end, a huge number included, its text is the same."""
+    base = tiny_base("llama", 6)
+    decoder = TreeDecoder(base, random_heads(base, HEADS, 6), TREES["64 nodes"])
+    prompts = [prompt_of(1), prompt_of(2), prompt_of(3)]
+    text = decoder.generate(prompts, 20)
+    fresh = torch.Tensor.new_zeros
+    monkeypatch.setattr(torch.Tensor, "new_zeros", lambda *given, **more: fresh(*given, **more).fill_(1e4))
+    assert decoder.generate(prompts, 20) == text
+
+
+def test_misuse_is_told_apart() -> None:
+    """A row without room left, a prompt without tokens, and a tree without heads: each its own error."""
+    base = tiny_base("llama", 5)
+    decoder = TreeDecoder(base, random_heads(base, 2), Tree.chain(2))
+    rows = decoder.prefill([[3, 8]], 1)
+    with pytest.raises(TreeoptError, match="used up the room") as caught:
+        all(decoder.step(rows) for _ in range(4))
+    assert caught.value.code is Code.CONTEXT_FULL
+    for empty in ([], [[3], []]):
+        with pytest.raises(TreeoptError, match="holds no tokens"):
+            decoder.generate(empty, 4)
+    with pytest.raises(TreeoptError, match="no heads were given"):
+        TreeDecoder(base, None, Tree.chain(2))
+
+
+def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced by torch.compile (its tracer, without its code generator), one text and a batch come out the same."""
+    traced: list[object] = []
+
+    def compile_without_code(model: torch.nn.Module) -> object:
+        traced.append(model)
+        return torch._dynamo.optimize("eager")(model)
+
+    monkeypatch.setattr(torch, "compile", compile_without_code)
+    base = tiny_base("llama", 6)
+    heads = random_heads(base, HEADS, 6)
+    plain, compiled = (TreeDecoder(base, heads, TREES["wide"], compile=asked) for asked in (False, True))
+    for prompts in (prompt_of(1), [prompt_of(2), prompt_of(3)]):
+        assert compiled.generate(prompts, 16) == plain.generate(prompts, 16)
+    assert traced == [base.model]

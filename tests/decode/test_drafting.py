@@ -1,0 +1,436 @@
+"""Corrected and dynamic drafting: the text is the base's own, steps are those predicted, mismatches are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from chances import ALPHA, counted, p_value, small_base, text_probabilities
+from drafters import PRICES, answered, learned, planted, prompts_of, quick_drafter
+from helpers import random_tree
+from tiny import cycle_base, cycle_heads, random_heads, tiny_base
+
+from treeopt.calibration import MASS_SIZES, MISS, NONE
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.rules import Greedy, Rule, Sample, Typical
+from treeopt.drafter import Drafter, Level
+from treeopt.drafting.heads import NO_TOKEN, Drafts, PlainProposer
+from treeopt.drafting.ngram import DraftModel
+from treeopt.drafting.plans import CorrectedProposer, DynamicProposer, check_plan, num_candidates, proposer_of
+from treeopt.drafting.trace import windows
+from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.validate import predict, trace, validate
+from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
+from treeopt.optimize.replay import replay
+from treeopt.policy import Plan, TreePolicy
+from treeopt.texts.encode import Text
+from treeopt.texts.hidden_states import hidden_states
+from treeopt.tree import Tree
+
+NEW = 30
+KINDS = ("static", "dynamic", "priced")
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A model with heads, and both drafters that were learned for it."""
+
+    base: Base
+    heads: MedusaHeads
+    drafters: dict[bool, Drafter]
+    texts: list[Text]
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    """Learned on other prompts than those of `texts`."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(1, 24))
+    drafters = {correct: learned(base, heads, texts, correct=correct).drafter for correct in (False, True)}
+    return Made(base, heads, drafters, answered(base, prompts_of(2, 6, longest=40), NEW))
+
+
+def plan_of(kind: str, drafter: Drafter, *, nodes: int = 16, depth: int | None = None) -> Plan:
+    """A tree of random paths, or a policy."""
+    levels = depth or drafter.depth
+    if kind == "static":
+        paths = [*Tree.chain(levels).paths, *((0,) * (n - 1) + (1,) for n in range(1, levels + 1)), (2,), (1, 0)]
+        return Tree.from_paths(paths[: nodes - 1], drafter=drafter.id)
+    return TreePolicy(nodes, levels, drafter.id, PRICES if kind == "priced" else ())
+
+
+@pytest.mark.parametrize("correct", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_and_steps_of_drafters(made: Made, kind: str, correct: bool) -> None:
+    """Every text is that of stock generate, in exactly the steps that the traces predict, prompt by prompt."""
+    drafter = made.drafters[correct]
+    plan = plan_of(kind, drafter)
+    decoder = TreeDecoder(made.base, made.heads, plan, drafter=drafter)
+    decoded = [decoder.generate(text.prompt, NEW) for text in made.texts]
+    assert [one.tokens for one in decoded] == [text.answer for text in made.texts]
+    predicted = predict(made.base, made.heads, plan, made.texts, drafter)
+    assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+    assert predicted.tokens_per_step > 1.05
+    assert max(max(one.step_lengths) for one in decoded) > 2
+    batch = decoder.generate([text.prompt for text in made.texts], NEW)
+    assert [one.tokens for one in batch] == [text.answer for text in made.texts]
+    if kind != "priced":  # in a batch the row that gains most decides the size for all
+        assert batch == decoded
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [2, 3, 9, 40, 254])
+def test_steps_of_policies(made: Made, nodes: int, depth: int) -> None:
+    """Policies of any size, less deep than their drafter, and larger than their trees, take the predicted steps."""
+    drafter = made.drafters[True]
+    policy = TreePolicy(nodes, depth, drafter.id)
+    decoder = TreeDecoder(made.base, made.heads, policy, drafter=drafter)
+    decoded = [decoder.generate(text.prompt, NEW) for text in made.texts[:3]]
+    predicted = predict(made.base, made.heads, policy, made.texts[:3], drafter)
+    assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+    assert [one.tokens for one in decoded] == [text.answer for text in made.texts[:3]]
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_orders_are_the_proposers(made: Made, correct: bool) -> None:
+    """The true path lies in the tree that the decoder itself would grow exactly where its traced order says so."""
+    drafter = made.drafters[correct]
+    text = made.texts[3]
+    steps = trace(made.base, made.heads, [text], drafter, steps=drafter.depth).steps
+    assert steps is not None
+    [hidden] = hidden_states(made.base, [text])
+    whole = [*text.prompt, *text.answer]
+    for nodes in (2, 5, 16, 64, 253):
+        proposer = DynamicProposer(made.base, made.heads, TreePolicy(nodes, drafter.depth, drafter.id), drafter)
+        for i in range(0, len(text.answer), 3):
+            end = len(text.prompt) + i + 1
+            recent = np.array([([NO_TOKEN] * proposer.context + whole[:end])[-proposer.context :]])
+            held = paths_of(proposer, torch.tensor([text.answer[i]]), hidden[i : i + 1], recent)
+            for depth in range(1, min(drafter.depth, len(whole) - end) + 1):
+                assert (tuple(whole[end : end + depth]) in held) == (steps.orders[i, depth - 1] < nodes)
+
+
+@torch.inference_mode()
+def paths_of(
+    proposer: DynamicProposer, root: torch.Tensor, hidden: torch.Tensor, recent: np.ndarray
+) -> set[tuple[int, ...]]:
+    """The token paths of one row's tree, walked node by node."""
+    drafts = proposer.propose(root, hidden, recent)
+    assert drafts.shape is not None
+    tokens, parents = drafts.tokens[0].tolist(), drafts.shape.parents[0].tolist()
+    assert tokens[0] == int(root)
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in list(zip(tokens, parents, strict=True))[1:]:
+        paths.append((*paths[parent], token))
+    return set(paths)
+
+
+def test_orders_of_a_small_tree_end() -> None:
+    """Where a step's tree has fewer nodes than places are traced, a token outside it is a miss."""
+    base = tiny_base("llama", 4)
+    drafter = Drafter.plain(1, 4)
+    heads = random_heads(base, 1, 3)
+    texts = answered(base, prompts_of(3, 4), 20)
+    calibration = trace(base, heads, texts, drafter, steps=1)
+    assert calibration.steps is not None
+    orders = calibration.steps.orders
+    np.testing.assert_array_equal(orders == MISS, (calibration.ranks >= 4) & (calibration.ranks != NONE))
+    assert (orders == MISS).any()
+
+
+def test_plain_numbers_draft_the_plain_tree(made: Made) -> None:
+    """With no weight but the head's own, and with no transitions at all, drafts are those of the heads, bit for bit."""
+    table = made.drafters[True]
+    tree = random_tree(2, nodes=20, depth=3, ranks=6)
+    rng = np.random.default_rng(0)
+    hidden = torch.from_numpy(rng.normal(size=(5, made.base.hidden_size)).astype(np.float32))
+    recent = rng.integers(0, made.base.vocab_size, (5, 32))
+    root = torch.from_numpy(recent[:, -1])
+    wanted = PlainProposer(made.base, made.heads, tree).propose(root, hidden).tokens
+    levels = (Level(),) * table.depth
+    for drafter in (
+        Drafter.plain(3, 6),
+        Drafter(levels[:3], 3, 6),
+        dataclasses.replace(table, levels=levels, top=made.base.vocab_size),
+    ):
+        proposer = CorrectedProposer(made.base, made.heads, tree, drafter)
+        found = proposer.propose(root, hidden, recent[:, -proposer.context :])
+        assert found.tokens.equal(wanted)
+    corrected = CorrectedProposer(made.base, made.heads, tree, table)
+    assert not corrected.propose(root, hidden, recent[:, -corrected.context :]).tokens.equal(wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", [Sample(), Sample(temperature=1.3, top_k=4, top_p=0.9)])
+def test_sample_distribution_of_drafters(kind: str, rule: Sample) -> None:
+    """Texts are distributed as plain sampling distributes them, whatever drafts and however the tree is chosen."""
+    base = small_base()
+    heads = random_heads(base, 2, 3)
+    drafter = quick_drafter(base, heads)
+    decoder = TreeDecoder(base, heads, plan_of(kind, drafter), drafter=drafter, acceptance=rule, probe=False)
+    assert p_value(counted(decoder, rounds=6), text_probabilities(base, rule)) > ALPHA
+
+
+@pytest.mark.parametrize("num_heads", [1, 3])
+@pytest.mark.parametrize("vocab", [2, 3, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_vocabularies(kind: str, vocab: int, num_heads: int) -> None:
+    """Vocabularies smaller than every list of candidates, trees and policies larger than what there is to draft."""
+    base = tiny_base("llama", vocab, vocab_size=vocab)
+    heads = random_heads(base, num_heads, 1)
+    texts = answered(base, prompts_of(5, 4, vocab=vocab), 12)
+    for drafter in (quick_drafter(base, heads), quick_drafter(base, heads, correct=False)):
+        tree = random_tree(1, nodes=min(4, 1 + vocab), depth=drafter.depth, ranks=vocab)
+        plan = dataclasses.replace(tree, drafter=drafter.id) if kind == "static" else plan_of(kind, drafter)
+        decoder = TreeDecoder(base, heads, plan, drafter=drafter)
+        decoded = [decoder.generate(text.prompt, 12) for text in texts]
+        assert [one.tokens for one in decoded] == [text.answer for text in texts]
+        predicted = predict(base, heads, plan, texts, drafter)
+        assert [len(one.step_lengths) for one in decoded] == predicted.steps_by_sequence().tolist()
+
+
+def widest(made: Made, correct: bool) -> Tree:
+    """A tree that asks for every candidate of its drafter, and for children of the last ones."""
+    drafter = made.drafters[correct]
+    table = drafter.transitions
+    count = drafter.top + (0 if table is None else table.tokens.shape[1] + 1)
+    last = range(drafter.top - 2, count)
+    paths = [(rank,) for rank in range(count)] + [(rank, child) for rank in last for child in (0, 1, count - 1)]
+    return Tree.from_paths(paths, drafter=drafter.id)
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_every_candidate_is_predicted(made: Made, correct: bool) -> None:
+    """A tree of all candidates takes the predicted steps, though some repeat others; so does a batch."""
+    drafter, tree = made.drafters[correct], widest(made, correct)
+    found = validate(made.base, made.heads, tree, made.texts, drafter=drafter, max_new_tokens=NEW)
+    assert found.lossless
+    assert [one.steps for one in found.figures.trials] == [one.predicted_steps for one in found.figures.trials]
+    batch = TreeDecoder(made.base, made.heads, tree, drafter=drafter).generate([t.prompt for t in made.texts], NEW)
+    assert [len(one.step_lengths) for one in batch] == [one.steps for one in found.figures.trials]
+
+
+@pytest.mark.parametrize("rule", [Greedy(), Sample(seed=3), Typical(0.7, 0.01, 0.1)])
+def test_repeated_candidates_are_never_accepted(made: Made, rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that repeats one outside the tree is void by every rule: replay does not count it either."""
+    drafter = made.drafters[True]
+    ranks = range(drafter.top, num_candidates(drafter))
+    tree = Tree.from_paths([(rank,) for rank in ranks] + [(rank, 0) for rank in ranks], drafter=drafter.id)
+    voids: list[torch.Tensor] = []
+    propose = CorrectedProposer.propose
+
+    def noted(self: CorrectedProposer, *given: torch.Tensor) -> Drafts:
+        drafts = propose(self, *given)
+        voids.append(drafts.void if drafts.void is not None else torch.zeros_like(drafts.tokens).bool())
+        return drafts
+
+    monkeypatch.setattr(CorrectedProposer, "propose", noted)
+    decoder = TreeDecoder(made.base, made.heads, tree, drafter=drafter, acceptance=rule)
+    told = decoder._told
+    accepted: list[bool] = []
+
+    def judged(drafts: Drafts, root: torch.Tensor, node: torch.Tensor) -> object:
+        accepted.append(bool(voids[-1][0, node]))
+        return told(drafts, root, node)
+
+    monkeypatch.setattr(decoder, "_told", judged)
+    for text in made.texts:
+        decoder.generate(text.prompt, NEW)
+    assert sum(bool(void.any()) for void in voids) > 20
+    assert not any(accepted)
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_rank_beyond_the_candidates_is_refused(made: Made, correct: bool) -> None:
+    """One rank more than the drafter has candidates is E102, with their number, in decoder and validation."""
+    drafter, tree = made.drafters[correct], widest(made, correct)
+    beyond = dataclasses.replace(tree, paths=(*tree.paths, (*tree.paths[-1], tree.max_rank + 1)))
+    for call in (
+        lambda: TreeDecoder(made.base, made.heads, beyond, drafter=drafter),
+        lambda: validate(made.base, made.heads, beyond, made.texts, drafter=drafter),
+        lambda: check_plan(beyond, drafter),
+    ):
+        with pytest.raises(TreeoptError, match=f"has {tree.max_rank + 1} candidates a level") as caught:
+            call()
+        assert caught.value.code is Code.RANK_TOO_LARGE
+
+
+def test_candidates_of_small_vocabularies() -> None:
+    """There are no more candidates than tokens, and a plain drafter knows their number only with its base."""
+    base = tiny_base("llama", vocab_size=5)
+    heads = random_heads(base, 1)
+    drafter = quick_drafter(base, heads)
+    assert num_candidates(drafter) == 5
+    plain = Drafter.plain(1, 6)
+    assert (num_candidates(plain), num_candidates(plain, 5)) == (6, 5)
+    wide = Tree.from_paths([(rank,) for rank in range(6)], drafter=plain.id)
+    check_plan(wide, plain)
+    with pytest.raises(TreeoptError, match="5 candidates"):
+        TreeDecoder(base, heads, wide, drafter=plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validate_with_a_drafter(made: Made, kind: str) -> None:
+    """Validation proves text and steps of every kind, and knows how deep drafts were accepted."""
+    drafter = made.drafters[True]
+    found = validate(made.base, made.heads, plan_of(kind, drafter), made.texts[:3], drafter=drafter, max_new_tokens=NEW)
+    assert found.lossless
+    assert found.prediction_misses == ()
+    assert found.predicted.tokens_per_step == found.tokens_per_step
+    np.testing.assert_allclose(found.measured_by_depth, found.predicted.acceptance_by_depth())
+    assert list(found.smaller) == [4, 8]
+
+
+def mismatches(made: Made) -> list[tuple[Plan, Drafter | None]]:
+    """Plans with a drafter that is not theirs."""
+    own, other = made.drafters[True], made.drafters[False]
+    plain = random_tree(1, nodes=4, depth=2, ranks=2)
+    return [
+        (plan_of("static", own), None),
+        (plan_of("static", own), other),
+        (plan_of("dynamic", own), None),
+        (plan_of("dynamic", own), other),
+        (plain, own),
+    ]
+
+
+def test_other_drafters_are_refused(made: Made) -> None:
+    """A plan of another drafter, of one that is not given, and of none, are E223 in decoder and validation."""
+    for plan, drafter in mismatches(made):
+        calls: Sequence[object] = (
+            lambda plan=plan, drafter=drafter: proposer_of(made.base, made.heads, plan, drafter),
+            lambda plan=plan, drafter=drafter: TreeDecoder(made.base, made.heads, plan, drafter=drafter),
+            lambda plan=plan, drafter=drafter: validate(made.base, made.heads, plan, made.texts, drafter=drafter),
+            lambda plan=plan, drafter=drafter: predict(made.base, made.heads, plan, made.texts, drafter),
+        )
+        for call in calls:
+            with pytest.raises(TreeoptError) as caught:
+                call()  # type: ignore[operator]  # four calls of one kind
+            assert caught.value.code is Code.DRAFTER_MISMATCH
+
+
+def test_replay_refuses_other_drafters(made: Made) -> None:
+    """Traces of one drafter tell nothing of another's tree."""
+    calibration = trace(made.base, made.heads, made.texts, made.drafters[True])
+    for tree in (plan_of("static", made.drafters[False]), random_tree(1, nodes=4, depth=2, ranks=2)):
+        assert isinstance(tree, Tree)
+        with pytest.raises(TreeoptError) as caught:
+            replay(tree, calibration)
+        assert caught.value.code is Code.DRAFTER_MISMATCH
+
+
+def test_drafter_of_another_model_is_refused(made: Made) -> None:
+    """Another number of heads and another vocabulary are E223, both named."""
+    drafter = made.drafters[True]
+    small = tiny_base("llama", vocab_size=13)
+    with pytest.raises(TreeoptError, match=r"3 heads, there are 2; its vocabulary holds 61 tokens, .* 13") as caught:
+        TreeDecoder(small, random_heads(small, 2), plan_of("dynamic", drafter), drafter=drafter)
+    assert caught.value.code is Code.DRAFTER_MISMATCH
+
+
+def test_tree_deeper_than_the_drafter_is_refused(made: Made) -> None:
+    """A static tree has at most as many levels as its drafter; a policy drafts as deep as there are levels."""
+    drafter = made.drafters[True]
+    deep = dataclasses.replace(Tree.chain(drafter.depth + 1), drafter=drafter.id)
+    with pytest.raises(TreeoptError) as caught:
+        TreeDecoder(made.base, made.heads, deep, drafter=drafter)
+    assert caught.value.code is Code.TREE_TOO_DEEP
+    policy = TreePolicy(8, 200, drafter.id)
+    assert proposer_of(made.base, made.heads, policy, drafter).depth == drafter.depth
+
+
+def test_no_heads_is_one_error(made: Made) -> None:
+    """Drafters need the heads that they correct."""
+    for kind in ("static", "dynamic"):
+        with pytest.raises(TreeoptError) as caught:
+            TreeDecoder(made.base, None, plan_of(kind, made.drafters[True]), drafter=made.drafters[True])
+        assert caught.value.code is Code.TREE_TOO_DEEP
+
+
+def test_prices_choose_sizes(made: Made) -> None:
+    """Free nodes are all taken, dear ones never; without prices every step has the same number."""
+    drafter = made.drafters[True]
+    hidden = torch.randn(3, made.base.hidden_size, generator=torch.Generator().manual_seed(0))
+    recent = np.random.default_rng(0).integers(0, 61, (3, 32))
+    for prices, nodes in (((), 16), (((1, 0.0), (16, 0.0)), 16), (((1, 0.0), (16, 20.0)), 1)):
+        proposer = DynamicProposer(made.base, made.heads, TreePolicy(16, 3, drafter.id, prices), drafter)
+        found = proposer.propose(torch.from_numpy(recent[:, -1]), hidden, recent)
+        assert found.tokens.shape == (3, nodes)
+
+
+def test_matches_are_looked_up_in_the_prompt() -> None:
+    """A text that its prompt holds already is drafted from there, though heads and transitions know nothing of it."""
+    base = cycle_base()
+    heads = random_heads(base, 1, 7)
+    texts = answered(base, prompts_of(4, 4), 6)
+    table = learned(base, heads, texts, tokens=0, new=6).drafter
+    level = Level(head=0.0, copied=tuple(float(n) for n in range(1, 13)))
+    drafter = dataclasses.replace(table, levels=(level,) * 3, window=128)
+    tree = dataclasses.replace(Tree.chain(3), drafter=drafter.id)
+    [whole] = answered(base, [Text("set:0", [5], [])], 100)
+    [text] = answered(base, [Text("set:0", [5, *whole.answer[:70]], [])], 24)
+    decoded = TreeDecoder(base, heads, tree, drafter=drafter).generate(text.prompt, 24)
+    assert decoded.tokens == text.answer
+    assert decoded.step_lengths == [4] * 6
+
+
+def test_recent_holds_the_root() -> None:
+    """The last column of what a drafter sees is the root itself: a wrong one drafts from the wrong context."""
+    base = cycle_base()
+    heads = cycle_heads(base, 1)
+    texts = answered(base, prompts_of(4, 16), 20)
+    table = learned(base, heads, texts, window=0).drafter
+    level = Level(head=0.0, transition=1.0, prior=1.0)
+    drafter = dataclasses.replace(table, levels=(level,) * 3)
+    tree = dataclasses.replace(Tree.chain(3), drafter=drafter.id)
+    decoded = TreeDecoder(base, heads, tree, drafter=drafter).generate(texts[0].prompt, 20)
+    assert decoded.tokens == texts[0].answer
+    assert decoded.step_lengths == [4] * 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_corrected_tokens_path_by_path(made: Made, seed: int) -> None:
+    """Every node of a bushy tree holds what walking its own path alone finds, in every row."""
+    drafter = made.drafters[True]
+    tree = dataclasses.replace(random_tree(seed, nodes=40, depth=drafter.depth, ranks=3), drafter=drafter.id)
+    rng = np.random.default_rng(seed)
+    hidden = torch.from_numpy(rng.normal(size=(3, made.base.hidden_size)).astype(np.float32))
+    recent = rng.integers(0, made.base.vocab_size, (3, 32))
+    proposer = CorrectedProposer(made.base, made.heads, tree, drafter)
+    found = proposer.propose(torch.from_numpy(recent[:, -1]), hidden, recent).tokens
+    model, one = DraftModel(drafter), np.zeros(1, np.int64)
+    for row in range(3):
+        with torch.inference_mode():
+            logits = made.heads(hidden[row : row + 1], made.base.lm_head)
+        start = model.begin(logits, recent[row : row + 1], drafter.depth)
+        for node, path in enumerate(tree.paths, start=1):
+            nodes = start.root
+            for rank in path:
+                token = model.children(start, nodes).tokens[:, rank]
+                nodes = model.follow(start, nodes, one, token)
+            assert found[row, node] == token[0]
+
+
+def test_batch_takes_the_size_that_most_gains(made: Made) -> None:
+    """The rows of a step share one size: the largest that any of them would take alone."""
+    drafter, text = made.drafters[True], made.texts[3]
+    steps = trace(made.base, made.heads, [text], drafter, steps=drafter.depth).steps
+    assert steps is not None
+    gain = steps.mass[:, MASS_SIZES.index(16)] - 1
+    prices = ((1, 0.0), (16, float(np.median(gain))))  # half of the rows are worth it
+    policy = TreePolicy(16, drafter.depth, drafter.id, prices)
+    proposer = DynamicProposer(made.base, made.heads, policy, drafter)
+    [hidden] = hidden_states(made.base, [text])
+    recent, root = windows(text, proposer.context), torch.tensor(text.answer)
+
+    def size(rows: slice) -> int:
+        with torch.inference_mode():
+            return proposer.propose(root[rows], hidden[rows], recent[rows]).tokens.shape[1]
+
+    alone = [size(slice(i, i + 1)) for i in range(len(root))]
+    assert set(alone) == {1, 16}
+    assert size(slice(None)) == 16

@@ -1,0 +1,204 @@
+"""Dynamic trees: whatever tree each row is given at each step, the text is the base model's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from chances import ALPHA, counted, p_value, small_base, text_probabilities
+from decoding import stock
+from numpy.typing import NDArray
+from proposers import RandomProposer
+from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
+from torch import Tensor
+
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.rules import Greedy, Rule, Sample, Typical
+from treeopt.drafting.heads import NO_TOKEN, Drafts, PlainProposer
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
+from treeopt.tree import Tree
+from treeopt.verify.shapes import Shape
+
+NEW = 24
+PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer than the sliding windows
+
+
+def decoder_of(base: Base, *, nodes: int = 16, depth: int = 4, rule: Rule | None = None, seed: int = 0) -> TreeDecoder:
+    """A decoder with random trees."""
+    return TreeDecoder(base, None, proposer=RandomProposer(base, nodes, depth, seed), acceptance=rule)
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize(("nodes", "depth"), [(16, 4), (40, 6), (2, 1)])
+def test_text_is_stocks(family: str, nodes: int, depth: int) -> None:
+    """Alone and in a batch of different lengths, each text is that of stock generate, in clearly fewer steps."""
+    base = tiny_base(family, nodes)
+    decoder = decoder_of(base, nodes=nodes, depth=depth, seed=nodes)
+    texts = [stock(base, prompt, NEW) for prompt in PROMPTS]
+    batch, alone = decoder.generate(PROMPTS, NEW), decoder.generate(PROMPTS[2], NEW)
+    assert [one.tokens for one in batch] == texts
+    assert alone.tokens == texts[2]
+    for one in (*batch, alone):
+        assert sum(one.step_lengths) == NEW
+        assert max(one.step_lengths) <= depth + 1
+    assert np.mean([length for one in batch for length in one.step_lengths]) > 1.1
+
+
+def test_one_node_makes_one_token_a_step() -> None:
+    """The smallest tree is plain decoding."""
+    base = tiny_base("llama", 1)
+    decoded = decoder_of(base, nodes=1, depth=0).generate(PROMPTS[0], 9)
+    assert (decoded.tokens, decoded.step_lengths) == (stock(base, PROMPTS[0], 9), [1] * 9)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+def test_rows_end_at_their_own_places(family: str) -> None:
+    """Rows that end early leave, and those that go on keep their own trees and texts."""
+    base = tiny_base(family, 5)
+    texts = [stock(base, prompt, NEW) for prompt in PROMPTS]
+    base.model.generation_config.eos_token_id = [texts[0][4], texts[1][11]]
+    decoded = decoder_of(base).generate(PROMPTS, NEW)
+    assert [one.tokens for one in decoded] == [stock(base, prompt, NEW) for prompt in PROMPTS]
+    assert len({len(one.tokens) for one in decoded}) > 1
+
+
+@pytest.mark.parametrize("prompt", [1, 20, 39])
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_text_to_the_last_position(family: str, prompt: int) -> None:
+    """Trees that reach beyond the last learned position decode up to it, also beside a shorter row."""
+    base = tiny_base(family, **{"n_positions" if family == "gpt2" else "max_position_embeddings": 40})
+    prompts = [list(range(prompt)), [7]]
+    decoded = decoder_of(base, nodes=30, depth=8).generate(prompts, 40 - prompt)
+    assert [one.tokens for one in decoded] == [stock(base, one, 40 - prompt) for one in prompts]
+
+
+@pytest.mark.parametrize("rule", [Sample(0), Typical(0)])
+def test_temperature_zero_is_greedy(rule: Rule) -> None:
+    """At temperature 0 both other rules give the greedy texts in the same steps."""
+    base = tiny_base("llama", 2)
+    exact, other = (decoder_of(base, rule=one).generate(PROMPTS, NEW) for one in (Greedy(), rule))
+    assert exact == other
+
+
+def test_typical_runs_lossily() -> None:
+    """Above temperature 0 the typical rule accepts drafts too, and fills every budget."""
+    decoded = decoder_of(tiny_base("llama", 2), rule=Typical(2.0, epsilon=0.01)).generate(PROMPTS, NEW)
+    assert [len(one.tokens) for one in decoded] == [NEW] * len(PROMPTS)
+    assert max(length for one in decoded for length in one.step_lengths) > 1
+
+
+@pytest.mark.parametrize("rule", [Sample(), Sample(temperature=1.3, top_k=4, top_p=0.9)])
+def test_sample_distribution(rule: Sample) -> None:
+    """Texts through random trees are distributed as plain sampling distributes them; many drafts are accepted."""
+    base = small_base()
+    proposer = RandomProposer(base, 12, 3, planted=False)
+    decoder = TreeDecoder(base, None, proposer=proposer, acceptance=rule, probe=False)
+    assert p_value(counted(decoder), text_probabilities(base, rule)) > ALPHA
+    decoded = decoder.generate([[1, 4, 2]] * 64, 8)
+    assert np.mean([len(one.step_lengths) for one in decoded]) < 0.8 * 8
+
+
+class Shared(RandomProposer):
+    """One random tree a step for all rows, with the first row's tokens below every root."""
+
+    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
+        drafts = super().propose(root[:1], hidden, None if recent is None else recent[:1])
+        tokens = drafts.tokens.repeat(len(root), 1)
+        tokens[:, 0] = root
+        return Drafts(tokens, drafts.shape)
+
+
+def test_one_shape_for_all_rows() -> None:
+    """A step's shape may be shared by the rows."""
+    base = tiny_base("qwen2-mixed", 3)
+    decoded = TreeDecoder(base, None, proposer=Shared(base, 16, 3)).generate(PROMPTS, NEW)
+    assert [one.tokens for one in decoded] == [stock(base, prompt, NEW) for prompt in PROMPTS]
+    assert any(max(one.step_lengths) > 1 for one in decoded)
+
+
+class Asking(RandomProposer):
+    """Looks at the last `context` tokens, and notes what it is shown."""
+
+    def __init__(self, base: Base, context: int) -> None:
+        super().__init__(base, 12, 3)
+        self.context = context
+        self.shown: list[list[list[int]] | None] = []
+
+    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
+        self.shown.append(None if recent is None else recent.tolist())
+        return super().propose(root, hidden, None)
+
+
+@pytest.mark.parametrize("context", [0, 1, 2, 5, 40])
+def test_recent_tokens(context: int) -> None:
+    """A proposer is shown the end of each row's prompt and text, root included, also when rows have left."""
+    base = tiny_base("llama", 2)
+    proposer = Asking(base, context)
+    decoder = TreeDecoder(base, None, proposer=proposer)
+    rows, texts = decoder.prefill(PROMPTS, 60), [list(prompt) for prompt in PROMPTS]
+    for left in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [1], [1]):
+        rows.keep([row for row, index in enumerate(rows.indices) if index in left])
+        whole = [[*texts[index], root] for index, root in zip(rows.indices, rows.roots, strict=True)]
+        for index, step in zip(rows.indices, decoder.step(rows), strict=True):
+            texts[index] += step
+        padded = [([NO_TOKEN] * context + text)[-context:] for text in whole]
+        assert proposer.shown[-1] == (padded if context else None)
+    assert texts[1][1:] == stock(base, PROMPTS[1], len(texts[1]) - 1)
+
+
+def test_plain_proposer_is_the_tree() -> None:
+    """A decoder given heads and a tree is one given their proposer."""
+    base, tree = tiny_base("llama", 2), Tree.from_paths([(rank,) for rank in range(VOCAB)])
+    heads = random_heads(base, 2)
+    proposer = PlainProposer(base, heads, tree)
+    given, made = TreeDecoder(base, None, proposer=proposer), TreeDecoder(base, heads, tree)
+    assert given.tree == made.tree == tree
+    assert given.generate(PROMPTS, NEW) == made.generate(PROMPTS, NEW)
+
+
+def test_either_tree_or_proposer() -> None:
+    """Both at once and neither are refused."""
+    base = tiny_base("llama")
+    for tree, proposer in ((None, None), (Tree(()), RandomProposer(base, 4, 2))):
+        with pytest.raises(ValueError, match="either a tree or a proposer"):
+            TreeDecoder(base, None, tree, proposer=proposer)
+
+
+def test_errors_are_the_decoders() -> None:
+    """No room, and a base that cannot verify trees, are the errors of any decoder."""
+    base = tiny_base("llama", max_position_embeddings=40)
+    with pytest.raises(TreeoptError) as caught:
+        decoder_of(base).generate([PROMPTS[2]], 11)
+    assert caught.value.code is Code.CONTEXT_FULL
+    with pytest.raises(TreeoptError) as caught:
+        decoder_of(tiny_base("mpt"))
+    assert caught.value.code is Code.NO_TREES
+
+
+def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced whole by torch.compile's tracer, trees that change leave the forward's shapes alone."""
+    base = tiny_base("llama", 6)
+    monkeypatch.setattr(torch, "compile", lambda model: torch._dynamo.optimize("eager")(model))
+    plain, compiled = (
+        TreeDecoder(base, None, proposer=RandomProposer(base, 12, 3, 6), compile=asked) for asked in (False, True)
+    )
+    for prompts in (PROMPTS[0], PROMPTS[1:3]):
+        assert compiled.generate(prompts, 12) == plain.generate(prompts, 12)
+
+
+def test_senseless_shapes_cost_steps_only() -> None:
+    """Another row's shape under a row's tokens loses most right drafts, and changes no text."""
+    base = tiny_base("llama", 2)
+
+    class Off(RandomProposer):
+        def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
+            drafts = super().propose(root, hidden, recent)
+            assert drafts.shape is not None
+            return Drafts(drafts.tokens, Shape.from_parents(drafts.shape.parents.roll(1, 0), self.depth))
+
+    right, off = (
+        TreeDecoder(base, None, proposer=kind(base, 30, 3)).generate(PROMPTS, NEW) for kind in (RandomProposer, Off)
+    )
+    assert [one.tokens for one in off] == [one.tokens for one in right]
+    assert sum(len(one.step_lengths) for one in off) > sum(len(one.step_lengths) for one in right)

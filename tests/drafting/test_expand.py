@@ -1,0 +1,184 @@
+"""The tree of one step, against every path over a tiny vocabulary."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from naive_draft import Case, random_case
+
+from treeopt.drafter import Drafter
+from treeopt.drafting.expand import MAX_PARENTS, Expansion, expand, orders_of
+from treeopt.drafting.ngram import DraftModel
+
+Path = tuple[int, ...]
+
+
+def grown(case: Case, nodes: int, depth: int | None = None) -> Expansion:
+    """The trees of all rows of a case."""
+    model = DraftModel(case.drafter)
+    depth = case.drafter.depth if depth is None else depth
+    logits = torch.from_numpy(case.logits[: min(depth, case.drafter.num_heads)])
+    return expand(model, model.begin(logits, case.recent, depth), nodes, depth)
+
+
+def paths_of(expansion: Expansion, row: int) -> list[Path]:
+    """The path of each node, in the nodes' order; a parent that does not stand before its child is an error."""
+    paths: list[Path] = [()]
+    for token, parent in zip(expansion.tokens[row].tolist(), expansion.parents[row].tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+def all_paths(case: Case, row: int, depth: int) -> dict[Path, float]:
+    """Every path of candidates, with the sum of its log-probabilities."""
+    naive = case.naive(row)
+    found: dict[Path, float] = {}
+    level: dict[Path, float] = {(): 0.0}
+    for _ in range(depth):
+        level = {
+            (*path, token): above + own
+            for path, above in level.items()
+            for token, own in naive.log_probabilities(list(path)).items()
+        }
+        found |= level
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 9, MAX_PARENTS + 1])
+@pytest.mark.parametrize("seed", range(12))
+def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
+    """With a parent for each node, no path outside the tree is likelier than one inside; likeliest first."""
+    case = random_case(seed, odds=seed % 2 == 0)
+    depth = min(case.drafter.depth, 3)
+    expansion = grown(case, nodes, depth)
+    assert expansion.tokens.shape == (3, nodes - 1) or expansion.tokens.shape[1] < nodes - 1
+    for row in range(3):
+        chances = all_paths(case, row, depth)
+        likely = expansion.log_probability[row]
+        paths = [path for path, value in zip(paths_of(expansion, row), likely, strict=True) if value > -math.inf]
+        assert len(set(paths)) == len(paths) == min(nodes - 1, len(chances))
+        wanted = sorted(chances.values(), reverse=True)[: nodes - 1]
+        assert likely[: len(paths)].tolist() == pytest.approx(wanted, abs=1e-3)
+        assert [chances[path] for path in paths] == pytest.approx(wanted, abs=1e-3)
+        assert expansion.depths[row, : len(paths)].tolist() == [len(path) for path in paths]
+        assert (np.diff(likely[: len(paths)]) <= 0).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_smaller_trees_begin_larger_ones(seed: int) -> None:
+    """The first nodes of a tree of 64 are every smaller tree: tokens, parents, depths and log-probabilities."""
+    case = random_case(seed, odds=seed % 2 == 0)
+    largest = grown(case, 64)
+    for nodes in (1, 2, 3, 5, 8, 16, 17, 18, 25, 32, 63, 64):
+        smaller = grown(case, nodes)
+        count = smaller.tokens.shape[1]
+        assert count == min(nodes - 1, largest.tokens.shape[1])
+        for name in ("tokens", "parents", "depths", "log_probability"):
+            assert getattr(smaller, name).tolist() == getattr(largest, name)[:, :count].tolist()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_alone_equal_rows_in_a_batch(seed: int) -> None:
+    """A row's tree does not depend on its neighbours."""
+    case = random_case(seed)
+    together = grown(case, 20)
+    for row in range(3):
+        one = Case(case.table, case.drafter, case.logits[:, row : row + 1], case.recent[row : row + 1])
+        alone = grown(one, 20)
+        count = alone.tokens.shape[1]
+        assert paths_of(alone, 0) == paths_of(together, row)[:count]
+        assert alone.log_probability[0].tolist() == together.log_probability[row, :count].tolist()
+
+
+def two_rows(top: int) -> tuple[DraftModel, torch.Tensor]:
+    """Two plain heads over three tokens, chances (0.5, 0.3, 0.2) and (0.7, 0.2, 0.1); in row 1 reversed."""
+    chances = torch.tensor([[[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]], [[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]]])
+    return DraftModel(Drafter.plain(2, top)), chances.log()
+
+
+def test_tree_by_hand() -> None:
+    """0.5 of (0), 0.35 of (0 0), 0.3 of (1), 0.21 of (1 0), 0.2 of (2)."""
+    model, logits = two_rows(3)
+    found = expand(model, model.begin(logits, np.zeros((2, 1), np.int64), 2), 6, 2)
+    assert found.tokens.tolist() == [[0, 0, 1, 0, 2], [2, 2, 1, 2, 0]]
+    assert found.parents.tolist() == [[0, 1, 0, 3, 0]] * 2
+    assert found.depths.tolist() == [[1, 2, 1, 2, 1]] * 2
+    assert np.exp(found.log_probability[0]).tolist() == pytest.approx([0.5, 0.35, 0.3, 0.21, 0.2])
+    assert found.log_probability[1].tolist() == pytest.approx(found.log_probability[0].tolist())
+
+
+def test_fewer_candidates_than_nodes() -> None:
+    """Two candidates a node and two levels are six drafts, whatever is asked for."""
+    model, logits = two_rows(2)
+    found = expand(model, model.begin(logits, np.zeros((2, 1), np.int64), 2), 64, 2)
+    assert sorted(paths_of(found, 1)) == [(1,), (1, 1), (1, 2), (2,), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_row_is_longer_than_its_candidates(seed: int) -> None:
+    """Repeated candidates are no nodes: a lone row has all paths once; of several the shorter are filled up."""
+    case = random_case(seed)
+    together = grown(case, 1000, 1)
+    for row in range(3):
+        one = Case(case.table, case.drafter, case.logits[:, row : row + 1], case.recent[row : row + 1])
+        assert sorted(paths_of(grown(one, 1000, 1), 0)) == sorted(all_paths(one, 0, 1))
+    assert together.tokens.shape[1] == max(len(all_paths(case, row, 1)) for row in range(3))
+
+
+def test_parents_are_limited() -> None:
+    """Of 20 drafts of level 1 only the first `MAX_PARENTS` have children, though the other ones' would be likelier."""
+    logits = torch.cat([torch.linspace(0.1, 0, 20), torch.full((20,), -30.0)]).expand(2, 1, 40).clone()
+    logits[1] = torch.tensor([50.0] + [0.0] * 39)  # the child is as likely as its parent
+    model = DraftModel(Drafter.plain(2, 20))
+    found = expand(model, model.begin(logits, np.zeros((1, 1), np.int64), 2), 64, 2)
+    paths = paths_of(found, 0)
+    assert {path[0] for path in paths if len(path) == 2} == set(range(MAX_PARENTS))
+    assert sum(len(path) == 1 for path in paths) == 20
+
+
+def naive_orders(paths: list[Path], true: list[int]) -> list[int]:
+    """Number of each prefix among the paths, counted from 1."""
+    orders = []
+    for length in range(1, len(true) + 1):
+        prefix = tuple(true[:length])
+        orders.append(paths.index(prefix) + 1 if prefix in paths else len(paths) + 1)
+    return orders
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 6, 30])
+@pytest.mark.parametrize("seed", range(4))
+def test_orders_equal_a_naive_walk(seed: int, nodes: int) -> None:
+    """Every continuation of up to five tokens, the text's end among them, is looked up path by path."""
+    case = random_case(seed, rows=1)
+    expansion = grown(case, nodes)
+    paths = paths_of(expansion, 0)
+    vocab = len(case.table.unigram)
+    rng = np.random.default_rng(seed)
+    texts = [list(path) + rng.integers(-1, vocab, 3).tolist() for path in [(), *paths]]
+    for true in [*texts, [], [-1, 0, 0], *map(list, itertools.product(range(vocab), repeat=2))]:
+        assert orders_of(expansion, np.array([true], np.int64)).tolist() == [naive_orders(paths, true)]
+
+
+SEVERAL = grown(random_case(5), 10)
+
+
+@given(st.lists(st.lists(st.integers(-1, 3), min_size=4, max_size=4), min_size=3, max_size=3))
+def test_orders_of_several_rows(true: list[list[int]]) -> None:
+    """Each row is looked up in its own tree."""
+    naive = [naive_orders(paths_of(SEVERAL, row), true[row]) for row in range(3)]
+    assert orders_of(SEVERAL, np.array(true)).tolist() == naive
+
+
+def test_orders_by_hand() -> None:
+    """A tree of 0, 1 and 0 0: a miss at one level is a miss at all below, even where a later token is in the tree."""
+    none = np.zeros((1, 3), np.float32)
+    tree = Expansion(np.array([[0, 1, 0]]), np.array([[0, 0, 1]]), np.array([[1, 1, 2]]), none)
+    wanted = {(0, 0, 0): [1, 3, 4], (1, 0, 0): [2, 4, 4], (2, 0, 0): [4, 4, 4], (0, -1, -1): [1, 4, 4]}
+    for true, orders in wanted.items():
+        assert orders_of(tree, np.array([true])).tolist() == [orders]

@@ -1,0 +1,254 @@
+"""Fitting: known numbers come back, evidence equals a naive loop, and odds keep their rules whatever came."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_draft import naive_mapped, random_case
+from numpy.typing import NDArray
+
+from treeopt.drafter import LONGEST, Drafter, Level
+from treeopt.drafting.fit_weights import Evidence, evidence, fit_level, fit_odds
+from treeopt.drafting.ngram import Candidates, DraftModel
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int = 3) -> Candidates:
+    """Candidates as a text might give them; now and then one is repeated, and often one is copied."""
+    rng = np.random.default_rng(seed)
+    tokens = np.argsort(rng.random((positions, 30)), axis=1)[:, :slots]
+    again = np.zeros(tokens.shape, np.bool_)
+    again[:, -1] = rng.random(positions) < 0.3
+    length = rng.integers(0, longest + 1, positions)
+    tokens[again[:, -1], -1] = tokens[again[:, -1], 0]
+    return Candidates(
+        tokens=tokens,
+        again=again,
+        head=rng.normal(-2.0, 1.5, tokens.shape).astype(np.float32),
+        prior=rng.normal(-4.0, 1.0, tokens.shape).astype(np.float32),
+        ratios=rng.normal(0.0, 1.5, tokens.shape).astype(np.float32),
+        copied=tokens == tokens[:, -1:],
+        length=length,
+    )
+
+
+def scores_of(found: Candidates, level: Level) -> Floats:
+    """Each candidate's score, -inf for repeated ones, with the outside's in a last column."""
+    weight = np.array([0.0, *level.copied])[np.minimum(found.length, LONGEST)]
+    scores = level.head * found.head + level.prior * found.prior + level.transition * found.ratios
+    scores = np.where(found.again, -np.inf, scores + weight[:, None] * found.copied)
+    return np.concatenate([scores, np.full((len(scores), 1), level.outside)], axis=1)
+
+
+def drawn(seed: int, found: Candidates, level: Level) -> Ints:
+    """Tokens that came, by the level's own chances; a token that is no candidate where none of them did."""
+    scores = scores_of(found, level)
+    noise = np.random.default_rng(seed).gumbel(size=scores.shape)
+    tokens = np.concatenate([found.tokens, np.full((len(scores), 1), 99)], axis=1)
+    return np.take_along_axis(tokens, (scores + noise).argmax(1)[:, None], 1)[:, 0]
+
+
+KNOWN = Level(0.8, 0.3, 0.5, (1.0, 2.0, 3.0) + (0.0,) * (LONGEST - 3), -2.5)
+
+
+def test_known_numbers_come_back() -> None:
+    """Of 40,000 drafts that the model itself would write, each number is found to within a few standard errors."""
+    parts = []
+    for seed in range(4):
+        found = random_candidates(seed, 10_000)
+        parts.append(evidence(found, drawn(seed + 100, found, KNOWN)))
+    level = fit_level(parts)
+    assert (level.head, level.prior, level.transition) == pytest.approx((0.8, 0.3, 0.5), abs=0.03)
+    assert level.copied[:3] == pytest.approx((1.0, 2.0, 3.0), abs=0.1)
+    assert level.copied[3:] == (0.0,) * (LONGEST - 3)
+    assert level.outside == pytest.approx(-2.5, abs=0.12)
+    for estimated, odds in level.odds:
+        assert odds == pytest.approx(estimated, abs=0.5)
+
+
+def test_parts_are_alike() -> None:
+    """How evidence is cut into parts does not matter."""
+    found = random_candidates(0, 500)
+    true = drawn(1, found, KNOWN)
+    whole = evidence(found, true)
+    halves = [Evidence(whole.numbers[p], whole.shut[p], whole.came[p]) for p in (slice(200), slice(200, None))]
+    assert fit_level(halves) == fit_level([whole])
+
+
+def test_no_evidence_gives_the_plain_level() -> None:
+    """Neither no part at all nor parts without a position say anything."""
+    nothing = evidence(random_candidates(0, 0), np.zeros(0, np.int64))
+    assert fit_level([]) == fit_level([nothing]) == fit_level([nothing, nothing]) == Level()
+
+
+def test_what_the_text_is_silent_about_stays() -> None:
+    """Beyond the heads their weight stays 1, and lengths that no match had weigh 0."""
+    found = replace(random_candidates(3, 2000), head=np.zeros((2000, 6), np.float32))
+    level = fit_level([evidence(found, drawn(4, found, KNOWN))])
+    assert level.head == 1.0
+    assert level.copied[3:] == (0.0,) * 9
+    assert level.transition == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("hits", ["all", "none"])
+def test_one_sided_evidence_gives_a_level_that_drafters_accept(hits: str) -> None:
+    """Where the first candidate came always, or no candidate ever, numbers stay finite and odds ascend."""
+    found = random_candidates(5, 400)
+    true = found.tokens[:, 0] if hits == "all" else np.full(400, 99)
+    level = fit_level([evidence(found, true)])
+    assert Drafter((level,), 1, 6).depth == 1
+
+
+def naive_evidence(found: Candidates, true: Ints) -> tuple[list[list[list[float]]], list[list[bool]], list[int]]:
+    """The same, candidate by candidate."""
+    numbers, shut, came = [], [], []
+    for at in range(len(true)):
+        rows = []
+        for slot in range(found.tokens.shape[1]):
+            copied = [0.0] * LONGEST
+            if found.copied[at, slot] and found.length[at]:
+                copied[min(int(found.length[at]), LONGEST) - 1] = 1.0
+            first = [float(part[at, slot]) for part in (found.head, found.prior, found.ratios)]
+            rows.append([*first, *copied, 0.0])
+        numbers.append([*rows, [0.0] * (3 + LONGEST) + [1.0]])
+        shut.append([*found.again[at].tolist(), False])
+        slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.again[at, s]]
+        came.append(slots[0] if slots else found.tokens.shape[1])
+    return numbers, shut, came
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_evidence_equals_a_naive_loop(seed: int) -> None:
+    """Matches of no, some and more than `LONGEST` tokens, repeated candidates, and tokens outside."""
+    found = random_candidates(seed, 60, longest=15)
+    true = np.where(np.arange(60) % 3 == 0, 99, found.tokens[np.arange(60), np.arange(60) % 6])
+    numbers, shut, came = naive_evidence(found, true)
+    made = evidence(found, true)
+    assert made.numbers.tolist() == numbers
+    assert made.shut.tolist() == shut
+    assert made.came.tolist() == came
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_numbers_weigh_as_drafting_does(seed: int) -> None:
+    """A drafter's scores are its numbers times the evidence: what is fitted is what is drafted by."""
+    case = random_case(seed)
+    model = DraftModel(case.drafter)
+    start = model.begin(torch.from_numpy(case.logits), case.recent, case.drafter.depth)
+    children = model.children(start, start.root)
+    made = evidence(model.candidates(start, start.root), np.zeros(3, np.int64))
+    level = case.drafter.levels[0]
+    weights = np.array([level.head, level.prior, level.transition, *level.copied, level.outside])
+    scores = np.where(made.shut, -np.inf, made.numbers @ weights)
+    assert np.sort(scores[:, :-1]).tolist() == [
+        pytest.approx(row, abs=1e-5) for row in np.sort(children.scores).tolist()
+    ]
+    assert scores[:, -1].tolist() == [pytest.approx(children.outside)] * 3
+
+
+def accepted(odds: tuple[tuple[float, float], ...]) -> bool:
+    """Whether a drafter takes these odds."""
+    return Drafter((Level(odds=odds),), 1, 1).depth == 1
+
+
+def log_odds(chance: float) -> float:
+    """Log of what came over what did not."""
+    return math.log(chance / (1 - chance))
+
+
+@pytest.mark.parametrize("slope", [0.5, 1.0, 1.6])
+def test_odds_of_a_known_curve_come_back(slope: float) -> None:
+    """Where true log-odds are a multiple of the estimated ones, the map gives the true chances."""
+    rng = np.random.default_rng(int(10 * slope))
+    estimated = rng.uniform(0.01, 0.9, 60_000)
+    true = 1 / (1 + (1 / estimated - 1) ** slope)
+    odds = fit_odds(np.log(estimated), (rng.random(60_000) < true).astype(np.int64))
+    assert accepted(odds)
+    for chance in (0.03, 0.1, 0.3, 0.5, 0.7, 0.85):
+        wanted = 1 / (1 + (1 / chance - 1) ** slope)
+        assert math.exp(naive_mapped(chance, odds)) == pytest.approx(wanted, abs=0.035)
+
+
+def test_odds_are_calibrated_group_by_group() -> None:
+    """Two different estimates, three quarters and a tenth of which came: half a hit and half a miss are added."""
+    estimated = np.log(np.repeat([0.2, 0.6], 200))
+    came = np.concatenate([np.arange(200) < 20, np.arange(200) < 150]).astype(np.int64)
+    odds = fit_odds(estimated, came)
+    first, last = odds[0], odds[-1]
+    assert len(odds) == 2
+    assert first == pytest.approx((log_odds(0.2), log_odds(20.5 / 201)))
+    assert last == pytest.approx((log_odds(0.6), log_odds(150.5 / 201)))
+
+
+def test_falling_groups_are_pooled() -> None:
+    """Where likelier candidates came less often, both get what came of them together."""
+    estimated = np.log(np.repeat([0.2, 0.6], 50))
+    came = np.concatenate([np.arange(50) < 30, np.arange(50) < 10]).astype(np.int64)
+    odds = fit_odds(estimated, came)
+    assert len(odds) == 1
+    assert odds[0] == pytest.approx((log_odds(0.4), log_odds(40.5 / 101)))
+
+
+def test_certain_estimates_count_as_one() -> None:
+    """Estimates so near 1 that their odds cannot be told apart give one pair, though more came of the nearer one."""
+    estimated = np.log(np.repeat([1 - 1e-12, 1.0], 100))
+    came = np.concatenate([np.arange(100) < 50, np.ones(100)]).astype(np.int64)
+    odds = fit_odds(estimated, came)
+    assert len(odds) == 1
+    assert accepted(odds)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_order_of_equal_estimates_does_not_matter(seed: int) -> None:
+    """Candidates with the same estimate share what came of them, also where all the hits stand at the end."""
+    rng = np.random.default_rng(seed)
+    estimated = np.log(rng.choice([0.01, 0.1, 0.3, 0.8], 1000))
+    came = (rng.random(1000) < 0.3).astype(np.int64)
+    by_hits = np.argsort(came, kind="stable")
+    odds, other = fit_odds(estimated, came), fit_odds(estimated[by_hits], came[by_hits])
+    for chance in (0.005, 0.05, 0.2, 0.5, 0.9):
+        assert naive_mapped(chance, odds) == pytest.approx(naive_mapped(chance, other), abs=1e-6)
+    same = fit_odds(np.full(1000, math.log(0.3)), came[by_hits])
+    assert math.exp(naive_mapped(0.3, same)) == pytest.approx(came.mean(), abs=0.001)
+
+
+def test_few_candidates_leave_estimates_alone() -> None:
+    """Fewer than two groups of 50 show nothing; what has no chance to be in a tree does not count."""
+    rng = np.random.default_rng(0)
+    assert fit_odds(np.zeros(0), np.zeros(0, np.int64)) == ()
+    assert fit_odds(np.log(rng.uniform(0.1, 0.9, 99)), rng.integers(0, 2, 99)) == ()
+    assert fit_odds(np.log(rng.uniform(0.1, 0.9, 100)), rng.integers(0, 2, 100)) != ()
+    unlikely = np.concatenate([np.log(rng.uniform(0.1, 0.9, 99)), np.full(500, -10.0), np.full(500, -np.inf)])
+    assert fit_odds(unlikely, rng.integers(0, 2, 1099)) == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.integers(100, 700),
+    st.sampled_from(["all", "none", "one", "random", "falling"]),
+    st.sampled_from([1, 2, 5, 10_000]),
+)
+def test_odds_always_keep_the_rules(seed: int, size: int, hits: str, values: int) -> None:
+    """All hits, none, equal estimates, certain ones: a drafter accepts them, and chances lie within what came."""
+    rng = np.random.default_rng(seed)
+    estimated = np.log(rng.choice(rng.choice([1.0, 1e-3, 0.5, 1 - 1e-12, *rng.random(50)], values), size))
+    came = {
+        "all": np.ones(size, np.int64),
+        "none": np.zeros(size, np.int64),
+        "one": (np.arange(size) == 0).astype(np.int64),
+        "random": rng.integers(0, 2, size),
+        "falling": (estimated < np.median(estimated)).astype(np.int64),
+    }[hits]
+    odds = fit_odds(estimated, came)
+    assert accepted(odds)
+    assert all(abs(found) <= log_odds((size + 0.5) / (size + 1)) + 1e-9 for _, found in odds)
+    assert len(odds) <= 64

@@ -1,0 +1,194 @@
+"""Learn: what is counted, in which folds, and that nobody is scored by what he himself taught."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from drafters import answered, learned, planted, prompts_of
+from tiny import chat_base, cycle_base, cycle_heads, random_heads, tiny_base
+
+from treeopt.calibrate.pipeline import run_calibration
+from treeopt.calibration import Calibration
+from treeopt.drafting import learn as learning_module
+from treeopt.drafting.learn import FOLDS, Learning, _choices, _folds, learn
+from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.models.base import Base
+from treeopt.models.layouts import LoadedHeads
+from treeopt.models.pair import load_pair
+from treeopt.texts.encode import Text
+from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
+from treeopt.texts.samples import draw
+from treeopt.transitions import Transitions
+
+
+def same(one: Transitions | None, other: Transitions | None) -> bool:
+    """Whether two tables hold the same."""
+    assert one is not None
+    assert other is not None
+    pairs = zip(one.arrays().values(), other.arrays().values(), strict=True)
+    return one.seen == other.seen and all(np.array_equal(a, b) for a, b in pairs)
+
+
+def choices_of(base: Base, tokens: Sequence[int]) -> list[int]:
+    """What the base would write after every token but the last, one forward a prefix."""
+    with torch.inference_mode():
+        ends = range(1, len(tokens))
+        return [int(base.model(torch.tensor([tokens[:end]])).logits[0, -1].argmax()) for end in ends]
+
+
+def table_of(base: Base, texts: Sequence[Text]) -> Transitions:
+    """The table of whole texts, made one text after the other."""
+    counts = TransitionCounts(base.vocab_size)
+    for text in texts:
+        tokens = [*text.prompt, *text.answer]
+        counts.add(tokens[:-1], choices_of(base, tokens))
+    return counts.table()
+
+
+def test_choices_are_the_models_own() -> None:
+    """Of texts of any lengths, in a batch: what the model would write after each prefix, not what was written."""
+    base = tiny_base("llama", 3)
+    texts = [Text("a", [4, 7, 7], [1, 2, 3, 4]), Text("b", [9], [8]), Text("c", [5, 6], [60] * 9)]
+    assert _choices(base, texts) == [choices_of(base, [*text.prompt, *text.answer]) for text in texts]
+
+
+def test_every_fold_leaves_its_own_texts_out() -> None:
+    """The table of a fold is that of all other folds' texts, and the drafter's that of all; nothing else is counted."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(1, 11), 8)
+    found = learned(base, heads, texts, tokens=0)
+    assert set(found.fold_of.values()) == set(range(FOLDS))
+    assert same(found.drafter.transitions, table_of(base, texts))
+    for fold, drafter in enumerate(found.folds):
+        others = [text for text in texts if found.fold_of[text.prompt_id] != fold]
+        assert len(others) < len(texts)
+        assert same(drafter.transitions, table_of(base, others))
+        assert drafter.levels == found.drafter.levels
+    for text, model in zip(texts, found.models(texts), strict=True):
+        assert model.drafter is found.folds[found.fold_of[text.prompt_id]]
+    assert found.tokens == sum(len(text.prompt) + len(text.answer) - 1 for text in texts)
+
+
+def test_drawn_texts_share_their_prompts_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn texts are counted behind their prompts, in the fold of the prompt; the prompt itself is counted once."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(1, 9), 8)
+    drawn: list[Text] = []
+
+    def drawing(*arguments: object, **options: object) -> object:
+        drawn.extend(draw(*arguments, **options))  # type: ignore[arg-type]  # handed on
+        return iter(drawn)
+
+    monkeypatch.setattr(learning_module, "draw", drawing)
+    found = learned(base, heads, texts, tokens=100, new=8)
+    assert 100 <= sum(len(text.answer) for text in drawn) <= 105
+    for fold, drafter in enumerate((*found.folds, found.drafter)):
+        counts = TransitionCounts(base.vocab_size)
+        for text in (*texts, *drawn):
+            if found.fold_of[text.prompt_id] != fold:
+                tokens = [*text.prompt, *text.answer]
+                first = 0 if text in texts else len(text.prompt) - 1
+                counts.add(tokens[:-1], choices_of(base, tokens), first=first)
+        assert same(drafter.transitions, counts.table())
+
+
+def text_of(prompt_id: str, prompt: list[int], turn: int = 1) -> Text:
+    """A text of one turn of a dialogue."""
+    return Text(prompt_id, prompt, [1], Prompt(prompt_id, None, "x", None, turn=turn))
+
+
+def test_folds_keep_dialogues_and_equal_prompts_together() -> None:
+    """All turns of a dialogue, and all dialogues that begin alike, share a fold; the others are spread evenly."""
+    texts = [text_of(f"set:{i:08}", [i]) for i in range(8)]
+    texts += [text_of("set:00000003.02", [3, 9], 2), text_of("set:00000003.03", [3, 9, 9], 3)]
+    texts += [text_of("set:00000020", [5]), text_of("set:00000020.02", [5, 5], 2)]
+    folds = _folds(texts)
+    assert folds["set:00000003"] == folds["set:00000003.02"] == folds["set:00000003.03"]
+    assert folds["set:00000005"] == folds["set:00000020"] == folds["set:00000020.02"]
+    assert [folds[f"set:{i:08}"] for i in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert list(folds) == [text.prompt_id for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "new", "tokens"), [(1, 20, 0), (1, 1, 400), (3, 1, 0), (2, 5, 100_000), (1, 2, 50)]
+)
+@pytest.mark.parametrize("num_heads", [1, 3])
+def test_little_text(prompts: int, new: int, tokens: int, num_heads: int) -> None:
+    """One prompt, answers of one token, no drawn text, and drawing without end all give a drafter."""
+    base = cycle_base()
+    heads = cycle_heads(base, num_heads)
+    texts = answered(base, prompts_of(0, prompts), new)
+    found = learned(base, heads, texts, tokens=tokens, new=new)
+    assert found.drafter.depth == num_heads + 2
+    assert len(found.folds) == min(prompts, FOLDS)
+    table = found.folds[0].transitions
+    assert table is not None
+    assert (table.contexts == 0) == (prompts == 1)
+
+
+def test_one_token_ever_seen() -> None:
+    """A model that repeats one token for ever."""
+    base = tiny_base("llama", 0, initializer_range=0.02)
+    heads = random_heads(base, 2)
+    texts = answered(base, [Text("set:0", [5] * 4, []), Text("set:1", [5] * 3, [])], 10)
+    found = learned(base, heads, texts, new=10)
+    assert found.drafter.depth == 4
+
+
+def test_uncorrected() -> None:
+    """Without correction only estimates are fitted: no table, no window, no level beyond the heads, no drawn text."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(1, 11), 20)
+    found = learned(base, heads, texts, correct=False)
+    assert (found.drafter.transitions, found.drafter.window, found.drafter.depth) == (None, 0, heads.num_heads)
+    assert found.tokens == 0
+    assert any(level.odds for level in found.drafter.levels)
+
+
+def test_equal_seeds_give_equal_drafters() -> None:
+    """The same seed draws the same text; another does not; the record tells where it is from."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(1, 8), 8)
+
+    def made(seed: int) -> str:
+        learning = Learning(200, seed=seed, top=6, window=16, temperature=1.5)
+        return learn(base, heads, texts, learning, max_new_tokens=8, source={"x": 1}).drafter.id
+
+    assert made(1) == made(1)
+    assert made(1) != made(2)
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_run_calibration_learns_across_turns(correct: bool) -> None:
+    """Dialogues of several turns are learned from and traced; every trace names the drafter."""
+    base = chat_base(disturbed=0.1)
+    prompts = PromptSet(
+        "chats",
+        "sha",
+        tuple(
+            Prompt(f"set:{i:08}", ({"role": "user", "content": f"w{i}"},), None, None, later=("w9",)) for i in range(5)
+        ),
+    )
+    heads = LoadedHeads(cycle_heads(base, 2), "heads", Path("heads"), None, "h1", ())
+    run = run_calibration(base, heads, prompts, max_new_tokens=6, learning=Learning(60, correct=correct), steps=True)
+    calibration: Calibration = run.calibration
+    assert run.learned is not None
+    assert calibration.sequences == 10
+    assert calibration.provenance.drafter_id == run.learned.drafter.id
+    assert calibration.steps is not None
+    assert calibration.num_heads == run.learned.drafter.depth == (5 if correct else 2)
+    assert run.heads == 2
+
+
+def test_pocket_learns() -> None:
+    """On the built-in model the corrected first guesses are better than the heads' own, on texts left out."""
+    base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
+    prompts = load_prompts("pocket", limit=12)
+    plain = run_calibration(base, loaded, prompts, max_new_tokens=32).calibration
+    run = run_calibration(base, loaded, prompts, max_new_tokens=32, learning=Learning(3000), steps=True)
+    corrected = run.calibration
+    assert corrected.accuracy[1 : loaded.heads.num_heads, 0].sum() > plain.accuracy[1:, 0].sum()

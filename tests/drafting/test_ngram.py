@@ -1,0 +1,344 @@
+"""Drafts, against candidates and scores written out for one path at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from naive_draft import Case, Table, naive_match, random_case, random_table
+from numpy.typing import NDArray
+
+from treeopt.drafter import LONGEST, NO_CHANCE, Drafter, Level
+from treeopt.drafting.ngram import Candidates, Children, DraftModel, Nodes, Start
+from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.models.ranks import top_ids
+
+FLAT = Table({(): {0: 0.0}}, {(): 0.0}, (-1.0,) * 60)  # knows nothing of sixty tokens
+
+
+def begin(case: Case, model: DraftModel) -> Start:
+    """A step of all rows of a case."""
+    return model.begin(torch.from_numpy(case.logits), case.recent, case.drafter.depth)
+
+
+def random_paths(seed: int, case: Case, depth: int, count: int) -> list[tuple[int, list[int]]]:
+    """Rows and paths of one depth; half of the paths go on as the text did after a token that equals the root."""
+    rng = np.random.default_rng(seed)
+    paths = []
+    for _ in range(count):
+        row = int(rng.integers(len(case.recent)))
+        path = rng.integers(case.drafter.transitions.vocab_size, size=depth).tolist()  # type: ignore[union-attr]
+        text = case.recent[row].tolist()
+        places = [place for place in range(len(text) - 1) if text[place] == text[-1]]
+        if places and rng.random() < 0.5:
+            path = (text[int(rng.choice(places)) + 1 :] * (depth + 1))[:depth]
+        paths.append((row, path))
+    return paths
+
+
+def nodes_of(model: DraftModel, start: Start, paths: Sequence[tuple[int, list[int]]]) -> Nodes:
+    """The nodes at the ends of paths of one depth, all together."""
+    parents, nodes = np.array([row for row, _ in paths]), start.root
+    if not paths[0][1]:
+        return Nodes(0, nodes.row[parents], nodes.context[parents], nodes.matched[parents])
+    for level in range(len(paths[0][1])):
+        nodes = model.follow(start, nodes, parents, np.array([path[level] for _, path in paths]))
+        parents = np.arange(len(paths))
+    return nodes
+
+
+def listed(children: Children, node: int) -> list[tuple[int, float]]:
+    """Tokens and scores of one node, the repeated ones left out."""
+    pairs = zip(children.tokens[node].tolist(), children.scores[node].tolist(), strict=True)
+    return [(token, score) for token, score in pairs if score != -math.inf]
+
+
+def check_against_naive(case: Case, seed: int) -> None:
+    """Children of random nodes of every depth."""
+    model = DraftModel(case.drafter)
+    start = begin(case, model)
+    for depth in range(case.drafter.depth):
+        paths = random_paths(seed, case, depth, 6)
+        children = model.children(start, nodes_of(model, start, paths))
+        for node, (row, path) in enumerate(paths):
+            naive = case.naive(row)
+            found, candidates = listed(children, node), naive.candidates(path)
+            assert sorted(token for token, _ in found) == sorted(candidates)
+            for token, score in found:
+                assert score == pytest.approx(naive.score(path, token), abs=1e-4)
+            order = [(-score, candidates.index(token)) for token, score in found]
+            assert order == sorted(order)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_children_equal_the_naive_ones(seed: int) -> None:
+    """The same candidates, each once, with the same scores; equal scores in the order in which they were proposed."""
+    check_against_naive(random_case(seed), seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_window_of_none_copies_nothing(seed: int) -> None:
+    """Without a window only heads and transitions speak; the last tokens are still its context."""
+    case = random_case(seed, window=0)
+    assert DraftModel(case.drafter).window == 4
+    check_against_naive(case, seed)
+
+
+def test_window_of_plain_is_the_root() -> None:
+    """Heads alone want to see no text."""
+    assert DraftModel(Drafter.plain(2, 3)).window == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equal_scores_keep_the_order_of_proposal(seed: int) -> None:
+    """Where all scores are equal, the head's top comes first, then the context's successors, then the copied token."""
+    case = random_case(seed)
+    equal = replace(Level(), head=0.0)
+    case = replace(case, drafter=replace(case.drafter, levels=(equal,) * case.drafter.depth))
+    model = DraftModel(case.drafter)
+    start = begin(case, model)
+    for depth in range(case.drafter.depth):
+        paths = random_paths(seed, case, depth, 4)
+        children = model.children(start, nodes_of(model, start, paths))
+        for node, (row, path) in enumerate(paths):
+            assert [token for token, _ in listed(children, node)] == case.naive(row).candidates(path)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_and_nodes_alone_equal_those_in_a_batch(seed: int) -> None:
+    """Bit for bit, whatever goes through each operation together."""
+    case = random_case(seed)
+    model = DraftModel(case.drafter)
+    start = begin(case, model)
+    for depth in range(case.drafter.depth):
+        paths = random_paths(seed, case, depth, 5)
+        together = model.children(start, nodes_of(model, start, paths))
+        for node, (row, path) in enumerate(paths):
+            one = replace(case, logits=case.logits[:, row : row + 1], recent=case.recent[row : row + 1])
+            alone = begin(one, model)
+            children = model.children(alone, nodes_of(model, alone, [(0, path)]))
+            assert children.tokens.tolist() == together.tokens[node : node + 1].tolist()
+            assert children.scores.tolist() == together.scores[node : node + 1].tolist()
+            assert children.outside == together.outside
+
+
+def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0) -> Candidates:
+    """Candidates at the end of a path, of a drafter that only copies."""
+    drafter = Drafter((Level(),) * 30, 1, 1, window or len(recent), FLAT.record())
+    model = DraftModel(drafter)
+    start = model.begin(torch.zeros(1, 1, 60), np.array([recent]), len(path) + 1)
+    return model.candidates(start, nodes_of(model, start, [(0, list(path))]))
+
+
+def copied_after(recent: list[int], path: Sequence[int] = ()) -> tuple[int, int]:
+    """The copied token and the length of its match."""
+    found = found_after(recent, path)
+    assert found.copied[0].tolist() == [token == found.tokens[0, -1] for token in found.tokens[0]]
+    return int(found.tokens[0, -1]), int(found.length[0])
+
+
+# Recent tokens with the root, path, copied token, length of its match.
+MATCHES: dict[str, tuple[list[int], list[int], int, int]] = {
+    "none": ([1, 2, 3, 4], [], 4, 0),
+    "one token": ([5, 1, 7, 1], [], 7, 1),
+    "the latest of equals": ([1, 5, 1, 6, 2, 1], [], 6, 1),
+    "the longest, not the latest": ([3, 1, 5, 1, 6, 3, 1], [], 5, 2),
+    "the place before the root": ([2, 3, 4, 4], [], 4, 1),
+    "one that overlaps itself": ([4, 4, 4, 4, 4], [], 4, 4),
+    "a whole period": ([1, 2, 1, 2, 1, 2], [], 1, 4),
+    "into the path": ([1, 2, 3, 9, 1], [2], 3, 2),
+    "of the path alone": ([5, 2, 3, 9, 1], [2], 3, 1),
+    "at the end of a path of two": ([1, 2, 3, 8, 9, 1], [2, 3], 8, 3),
+    "begun anew below a root without one": ([7, 2, 3, 8, 9, 1], [2, 3], 8, 2),
+    "left by the path": ([1, 2, 3, 9, 1], [9], 1, 1),
+    "nothing below a root with one": ([1, 2, 3, 9, 1], [4], 1, 0),
+    "what followed is the root": ([1, 2, 3, 1], [2, 3], 1, 3),
+    "the root is no place": ([6, 7, 8, 1], [1], 1, 0),
+    "tokens of the path are no places": ([6, 7, 8, 1], [5, 5], 1, 0),
+    "padding": ([-1, -1, -1, 4], [], 4, 0),
+    "padding before equal tokens": ([-1, -1, 4, 4], [], 4, 1),
+    "padding around a match": ([-1, 4, 5, -1, 4], [], 5, 1),
+    "one more than the longest": ([1] * 14, [], 1, LONGEST),
+}
+
+
+@pytest.mark.parametrize("case", MATCHES)
+def test_latest_longest_match_by_hand(case: str) -> None:
+    """The token that followed it is copied, the root with no weight where there is none; the naive search agrees."""
+    recent, path, token, length = MATCHES[case]
+    assert copied_after(recent, path) == (token, length)
+    assert naive_match(recent, path) == (token, length)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_matches_equal_a_naive_search(seed: int) -> None:
+    """Texts of two or three tokens, where matches are many and long, below paths of any depth."""
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        recent = rng.integers(0, rng.integers(2, 4), rng.integers(4, 40))
+        recent[: rng.integers(0, len(recent))] = -1 if rng.random() < 0.3 else recent[0]
+        path = rng.integers(0, 2, rng.integers(0, 6)).tolist()
+        assert copied_after(recent.tolist(), path) == naive_match(recent.tolist(), path)
+
+
+@pytest.mark.parametrize("length", [1, 2, 11, 12, 13, 20])
+def test_weight_of_a_match_is_that_of_its_length(length: int) -> None:
+    """Lengths beyond `LONGEST` weigh as it does, at the root and below; a root without a match weighs nothing."""
+    weights = tuple(float(number) for number in range(1, LONGEST + 1))
+    drafter = Drafter((replace(Level(), head=0.0, copied=weights),) * 8, 1, 10, 64, FLAT.record())
+    model = DraftModel(drafter)
+    text = list(range(1, 31))
+    recent = [*text[: length + 7], 50, *text[:length]]
+    start = model.begin(torch.zeros(1, 1, 60), np.array([[-1] * (64 - len(recent)) + recent]), 7)
+    for depth in range(7):
+        children = model.children(start, nodes_of(model, start, [(0, text[length : length + depth])]))
+        assert children.tokens[0, 0] == text[length + depth]
+        assert children.scores[0, 0] == min(length + depth, LONGEST)
+    nothing = model.children(start, nodes_of(model, start, [(0, [0])]))
+    assert set(nothing.scores[0].tolist()) == {0.0, -math.inf}
+
+
+def test_backs_off_to_the_longest_stored_context() -> None:
+    """(5, 6) is stored, (4, 5, 6) is not, (3, 4, 5, 6) is; what a row does not hold has its backoff."""
+    rows: dict[tuple[int, ...], dict[int, float]] = {
+        (): {0: 0.0},
+        (6,): {1: 1.0},
+        (5, 6): {2: 2.0},
+        (3, 4, 5, 6): {3: 4.0},
+    }
+    table = Table(rows, {(): 0.0, (6,): -1.0, (5, 6): -2.0, (3, 4, 5, 6): -4.0}, (-1.0,) * 10)
+    model = DraftModel(Drafter((Level(),) * 5, 1, 10, 0, table.record()))
+
+    def above_backoff(recent: list[int], path: list[int]) -> dict[int, float]:
+        start = model.begin(torch.zeros(1, 1, 10), np.array([recent]), 5)
+        found = model.candidates(start, nodes_of(model, start, [(0, path)]))
+        ratios = dict(zip(found.tokens[0].tolist(), found.ratios[0].tolist(), strict=True))
+        return {token: ratio for token, ratio in ratios.items() if ratio != min(ratios.values())}
+
+    assert above_backoff([9, 9, 9, 7], []) == {}
+    assert above_backoff([9, 9, 9, 6], []) == {1: 1.0}
+    assert above_backoff([9, 4, 5, 6], []) == {2: 2.0}
+    assert above_backoff([3, 4, 5, 6], []) == {3: 4.0}
+    assert above_backoff([9, 9, 3, 4], [5, 6]) == {3: 4.0}
+    assert above_backoff([9, 9, 9, 9], [3, 4, 5, 6]) == {3: 4.0}
+    assert above_backoff([-1, -1, -1, 6], []) == {1: 1.0}
+    assert above_backoff([-1, -1, 5, 6], []) == {2: 2.0}
+
+
+def test_levels_beyond_the_heads_take_the_most_frequent() -> None:
+    """Without a head its candidates are the frequent tokens, equal ones by id, and no head's score enters."""
+    table = Table({(): {0: 0.0}}, {(): 0.0}, (-3.0, -1.0, -2.0, -1.0))
+    model = DraftModel(Drafter((Level(), Level(prior=0.5)), 1, 3, 0, table.record()))
+    start = model.begin(torch.tensor([[[9.0, 0.0, 0.0, 1.0]]]), np.array([[0, 0, 0, 0]]), 2)
+    children = model.children(start, nodes_of(model, start, [(0, [2])]))
+    assert listed(children, 0) == [(1, -0.5), (3, -0.5), (2, -1.0), (0, -1.5)]
+
+
+def test_fewer_levels_than_heads() -> None:
+    """A shallow step needs only its own heads' logits."""
+    case = random_case(3, rows=1)
+    model = DraftModel(case.drafter)
+    one = model.begin(torch.from_numpy(case.logits[:1]), case.recent, 1)
+    all_levels = begin(case, model)
+    assert model.children(one, one.root).scores.tolist() == model.children(all_levels, all_levels.root).scores.tolist()
+
+
+def tied(seed: int, dtype: torch.dtype, vocab: int) -> torch.Tensor:
+    """Logits [2, 3, V] of nine values, or normal ones that tie by rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    if seed % 2:
+        return torch.randn(2, 3, vocab, generator=generator).to(dtype)
+    values = torch.tensor([-2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, 3.0], dtype=dtype)
+    return values[torch.randint(9, (2, 3, vocab), generator=generator)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("vocab", [1, 2, 8, 300])
+def test_plain_drafts_are_the_heads_own(vocab: int, seed: int, dtype: torch.dtype) -> None:
+    """Plain, with weights of zero, or with a table of no text, the first drafts are `top_ids`, ties and all."""
+    logits, top = tied(seed, dtype, vocab), min(vocab, 10)
+    wanted = top_ids(logits, top)
+    counts = TransitionCounts(vocab)
+    rng = np.random.default_rng(seed)
+    counts.add(rng.integers(vocab, size=50).tolist(), rng.integers(vocab, size=50).tolist())
+    empty = Level(1.0, 0.5, 0.75)
+    drafters = [
+        Drafter.plain(2, top),
+        Drafter((Level(),) * 2, 2, top, 8, counts.table()),
+        Drafter((Level(),) * 2, 2, top, 0, counts.table()),
+        Drafter((empty,) * 2, 2, top, 8, TransitionCounts(vocab).table()),
+    ]
+    for drafter in drafters:
+        model = DraftModel(drafter)
+        recent = rng.integers(vocab, size=(3, model.window))
+        start = model.begin(logits, recent, 2)
+        below = model.follow(start, start.root, np.arange(3), rng.integers(vocab, size=3))
+        for level, nodes in enumerate((start.root, below)):
+            assert model.children(start, nodes).tokens[:, :top].tolist() == wanted[level].tolist()
+
+
+def test_plain_scores_are_log_probabilities() -> None:
+    """Logits 2, 1, 0 -> 2, 1 and 0 less log(e^2 + e + 1) = 2.4076, weighed by the head's number."""
+    model = DraftModel(Drafter((Level(head=0.5),), 1, 2))
+    start = model.begin(torch.tensor([[[1.0, 2.0, 0.0]]]), np.array([[0]]), 1)
+    children = model.children(start, start.root)
+    assert children.tokens.tolist() == [[1, 0]]
+    assert children.scores[0].tolist() == pytest.approx([-0.2038, -0.7038], abs=1e-4)
+    assert children.outside == NO_CHANCE
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("odds", [False, True])
+def test_log_probability_equals_the_naive_one(seed: int, odds: bool) -> None:
+    """The softmax over candidates and what is outside, mapped to the odds found where there are any."""
+    case = random_case(seed, odds=odds)
+    model = DraftModel(case.drafter)
+    start = begin(case, model)
+    for depth in range(case.drafter.depth):
+        paths = random_paths(seed, case, depth, 4)
+        children = model.children(start, nodes_of(model, start, paths))
+        likely = model.log_probability(depth, children.scores)
+        for node, (row, path) in enumerate(paths):
+            wanted = case.naive(row).log_probabilities(path)
+            real = np.isfinite(children.scores[node])
+            found = dict(zip(children.tokens[node, real].tolist(), likely[node, real].tolist(), strict=True))
+            assert found == pytest.approx(wanted, abs=1e-3)
+            assert np.isneginf(likely[node, ~real]).all()
+
+
+def scored(scores: list[float], level: Level) -> NDArray[np.float64]:
+    """Log-probabilities of one node's candidates."""
+    table = random_table(np.random.default_rng(0), 3).record()
+    model = DraftModel(Drafter((level,), 1, 3, 0, table))
+    likely: NDArray[np.float32] = model.log_probability(0, np.array([scores], np.float32))[0]
+    return likely.astype(np.float64)
+
+
+@pytest.mark.parametrize("outside", [-40.0, -1.0, 30.0, 200.0])
+def test_log_probability_adds_up_to_one(outside: float) -> None:
+    """Candidates and what is outside share one; never is a log above 0."""
+    scores = [3.0, 1.0, -2.0, -80.0, -math.inf]
+    likely = scored(scores, Level(outside=outside))
+    total = math.exp(outside) + sum(map(math.exp, scores))
+    assert np.exp(likely).sum() + math.exp(outside) / total == pytest.approx(1, abs=1e-6)
+    assert (likely <= 0).all()
+    assert (np.diff(likely) <= 0).all()
+
+
+def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
+    """Log-odds 0 lies halfway between the pairs; those far outside get the ends'; repeated candidates stay at none."""
+    level = Level(outside=0.0, odds=((-2.0, -3.0), (2.0, 0.0)))
+    assert scored([0.0], level)[0] == pytest.approx(math.log(1 / (1 + math.exp(1.5))), abs=1e-6)
+    assert scored([60.0, -math.inf], level).tolist() == pytest.approx([math.log(0.5), -math.inf])
+    low = math.log(1 / (1 + math.exp(3.0)))
+    assert scored([-60.0, -500.0], level).tolist() == pytest.approx([low, low])
+
+
+def test_log_probability_with_one_pair() -> None:
+    """One pair of odds gives all candidates the same."""
+    assert scored([1.0, 0.0, -5.0], Level(odds=((0.0, 0.0),))).tolist() == pytest.approx([math.log(0.5)] * 3)

@@ -1,0 +1,107 @@
+"""Traces of drafters: every position as the step that might begin there, whatever the pieces it is worked on in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from drafters import answered, learned, planted, prompts_of
+from tiny import VOCAB
+
+from treeopt.calibrate.pipeline import trace_texts
+from treeopt.calibration import MASS_SIZES, MISS, NONE
+from treeopt.drafter import Drafter
+from treeopt.drafting import trace as drafts
+from treeopt.drafting.expand import expand
+from treeopt.drafting.ngram import DraftModel
+from treeopt.drafting.trace import trace_drafts, windows
+from treeopt.texts.encode import Text
+from treeopt.texts.hidden_states import hidden_states
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 20])
+def test_windows(size: int) -> None:
+    """Row i ends with token i of the answer; -1 stands before the text."""
+    text = Text("a", [1, 2, 3], [4, 5, 6])
+    rows = [([-1] * size + [1, 2, 3, 4, 5, 6][: 4 + i])[-size:] for i in range(3)]
+    assert windows(text, size).tolist() == rows
+
+
+def test_ranks_of_plain_drafter_are_the_heads() -> None:
+    """A drafter without corrections ranks as the heads alone do, up to its candidates."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(0, 5))
+    for top in (VOCAB, 3):
+        traced = trace_drafts(base, heads, [DraftModel(Drafter.plain(3, top))] * 5, texts, 253, steps=0)
+        for one, ranks in zip(traced, trace_texts(base, heads, texts, 253), strict=True):
+            kept = np.where((ranks >= top) & (ranks != NONE), MISS, ranks)
+            np.testing.assert_array_equal(one.ranks, kept)
+            assert one.steps is None
+
+
+def test_ranks_position_by_position() -> None:
+    """Each rank is the true token's place among the candidates that one step alone gives it, after the true tokens."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(0, 10))
+    drafter = learned(base, heads, texts).drafter
+    model = DraftModel(drafter)
+    [text] = answered(base, prompts_of(9, 1))
+    [traced] = trace_drafts(base, heads, [model], [text], 5, steps=drafter.depth)
+    [hidden] = hidden_states(base, [text])
+    assert traced.steps is not None
+    for i in range(len(text.answer)):
+        with torch.inference_mode():
+            start = model.begin(
+                heads(hidden[i : i + 1], base.lm_head), windows(text, model.window)[i : i + 1], drafter.depth
+            )
+        nodes = start.root
+        for level, token in enumerate(text.answer[i + 1 :][: drafter.depth]):
+            children = model.children(start, nodes)
+            found = children.tokens[0][np.isfinite(children.scores[0])].tolist()
+            rank = found.index(token) if token in found else 99
+            assert traced.ranks[i, level] == (rank if rank < 5 else MISS)
+            likely = np.exp(model.log_probability(level, children.scores)[0, 0])
+            assert traced.steps.confidence[i, level] == pytest.approx(float(likely), rel=2e-3)
+            nodes = model.follow(start, nodes, np.zeros(1, np.int64), np.array([token]))
+        tree = expand(model, start, 254, drafter.depth)
+        total = 1 + np.exp(tree.log_probability[0].astype(np.float64)).cumsum()
+        wanted = [1.0, *(total[min(size - 1, len(total)) - 1] for size in MASS_SIZES[1:])]
+        np.testing.assert_allclose(traced.steps.mass[i], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 256])
+def test_pieces_change_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts traced together and a few positions at a time have the traces of one text alone."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(0, 6))
+    drafter = learned(base, heads, texts).drafter
+    alone = [trace_drafts(base, heads, [DraftModel(drafter)], [text], 253, steps=5)[0] for text in texts]
+    monkeypatch.setattr(drafts, "_PIECE", piece)
+    for one, other in zip(
+        trace_drafts(base, heads, [DraftModel(drafter)] * 6, texts, 253, steps=5), alone, strict=True
+    ):
+        np.testing.assert_array_equal(one.ranks, other.ranks)
+        assert one.steps is not None
+        assert other.steps is not None
+        np.testing.assert_array_equal(one.steps.orders, other.steps.orders)
+
+
+def test_each_text_has_its_own_model() -> None:
+    """Texts of one batch are traced by the models that stand at their places."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(0, 2))
+    models = [DraftModel(Drafter.plain(3, VOCAB)), DraftModel(Drafter.plain(3, 1))]
+    first, second = trace_drafts(base, heads, models, texts, 253, steps=0)
+    assert set(np.unique(second.ranks)) <= {0, MISS, NONE}
+    assert ((first.ranks > 0) & (first.ranks < MISS)).any()
+
+
+def test_answer_of_one_token() -> None:
+    """There is nothing to draft behind it."""
+    base, heads = planted()
+    text = dataclasses.replace(prompts_of(0, 1)[0], answer=[3])
+    [traced] = trace_drafts(base, heads, [DraftModel(Drafter.plain(3, 4))], [text], 253, steps=3)
+    assert traced.steps is not None
+    assert traced.ranks.tolist() == traced.steps.orders.tolist() == [[NONE] * 3]

@@ -1,0 +1,63 @@
+"""Advice: said where the figures call for it, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from treeopt.evaluate.advice import advice
+from treeopt.evaluate.baselines import Run
+from treeopt.evaluate.metrics import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Trial
+from treeopt.evaluate.validation import Validation
+from treeopt.optimize.replay import Replay
+
+MADE_BY = {"device": "cpu", "dtype": "float32", "attention": "sdpa"}
+
+
+def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
+    """A text of 100 tokens in 40 steps of the tree, decoded in so many seconds each way."""
+    seconds = {GENERATE: stock, LOOKUP: lookup, ONE_BY_ONE: plain, TREE: tree}
+    lengths = {way: [1] * 100 for way in seconds} | {TREE: [61, *[1] * 39]}
+    runs = {way: [Run([7] * 100, lengths[way], 1, 0.1, seconds[way])] for way in seconds}
+    nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)
+    figures = Figures((Trial("a:0", None, 1, runs, 40),))
+    return Validation(figures, (), nothing, (), None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, MADE_BY, ())
+
+
+def test_fastest_way_needs_no_advice() -> None:
+    """The tree wins: nothing is said."""
+    assert advice(found(tree=1.0, plain=2.0, stock=1.9, lookup=1.5)) == ()
+
+
+def test_losing_tree() -> None:
+    """Overhead 3 against 2.5 tokens: both figures, and what smaller parts yield."""
+    (text,) = advice(found(tree=2.4, plain=2.0, stock=2.5, lookup=2.5))
+    assert "64 nodes costs 3.00 one-token steps and yields 2.50 tokens" in text
+    assert "8 nodes 1.90, 16 nodes 2.10" in text
+
+
+@pytest.mark.parametrize(
+    ("stock", "lookup", "named"),
+    [(0.9, 1.5, "stock generate decoded"), (1.5, 0.9, "heads, decoded"), (0.9, 0.9, "generate and prompt lookup")],
+)
+def test_faster_baselines(stock: float, lookup: float, named: str) -> None:
+    """What comes with transformers and is faster is named."""
+    (text,) = advice(found(tree=1.0, plain=2.0, stock=stock, lookup=lookup))
+    assert named in text
+
+
+def test_slow_attention() -> None:
+    """bfloat16 through sdpa on a CPU is slow; any one of the three otherwise is not."""
+    fast = found(tree=1.0, plain=2.0, stock=1.9, lookup=1.5)
+    slow = {**MADE_BY, "dtype": "bfloat16"}
+    (text,) = advice(replace(fast, made_by=slow))
+    assert "eager" in text
+    for made_by in (MADE_BY, {**slow, "device": "NVIDIA H200"}, {**slow, "attention": "eager"}):
+        assert advice(replace(fast, made_by=made_by)) == ()
+
+
+def test_untimed_is_not_judged() -> None:
+    """Without seconds there is nothing to compare."""
+    assert advice(found(tree=0.0, plain=0.0, stock=0.0, lookup=0.0)) == ()

@@ -1,0 +1,138 @@
+"""Figures: sums before ratios, ratios within a repeat, spread over repeats; and ways that count what they do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import cycle_base, cycle_heads, tiny_base
+
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.evaluate.baselines import Run, with_decoder, with_generate
+from treeopt.evaluate.metrics import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Spread, Trial
+from treeopt.tree import Tree
+
+
+def run(tokens: int, steps: int, seconds: float, prefill: float = 0.5) -> Run:
+    """A run of so many equal tokens; the first step takes what the others leave."""
+    return Run([7] * tokens, [tokens - steps + 1, *[1] * (steps - 1)], 1, prefill, seconds)
+
+
+def trial(name: str, tree: list[Run], plain: list[Run], *, category: str | None = None, turn: int = 1) -> Trial:
+    """A text that the tree and the one-token loop decoded; stock and prompt lookup as the loop."""
+    runs = {GENERATE: plain, LOOKUP: plain, ONE_BY_ONE: plain, TREE: tree}
+    return Trial(name, category, turn, runs, predicted_steps=len(tree[0].step_lengths))
+
+
+def test_figures_hand_written() -> None:
+    """120 tokens in 40 steps of 30 ms against steps of 10 ms: tau 3, overhead 3, speed-up 1."""
+    figures = Figures((trial("a:0", [run(120, 40, 1.2)], [run(120, 120, 1.2)]),))
+    assert figures.tokens_per_step() == 3.0
+    assert figures.overhead == Spread(*[pytest.approx(3.0)] * 3)
+    assert figures.speedup() == Spread(*[pytest.approx(1.0)] * 3)
+    assert figures.tokens_per_second() == Spread(*[pytest.approx(119 / 1.2)] * 3)
+    assert figures.prefill_seconds() == 0.5
+
+
+def test_figures_sum_before_they_divide() -> None:
+    """tau of 10 tokens in 2 steps and 2 in 2 is 12 / 4, not the mean of 5 and 1."""
+    plain = [run(10, 10, 1.0)]
+    figures = Figures((trial("a:0", [run(10, 2, 1.0)], plain), trial("a:1", [run(2, 2, 1.0)], [run(2, 2, 1.0)])))
+    assert figures.tokens_per_step() == figures.predicted_tokens_per_step == 3.0
+    assert (figures.tokens, figures.steps) == (12, 4)
+
+
+def test_figures_spread_over_repeats() -> None:
+    """A ratio is formed within each repeat: where both ways slow down alike in one, the speed-up does not move."""
+    tree = [run(100, 50, seconds) for seconds in (1.0, 10.0, 1.0, 2.0, 2.0)]
+    plain = [run(100, 100, seconds) for seconds in (1.5, 15.0, 1.5, 3.0, 3.0)]
+    figures = Figures((trial("a:0", tree, plain),))
+    assert figures.speedup() == Spread(*[pytest.approx(1.5)] * 3)
+    assert figures.overhead == Spread(*[pytest.approx(4 / 3)] * 3)
+    assert figures.tokens_per_second() == Spread(*map(pytest.approx, (99 / 2, 99 / 2, 99)))
+    assert figures.speedup(ONE_BY_ONE) == Spread(1.0, 1.0, 1.0)
+
+
+def test_figures_of_each_repeat() -> None:
+    """Overheads 2, 4 and 8 in three repeats: the median is 4, the quartiles lie half-way to the others."""
+    tree = [run(100, 50, seconds) for seconds in (1.0, 2.0, 4.0)]
+    figures = Figures((trial("a:0", tree, [run(100, 100, 1.0)] * 3),))
+    assert figures.overhead == Spread(*map(pytest.approx, (4, 3, 6)))
+    assert figures.speedup() == Spread(*map(pytest.approx, (0.5, 0.375, 0.75)))
+
+
+def test_figures_of_parts() -> None:
+    """Categories in the order of the file, turns in their own; rows without a category are in none."""
+    plain = [run(4, 4, 1.0)]
+    trials = (
+        trial("a:0", [run(4, 1, 1.0)], plain, category="writing"),
+        trial("a:0.02", [run(4, 2, 1.0)], plain, category="writing", turn=2),
+        trial("a:1", [run(4, 4, 1.0)], plain, category="math"),
+        trial("a:2", [run(4, 2, 1.0)], plain),
+    )
+    figures = Figures(trials)
+    assert {name: part.trials for name, part in figures.by_category.items()} == {
+        "writing": trials[:2],
+        "math": trials[2:3],
+    }
+    assert list(figures.by_category) == ["writing", "math"]
+    assert {turn: part.steps for turn, part in figures.by_turn.items()} == {1: 7, 2: 2}
+    assert figures.by_category["writing"].tokens_per_step() == 8 / 3
+
+
+def test_prompt_lookup_counts_its_forwards() -> None:
+    """Its text is stock generate's, its steps are the forwards that really ran, and their tokens add up."""
+    base = cycle_base(1)
+    forwards: list[int] = []
+    hook = base.model.register_forward_hook(lambda _model, _inputs, _output: forwards.append(1))
+    stock = with_generate(base)([[3, 8]], 150)[
+        0
+    ]  # the cycle has 61 tokens, so the text comes round and can be looked up
+    assert len(forwards) == len(stock.step_lengths) == 150
+    forwards.clear()
+    found = with_generate(base, prompt_lookup_num_tokens=10)([[3, 8]], 150)[0]
+    hook.remove()
+    assert found.tokens == stock.tokens
+    assert len(forwards) == len(found.step_lengths) < 100
+    assert sum(found.step_lengths) == 150
+
+
+def test_prompt_lookup_in_the_prefill() -> None:
+    """What the prompt's own forward accepts is no work of the time after it."""
+    base = cycle_base(1)
+    again = [3, *with_generate(base)([[3]], 62)[0].tokens]  # once round the cycle and two tokens more
+    found = with_generate(base, prompt_lookup_num_tokens=10)([again], 30)[0]
+    assert found.prefilled == found.step_lengths[0] == 11
+
+
+def test_ways_give_the_same_text() -> None:
+    """Stock, our loop and a tree, each timed, with one token known when the prompt is read."""
+    base = cycle_base(1)
+    tree = TreeDecoder(base, cycle_heads(base, 3, 1), Tree.chain(3))
+    plain = TreeDecoder(base, None, Tree(()))
+    runs = [way([[3, 8]], 20)[0] for way in (with_generate(base), with_decoder(plain), with_decoder(tree))]
+    assert runs[0].tokens == runs[1].tokens == runs[2].tokens
+    assert [len(one.step_lengths) for one in runs] == [20, 20, 5]
+    assert all(one.prefilled == 1 and one.seconds > 0 and one.prefill_seconds > 0 for one in runs)
+
+
+def test_ways_of_a_batch_give_each_row_its_own_text_and_steps() -> None:
+    """Rows of other lengths, decoded together, are those decoded alone; each has its share of the seconds."""
+    base = cycle_base(1)
+    base.model.generation_config.eos_token_id = with_generate(base)([[3, 8]], 9)[0].tokens[-1]  # rows end apart
+    tree = TreeDecoder(base, cycle_heads(base, 3, 1), Tree.chain(3))
+    prompts = [[3, 8], [5], [7, 7, 9, 2]]
+    for way in (with_generate(base), with_decoder(TreeDecoder(base, None, Tree(()))), with_decoder(tree)):
+        together = way(prompts, 20)
+        alone = [way([prompt], 20)[0] for prompt in prompts]
+        assert [run.tokens for run in together] == [run.tokens for run in alone]
+        assert [run.step_lengths for run in together] == [run.step_lengths for run in alone]
+        assert len({run.seconds for run in together}) == 1
+
+
+def test_stock_way_of_a_text_that_ends_at_once() -> None:
+    """A first token that ends the text is a run of one token, all of it prefill."""
+    base = tiny_base("llama")
+    first = base.generate(torch.tensor([[3, 5]]), torch.ones(1, 2).long(), 1)[0, 2].item()
+    base.model.generation_config.eos_token_id = first
+    found = with_generate(base)([[3, 5]], 20)[0]
+    assert (found.tokens, found.step_lengths, found.prefilled) == ([first], [1], 1)

@@ -1,0 +1,97 @@
+"""The fastest number of nodes: traces against seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from helpers import random_calibration
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.auto_nodes import SizeChoice, best_size
+from treeopt.optimize.curve import default_sizes
+from treeopt.optimize.methods import PAPER, Method, candidates
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import tree_limits
+
+CALIBRATION = random_calibration(1)
+
+
+def profile_of(seconds: dict[int, float], *, batch: int = 1) -> LatencyProfile:
+    """Seconds by number of nodes."""
+    return LatencyProfile.from_points(LatencyPoint(n, batch, 512, s, s, s) for n, s in seconds.items())
+
+
+def fastest(profile: LatencyProfile, *, methods: Sequence[Method] = (PAPER,), batch: int = 1) -> SizeChoice:
+    """The choice among all sizes of the profile."""
+    fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, profile.largest(batch)))
+    return best_size(fitter, methods, profile, batch)
+
+
+def test_flat_cost_takes_the_largest_size() -> None:
+    """Where every size costs the same, the largest of the profile is the fastest."""
+    choice = fastest(profile_of({1: 0.01, 96: 0.01}))
+    assert choice.best.nodes == 96
+    assert choice.best.overhead == 1.0
+    assert choice.best.speedup == choice.best.tokens_per_step
+    assert choice.at_64 is not None
+    assert choice.at_64.nodes == 64
+    assert choice.at_64.tokens_per_step <= choice.best.tokens_per_step
+
+
+def test_steep_cost_takes_one_node() -> None:
+    """Where each node costs a whole step more, plain decoding is the fastest."""
+    profile = profile_of({n: 0.01 * n for n in (1, 2, 8, 64)})
+    choice = fastest(profile, methods=candidates("joint", "visits", refined=False))
+    assert (choice.best.nodes, choice.best.tokens_per_step, choice.best.speedup) == (1, 1.0, 1.0)
+    assert choice.at_64 is not None
+    assert choice.at_64.speedup == pytest.approx(choice.at_64.tokens_per_step / 64)
+
+
+def test_step_in_the_cost_is_where_the_size_stops() -> None:
+    """Cheap up to 12 nodes and dear beyond: 12, although nobody listed it in the profile's sizes of 64."""
+    profile = profile_of({1: 0.01, 12: 0.0101, 13: 0.05, 64: 0.06})
+    choice = fastest(profile)
+    assert choice.best.nodes == 12
+
+
+def test_64_beyond_the_profile_is_none() -> None:
+    """Seconds are never guessed beyond the profile."""
+    choice = fastest(profile_of({1: 0.01, 63: 0.011}))
+    assert choice.at_64 is None
+    assert choice.best.nodes <= 63
+
+
+def test_choice_equals_brute_force_over_all_sizes() -> None:
+    """No size from 1 to the largest has more tokens per second, by replay on texts left out of the fit."""
+    profile = profile_of({1: 0.01, 2: 0.012, 16: 0.014, 40: 0.03})
+    fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, 40, top_k=16, max_depth=3, max_rank=5))
+    choice = best_size(fitter, [PAPER], profile)
+    sizes = default_sizes(40)
+    taus = [CALIBRATION.positions / steps.sum() for steps in fitter.unseen_by_size(PAPER, sizes)]
+    speed = {n: np.interp(n, sizes, taus) / profile.seconds(n) for n in range(1, 41)}
+    assert choice.best.nodes == max(speed, key=speed.__getitem__)
+    assert choice.best.seconds == profile.seconds(choice.best.nodes)
+    assert choice.best.speedup == pytest.approx(speed[choice.best.nodes] * profile.seconds(1))
+
+
+def test_batch_decides() -> None:
+    """The same texts and machine, another batch: another size."""
+    both = LatencyProfile.from_points(
+        [*profile_of({1: 0.01, 32: 0.01}).points, *profile_of({1: 0.01, 2: 1.0, 32: 2.0}, batch=16).points]
+    )
+    sizes = [fastest(both, batch=batch).best.nodes for batch in (1, 16)]
+    assert sizes == [32, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "batch"), [({2: 0.01, 64: 0.02}, 1), ({1: 0.01, 64: 0.02}, 2), ({1: 0.01, 63: 0.02}, 1)]
+)
+def test_profile_without_the_size_or_batch_is_one_error(seconds: dict[int, float], batch: int) -> None:
+    """No step of one node, no such batch, or no size as large as the limit: E230."""
+    fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, 64))
+    with pytest.raises(TreeoptError) as caught:
+        best_size(fitter, [PAPER], profile_of(seconds), batch)
+    assert caught.value.code is Code.PROFILE_INVALID

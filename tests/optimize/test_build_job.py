@@ -1,0 +1,64 @@
+"""A build from start to end, as the command line asks for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import make_calibration, random_calibration
+
+from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.optimize.build_job import Job, run_job
+from treeopt.optimize.methods import PAPER
+from treeopt.optimize.refine import Limits
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import build_tree
+
+
+def test_job_of_one_calibration_is_build_tree() -> None:
+    """The library's one call and the command line's job give the same tree."""
+    calibration = random_calibration(4, sequences=30)
+    assert run_job([calibration], Job(nodes=12)).tree == build_tree(calibration, 12)
+
+
+def test_texts_set_aside_are_read_only_when_asked() -> None:
+    """The tree of a job with a holdout is the tree of the other texts alone."""
+    calibration = random_calibration(5, sequences=30)
+    built = run_job([calibration], Job(nodes=12, holdout=10))
+    assert built.tree == build_tree(calibration.select(range(20)), 12)
+    judgement = built.judgement()
+    assert judgement is not None
+    assert judgement.texts == 10
+    assert run_job([calibration], Job(nodes=12)).judgement() is None
+
+
+def test_contradictions_are_refused() -> None:
+    """Several tasks take no holdout; the fastest size needs a profile."""
+    calibration = random_calibration(6)
+    with pytest.raises(ValueError, match="one calibration"):
+        run_job([calibration, calibration], Job(nodes=8, holdout=3))
+    with pytest.raises(ValueError, match="profile"):
+        run_job([calibration], Job(nodes=None))
+
+
+def empty() -> Calibration:
+    """A calibration without texts."""
+    return random_calibration(1).select([])
+
+
+def test_calibration_without_texts_is_one_error() -> None:
+    """There is nothing to count: E303, also as one of several tasks."""
+    for calibrations in ([empty()], [random_calibration(1), empty()]):
+        with pytest.raises(TreeoptError) as caught:
+            run_job(calibrations, Job(nodes=8))
+        assert caught.value.code is Code.PROMPTS_EMPTY
+
+
+def test_equal_texts_share_a_fold() -> None:
+    """A text that stands twice is never judged by a tree that was fitted to its twin."""
+    tables = [np.random.default_rng(s).integers(0, 6, (20, 3)) for s in range(12)]
+    twice = make_calibration(tables + tables)
+    fitter = Fitter(twice, Limits(8, 16))
+    steps = fitter.choose([PAPER]).steps
+    assert steps is not None
+    assert np.array_equal(steps[:12], steps[12:])

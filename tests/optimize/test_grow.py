@@ -1,0 +1,277 @@
+"""Growth: the best tree of each size, against brute force and a heap."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.optimize.grow import Growth, grow
+from treeopt.optimize.replay import accepted_drafts
+from treeopt.optimize.values import Floats, IndependentValues
+from treeopt.tree import Path, Tree
+
+SHAPES = [(1, 4), (2, 2), (2, 3), (3, 2)]  # heads, ranks: at most 729 prefix-closed sets
+
+
+@functools.cache
+def subtrees(heads: int, ranks: int) -> tuple[frozenset[Path], ...]:
+    """All prefix-closed sets of paths of at most `heads` ranks below `ranks`."""
+    if heads == 0:
+        return (frozenset(),)
+    below = subtrees(heads - 1, ranks)
+    branches: list[list[frozenset[Path]]] = []
+    for rank in range(ranks):
+        grown = [frozenset({(rank,)} | {(rank, *path) for path in paths}) for paths in below]
+        branches.append([frozenset(), *grown])
+    return tuple(frozenset().union(*choice) for choice in itertools.product(*branches))
+
+
+def value_of(path: Path, table: Floats) -> float:
+    """The product of a path's accuracies."""
+    return math.prod(float(table[head, rank]) for head, rank in enumerate(path))
+
+
+def best_sums(table: Floats) -> dict[int, float]:
+    """For each number of paths, the greatest sum of values that any tree of as many paths has."""
+    heads, ranks = table.shape
+    best: dict[int, float] = {}
+    for paths in subtrees(heads, ranks):
+        total = math.fsum(value_of(path, table) for path in paths)
+        best[len(paths)] = max(best.get(len(paths), 0.0), total)
+    return best
+
+
+def by_heap(table: Floats, nodes: int) -> list[tuple[Path, float]]:
+    """Best-first growth one node at a time, ties by (depth, path)."""
+    heads, ranks = table.shape
+    grown: list[tuple[Path, float]] = []
+    heap: list[tuple[float, int, Path]] = []
+
+    def push_children(path: Path, value: float) -> None:
+        if len(path) < heads:
+            for rank in range(ranks):
+                child = value * float(table[len(path), rank])
+                if child > 0.0:
+                    heapq.heappush(heap, (-child, len(path) + 1, (*path, rank)))
+
+    push_children((), 1.0)
+    while heap and len(grown) < nodes - 1:
+        negative, _, path = heapq.heappop(heap)
+        grown.append((path, -negative))
+        push_children(path, -negative)
+    return grown
+
+
+def in_order(growth: Growth) -> list[tuple[Path, float]]:
+    """Paths without their padding, and values, in the order of growth."""
+    paths = [tuple(rank for rank in row if rank >= 0) for row in growth.paths.tolist()]
+    return list(zip(paths, growth.values.tolist(), strict=True))
+
+
+def random_table(seed: int, heads: int, ranks: int) -> Floats:
+    """Unsorted accuracies, some of them 0."""
+    rng = np.random.default_rng(seed)
+    return rng.random((heads, ranks)) * (rng.random((heads, ranks)) < 0.9)
+
+
+@st.composite
+def tables(draw: st.DrawFn, shapes: tuple[tuple[int, int], ...]) -> Floats:
+    """Accuracies in any order; ties and zeros are likely."""
+    heads, ranks = draw(st.sampled_from(shapes))
+    accuracy = st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0]) | st.floats(0.0, 1.0, allow_subnormal=False)
+    return np.array(draw(st.lists(accuracy, min_size=heads * ranks, max_size=heads * ranks))).reshape(heads, ranks)
+
+
+def test_subtrees_of_two_heads_with_two_ranks() -> None:
+    """Each of two children is absent or has one of four sets below it: 25 trees, all different."""
+    sets = subtrees(2, 2)
+    assert len(sets) == len(set(sets)) == 25
+    assert all(path[:-1] in paths for paths in sets for path in paths if len(path) > 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("order", ["unsorted", "sorted"])
+@pytest.mark.parametrize("seed", range(3))
+def test_growth_equals_brute_force(seed: int, order: str, shape: tuple[int, int]) -> None:
+    """No prefix-closed set of the same size has a greater sum of values, at any size."""
+    table = random_table(seed, *shape)
+    if order == "sorted":
+        table = -np.sort(-table, axis=1)
+    check_against_brute_force(table)
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=tables(tuple(SHAPES)))
+def test_growth_equals_brute_force_with_ties_and_zeros(table: Floats) -> None:
+    """Equal values, zeros and ones change nothing about the optimum."""
+    check_against_brute_force(table)
+
+
+def check_against_brute_force(table: Floats) -> None:
+    """Compare every size: the sum, the prefix closure, and the size where nothing has value any more."""
+    most = math.fsum(value_of(path, table) for path in max(subtrees(*table.shape), key=len))
+    for size, best in best_sums(table).items():
+        growth = grow(IndependentValues(table), size + 1)
+        grown = [path for path, _ in in_order(growth)]
+        assert len(set(grown)) == len(grown) <= size
+        assert {path[:-1] for path in grown} <= {(), *grown}
+        assert math.fsum(value_of(path, table) for path in grown) == pytest.approx(best, abs=1e-12)
+        if len(grown) < size:  # only where nothing with value is left
+            assert growth.expected()[-1] == pytest.approx(1.0 + most, abs=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(table=tables(((1, 5), (2, 4), (3, 3), (4, 3))), nodes=st.integers(1, 40))
+def test_growth_equals_a_heap(table: Floats, nodes: int) -> None:
+    """Order, paths and values are those of best-first search with ties by (value down, depth, path)."""
+    assert in_order(grow(IndependentValues(table), nodes)) == by_heap(table, nodes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_growth_equals_a_heap_on_a_large_table(seed: int) -> None:
+    """The same holds for five heads, ten ranks and three hundred nodes, with rounded values that tie often."""
+    table = np.round(random_table(seed, 5, 10), 1)
+    assert in_order(grow(IndependentValues(table), 300)) == by_heap(table, 300)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_growth_in_small_parts_equals_a_heap(seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few nodes are expanded at a time, no tie and no node is lost, at any budget."""
+    monkeypatch.setattr("treeopt.optimize.grow._FEWEST_AT_ONCE", at_once)
+    monkeypatch.setattr("treeopt.optimize.grow._PARTS", 1 << 20)
+    tied = np.array([[0.5, 1.0], [1.0, 0.5]])  # (0, 0) comes before (1, 1), whose parent is expanded first
+    for table in (np.round(random_table(seed, 4, 5), 1), np.full((3, 4), 0.5), np.ones((3, 3)), np.eye(4), tied):
+        for nodes in range(1, 60):
+            assert in_order(grow(IndependentValues(table), nodes)) == by_heap(table, nodes)
+
+
+def test_ties_go_to_the_shallow_then_to_the_small_path() -> None:
+    """Of equal values the shallower comes first, then the smaller path."""
+    table = np.array([[0.5, 0.5], [1.0, 1.0]])
+    growth = grow(IndependentValues(table), 10)
+    assert [path for path, _ in in_order(growth)] == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert growth.tree(4).paths == ((0,), (1,), (0, 0))
+
+
+@pytest.mark.parametrize("first", [0.5, 1.0])
+@pytest.mark.parametrize("nodes", range(1, 32))
+def test_ties_at_every_budget(nodes: int, first: float) -> None:
+    """Where all values of a level are equal, every budget cuts it in the order of the paths."""
+    table = np.array([[first] * 5, [0.25] * 5])
+    assert in_order(grow(IndependentValues(table), nodes)) == by_heap(table, nodes)
+
+
+def test_unsorted_ranks_are_not_taken_in_order() -> None:
+    """With few samples a later rank can be the better one."""
+    table = np.array([[0.25, 0.5], [0.1, 0.2]])
+    growth = grow(IndependentValues(table), 4)
+    assert in_order(growth) == [((1,), 0.5), ((0,), 0.25), ((1, 1), 0.1)]
+    assert growth.tree().paths == ((0,), (1,), (1, 1))
+    assert growth.tree().values == (0.25, 0.5, 0.1)
+
+
+def test_growth_is_deterministic() -> None:
+    """Two growths of one table are equal in every array."""
+    table = np.round(random_table(7, 4, 8), 1)
+    one, other = (grow(IndependentValues(table), 100) for _ in range(2))
+    assert one.paths.tolist() == other.paths.tolist()
+    assert one.values.tolist() == other.values.tolist()
+    assert one.places.tolist() == other.places.tolist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_are_nested(seed: int) -> None:
+    """The best tree of n nodes lies in that of n + 1 and is the one that a budget of n gives."""
+    values = IndependentValues(np.round(random_table(seed, 4, 6), 1))
+    growth = grow(values, 60)
+    for nodes in range(1, 60):
+        small, large = growth.tree(nodes), growth.tree(nodes + 1)
+        assert small.nodes == nodes
+        assert set(small.paths) < set(large.paths)
+        assert small == grow(values, nodes).tree()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_expected_is_the_prefix_sum(seed: int) -> None:
+    """Tokens per step of the tree with n nodes are 1 and the sum of its values."""
+    table = random_table(seed, 3, 4)
+    growth = grow(IndependentValues(table), 30)
+    sums = [
+        1.0 + sum(value_of(path, table) for path in growth.tree(n).paths) for n in range(1, growth.tree().nodes + 1)
+    ]
+    np.testing.assert_allclose(growth.expected(), sums, rtol=1e-12)
+
+
+def test_values_never_increase() -> None:
+    """Each further node brings no more than the one before."""
+    growth = grow(IndependentValues(random_table(3, 4, 8)), 200)
+    assert (np.diff(growth.values) <= 0).all()
+
+
+@pytest.mark.parametrize("max_depth", [0, 1, 2, 3, 9])
+def test_max_depth_is_respected(max_depth: int) -> None:
+    """With a largest depth the tree is that of as many heads."""
+    table = random_table(5, 3, 4)
+    growth = grow(IndependentValues(table), 40, max_depth=max_depth)
+    assert in_order(growth) == by_heap(table[:max_depth], 40)
+    assert growth.tree().depth == min(max_depth, 3)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 9, 60])
+@pytest.mark.parametrize("seed", range(4))
+def test_orders_are_the_places_of_paths_in_growth(seed: int, nodes: int) -> None:
+    """Each prefix of a row is looked up in the list of paths; sentinels and ranks that did not grow are beyond it."""
+    growth = grow(IndependentValues(random_table(seed, 4, 6)), nodes)
+    place = {path: i for i, (path, _) in enumerate(in_order(growth), start=1)}
+    ranks = np.random.default_rng(seed).choice([0, 1, 2, 3, 4, 5, 9, 254, 255], (300, 4)).astype(np.uint8)
+    depth, beyond = growth.paths.shape[1], len(growth.values) + 1
+    wanted = [[place.get(tuple(row[: d + 1]), beyond) for d in range(depth)] for row in ranks.tolist()]
+    assert growth.orders(ranks).tolist() == wanted
+    assert growth.accepted(ranks).tolist() == accepted_drafts(growth.tree(), ranks).tolist()
+    paths = [(), *place]
+    assert [paths[parent + 1] for parent in growth.parents] == [path[:-1] for path in place]
+
+
+def test_same_tree_is_found_without_making_it() -> None:
+    """Equal paths with values equal to six digits, whatever their order, and nothing else."""
+    tables = [random_table(seed, 3, 4) for seed in range(3)]
+    tables += [tables[0] * (1 + 1e-12), tables[0] * 0.5, tables[0][:, ::-1], np.zeros((3, 4))]
+    growths = [grow(IndependentValues(table), nodes) for table in tables for nodes in (5, 12)]
+    for one, other in itertools.product(growths, repeat=2):
+        assert one.makes_the_tree_of(other) == (one.tree() == other.tree())
+    single = [grow(IndependentValues(np.array([row])), 2) for row in ([0.5, 0.1], [0.1, 0.5], [0.4, 0.1])]
+    assert not single[0].makes_the_tree_of(single[1])  # another path of the same value
+    assert not single[0].makes_the_tree_of(single[2])  # another value of the same path
+    tied = [grow(IndependentValues(np.array([row, [0.5] * 2])), 7) for row in ([0.4, 0.4 + 1e-13], [0.4, 0.4])]
+    assert tied[0].paths.tolist() != tied[1].paths.tolist()
+    assert tied[0].makes_the_tree_of(tied[1])
+
+
+def test_growth_stops_where_nothing_has_value() -> None:
+    """A large budget gives exactly the paths with value."""
+    table = np.array([[0.5, 0.0, 0.25], [0.0, 0.5, 0.0]])
+    growth = grow(IndependentValues(table), 1000)
+    assert growth.tree() == Tree(((0,), (2,), (0, 1), (2, 1)), (0.5, 0.25, 0.25, 0.125))
+    assert growth.tree(1000) == growth.tree()
+
+
+def test_growth_without_any_value_is_the_root() -> None:
+    """Heads that never hit leave the root alone."""
+    growth = grow(IndependentValues(np.zeros((3, 4))), 64)
+    assert growth.tree().paths == ()
+    assert growth.expected().tolist() == [1.0]
+
+
+def test_one_node_is_the_root() -> None:
+    """A budget of one node is spent on the root: one token a step."""
+    growth = grow(IndependentValues(np.full((3, 4), 0.5)), 1)
+    assert growth.tree().paths == ()
+    assert growth.expected().tolist() == [1.0]

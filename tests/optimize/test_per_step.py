@@ -1,0 +1,306 @@
+"""Policies: replayed as a naive loop would, priced as well as any fixed size, refused where traces do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import make_calibration, random_tree
+
+from treeopt.calibration import MASS_SIZES, MISS, NONE, Calibration, StepTraces
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.curve import policy_curve
+from treeopt.optimize.per_step import build_policy, fastest_policy, replay_policy, sizes_of, steps_by_size
+from treeopt.optimize.replay import replay
+from treeopt.policy import TreePolicy
+
+
+def traced(seed: int, *, sequences: int = 12, length: int = 40, heads: int = 3, exact: bool = False) -> Calibration:
+    """Random places of true paths; where `exact`, estimates are what each size would really bring, then spread out."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, length + 1, sequences)
+    made = make_calibration([rng.geometric(0.5, (n, heads)) - 1 for n in lengths])
+    steps = np.minimum(rng.geometric(rng.choice([0.6, 0.1, 0.02], made.positions)[:, None], made.ranks.shape), 200)
+    places = np.minimum(np.cumsum(steps, axis=1), MISS)
+    orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
+    mass = 1 + (orders[:, :, None] < np.array(MASS_SIZES)).sum(1).astype(np.float32)
+    if not exact:
+        mass = 1 + np.sort(rng.random(mass.shape) * heads, axis=1).astype(np.float32)
+    confidence = np.full(orders.shape, 0.5, np.float16)
+    provenance = dataclasses.replace(made.provenance, drafter_id="d1", drafter="d.safetensors")
+    return dataclasses.replace(made, provenance=provenance, steps=StepTraces(orders, mass, confidence))
+
+
+def profile_of(seconds: dict[int, float]) -> LatencyProfile:
+    """One batch and context."""
+    return LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items())
+
+
+def naive(policy: TreePolicy, calibration: Calibration) -> tuple[list[int], list[int]]:
+    """Steps of each text and the sizes of all steps, position by position."""
+    assert calibration.steps is not None
+    steps, sizes = [], []
+    for s in range(calibration.sequences):
+        at, count = int(calibration.offsets[s]), 0
+        while at < calibration.offsets[s + 1]:
+            size, gain = policy.nodes, -np.inf
+            for nodes, price in policy.prices:
+                estimated = float(calibration.steps.mass[at][MASS_SIZES.index(nodes)]) - price
+                if estimated > gain:
+                    size, gain = nodes, estimated
+            accepted = 0
+            while accepted < min(policy.depth, calibration.num_heads) and calibration.steps.orders[at, accepted] < size:
+                accepted += 1
+            at, count = at + 1 + accepted, count + 1
+            sizes.append(size)
+        assert at == calibration.offsets[s + 1]
+        steps.append(count)
+    return steps, sizes
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("prices", [(), ((1, 0.2), (8, 0.5), (32, 1.1)), ((2, 0.3), (32, 0.9))])
+def test_replay_is_a_naive_loop(seed: int, prices: tuple[tuple[int, float], ...]) -> None:
+    """Steps of each text, and the size of each step, are those of a loop over positions."""
+    calibration = traced(seed)
+    policy = TreePolicy(32, 3, "d1", prices)
+    steps, sizes = naive(policy, calibration)
+    found = replay_policy(policy, calibration)
+    assert found.steps_by_sequence().tolist() == steps
+    assert found.steps == sum(steps)
+    assert calibration.steps is not None
+    assert sizes_of(policy, calibration.steps)[found.visited].tolist() == sizes
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("prices", [(), ((2, 0.3), (32, 0.9))])
+def test_replay_ends_at_the_depth_of_the_policy(depth: int, prices: tuple[tuple[int, float], ...]) -> None:
+    """No step accepts more drafts than the policy is deep, nor more than there are levels in the traces."""
+    calibration = traced(11, exact=True)
+    policy = TreePolicy(32, depth, "d1", prices)
+    found = replay_policy(policy, calibration)
+    assert found.steps_by_sequence().tolist() == naive(policy, calibration)[0]
+    assert found.depth == min(depth, 3)
+    assert found.accepted[found.visited].max() == min(depth, 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_size_of_each_step_is_that_of_the_most_tokens_above_the_price(seed: int) -> None:
+    """Every position takes what a loop over the prices finds, the smallest of equal ones; prices lie far apart."""
+    calibration = traced(seed)
+    assert calibration.steps is not None
+    for prices in (((1, 0.0), (254, 2.0)), ((4, 0.1), (6, 0.1), (192, 0.7), (254, 0.7)), ((3, 0.0), (8, 0.0))):
+        wanted = []
+        for mass in calibration.steps.mass.astype(float):
+            gains = [mass[MASS_SIZES.index(size)] - price for size, price in prices]
+            wanted.append(prices[gains.index(max(gains))][0])
+        policy = TreePolicy(prices[-1][0], 3, "d1", prices)
+        assert sizes_of(policy, calibration.steps).tolist() == wanted
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 17, 254])
+def test_replay_of_every_size(nodes: int) -> None:
+    """Sizes between those whose mass was traced replay exactly too; the curve holds the same steps."""
+    calibration = traced(7)
+    steps, _ = naive(TreePolicy(nodes, 3, "d1"), calibration)
+    assert steps_by_size(calibration, nodes).tolist() == steps
+    [alone, point] = policy_curve(calibration, [1, nodes]).points
+    assert alone.tokens_per_step == 1.0
+    assert point.tokens_per_step == calibration.positions / sum(steps)
+
+
+def test_place_equal_to_the_size_is_outside() -> None:
+    """The root is node 0, so a tree of n nodes holds places 0 to n - 1."""
+    made = make_calibration([np.zeros((3, 1), int)])
+    steps = StepTraces(
+        np.array([[4], [4], [NONE]], np.uint8),
+        np.ones((3, len(MASS_SIZES)), np.float32),
+        np.ones((3, 1), np.float16),
+    )
+    provenance = dataclasses.replace(made.provenance, drafter_id="d1")
+    calibration = dataclasses.replace(made, steps=steps, provenance=provenance)
+    assert replay_policy(TreePolicy(4, 1, "d1"), calibration).steps == 3
+    assert replay_policy(TreePolicy(5, 1, "d1"), calibration).steps == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_expected_figures(seed: int) -> None:
+    """Tokens per step, estimate and mean size are those of the steps that begin."""
+    calibration = traced(seed)
+    policy = build_policy(calibration, 24)
+    steps, _ = naive(policy, calibration)
+    assert policy.expected is not None
+    assert calibration.steps is not None
+    assert (policy.nodes, policy.depth, policy.drafter, policy.prices) == (24, 3, "d1", ())
+    assert policy.expected.replay == pytest.approx(calibration.positions / sum(steps), rel=1e-6)
+    assert policy.expected.nodes == 24
+    visited = replay_policy(policy, calibration).visited
+    mass = calibration.steps.mass[visited, MASS_SIZES.index(24)].mean()
+    assert policy.expected.estimated == pytest.approx(float(mass), rel=1e-6)
+    assert policy.expected.low is not None
+    assert policy.expected.high is not None
+    assert policy.expected.low < policy.expected.replay < policy.expected.high
+    assert policy.source["drafter"] == "d.safetensors"
+
+
+SECONDS = {1: 1.0, 2: 1.05, 8: 1.2, 32: 1.9, 128: 5.0, 254: 11.0}
+
+
+def rate(calibration: Calibration, policy: TreePolicy, profile: LatencyProfile) -> float:
+    """Tokens a second on the traces, by the naive loop."""
+    _, sizes = naive(policy, calibration)
+    return calibration.positions / sum(profile.seconds(size) for size in sizes)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
+    """With exact estimates no fixed size is faster; with any, what was expected is what the loop finds."""
+    calibration, profile = traced(seed, sequences=40, exact=exact), profile_of(SECONDS)
+    policy = fastest_policy(calibration, profile)
+    found = rate(calibration, policy, profile)
+    if exact:
+        fixed = [rate(calibration, TreePolicy(size, 3, "d1"), profile) for size in MASS_SIZES[1:]]
+        assert found >= max(*fixed, 1.0) * (1 - 1e-9)
+        assert found > 1.1 * max(*fixed, 1.0)
+        # Prices are time at the policy's own rate: no other is faster, but for the steps beginning elsewhere.
+        for other in np.linspace(0.5, 2.0, 16) * found:
+            prices = tuple((size, other * profile.seconds(size)) for size in MASS_SIZES[1:])
+            assert rate(calibration, TreePolicy(254, 3, "d1", prices), profile) <= 1.02 * found
+    steps, sizes = naive(policy, calibration)
+    assert policy.expected is not None
+    assert policy.expected.replay == pytest.approx(calibration.positions / sum(steps), rel=1e-6)
+    assert policy.expected.nodes == pytest.approx(np.mean(sizes), rel=1e-6)
+
+
+def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[int]) -> tuple[float, int]:
+    """The rate that prices of the best round are at, and its largest size, by twelve rounds of the naive loop."""
+    value, reached, best, largest = 1 / profile.seconds(1), 0.0, 0.0, 2
+    for _ in range(12):
+        prices = tuple((size, value * profile.seconds(size)) for size in sizes)
+        _, taken = naive(TreePolicy(sizes[-1], calibration.num_heads, "d1", prices), calibration)
+        found = calibration.positions / sum(profile.seconds(size) for size in taken)
+        if found <= reached:
+            break
+        best, reached, largest = value, found, max(taken)
+        value = found
+    return best, largest
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seconds", [SECONDS, {1: 1.0, 2: 1.01, 254: 1.5}, {1: 0.2, 2: 1.0, 12: 1.3}, {1: 9.0, 2: 9.0, 3: 9.1}]
+)
+def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, exact: bool) -> None:
+    """Rate, prices and largest size are those of Dinkelbach's rounds by the naive loop, begun at one node a step."""
+    calibration, profile = traced(seed, exact=exact), profile_of(seconds)
+    sizes = [size for size in MASS_SIZES if 2 <= size <= max(seconds)]
+    value, largest = dinkelbach(calibration, profile, sizes)
+    policy = fastest_policy(calibration, profile)
+    assert [size for size, _ in policy.prices] == [size for size in sizes if size <= largest]
+    assert [price for _, price in policy.prices] == pytest.approx(
+        [value * profile.seconds(size) for size in sizes if size <= largest], rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_fastest_policy_with_wrong_estimates(seed: int) -> None:
+    """Estimates that know nothing cost speed, but the best of all rounds is kept."""
+    calibration, profile = traced(seed, sequences=40), profile_of(SECONDS)
+    first = tuple((size, profile.seconds(size)) for size in MASS_SIZES[1:])
+    found = rate(calibration, fastest_policy(calibration, profile), profile)
+    assert found >= rate(calibration, TreePolicy(254, 3, "d1", first), profile) * (1 - 1e-6)
+
+
+def test_dear_nodes_are_not_taken() -> None:
+    """Where every further draft costs more than it can bring, each step takes the one that it must."""
+    calibration = traced(3, exact=True)
+    policy = fastest_policy(calibration, profile_of({1: 1.0, 2: 50.0, 3: 5000.0, 8: 6000.0}))
+    assert policy.expected is not None
+    assert (policy.nodes, policy.expected.nodes) == (2, 2.0)
+
+
+def test_the_root_alone_is_never_cheap() -> None:
+    """A step that chooses its tree has paid for heads and drafter, which the profile's one node does without."""
+    for seconds in ({1: 0.01, 2: 1.0, 8: 1.1}, {1: 1.0, 2: 3.0, 8: 4.0}):
+        policy = fastest_policy(traced(3, exact=True), profile_of(seconds))
+        assert policy.sizes[0] == 2
+
+
+def test_profile_of_one_node_is_refused() -> None:
+    """Without the time of a step that drafts nothing can be weighed."""
+    with pytest.raises(TreeoptError, match="2 nodes") as caught:
+        fastest_policy(traced(3, exact=True), profile_of({1: 1.0}))
+    assert caught.value.code is Code.PROFILE_INVALID
+
+
+def test_free_nodes_are_all_taken() -> None:
+    """Where a node costs nothing, steps take whatever brings more."""
+    calibration = traced(3, exact=True)
+    policy = fastest_policy(calibration, profile_of({1: 1.0, 64: 1.0}))
+    whole = build_policy(calibration, 64)
+    assert policy.expected is not None
+    assert whole.expected is not None
+    assert policy.expected.replay == whole.expected.replay
+
+
+def test_sizes_end_with_the_profile() -> None:
+    """No step is larger than what was measured, however much it would bring."""
+    policy = fastest_policy(traced(3, exact=True), profile_of({1: 1.0, 13: 1.0}))
+    assert policy.nodes <= 12
+
+
+def test_one_text_has_no_interval() -> None:
+    """From one text nothing is known of others."""
+    policy = build_policy(traced(0, sequences=1), 8)
+    assert policy.expected is not None
+    assert (policy.expected.low, policy.expected.high) == (None, None)
+
+
+def test_interval_does_not_reach_below_nothing() -> None:
+    """Two texts, of which one takes four tokens a step and the other one: the low end would be negative, and is 0."""
+    made = dataclasses.replace(make_calibration([np.zeros((40, 3), int)] * 2), token_hashes=("fast", "slow"))
+    places = np.where(np.arange(80)[:, None] < 40, [[1, 2, 3]], MISS)
+    orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
+    steps = StepTraces(orders, np.ones((80, len(MASS_SIZES)), np.float32), np.ones((80, 3), np.float16))
+    provenance = dataclasses.replace(made.provenance, drafter_id="d1")
+    expected = build_policy(dataclasses.replace(made, steps=steps, provenance=provenance), 8).expected
+    assert expected is not None
+    assert expected.replay == 1.6
+    # All tokens over all steps, and the other text drawn twice in place of these: 1.6 + 4 - 1 at the most.
+    assert (expected.low, expected.high) == (0.0, 4.6)
+
+
+@pytest.mark.parametrize("fault", ["steps", "drafter", "text"])
+def test_traces_that_do_not_fit_are_refused(fault: str) -> None:
+    """No traced trees, another drafter, no text: one error each."""
+    calibration = traced(1)
+    codes = {"steps": Code.CALIBRATION_INVALID, "drafter": Code.DRAFTER_MISMATCH, "text": Code.PROMPTS_EMPTY}
+    changed = {
+        "steps": dataclasses.replace(calibration, steps=None),
+        "drafter": calibration,
+        "text": dataclasses.replace(
+            traced(1, sequences=1),
+            ranks=calibration.ranks[:0],
+            offsets=np.zeros(2, np.int64),
+            steps=calibration.steps and calibration.steps.rows(slice(0)),
+        ),
+    }[fault]
+    with pytest.raises(TreeoptError) as caught:
+        replay_policy(TreePolicy(8, 3, "other" if fault == "drafter" else "d1"), changed)
+    assert caught.value.code is codes[fault]
+
+
+def test_static_tree_of_another_drafter_is_refused() -> None:
+    """Traces with a drafter do not replay trees of plain guesses, nor the other way round."""
+    calibration = traced(1)
+    tree = random_tree(0, nodes=4, depth=2, ranks=2)
+    replay(dataclasses.replace(tree, drafter="d1"), calibration)
+    plain = dataclasses.replace(calibration, provenance=dataclasses.replace(calibration.provenance, drafter_id=""))
+    for one, other in ((tree, calibration), (dataclasses.replace(tree, drafter="d1"), plain)):
+        with pytest.raises(TreeoptError) as caught:
+            replay(one, other)
+        assert caught.value.code is Code.DRAFTER_MISMATCH

@@ -1,0 +1,204 @@
+"""Replay against a naive simulation of the steps that a decoder makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from helpers import make_calibration, random_calibration, random_tree
+
+from treeopt.calibration import MISS, NONE, Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.optimize.replay import Replay, accepted_drafts, replay
+from treeopt.tree import Tree
+
+KEPT = 16
+
+
+@dataclass
+class Naive:
+    """What a step-by-step simulation counts."""
+
+    steps_by_sequence: list[int]
+    visited: list[bool]
+    acceptance_by_depth: list[float]
+    tokens: int
+
+
+def simulate(tree: Tree, calibration: Calibration) -> Naive:
+    """Each text on its own: emit the root, then drafts while the path is in the tree and the text goes on."""
+    paths = set(tree.paths)
+    steps: list[int] = []
+    visited: list[bool] = []
+    lengths: list[int] = []
+    tokens = 0
+    for s in range(calibration.sequences):
+        rows = calibration.sequence(s).tolist()
+        begins = [False] * len(rows)
+        position = 0
+        while position < len(rows):
+            begins[position] = True
+            drafts = 0
+            for depth in range(1, min(calibration.num_heads, len(rows) - position - 1) + 1):
+                if tuple(rows[position][:depth]) not in paths:
+                    break
+                drafts = depth
+            lengths.append(drafts)
+            tokens += 1 + drafts
+            position += 1 + drafts
+        steps.append(sum(begins))
+        visited += begins
+    shares = [sum(length >= depth for length in lengths) / max(len(lengths), 1) for depth in range(1, tree.depth + 1)]
+    return Naive(steps, visited, shares, tokens)
+
+
+def check(tree: Tree, calibration: Calibration) -> Replay:
+    """Compare every figure with the simulation's."""
+    got, expected = replay(tree, calibration), simulate(tree, calibration)
+    assert got.visited.tolist() == expected.visited
+    assert got.steps_by_sequence().tolist() == expected.steps_by_sequence
+    assert got.steps == sum(expected.steps_by_sequence)
+    assert got.tokens == expected.tokens == calibration.positions
+    assert got.acceptance_by_depth().tolist() == pytest.approx(expected.acceptance_by_depth, rel=1e-15)
+    assert got.tokens_per_step == expected.tokens / sum(expected.steps_by_sequence)
+    return got
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_replay_equals_simulation(seed: int) -> None:
+    """Steps, tokens, visits and acceptance of any tree on any traces are those of a decoder that steps through."""
+    heads = 1 + seed % 5
+    calibration = random_calibration(seed, heads=heads, kept=KEPT)
+    for nodes in (2, 9, 40):
+        tree = random_tree(seed + nodes, nodes=min(nodes, 4**heads), depth=heads, ranks=5)
+        check(tree, calibration)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replay_of_misses(seed: int) -> None:
+    """With few ranks kept most traces are misses, and a tree may ask for all that were kept."""
+    calibration = random_calibration(seed, kept=2)
+    check(random_tree(seed, nodes=20, depth=4, ranks=2), calibration)
+
+
+def test_replay_of_very_short_texts() -> None:
+    """Texts of one token, of two, and of none end their steps where they end."""
+    lengths = [1, 2, 0, 1, 0, 3, 1]
+    calibration = make_calibration([np.zeros((length, 4)) for length in lengths])
+    got = check(Tree.chain(4), calibration)
+    assert got.steps_by_sequence().tolist() == [1, 1, 0, 1, 0, 1, 1]
+
+
+def test_replay_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that lie across the borders of the working arrays are walked like others."""
+    monkeypatch.setattr("treeopt.optimize.replay._CHUNK", 7)
+    check(random_tree(0, nodes=20, depth=4, ranks=4), random_calibration(0))
+
+
+def test_replay_by_hand() -> None:
+    """Five tokens, a step of three and a step of two: 2.5 tokens per step."""
+    answers = np.array([[0, 1], [3, 3], [3, 3], [1, 0], [0, 0]])
+    got = replay(Tree(((0,), (1,), (0, 1), (1, 0))), make_calibration([answers]))
+    assert got.accepted.tolist() == [2, 0, 0, 1, 0]
+    assert got.visited.tolist() == [True, False, False, True, False]
+    assert (got.steps, got.tokens, got.tokens_per_step) == (2, 5, 2.5)
+    assert got.acceptance_by_depth().tolist() == [1.0, 0.5]
+
+
+def test_replay_of_one_node() -> None:
+    """The root alone makes exactly one token a step."""
+    calibration = random_calibration(3)
+    got = check(Tree(()), calibration)
+    assert got.tokens_per_step == 1.0
+    assert got.steps == calibration.positions
+    assert got.visited.all()
+    assert got.acceptance_by_depth().tolist() == []
+
+
+def test_replay_without_text() -> None:
+    """No text at all is one token per step by definition."""
+    got = replay(Tree.chain(2), make_calibration([np.zeros((0, 2))]))
+    assert (got.steps, got.tokens, got.tokens_per_step) == (0, 0, 1.0)
+    assert got.acceptance_by_depth().tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_replay_of_a_chain(depth: int) -> None:
+    """A chain accepts up to its first wrong best guess."""
+    calibration = random_calibration(depth)
+    got = check(Tree.chain(depth), calibration)
+    zeros = (calibration.ranks[:, :depth] == 0).cumprod(axis=1).sum(axis=1)
+    assert got.accepted.tolist() == zeros.tolist()
+
+
+def test_replay_of_a_perfect_chain() -> None:
+    """Heads that are always right fill each step: 12 tokens in three steps of four."""
+    got = check(Tree.chain(3), make_calibration([np.zeros((12, 3))]))
+    assert (got.steps, got.tokens_per_step) == (3, 4.0)
+
+
+def test_replay_of_a_tree_with_gaps() -> None:
+    """A tree may leave out the better ranks; they are not accepted."""
+    answers = np.array([[2, 5], [0, 5], [2, 0], [7, 7], [0, 0], [0, 0]])
+    tree = Tree(((2,), (7,), (2, 5)))
+    got = check(tree, make_calibration([answers]))
+    assert got.accepted.tolist() == [2, 0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "paths", "accepted"),
+    [
+        ((5, 0), ((0,),), 0),
+        ((5, 0), ((0,), (0, 0)), 0),
+        ((5, 0, 0), ((0,), (5,), (0, 0), (0, 0, 0)), 1),
+        ((1, 0, 0), ((0,), (0, 0), (0, 0, 0)), 0),
+        ((0, 5, 0), ((0,), (0, 0), (0, 0, 0)), 1),
+        ((0, 1, 0), ((0,), (1,), (0, 0), (1, 0), (0, 0, 0)), 1),
+        ((MISS, 0, 0), ((0,), (0, 0), (0, 0, 0)), 0),
+        ((NONE, 0, 0), ((0,), (0, 0), (0, 0, 0)), 0),
+    ],
+)
+def test_walk_that_left_the_tree_never_comes_back(
+    ranks: tuple[int, ...], paths: tuple[tuple[int, ...], ...], accepted: int
+) -> None:
+    """A right deeper guess below a wrong one counts for nothing."""
+    assert accepted_drafts(Tree(paths), np.array([ranks], np.uint8)).tolist() == [accepted]
+
+
+def test_sentinels_are_never_accepted() -> None:
+    """Misses and ends match no path, even of a tree that has the largest rank there is."""
+    tree = Tree(((0,), (252,)))
+    assert accepted_drafts(tree, np.array([[252], [MISS], [NONE], [0]], np.uint8)).tolist() == [1, 0, 0, 1]
+
+
+def test_tree_deeper_than_the_heads_is_refused() -> None:
+    """E101: head d drafts depth d, so four levels need four heads."""
+    with pytest.raises(TreeoptError) as caught:
+        replay(Tree.chain(4), random_calibration(0, heads=3))
+    assert caught.value.code is Code.TREE_TOO_DEEP
+    assert caught.value.code.number == "E101"
+    assert "--max-depth 3" in caught.value.fix
+
+
+def test_rank_that_was_not_kept_is_refused() -> None:
+    """E102: with 16 ranks kept, rank 16 was never scored; rank 15 was."""
+    calibration = random_calibration(0, kept=KEPT)
+    with pytest.raises(TreeoptError) as caught:
+        replay(Tree(((0,), (0, KEPT))), calibration)
+    assert caught.value.code is Code.RANK_TOO_LARGE
+    assert caught.value.code.number == "E102"
+    assert caught.value.at == "[0, 16]"
+    check(Tree(((0,), (0, KEPT - 1))), calibration)
+
+
+def test_shuffled_ranks_change_tokens_per_step() -> None:
+    """Replay sees which heads hit together: the same accuracies at unrelated positions give another figure."""
+    rng = np.random.default_rng(11)
+    easy = rng.random(2000) < 0.5
+    answers = np.where(easy[:, None], 0, 9).repeat(3, axis=1)
+    shuffled = np.stack([rng.permutation(column) for column in answers.T], axis=1)
+    together, apart = make_calibration([answers]), make_calibration([shuffled])
+    np.testing.assert_allclose(together.accuracy, apart.accuracy, atol=0.01)
+    one, other = check(Tree.chain(3), together), check(Tree.chain(3), apart)
+    assert one.tokens_per_step > other.tokens_per_step + 0.2

@@ -1,0 +1,429 @@
+"""The choice of a method: by texts that a tree was not fitted to, with the paper's tree always among the candidates."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+from helpers import make_calibration, random_calibration, random_tree
+from numpy.typing import NDArray
+
+from treeopt.calibration import Calibration
+from treeopt.optimize.grow import Growth, grow
+from treeopt.optimize.methods import PAPER, STRENGTHS, Method, candidates
+from treeopt.optimize.refine import Limits
+from treeopt.optimize.replay import accepted_drafts, replay, visits
+from treeopt.optimize.select_method import FOLDS, Fitter
+from treeopt.optimize.tree_builder import build_tree
+from treeopt.optimize.trie import PathTrie
+from treeopt.optimize.values import IndependentValues, JointValues, Values
+from treeopt.tree import Path, Tree
+
+JOINT = Method("joint", "visits", 256.0)
+METHODS = [PAPER, Method("independent", "visits"), Method("joint", "uniform", 64.0), JOINT]
+
+
+@functools.cache
+def subtrees(heads: int, ranks: int) -> tuple[frozenset[Path], ...]:
+    """All prefix-closed sets of paths of at most `heads` ranks below `ranks`."""
+    if heads == 0:
+        return (frozenset(),)
+    branches: list[list[frozenset[Path]]] = []
+    for rank in range(ranks):
+        grown = [frozenset({(rank,)} | {(rank, *path) for path in paths}) for paths in subtrees(heads - 1, ranks)]
+        branches.append([frozenset(), *grown])
+    return tuple(frozenset().union(*choice) for choice in itertools.product(*branches))
+
+
+def all_values(values: Values) -> dict[Path, float]:
+    """The value of every possible path, a node at a time."""
+    heads, ranks = values.shape
+    found: dict[Path, float] = {(): 1.0}
+    for depth in range(heads):
+        for path in [path for path in found if len(path) == depth]:
+            row = values.children(np.array([path], np.int32).reshape(1, depth), np.array([found[path]]))[0]
+            found.update({(*path, rank): float(row[rank]) for rank in range(ranks)})
+    del found[()]
+    return found
+
+
+def stretches(seed: int, texts: int, *, length: int = 200, heads: int = 4) -> Calibration:
+    """A source that stays easy or hard for some thirty tokens: all heads are mostly right, or all of them guess."""
+    rng = np.random.default_rng(seed)
+    tables = []
+    for _ in range(texts):
+        hard = (np.cumsum(rng.random(length) < 0.03) + rng.integers(2)) % 2 == 1
+        easy, spread = rng.geometric(0.85, (length, heads)) - 1, rng.geometric(0.18, (length, heads)) - 1
+        tables.append(np.where(hard[:, None], spread, easy))
+    return make_calibration(tables)
+
+
+def chosen(growth: Growth) -> list[Path]:
+    """The paths in the order of growth."""
+    return [tuple(rank for rank in row if rank >= 0) for row in growth.paths.tolist()]
+
+
+@pytest.mark.parametrize("weights", ["uniform", "visits"])
+@pytest.mark.parametrize("shape", [(1, 4), (2, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_joint_growth_equals_brute_force(seed: int, shape: tuple[int, int], weights: str) -> None:
+    """No prefix-closed set of the same size has a greater sum of joint values, at any size."""
+    heads, top_k = shape
+    ranks = random_calibration(seed, sequences=5, length=12, heads=heads).ranks
+    begun = np.random.default_rng(seed).random(len(ranks)) * 2
+    trie = PathTrie(ranks, top_k)
+    counts = trie.count(np.ones(len(ranks)))
+    values = JointValues(trie, counts, 2.0, trie.count(begun) if weights == "visits" else None)
+    table = all_values(values)
+    best: dict[int, float] = {}
+    for paths in subtrees(heads, top_k):
+        best[len(paths)] = max(best.get(len(paths), 0.0), math.fsum(table[path] for path in paths))
+    for size, most in best.items():
+        grown = chosen(grow(values, size + 1))
+        assert {path[:-1] for path in grown} <= {(), *grown}
+        assert math.fsum(table[path] for path in grown) == pytest.approx(most, abs=1e-12)
+
+
+@pytest.mark.parametrize("top_k", [3, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_paper_is_growth_on_accuracies(seed: int, top_k: int) -> None:
+    """The paper's method is growth on the products of the calibration's accuracies, to the last bit."""
+    calibration = random_calibration(seed)
+    [(growth, tree)] = Fitter(calibration, Limits(40, top_k, 3)).build([PAPER])
+    wanted = grow(IndependentValues(calibration.accuracy[:, :top_k]), 40, max_depth=3)
+    assert growth.paths.tolist() == wanted.paths.tolist()
+    assert growth.values.tolist() == wanted.values.tolist()
+    assert tree == wanted.tree()
+
+
+def test_visits_come_from_replay() -> None:
+    """Independent values weighted by visits are accuracies where steps begin, averaged over the rounds of settling."""
+    calibration = random_calibration(3)
+    limits = Limits(12, 16)
+    ranks = calibration.ranks
+
+    def values_of(weights: NDArray[np.float64]) -> IndependentValues:
+        rows = []
+        for column in ranks.T:
+            trials = weights[column != 255].sum()
+            rows.append([weights[column == rank].sum() / trials for rank in range(16)])
+        return IndependentValues(np.array(rows))
+
+    tree = grow(values_of(np.ones(len(ranks))), 12).tree()
+    seen = []
+    trees: list[Tree] = []
+    while tree not in trees and len(trees) <= 3:
+        trees.append(tree)
+        seen.append(visits(accepted_drafts(tree, ranks)).astype(float))
+        tree = grow(values_of(seen[-1]), 12).tree()
+    wanted = grow(values_of(np.mean(seen, axis=0)), 12).tree()
+    [(_, found)] = Fitter(calibration, limits).build([Method("independent", "visits")])
+    assert found.paths == wanted.paths
+    assert found.values == pytest.approx(wanted.values)
+
+
+def test_joint_visits_settle_at_their_own_strength() -> None:
+    """Joint values settle with strength 256 and count visits as the mean of the rounds, not as their sum."""
+    calibration = random_calibration(4)
+    ranks, trie = calibration.ranks, PathTrie(calibration.ranks, 16)
+    uniform = trie.count(np.ones(len(ranks)))
+    tree = grow(IndependentValues(calibration.accuracy), 12).tree()
+    seen: dict[Tree, NDArray[np.float64]] = {}
+    while tree not in seen and len(seen) <= 3:
+        seen[tree] = visits(accepted_drafts(tree, ranks)).astype(float)
+        tree = grow(JointValues(trie, uniform, 256.0, trie.count(seen[tree])), 12).tree()
+    assert len(seen) > 1
+    mean = np.mean(list(seen.values()), axis=0)
+    wanted = grow(JointValues(trie, uniform, 64.0, trie.count(mean)), 12)
+    [(found, _)] = Fitter(calibration, Limits(12, 16)).build([Method("joint", "visits", 64.0)])
+    assert found.paths.tolist() == wanted.paths.tolist()
+    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-9)
+
+
+def test_candidates_begin_with_the_paper() -> None:
+    """Whatever is wished for competes with the paper's method, which comes first and so wins every tie."""
+    joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
+    assert candidates("joint", "visits", refined=False) == [PAPER, *joint]
+    assert candidates("independent", "uniform", refined=False) == [PAPER]
+    assert candidates("independent", "visits", refined=False) == [PAPER, Method("independent", "visits")]
+    refined = candidates("joint", "uniform", refined=True)
+    assert [method.refined for method in refined] == [False] * 4 + [True] * 4
+    assert refined[4] == Method("independent", "uniform", refined=True)
+    assert len({str(method) for method in refined}) == 8
+
+
+def test_exact_candidates_leave_the_paper_out() -> None:
+    """Where values and weights are wanted exactly, joint ones compete by strength alone and others not at all."""
+    joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
+    assert candidates("joint", "visits", refined=False, exactly=True) == joint
+    assert candidates("independent", "visits", refined=False, exactly=True) == [Method("independent", "visits")]
+    assert candidates("independent", "uniform", refined=False, exactly=True) == [PAPER]
+    refined = candidates("independent", "visits", refined=True, exactly=True)
+    assert refined == [Method("independent", "visits"), Method("independent", "visits", refined=True)]
+
+
+def test_exact_method_of_few_texts_backs_off_most() -> None:
+    """Below five texts nothing tells strengths apart: the greatest is taken, and not the paper's tree."""
+    methods = candidates("joint", "uniform", refined=True, exactly=True)
+    fit = Fitter(random_calibration(1, sequences=3), Limits(16, 16)).choose(methods)
+    assert (fit.method, fit.steps) == (Method("joint", "uniform", 1024.0), None)
+
+
+@pytest.mark.parametrize("values", ["joint", "independent"])
+def test_progress_ends_with_all_growths_done(values: str) -> None:
+    """Each growth is told, none goes back, and the last one makes the task whole, also where trees settle early."""
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int, note: str) -> None:
+        assert note
+        told.append((done, total))
+
+    fitter = Fitter(random_calibration(2), Limits(12, 16), progress=progress)
+    fit = fitter.choose(candidates(values, "visits", refined=False))
+    assert told[-1] == (told[0][1], told[0][1])
+    assert told == sorted(told)
+    growths = {"joint": 5 * (1 + 4 + 3) + (1 + 4 + 1), "independent": 5 * (1 + 4 + 1) + (1 + 4 + 1)}
+    assert {total for _, total in told} == {growths[values]}
+    told.clear()
+    fitter.build([fit.method])
+    assert told == []
+    fitter.unseen_by_size(Method(values, "visits", 256.0), [1, 4, 12])
+    assert told[-1] == (30, 30)
+
+
+def test_is_paper_is_the_paper_alone() -> None:
+    """Any other values, weights or refinement are not the paper's."""
+    assert PAPER.is_paper
+    assert not any(method.is_paper for method in METHODS[1:])
+    assert not Method("independent", "uniform", refined=True).is_paper
+
+
+def test_paper_alone_wins() -> None:
+    """With one candidate there is nothing to choose, but its steps on unseen texts are known."""
+    fit = Fitter(random_calibration(0), Limits(16, 16)).choose([PAPER])
+    assert fit.method == PAPER
+    assert fit.steps is not None
+    assert fit.trials == {str(PAPER): int(fit.steps.sum())}
+    assert fit.tree == fit.growth.tree(16)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_choice_on_independent_heads_is_not_much_worse(seed: int) -> None:
+    """Where the paper's assumption is true and texts are few, the choice costs next to nothing on fresh ones."""
+    few = random_calibration(seed, sequences=12)
+    fresh = random_calibration(seed + 100, sequences=300)
+    paper = build_tree(few, 24, values="independent", weights="uniform")
+    assert replay(build_tree(few, 24), fresh).tokens_per_step > 0.985 * replay(paper, fresh).tokens_per_step
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_fit_is_deterministic(method: Method) -> None:
+    """The same calibration and seed give equal trees, growths, trials and steps."""
+    one, other = (Fitter(random_calibration(5), Limits(20, 16)).choose([PAPER, method]) for _ in range(2))
+    assert one.tree == other.tree
+    assert one.growth.values.tolist() == other.growth.values.tolist()
+    assert one.steps is not None
+    assert other.steps is not None
+    assert one.steps.tolist() == other.steps.tolist()
+    assert (one.method, one.trials) == (other.method, other.trials)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_weight_two_equals_twice(method: Method) -> None:
+    """A text of weight two counts as two equal texts, whatever the method."""
+    calibration = random_calibration(6, sequences=9)
+    texts = [calibration.sequence(s) for s in range(9)]
+    doubled = [text for s, text in enumerate(texts) for _ in range(2 if s in (1, 4) else 1)]
+    lengths = [len(text) for text in doubled]
+    twice = Calibration(
+        ranks=np.concatenate(doubled),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        prompt_ids=tuple(f"set:{s:08}" for s in range(len(doubled))),
+        token_hashes=tuple(map(str, range(len(doubled)))),
+        kept=calibration.kept,
+        provenance=calibration.provenance,
+    )
+    weights = np.where(np.isin(np.arange(9), [1, 4]), 2.0, 1.0)
+    limits = Limits(24, 16)
+    [(growth, tree)] = Fitter(calibration, limits, text_weights=weights).build([method])
+    [(wanted, other)] = Fitter(twice, limits).build([method])
+    assert tree.paths == other.paths
+    np.testing.assert_allclose(growth.values, wanted.values, rtol=1e-9)
+    [(plain, _)] = Fitter(calibration, limits).build([method])
+    assert not np.allclose(plain.values, wanted.values)  # the weight matters
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_build_on_some_texts_equals_their_own_calibration(method: Method) -> None:
+    """Texts left out leave no trace in the tree."""
+    calibration = random_calibration(7)
+    texts = np.arange(20) % 3 > 0
+    [(growth, tree)] = Fitter(calibration, Limits(24, 16)).build([method], texts)
+    [(wanted, other)] = Fitter(calibration.select(np.flatnonzero(texts)), Limits(24, 16)).build([method])
+    assert tree.paths == other.paths
+    np.testing.assert_allclose(growth.values, wanted.values, rtol=1e-9)
+
+
+@pytest.mark.parametrize("sequences", [1, FOLDS - 1])
+def test_too_few_texts_are_no_choice(sequences: int) -> None:
+    """Below five texts the first method is built on all of them, and nothing is said of unseen ones."""
+    calibration = random_calibration(1, sequences=sequences)
+    fit = Fitter(calibration, Limits(16, 16)).choose(candidates("joint", "visits", refined=False))
+    assert (fit.method, fit.trials, fit.steps) == (PAPER, {}, None)
+    assert fit.tree == Fitter(calibration, Limits(16, 16)).build([PAPER])[0][1]
+    assert Fitter(random_calibration(1, sequences=FOLDS), Limits(16, 16)).choose([PAPER]).steps is not None
+
+
+def test_steps_on_unseen_texts_are_of_trees_without_them() -> None:
+    """Every text is replayed by a tree built from the other folds: equal folds, each with its own tree."""
+    calibration = random_calibration(2)
+    fitter = Fitter(calibration, Limits(24, 16))
+    fit = fitter.choose([PAPER])
+    assert fit.steps is not None
+    assert fit.steps.sum() > fitter.steps(fit.tree).sum()
+    folds = fitter._folds(0)
+    assert np.bincount(folds).tolist() == [4] * FOLDS
+    for fold in range(FOLDS):
+        others = calibration.select(np.flatnonzero(folds != fold))
+        tree = grow(IndependentValues(others.accuracy), 24).tree()
+        assert fitter.steps(tree, folds == fold).tolist() == fit.steps[folds == fold].tolist()
+
+
+@pytest.mark.parametrize("method", [PAPER, JOINT], ids=str)
+def test_unseen_steps_fall_with_size(method: Method) -> None:
+    """One node makes a step of every token, the largest size is the choice's own, and in between steps fall."""
+    calibration = random_calibration(8, sequences=40)
+    fitter = Fitter(calibration, Limits(32, 16))
+    sizes = [1, 2, 4, 8, 16, 32]
+    found = fitter.unseen_by_size(method, sizes)
+    assert found[0].tolist() == np.diff(calibration.offsets).tolist()
+    totals = [int(steps.sum()) for steps in found]
+    assert all(more < 1.01 * fewer for fewer, more in itertools.pairwise(totals))
+    assert totals[-1] < totals[0] / 2
+    fit = fitter.choose([method])
+    assert fit.steps is not None
+    assert found[-1].tolist() == fit.steps.tolist()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_unseen_steps_of_every_size_are_those_of_prefixes(method: Method) -> None:
+    """Each size replays the tree of the growth's first nodes, on the texts that the growth left out."""
+    calibration = random_calibration(12, sequences=10, length=30)
+    fitter = Fitter(calibration, Limits(14, 16))
+    folds = fitter._folds(0)
+    sizes = list(range(1, 15))
+    for nodes, steps in zip(sizes, fitter.unseen_by_size(method, sizes), strict=True):
+        for fold in range(FOLDS):
+            [(growth, _)] = fitter.build([method], folds != fold)
+            own = replay(growth.tree(nodes), calibration.select(np.flatnonzero(folds == fold)))
+            assert steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
+
+
+def test_unseen_steps_below_five_texts_are_seen_ones() -> None:
+    """Too few texts to leave any out: all are replayed by the tree of all."""
+    fitter = Fitter(random_calibration(1, sequences=3), Limits(8, 16))
+    [(growth, _)] = fitter.build([PAPER])
+    for nodes, steps in zip([1, 8], fitter.unseen_by_size(PAPER, [1, 8]), strict=True):
+        assert steps.tolist() == fitter.steps(growth.tree(nodes)).tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_of_some_texts_are_those_of_all(seed: int) -> None:
+    """A text's steps are its own, as in replay, whichever other texts are there."""
+    calibration = random_calibration(seed)
+    fitter = Fitter(calibration, Limits(16, 16))
+    tree = random_tree(seed, nodes=20, depth=4, ranks=8)
+    everywhere = fitter.steps(tree)
+    assert everywhere.tolist() == replay(tree, calibration).steps_by_sequence().tolist()
+    texts = np.random.default_rng(seed).random(20) < 0.4
+    assert fitter.steps(tree, texts).tolist() == everywhere[texts].tolist()
+
+
+KIN = [PAPER, *(Method("joint", "visits", strength) for strength in (64.0, 256.0, 1024.0))]
+
+
+@pytest.mark.parametrize(
+    ("excess", "winner"),
+    [
+        # Steps on eight texts above those of strength 64; the paper's always far behind.
+        ({256.0: [0] * 8, 1024.0: [0] * 8}, 1024.0),  # ties go to the greatest strength
+        ({256.0: [1] * 8, 1024.0: [1] * 8}, 64.0),  # a little worse on every text: no noise to hide in
+        ({256.0: [5, -5] * 4, 1024.0: [9] * 8}, 256.0),  # as good on average, and noisy
+        ({256.0: [9] * 8, 1024.0: [3, -2] * 4}, 1024.0),  # 4 steps more, within one standard error of 7.07
+        ({256.0: [9] * 8, 1024.0: [4, -2] * 4}, 1024.0),  # 8 more, within 8.49
+        ({256.0: [9] * 8, 1024.0: [4, -1] * 4}, 64.0),  # 12 more, beyond 7.07
+        ({256.0: [-1] * 8, 1024.0: [9] * 8}, 256.0),  # the best is the best
+    ],
+)
+def test_winner_backs_off_most_within_a_standard_error(excess: dict[float, list[int]], winner: float) -> None:
+    """Of one kin, the greatest strength whose paired excess is at most one standard error above the best."""
+    fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
+    base = np.full(8, 100)
+    results = [base + 50, base, *(base + np.array(excess[strength]) for strength in (256.0, 1024.0))]
+    assert fitter._winner(KIN, results) == Method("joint", "visits", winner)
+
+
+def test_paper_wins_ties() -> None:
+    """Where joint trees do no better than the paper's, the paper's is built."""
+    fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
+    assert fitter._winner(KIN, [np.full(8, 100)] * 4) == PAPER
+
+
+def test_weights_of_texts_decide_the_winner() -> None:
+    """Steps on a text that weighs ten count ten times."""
+    base = np.full(8, 100)
+    results = [base, np.where(np.arange(8) == 3, 90, 103)]
+    plain = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
+    heavy = Fitter(plain.calibration, plain.limits, text_weights=np.where(np.arange(8) == 3, 10.0, 1.0))
+    methods = [PAPER, Method("independent", "visits")]
+    assert plain._winner(methods, results) == PAPER
+    assert heavy._winner(methods, results) == methods[1]
+
+
+def test_weights_of_texts_decide_the_standard_error() -> None:
+    """One weighed step more on the text of weight 100 exceeds the noise of the others, which do not weigh."""
+    weights = np.where(np.arange(8) == 3, 100.0, 1.0)
+    fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16), text_weights=weights)
+    base, noisy = np.full(8, 100), np.array([103, 97, 103, 101, 97, 103, 97, 100])
+    assert fitter._winner(KIN[1:3], [base, noisy]) == KIN[1]  # 100 more, beyond 93.9
+    assert Fitter(fitter.calibration, fitter.limits)._winner(KIN[1:3], [base, noisy]) == KIN[2]  # 1 more, within 7.3
+
+
+def test_refined_method_is_refined_on_the_fitted_texts() -> None:
+    """The refined candidate has the size of the plain one and no more steps on its own texts, and no values."""
+    calibration = random_calibration(9, sequences=10)
+    texts = np.arange(10) < 7
+    fitter = Fitter(calibration, Limits(10, 16), refine_seconds=60.0)
+    methods = [PAPER, Method("independent", "uniform", refined=True)]
+    [(plain, tree), (growth, refined)] = fitter.build(methods, texts)
+    assert growth is plain
+    assert refined.nodes == tree.nodes == 10
+    assert fitter.steps(refined, texts).sum() <= fitter.steps(tree, texts).sum()
+
+
+@pytest.fixture(scope="module")
+def fresh_stretches() -> Calibration:
+    """Texts of the easy and hard source that no tree has seen."""
+    return stretches(900, 1200)
+
+
+@pytest.mark.parametrize("nodes", [16, 64])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_joint_beats_the_paper_where_texts_are_hard_in_stretches(
+    seed: int, nodes: int, fresh_stretches: Calibration
+) -> None:
+    """Heads that err together, and steps that begin where they err: the joint tree is 2 % better."""
+    calibration = stretches(seed, 300)
+    tree = build_tree(calibration, nodes)
+    paper = build_tree(calibration, nodes, values="independent", weights="uniform")
+    assert tree.source["method"]["values"] == "joint"
+    fresh, of_paper = (replay(t, fresh_stretches).tokens_per_step for t in (tree, paper))
+    assert fresh > 1.02 * of_paper
+    assert tree.expected is not None
+    assert tree.expected.unseen is not None
+    assert paper.expected is not None
+    assert tree.expected.unseen == pytest.approx(fresh, rel=0.015)
+    assert abs(paper.expected.independent / of_paper - 1) > abs(tree.expected.unseen / fresh - 1)

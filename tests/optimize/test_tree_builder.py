@@ -1,0 +1,172 @@
+"""From a calibration to a tree in one call."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from helpers import make_calibration, random_calibration
+
+import treeopt
+from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.strict_yaml import MAX_BYTES
+from treeopt.files.trees import tree_yaml
+from treeopt.optimize.refine import Limits
+from treeopt.optimize.replay import replay
+from treeopt.optimize.tree_builder import build_tree, check_size
+from treeopt.tree import Tree
+
+
+def products(tree: Tree, calibration: Calibration) -> list[float]:
+    """Of each path, the product of its accuracies."""
+    accuracy = calibration.accuracy
+    return [math.prod(accuracy[head, rank] for head, rank in enumerate(path)) for path in tree.paths]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("nodes", [1, 2, 16, 64])
+def test_expected_of_a_built_tree(nodes: int, seed: int) -> None:
+    """Independent is 1 and the sum of the products of accuracies; replay is the replay on the calibration itself."""
+    calibration = random_calibration(seed, sequences=40)
+    tree = build_tree(calibration, nodes)
+    assert tree.nodes == nodes
+    assert tree.expected is not None
+    assert tree.expected.independent == pytest.approx(1.0 + math.fsum(products(tree, calibration)), rel=1e-5)
+    assert tree.expected.replay == pytest.approx(replay(tree, calibration).tokens_per_step, abs=1e-6)
+
+
+def test_values_of_a_built_tree() -> None:
+    """Each node of the paper's tree carries the product of its accuracies, to six digits."""
+    calibration = random_calibration(0, sequences=40)
+    tree = build_tree(calibration, 64, values="independent", weights="uniform")
+    assert tree.values == pytest.approx(products(tree, calibration), rel=1e-5)
+
+
+def test_expected_by_hand() -> None:
+    """Head 1 is right in two of three trials and head 2 in one of two: 1 + 2/3 + 1/3, in steps of 3 and 1."""
+    calibration = make_calibration([np.array([[0, 0], [0, 3], [5, 0], [0, 0]])], kept=2)
+    tree = build_tree(calibration, 3)
+    assert tree.paths == ((0,), (0, 0))
+    assert tree.values == (0.666667, 0.333333)
+    assert tree.expected is not None
+    assert tree.expected.independent == 2.0
+    assert tree.expected.replay == 2.0
+
+
+def test_one_node_of_a_built_tree() -> None:
+    """A budget of one node gives the root alone: one token per step by both estimates."""
+    tree = build_tree(random_calibration(0), 1)
+    assert tree.paths == ()
+    assert tree.expected is not None
+    assert (tree.expected.independent, tree.expected.replay) == (1.0, 1.0)
+
+
+def test_built_tree_is_better_than_others() -> None:
+    """By its own estimate no chain and no flat tree of the same size is better."""
+    calibration = random_calibration(1, sequences=40, heads=4)
+    tree = build_tree(calibration, 5)
+    flat = Tree(tuple((rank,) for rank in range(4)))
+    assert tree.expected is not None
+    for other in (Tree.chain(4), flat):
+        assert tree.expected.independent >= 1.0 + math.fsum(products(other, calibration)) - 1e-5
+
+
+@pytest.mark.parametrize("max_rank", [0, 1, 3])
+def test_max_rank_is_respected(max_rank: int) -> None:
+    """No path has a larger rank; the largest allowed is used."""
+    tree = build_tree(random_calibration(0, sequences=40), 200, max_rank=max_rank)
+    assert tree.max_rank == max_rank
+    assert tree.expected is not None
+    assert tree.expected.top_k == max_rank + 1
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_top_k_is_respected(top_k: int) -> None:
+    """Only the first K ranks are used, and K stands beside the figures."""
+    calibration = random_calibration(0, sequences=40)
+    tree = build_tree(calibration, 200, top_k=top_k)
+    assert tree.max_rank == top_k - 1
+    assert tree.expected is not None
+    assert tree.expected.top_k == top_k
+    assert tree.source["method"]["top_k"] == top_k
+    assert tree == build_tree(calibration, 200, max_rank=top_k - 1)
+
+
+def test_top_k_is_at_most_the_ranks_kept() -> None:
+    """K is what the figures rest on, not what was asked for."""
+    tree = build_tree(random_calibration(0, kept=4), 30, top_k=32)
+    assert tree.expected is not None
+    assert tree.expected.top_k == 4
+
+
+@pytest.mark.parametrize(("top_k", "max_rank", "ranks"), [(3, 9, 3), (9, 2, 3)])
+def test_the_narrower_of_top_k_and_max_rank_counts(top_k: int, max_rank: int, ranks: int) -> None:
+    """Both limits hold at once."""
+    tree = build_tree(random_calibration(0, sequences=40), 200, top_k=top_k, max_rank=max_rank)
+    assert tree.max_rank == ranks - 1
+
+
+@pytest.mark.parametrize("max_depth", [1, 2, 9])
+def test_max_depth_is_respected(max_depth: int) -> None:
+    """No path is longer."""
+    tree = build_tree(random_calibration(0, sequences=40), 60, max_depth=max_depth)
+    assert tree.depth == min(max_depth, 4)
+
+
+def test_source_names_the_calibration() -> None:
+    """A tree says by what and from which calibration it was made."""
+    calibration = random_calibration(4, sequences=7)
+    source = build_tree(calibration, 20).source
+    assert source["made_by"] == f"treeopt {treeopt.__version__}"
+    assert source["method"]["nodes_asked"] == 20
+    assert source["calibration"] == {
+        "model": "base",
+        "model_id": "b1",
+        "heads": "heads",
+        "heads_id": "h1",
+        "prompts": "prompts.json",
+        "sequences": 7,
+        "positions": calibration.positions,
+    }
+
+
+def test_budget_beyond_what_has_value() -> None:
+    """Ranks that never came are left out, so the tree is smaller than asked for."""
+    calibration = make_calibration([np.array([[0, 1], [2, 1], [0, 1], [0, 1]])])
+    tree = build_tree(calibration, 64)
+    assert tree.paths == ((0,), (2,), (0, 1), (2, 1))
+    assert tree.source["method"]["nodes_asked"] == 64
+
+
+def test_built_twice_is_equal() -> None:
+    """The same calibration gives the same tree, figures and source."""
+    one, other = (build_tree(random_calibration(2), 64) for _ in range(2))
+    assert one == other
+    assert (one.expected, one.source) == (other.expected, other.source)
+
+
+@pytest.mark.parametrize(("levels", "ranks"), [(5, 32), (8, 100), (9, 253)])
+def test_largest_tree_that_is_allowed_fits_into_a_file(levels: int, ranks: int) -> None:
+    """One node more is refused; the lines of the longest paths and values, as many as are allowed, are read."""
+    with pytest.raises(TreeoptError) as caught:
+        check_size(Limits(1 << 30, ranks), levels, "--nodes")
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    most = int(caught.value.fix.split()[1])
+    check_size(Limits(most, ranks), levels, "--nodes")
+    with pytest.raises(TreeoptError):
+        check_size(Limits(most + 1, ranks), levels, "--nodes")
+    longest = Tree.from_paths([(ranks - 1,) * depth for depth in range(1, levels + 1)], [1.23456e-10] * levels)
+    *_, line = tree_yaml(longest).splitlines()
+    assert most > 80_000
+    assert (len(line) + 1) * most < MAX_BYTES - 10_000
+
+
+def test_limits_that_allow_few_nodes_are_never_too_large() -> None:
+    """What counts is how many nodes there can be: 1 + 2 + 4 with two ranks and two levels."""
+    check_size(Limits(1 << 30, 2), 2, "--nodes")
+    check_size(Limits(1 << 30, 1), 12, "--nodes")
+    check_size(Limits(1 << 30, 253, 2), 5, "--nodes")
+    with pytest.raises(TreeoptError, match="16,258,540"):
+        check_size(Limits(1 << 30, 253, 3), 5, "--nodes")

@@ -1,0 +1,184 @@
+"""Node values: each estimator against a naive version in plain Python, and what growth relies on."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from helpers import random_calibration
+from numpy.typing import NDArray
+
+from treeopt.calibration import NONE, Ranks
+from treeopt.optimize import values as values_module
+from treeopt.optimize.trie import Floats, PathTrie
+from treeopt.optimize.values import IndependentValues, JointValues, falling
+from treeopt.tree import Path
+
+
+def pooled(row: list[float]) -> list[float]:
+    """The nearest row that never rises: pool adjacent violators."""
+    pools: list[list[float]] = []
+    for value in row:
+        pools.append([value])
+        while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) < sum(pools[-1]) / len(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [sum(pool) / len(pool) for pool in pools for _ in pool]
+
+
+@dataclass
+class Naive:
+    """The docstring of `JointValues` once more, with dictionaries."""
+
+    ranks: Ranks
+    top_k: int
+    uniform: Floats
+    visits: Floats | None
+    strength: float
+
+    def shares(self, weights: Floats, prefix: Path | None, depth: int) -> tuple[list[float], float]:
+        """Weight of each rank at a depth, and of all tokens there, after exactly `prefix` (any below K if None)."""
+        hits: dict[int, float] = defaultdict(float)
+        trials = 0.0
+        for row, weight in zip(self.ranks.tolist(), weights.tolist(), strict=True):
+            before = row[:depth]
+            if (max(before, default=0) < self.top_k) if prefix is None else (tuple(before) == prefix):
+                hits[row[depth]] += weight
+                trials += weight * (row[depth] != NONE)
+        return [hits[rank] for rank in range(self.top_k)], trials
+
+    def broad(self, weights: Floats, depth: int) -> list[float]:
+        """Stage 1."""
+        hits, trials = self.shares(weights, None, depth)
+        return [hit / trials if trials else 0.0 for hit in hits]
+
+    def posterior(self, weights: Floats, prefix: Path, prior: list[float], strength: float) -> list[float]:
+        """Stages 2 and 3: positions with exactly these ranks, and a prior worth `strength` of them."""
+        hits, trials = self.shares(weights, prefix, len(prefix))
+        return [(hit + strength * p) / (trials + strength) for hit, p in zip(hits, prior, strict=True)]
+
+    def conditional(self, prefix: Path) -> list[float]:
+        """q(r | path) for every rank r."""
+        broad = self.broad(self.uniform, len(prefix))
+        share = self.posterior(self.uniform, prefix, broad, self.strength / 8)
+        if self.visits is not None:
+            visited = self.broad(self.visits, len(prefix))
+            scale = [v / b if b > 0 else 1.0 for v, b in zip(visited, broad, strict=True)]
+            prior = [s * factor for s, factor in zip(share, scale, strict=True)]
+            share = self.posterior(self.visits, prefix, prior, self.strength)
+        return [min(q, 1.0) for q in pooled(share)]
+
+
+def joint(ranks: Ranks, top_k: int, uniform: Floats, visits: Floats | None, strength: float) -> JointValues:
+    """The estimator itself."""
+    trie = PathTrie(ranks, top_k)
+    return JointValues(trie, trie.count(uniform), strength, None if visits is None else trie.count(visits))
+
+
+def as_rows(paths: Sequence[Path], depth: int) -> NDArray[np.int32]:
+    """int32 [n, depth]."""
+    return np.array(paths, np.int32).reshape(len(paths), depth)
+
+
+@pytest.mark.parametrize("visited", [False, True], ids=["uniform", "visits"])
+@pytest.mark.parametrize(("seed", "top_k", "strength"), [(0, 4, 64.0), (1, 3, 8.0), (2, 8, 1024.0), (3, 2, 0.5)])
+def test_joint_equals_a_naive_version(seed: int, top_k: int, strength: float, visited: bool) -> None:
+    """Children of paths that occur often, seldom or never have the values of three stages and falling smoothing."""
+    ranks = random_calibration(seed, sequences=8, length=20, heads=3, kept=8).ranks
+    rng = np.random.default_rng(seed)
+    uniform = rng.integers(1, 4, len(ranks)).astype(np.float64)
+    visits = uniform * (rng.random(len(ranks)) < 0.4) if visited else None
+    naive = Naive(ranks, top_k, uniform, visits, strength)
+    estimator = joint(ranks, top_k, uniform, visits, strength)
+    assert estimator.shape == (3, top_k)
+    seldom = 0
+    for depth in range(3):
+        paths = list(itertools.product(range(top_k), repeat=depth))
+        own = rng.random(len(paths))
+        table = estimator.children(as_rows(paths, depth), own)
+        wanted = [[value * q for q in naive.conditional(path)] for path, value in zip(paths, own.tolist(), strict=True)]
+        np.testing.assert_allclose(table, wanted, rtol=1e-9, atol=1e-15)
+        seldom += sum(sum(naive.shares(uniform, path, depth)[0]) == 0 for path in paths)
+    assert seldom or top_k < 4  # the case of paths that never came was there
+
+
+@pytest.mark.parametrize("visited", [False, True], ids=["uniform", "visits"])
+def test_joint_without_prior_is_the_exact_joint_frequency(visited: bool) -> None:
+    """Where a prior is worth nothing and shares fall by themselves, a path's value is the weight of its positions."""
+    table = [path for path in itertools.product(range(3), repeat=3) for _ in range(3 ** (6 - sum(path)))]
+    ranks = np.array(table, np.uint8)
+    visits = np.where(ranks[:, 0] == 0, 1.0, 0.5)  # still falling
+    counted = visits if visited else np.ones(len(ranks))
+    estimator = joint(ranks, 3, np.ones(len(ranks)), visits if visited else None, 1e-9)
+    values: dict[Path, float] = {(): 1.0}
+    for depth in range(3):
+        paths = sorted(path for path in values if len(path) == depth)
+        own = np.array([values[path] for path in paths])
+        for path, row in zip(paths, estimator.children(as_rows(paths, depth), own), strict=True):
+            values.update({(*path, rank): float(value) for rank, value in enumerate(row)})
+    for path, value in values.items():
+        same = (ranks[:, : len(path)] == np.array(path, np.uint8)).all(axis=1)
+        assert value == pytest.approx(counted[same].sum() / counted.sum(), rel=1e-6)
+
+
+@pytest.mark.parametrize("strength", [1e-9, 1.0, 256.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_child_exceeds_its_parent(seed: int, strength: float) -> None:
+    """Even where visiting blows a rank's share up, a child's value is at most its parent's and never below 0."""
+    rng = np.random.default_rng(seed)
+    ranks = random_calibration(seed, sequences=6, length=15, heads=3, kept=8).ranks
+    visits = rng.random(len(ranks)) * (rng.random(len(ranks)) < 0.1) * 50
+    estimator = joint(ranks, 6, np.ones(len(ranks)), visits, strength)
+    for depth in range(3):
+        paths = as_rows(list(itertools.product(range(6), repeat=depth)), depth)
+        own = rng.random(len(paths))
+        table = estimator.children(paths, own)
+        assert (table <= own[:, None]).all()
+        assert (table >= 0).all()
+
+
+def test_independent_is_the_product_of_accuracies() -> None:
+    """A child's value is its parent's times the accuracy of the next head at its rank, whatever the parent is."""
+    estimator = IndependentValues(np.array([[0.5, 0.25], [0.1, 0.4]]))
+    assert estimator.shape == (2, 2)
+    assert estimator.children(np.zeros((1, 0), np.int32), np.ones(1)).tolist() == [[0.5, 0.25]]
+    table = estimator.children(np.array([[0], [1]], np.int32), np.array([0.5, 0.25]))
+    np.testing.assert_allclose(table, [[0.05, 0.2], [0.025, 0.1]], rtol=1e-15)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 32])
+def test_falling_equals_pooling(width: int) -> None:
+    """Each row becomes its antitonic regression: what pooling of adjacent violators gives."""
+    rng = np.random.default_rng(width)
+    rows = rng.random((40, width)) * (rng.random((40, width)) < 0.7)
+    np.testing.assert_allclose(falling(rows), [pooled(row) for row in rows.tolist()], rtol=1e-9, atol=1e-12)
+
+
+def test_falling_again_changes_nothing() -> None:
+    """Smoothed rows, and rows that fall from the start, stay as they are."""
+    rows = np.random.default_rng(0).random((20, 9))
+    once = falling(rows)
+    np.testing.assert_allclose(falling(once), once, rtol=1e-12)
+    ordered = -np.sort(-rows, axis=1)
+    np.testing.assert_allclose(falling(ordered), ordered, rtol=1e-12)
+    assert falling(np.array([[1.0, 3.0, 2.0, 0.0]])).tolist() == [[2.0, 2.0, 2.0, 0.0]]
+
+
+def test_falling_keeps_zeros_exact() -> None:
+    """Ranks behind the last one that ever came have no value at all: growth must not take rounding for value."""
+    rows = np.random.default_rng(1).random((50, 12))
+    rows[:, 7:] = 0.0
+    assert (falling(rows)[:, 7:] == 0.0).all()
+
+
+def test_falling_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows are smoothed at a time, the result is equal to the last bit."""
+    rows = np.random.default_rng(2).random((23, 5))
+    whole = falling(rows)
+    for chunk in (1, 50, 23 * 25):
+        monkeypatch.setattr(values_module, "_CHUNK", chunk)
+        assert np.array_equal(falling(rows), whole)

@@ -1,0 +1,537 @@
+"""Prompts: every file form and field is read, and what cannot be used is refused by file and row."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+from tiny import tiny_base
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
+from treeopt.models import hub
+from treeopt.models.base import Base
+from treeopt.texts import prompts as prompts_module
+from treeopt.texts.encode import Skipped, Text, encode, joins_turns, next_turn
+from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
+
+ROWS = [{"instruction": "Name a bird."}, {"instruction": "Name a fish.", "output": "A carp."}]
+TEMPLATE = (
+    "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shared: Path) -> PreTrainedTokenizerBase:
+    """The shared model's tokenizer, which has no chat template."""
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(shared / "models" / "tinystories-260k")
+    assert loaded.chat_template is None
+    return loaded
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """An empty folder, an empty hub cache and no hub; the list takes every address that is connected to."""
+    tried: list[object] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "hub_reachable", lambda: False)
+    monkeypatch.setattr(prompts_module, "hub_reachable", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(socket.socket, "connect", lambda _self, address: tried.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_more, **_named: tried.append(host))
+    monkeypatch.setattr("datasets.get_dataset_split_names", lambda name, **_named: tried.append(name))
+    return tried
+
+
+def write_rows(file: Path, rows: list[Any]) -> Path:
+    """A prompt file in the form that its suffix names."""
+    if file.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif file.suffix == ".txt":
+        file.write_text("".join(row + "\n" for row in rows))
+    else:
+        file.write_text(json.dumps(rows))
+    return file
+
+
+def one(tmp_path: Path, row: Any, **options: Any) -> Prompt:
+    """The prompt made of one row."""
+    return load_prompts(str(write_rows(tmp_path / "one.json", [row])), **options).prompts[0]
+
+
+def refusal(name: Path | str, **options: Any) -> TreeoptError:
+    """The error that loading ends with."""
+    with pytest.raises(TreeoptError) as caught:
+        load_prompts(str(name), **options)
+    return caught.value
+
+
+def contents(prompts: PromptSet) -> list[str]:
+    """What each prompt says."""
+    return [prompt.text if prompt.messages is None else prompt.messages[-1]["content"] for prompt in prompts.prompts]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_load_prompts_rows(tmp_path: Path, suffix: str) -> None:
+    """The same rows come out of all three forms."""
+    prompts = load_prompts(str(write_rows(tmp_path / f"rows{suffix}", ROWS)))
+    assert contents(prompts) == ["Name a bird.", "Name a fish."]
+    assert prompts.prompts[0].messages == ({"role": "user", "content": "Name a bird."},)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".json", ".jsonl"])
+def test_load_prompts_plain_strings(tmp_path: Path, suffix: str) -> None:
+    """A bare string, or a line of a .txt, is a request."""
+    prompts = load_prompts(str(write_rows(tmp_path / f"rows{suffix}", ["Name a bird.", "Näme ä fish."])))
+    assert contents(prompts) == ["Name a bird.", "Näme ä fish."]
+    assert prompts.prompts[1].messages == ({"role": "user", "content": "Näme ä fish."},)
+
+
+@pytest.mark.parametrize(("suffix", "line"), [(".txt", "{}"), (".jsonl", '"{}"')])
+def test_load_prompts_blank_lines(tmp_path: Path, suffix: str, line: str) -> None:
+    """Blank lines are no prompts."""
+    (tmp_path / f"rows{suffix}").write_text("\n".join(["", line.format("a"), "  ", line.format("b"), ""]))
+    assert contents(load_prompts(str(tmp_path / f"rows{suffix}"))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("field", ["instruction", "prompt"])
+def test_load_prompts_request_fields(tmp_path: Path, field: str) -> None:
+    """`instruction` and `prompt` are requests."""
+    prompt = one(tmp_path, {field: "Name a bird.", "other": 3})
+    assert (prompt.messages, prompt.text) == (({"role": "user", "content": "Name a bird."},), None)
+
+
+def test_load_prompts_text_field(tmp_path: Path) -> None:
+    """`text` is continued as it stands."""
+    prompt = one(tmp_path, {"text": "Once upon a time"})
+    assert (prompt.messages, prompt.text) == (None, "Once upon a time")
+
+
+def test_load_prompts_instruction_with_input(tmp_path: Path) -> None:
+    """An `input` follows its instruction after a blank line; an empty one adds nothing."""
+    with_input = one(tmp_path, {"instruction": "Translate.", "input": "a bird"})
+    without = one(tmp_path, {"instruction": "Translate.", "input": ""})
+    assert with_input.messages == ({"role": "user", "content": "Translate.\n\na bird"},)
+    assert without.messages == ({"role": "user", "content": "Translate."},)
+
+
+def test_load_prompts_messages(tmp_path: Path) -> None:
+    """A chat is taken whole; a last answer of the assistant is the answer, not part of the prompt."""
+    asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    chat = [*asked, {"role": "assistant", "content": "Hello"}]
+    assert one(tmp_path, {"messages": asked}).messages == tuple(asked)
+    answered = one(tmp_path, {"messages": chat}, answers=True)
+    assert (answered.messages, answered.answer) == (tuple(asked), "Hello")
+
+
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["Write a post.", "Shorter."], "reference": ["a", "b"]},
+    {"question_id": 1, "category": "translation", "turns": ["Translate: Vogel"]},
+]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_load_prompts_turns(tmp_path: Path, suffix: str) -> None:
+    """MT-bench's and Spec-Bench's rows begin with their first turn, keep the others, and their category."""
+    first, second = load_prompts(str(write_rows(tmp_path / f"question{suffix}", QUESTIONS))).prompts
+    assert (first.messages, first.text) == (({"role": "user", "content": "Write a post."},), None)
+    assert (first.category, first.turn, first.later) == ("writing", 1, ("Shorter.",))
+    assert (second.category, second.later) == ("translation", ())
+
+
+def test_load_prompts_turns_under_prompt(tmp_path: Path) -> None:
+    """The hub's MT-bench lists its turns under `prompt`; one text there is one request, as ever."""
+    prompt = one(tmp_path, {"category": "math", "prompt": ["a", "b"], "prompt_id": 3})
+    assert (prompt.messages, prompt.later) == (({"role": "user", "content": "a"},), ("b",))
+    assert one(tmp_path, {"prompt": "a", "turns": []}).later == ()
+
+
+def test_prompt_after_an_answer(tmp_path: Path) -> None:
+    """The next turn holds all that was said; its id sorts between its row's and the next row's."""
+    rows = [{"turns": [f"t{i}" for i in range(12)]}, "other"]
+    first, other = load_prompts(str(write_rows(tmp_path / "rows.jsonl", rows))).prompts
+    prompts = [first]
+    while prompts[-1].later:
+        prompts.append(prompts[-1].after(f"a{len(prompts) - 1}"))
+    assert len(prompts) == 12
+    assert [message["content"] for message in prompts[2].messages or ()] == ["t0", "a0", "t1", "a1", "t2"]
+    assert [message["role"] for message in prompts[1].messages or ()] == ["user", "assistant", "user"]
+    ids = [prompt.id for prompt in (*prompts, other)]
+    assert ids == sorted(set(ids))
+    assert ids[1] == f"{first.id}.02"
+
+
+@pytest.mark.parametrize("turns", [[], [3], ["a", ""], "a", [["a"]]])
+def test_load_prompts_unusable_turns(tmp_path: Path, turns: Any) -> None:
+    """Turns that are no list of texts are no prompt."""
+    assert refusal(write_rows(tmp_path / "rows.json", [{"turns": turns}])).code is Code.PROMPTS_INVALID
+
+
+@pytest.mark.parametrize("field", ["output", "response", "completion", "answer"])
+def test_load_prompts_answers(tmp_path: Path, field: str) -> None:
+    """An answer is read where it is wanted, and only there."""
+    row = {"instruction": "Name a bird.", field: "A wren."}
+    assert one(tmp_path, row, answers=True).answer == "A wren."
+    assert one(tmp_path, row).answer is None
+
+
+def test_load_prompts_answers_missing(tmp_path: Path) -> None:
+    """A row without an answer is refused where answers are wanted, by file and row."""
+    file = write_rows(tmp_path / "rows.json", [{"prompt": "a", "answer": "b"}, {"prompt": "c"}])
+    error = refusal(file, answers=True)
+    assert error.code is Code.PROMPTS_INVALID
+    assert f"row 1 of {file}" in error.what
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Name a bird."},
+        {"instruction": ""},
+        {"instruction": 3},
+        {"text": None},
+        {"messages": []},
+        {"messages": "Hi"},
+        {"messages": [{"role": "assistant", "content": "Hello"}]},
+        {"messages": [{"role": "user"}]},
+        {},
+        ["Name a bird."],
+        7,
+        None,
+    ],
+)
+def test_load_prompts_unusable_row(tmp_path: Path, row: Any) -> None:
+    """A row without a usable field is refused, with file, row and the fields that it has."""
+    file = write_rows(tmp_path / "rows.json", ["fine", row])
+    error = refusal(file)
+    assert (error.code, error.exit_status) == (Code.PROMPTS_INVALID, EXIT_INPUT)
+    assert f"row 1 of {file}" in error.what
+    if isinstance(row, dict):
+        assert all(field in error.at for field in row)
+
+
+def test_load_prompts_limit(tmp_path: Path) -> None:
+    """A limit takes the first rows and leaves their ids as they are."""
+    file = str(write_rows(tmp_path / "rows.txt", list("abcde")))
+    whole, part = load_prompts(file), load_prompts(file, limit=2)
+    assert contents(part) == ["a", "b"]
+    assert part.prompts == whole.prompts[:2]
+    assert part.sha256 == whole.sha256
+
+
+def test_load_prompts_limit_hides_faults(tmp_path: Path) -> None:
+    """Rows beyond the limit are not looked at."""
+    assert contents(load_prompts(str(write_rows(tmp_path / "rows.json", ["a", 7])), limit=1)) == ["a"]
+
+
+def test_load_prompts_ids(tmp_path: Path) -> None:
+    """A prompt's id is 16 digits of the file's SHA-256 and its row, so ids ascend with the rows."""
+    file = write_rows(tmp_path / "rows.txt", ["a"] * 12)
+    prompts = load_prompts(str(file))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert prompts.sha256 == digest
+    assert [prompt.id for prompt in prompts.prompts[::11]] == [f"{digest[:16]}:00000000", f"{digest[:16]}:00000011"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("rows.json", '[\n "a",\n "b"\n "c"]', ":4:2"),
+        ("rows.jsonl", '"a"\n\n{"text": }\n', ":3:10"),
+        ("rows.json", "", ":1:1"),
+    ],
+)
+def test_load_prompts_broken_json(tmp_path: Path, name: str, text: str, place: str) -> None:
+    """Broken JSON is reported with file, line and column."""
+    (tmp_path / name).write_text(text)
+    error = refusal(tmp_path / name)
+    assert error.code is Code.FILE_INVALID
+    assert error.at == f"{tmp_path / name}{place}"
+
+
+def test_load_prompts_deep_json(tmp_path: Path) -> None:
+    """JSON nested too deep to be read is a damaged file, not a crash."""
+    (tmp_path / "rows.json").write_text("[" * 100_000)
+    assert refusal(tmp_path / "rows.json").code is Code.FILE_INVALID
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("rows.parquet", b"PAR1 but not really PAR1"), ("rows.txt", b"\xff\xfe")]
+)
+def test_load_prompts_damaged(tmp_path: Path, name: str, content: bytes) -> None:
+    """A parquet file that is none, and bytes that are no UTF-8, are damaged files."""
+    (tmp_path / name).write_bytes(content)
+    error = refusal(tmp_path / name)
+    assert error.code is Code.FILE_INVALID
+    assert name in error.what
+
+
+@pytest.mark.parametrize(("name", "text"), [("rows.json", "[]"), ("rows.jsonl", "\n"), ("rows.txt", " \n")])
+def test_load_prompts_empty(tmp_path: Path, name: str, text: str) -> None:
+    """A file without rows, or a limit of none, leaves no prompt."""
+    (tmp_path / name).write_text(text)
+    assert refusal(tmp_path / name).code is Code.PROMPTS_EMPTY
+    assert refusal(write_rows(tmp_path / "full.txt", ["a"]), limit=0).code is Code.PROMPTS_EMPTY
+
+
+@pytest.mark.parametrize("name", ["absent.json", "./absent", "absent.txt", "/no/such/place"])
+def test_load_prompts_missing(offline: list[object], name: str) -> None:
+    """A name that can only be a path is a missing file, and the hub is not asked."""
+    error = refusal(name)
+    assert (error.code, error.exit_status) == (Code.FILE_MISSING, EXIT_INPUT)
+    assert name.removeprefix("./") in error.what
+    assert offline == []
+
+
+def test_load_prompts_other_form(tmp_path: Path) -> None:
+    """A file of another form, and JSON that is not a list, are refused with what would work."""
+    (tmp_path / "rows.csv").write_text("a,b")
+    (tmp_path / "rows.json").write_text('{"instruction": "a"}')
+    assert ".jsonl" in refusal(tmp_path / "rows.csv").what
+    assert "not a list" in refusal(tmp_path / "rows.json").what
+
+
+@pytest.mark.parametrize("name", ["owner/prompts", "owner/prompts:train", "alpaca_eval"])
+def test_load_prompts_hub_offline(offline: list[object], name: str) -> None:
+    """A hub data set and a named set end offline in one environment error, and no connection is tried."""
+    error = refusal(name)
+    assert (error.code, error.exit_status) == (Code.HUB_UNREACHABLE, EXIT_ENVIRONMENT)
+    assert name in error.what
+    assert "--prompts" in error.fix
+    assert offline == []
+
+
+def test_hub_reachable_offline_mode(offline: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user asked to stay offline the hub is not even tried."""
+    monkeypatch.undo()
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
+    monkeypatch.setattr(socket.socket, "connect", lambda _self, address: offline.append(address))
+    assert hub.hub_reachable.__wrapped__() is False
+    assert offline == []
+
+
+def test_load_prompts_alpaca_eval(shared: Path) -> None:
+    """The local copy of AlpacaEval gives its 805 instructions as requests."""
+    prompts = load_prompts(str(shared / "data" / "alpaca_eval.json"))
+    assert len(prompts.prompts) == 805
+    assert contents(prompts)[1] == "How did US states get their names?"
+    assert all(prompt.messages is not None and len(prompt.messages) == 1 for prompt in prompts.prompts)
+
+
+def test_encode_without_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Without a template a request is encoded as it stands, as plain text is; answers get no special tokens."""
+    asked = Prompt("a:0", ({"role": "user", "content": "One day"},), None, "a bird")
+    plain = Prompt("a:1", None, "One day", None)
+    ids, answer = encode(asked, tokenizer, chat_template=True)
+    assert ids == tokenizer("One day")["input_ids"]
+    assert answer == tokenizer("a bird", add_special_tokens=False)["input_ids"]
+    assert encode(plain, tokenizer, chat_template=True) == (ids, [])
+
+
+def test_encode_with_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A template is used for requests and chats, not for plain text, and not where it is switched off."""
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = TEMPLATE
+    chat = (
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho"},
+        {"role": "user", "content": "Hu"},
+    )
+
+    def texts(prompt: Prompt, **options: bool) -> str:
+        return templated.decode(encode(prompt, templated, **options)[0], skip_special_tokens=True)
+
+    asked = Prompt("a:0", chat[:1], None, None)
+    assert texts(asked, chat_template=True) == "[user] Hi\n[assistant]"
+    assert texts(asked, chat_template=False) == "Hi"
+    assert texts(Prompt("a:1", None, "Hi", None), chat_template=True) == "Hi"
+    whole = texts(Prompt("a:2", chat, None, None), chat_template=True)
+    assert whole == "[user] Hi\n[assistant] Ho\n[user] Hu\n[assistant]"
+
+
+def test_encode_chat_needs_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A conversation cannot become one text without a template."""
+    chat = ({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"})
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = TEMPLATE
+    for one_tokenizer, used in ((tokenizer, True), (templated, False)):
+        with pytest.raises(TreeoptError) as caught:
+            encode(Prompt("set:7", chat, None, None), one_tokenizer, chat_template=used)
+        assert caught.value.code is Code.PROMPTS_INVALID
+        assert "set:7" in caught.value.what
+
+
+def tiny_like(tokenizer: PreTrainedTokenizerBase) -> Base:
+    """A random model that speaks the tokenizer's vocabulary."""
+    return Base(tiny_base("llama", vocab_size=512).model, tokenizer, "tiny")
+
+
+def test_next_turn_with_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The model's answer goes back through the template, without its end-of-text token."""
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = TEMPLATE
+    base = tiny_like(templated)
+    prompt = Prompt("set:00000007", ({"role": "user", "content": "Hi"},), None, None, "writing", later=("Hu", "Ha"))
+    ids, _ = encode(prompt, templated, chat_template=True)
+    answer = [*tokenizer("Ho", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    text = next_turn(base, Text(prompt.id, ids, answer, prompt), 8)
+    assert isinstance(text, Text)
+    decoded = templated.decode(text.prompt, skip_special_tokens=True)
+    assert decoded == "[user] Hi\n[assistant] Ho\n[user] Hu\n[assistant]"
+    assert (text.prompt_id, text.turn, text.category, text.later) == ("set:00000007.02", 2, "writing", ("Ha",))
+    assert not joins_turns(base, [text])
+
+
+def test_next_turn_without_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Without a template what was said stands line by line; what no longer fits is left out by name."""
+    base = tiny_like(tokenizer)
+    prompt = Prompt("set:00000007", ({"role": "user", "content": "Once"},), None, None, later=("Then",))
+    answer = tokenizer(" upon a time", add_special_tokens=False)["input_ids"]
+    text = Text(prompt.id, encode(prompt, tokenizer, chat_template=True)[0], answer, prompt)
+    found = next_turn(base, text, 8)
+    assert isinstance(found, Text)
+    assert found.prompt == tokenizer(f"Once\n{tokenizer.decode(answer)}\nThen")["input_ids"]
+    assert next_turn(base, found, 8) is None
+    assert joins_turns(base, [text])
+    long = next_turn(base, text, base.context)
+    assert long == Skipped("set:00000007.02", len(found.prompt), "too long for the context")
+
+
+def test_encode_without_tokenizer() -> None:
+    """A base model without a tokenizer cannot take prompts."""
+    with pytest.raises(TreeoptError) as caught:
+        encode(Prompt("set:0", None, "Hi", None), None, chat_template=True)
+    assert caught.value.code is Code.MODEL_INVALID
+
+
+def test_line_separators_inside_a_row_do_not_split_it(tmp_path: Path) -> None:
+    """A raw U+2028 in a JSON string belongs to it; a byte order mark and CRLF are no part of the text."""
+    file = tmp_path / "p.jsonl"
+    file.write_bytes('\ufeff{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\r\n'.encode())
+    assert [one.messages[0]["content"] for one in load_prompts(str(file)).prompts if one.messages] == ["a\u2028b", "c"]
+
+
+def test_suffix_in_capitals_is_read(tmp_path: Path) -> None:
+    """ROWS.JSON is a .json file."""
+    file = tmp_path / "ROWS.JSON"
+    file.write_text('["a"]')
+    assert len(load_prompts(str(file)).prompts) == 1
+
+
+def test_alpaca_answers_include_an_empty_one(shared: Path) -> None:
+    """AlpacaEval's two rows with an empty answer are read; they are left out where answers are scored."""
+    prompts = load_prompts(str(shared / "data/alpaca_eval.json"), answers=True).prompts
+    assert [i for i, prompt in enumerate(prompts) if not prompt.answer] == [247, 504]
+
+
+FAULTS: list[tuple[Any, str]] = [
+    ({"text": 5}, "has a field `text` that is a number (5) and must be a string"),
+    ({"text": ""}, "has an empty string in the field `text`"),
+    ({"text": None}, "has a field `text` that is null and must be a string"),
+    ({"text": None, "instruction": ["a"]}, "has a field `instruction` that is a list and must be a string"),
+    ({"instruction": True}, "has a field `instruction` that is a boolean (true) and must be a string"),
+    ({"instruction": ""}, "has an empty string in the field `instruction`"),
+    ({"prompt": {"a": 1}}, "has a field `prompt` that is an object and must be a string"),
+    ({"prompt": ["a", ""]}, "has an empty string in `prompt[1]`"),
+    ({"turns": "Hi"}, 'has a field `turns` that is a string ("Hi") and must be a list of strings'),
+    ({"turns": []}, "has an empty list in the field `turns`"),
+    ({"turns": ["a", 2.5]}, "has a `turns[1]` that is a number (2.5) and must be a string"),
+    ({"messages": "Hi"}, 'has a field `messages` that is a string ("Hi") and must be a list of messages'),
+    ({"messages": []}, "has an empty list in the field `messages`"),
+    (
+        {"messages": ["Hi"]},
+        'has a `messages[0]` that is a string ("Hi") and must be an object with `role` and `content`',
+    ),
+    ({"messages": [{"content": "Hi"}]}, "has a `messages[0]` without `role`"),
+    ({"messages": [{"role": "user"}]}, "has a `messages[0]` without `content`"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "has a `messages[0].content` that is a list and must be a string",
+    ),
+    (
+        {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]},
+        'has no message of the role "user" in the field `messages`: its roles are "human", "gpt"',
+    ),
+    ("", "is an empty string"),
+    (7, "is a number (7) and must be an object or a string"),
+    (["Hi"], "is a list and must be an object or a string"),
+    (None, "is null and must be an object or a string"),
+    ({"question": "Hi"}, "has no usable field"),
+    ({"text": int("9" * 90)}, "has a field `text` that is a number and must be a string"),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), FAULTS)
+def test_faults_of_rows_are_named(tmp_path: Path, row: Any, said: str) -> None:
+    """A row that is no prompt is told by its field, what that holds, what it must be, and what would work."""
+    file = write_rows(tmp_path / "rows.json", ["fine", row])
+    error = refusal(file)
+    assert error.what == f"row 1 of {file} {said}"
+    assert contents(load_prompts(str(write_rows(tmp_path / "fix.json", [json.loads(error.fix.split(" or ")[0])]))))
+
+
+def test_faults_of_parquet_types_are_named(tmp_path: Path) -> None:
+    """Types that JSON does not have are called by their names."""
+    file = write_rows(tmp_path / "rows.parquet", [{"text": b"abc"}])
+    assert "a field `text` that is of the type bytes" in refusal(file).what
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [({}, "has no answer to score"), ({"output": 3}, "has a field `output` that is a number (3) and must be a string")],
+)
+def test_faults_of_answers_are_named(tmp_path: Path, answer: dict[str, Any], said: str) -> None:
+    """Where answers are scored, a row whose answer is no text is told by its field."""
+    file = write_rows(tmp_path / "rows.json", [{"prompt": "a", **answer}])
+    assert refusal(file, answers=True).what == f"row 0 of {file} {said}"
+
+
+def test_faults_of_many_fields_stay_short(tmp_path: Path) -> None:
+    """A row of ten thousand fields is told in a line."""
+    file = write_rows(tmp_path / "rows.json", [{f"field{i}": i for i in range(10_000)}])
+    assert len(refusal(file).at) < 300
+
+
+def test_damaged_pages_of_parquet(tmp_path: Path) -> None:
+    """A parquet file whose end is whole but whose pages are not is a damaged file."""
+    file = write_rows(tmp_path / "rows.parquet", ROWS)
+    raw = bytearray(file.read_bytes())
+    raw[4:60] = bytes([255]) * 56
+    file.write_bytes(bytes(raw))
+    assert refusal(file).code is Code.FILE_INVALID
+
+
+def test_name_that_is_too_long(tmp_path: Path) -> None:
+    """A name that no file system takes is no crash."""
+    assert refusal(tmp_path / f"{'a' * 300}.jsonl").code is Code.FILE_INVALID
+
+
+def test_half_a_surrogate_pair_in_a_conversation(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Half of a surrogate pair goes through a chat template as a question mark, as it does without one."""
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = TEMPLATE
+    prompts = [Prompt("set:0", ({"role": "user", "content": text},), None, None) for text in ("a\ud800b", "a?b")]
+    broken, whole = (encode(prompt, templated, chat_template=True) for prompt in prompts)
+    assert broken == whole
+
+
+def test_template_that_refuses_a_conversation(tokenizer: PreTrainedTokenizerBase) -> None:
+    """What a template raises is an error of the prompt, with the template's words."""
+    templated = copy.deepcopy(tokenizer)
+    templated.chat_template = "{{ raise_exception('roles must take turns') }}"
+    prompt = Prompt("set:7", ({"role": "user", "content": "Hi"},), None, None)
+    with pytest.raises(TreeoptError, match="fails on prompt set:7") as caught:
+        encode(prompt, templated, chat_template=True)
+    assert "roles must take turns" in caught.value.why
+    assert caught.value.code is Code.PROMPTS_INVALID
+    assert "--no-chat-template" in caught.value.fix

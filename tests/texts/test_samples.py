@@ -1,0 +1,119 @@
+"""Draw: as many tokens of sampled text as asked for, whatever the number and length of prompts, and one progress."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from drafters import answered, planted, prompts_of
+
+from treeopt.models.base import Base
+from treeopt.progress import Progress, silent
+from treeopt.texts import samples as draw_module
+from treeopt.texts.answers import continue_texts, left_padded
+from treeopt.texts.encode import Text
+from treeopt.texts.samples import Drawing, draw
+
+NEW = 8
+
+
+def drawn(
+    base: Base, texts: list[Text], tokens: int, *, batch_size: int = 4, progress: Progress = silent
+) -> list[Text]:
+    """Text drawn at a temperature at which no two answers are alike."""
+    return list(draw(base, texts, Drawing(tokens, 3.0, 5, NEW, batch_size), progress=progress))
+
+
+def ending(base: Base) -> Base:
+    """The base with so many tokens that end a text that answers are short."""
+    base.model.generation_config.eos_token_id = list(range(20))
+    return base
+
+
+def size(texts: list[Text]) -> int:
+    """Tokens of all answers."""
+    return sum(len(text.answer) for text in texts)
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("prompts", [1, 3, 40])
+@pytest.mark.parametrize("tokens", [1, 10, 72, 333])
+def test_as_many_tokens_as_asked(prompts: int, tokens: int, short: bool) -> None:
+    """So many tokens come out, a twentieth more at most, of few prompts or many, of short answers too."""
+    base = ending(planted()[0]) if short else planted()[0]
+    texts = answered(base, prompts_of(1, prompts), NEW)
+    found = drawn(base, texts, tokens)
+    assert tokens <= size(found) <= tokens * 1.05
+    if prompts == 40 and tokens < 300:  # no whole round
+        assert size(found) == tokens
+    assert {text.prompt_id for text in found} <= {text.prompt_id for text in texts}
+    assert all(0 < len(text.answer) <= NEW for text in found)
+
+
+def test_no_more_is_generated_than_a_batch_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten tokens of forty prompts cost two answers, not a round."""
+    base, _ = planted()
+    texts = answered(base, prompts_of(1, 40), NEW)
+    asked: list[int] = []
+
+    def counting(base: Base, texts: list[Text], budget: int, *, temperature: float) -> list[Text]:
+        asked.append(len(texts) * budget)
+        return continue_texts(base, texts, budget, temperature=temperature)
+
+    monkeypatch.setattr(draw_module, "continue_texts", counting)
+    drawn(base, texts, 10, batch_size=10**9)
+    assert sum(asked) == 2 * NEW
+    asked.clear()
+    drawn(base, texts[:1], 100, batch_size=10**9)
+    assert sum(asked) == 13 * NEW  # 13 answers of 8 tokens
+
+
+def test_whole_rounds_are_stock_sampling() -> None:
+    """Rounds that fit whole, or nearly, are stock sampled generate, batch by batch of like length, by one seed."""
+    base, _ = planted()
+    texts = answered(base, prompts_of(1, 9), NEW)
+    torch.manual_seed(5)
+    expected = []
+    for _ in range(2):
+        order = sorted(texts, key=lambda text: (len(text.prompt), text.prompt_id))
+        answers = {}
+        for start in range(0, 9, 4):
+            batch = order[start : start + 4]
+            ids, mask = left_padded([text.prompt for text in batch], base.pad_id)
+            out = base.generate(ids, mask, NEW, temperature=3.0)[:, ids.shape[1] :].tolist()
+            answers |= {text.prompt_id: answer for text, answer in zip(batch, out, strict=True)}
+        expected += [(text.prompt_id, answers[text.prompt_id]) for text in texts]
+    for tokens in (2 * 9 * NEW - 6, 2 * 9 * NEW, 2 * 9 * NEW + 20):
+        found = [(text.prompt_id, text.answer) for text in drawn(base, texts, tokens)]
+        assert found[:18] == expected
+        assert len(found) == (18 if tokens <= 2 * 9 * NEW else 21)
+
+
+def test_part_of_a_round_is_of_all_lengths() -> None:
+    """Where a round need not be whole its prompts are spread over all lengths, not the shortest."""
+    base, _ = planted()
+    texts = answered(base, [Text(f"set:{i:08}", [i + 1] * (i + 1), []) for i in range(40)], NEW)
+    lengths = [len(text.prompt) for text in drawn(base, texts, 10 * NEW)]
+    assert lengths == list(range(1, 41, 4))
+
+
+@pytest.mark.parametrize(("tokens", "short"), [(200, False), (200, True), (210, False)])  # 216 are three whole rounds
+def test_one_progress_over_all_tokens(tokens: int, short: bool) -> None:
+    """Over all rounds progress rises by the tokens that were really drawn, towards nearly one total, and ends there."""
+    base = ending(planted()[0]) if short else planted()[0]
+    texts = answered(base, prompts_of(1, 9), NEW)
+    told: list[tuple[int, int, str]] = []
+    found = drawn(base, texts, tokens, progress=lambda *what: told.append(what))
+    done = [one for one, _, _ in told]
+    assert done == sorted(set(done))
+    assert all(after - before <= 4 * NEW for before, after in zip([0, *done], done, strict=False))
+    assert done[-1] == told[-1][1] == size(found)
+    assert {note for _, _, note in told} == {"tokens to learn from"}
+    assert all(done <= total and tokens <= total <= tokens * 1.05 for done, total, _ in told)
+
+
+def test_a_model_without_a_choice_ends_the_drawing() -> None:
+    """Where every round repeats the one before nothing more is drawn."""
+    base, _ = planted()
+    texts = answered(base, prompts_of(1, 3), NEW)
+    found = list(draw(base, texts, Drawing(10**12, 1e-4, 0, NEW, 4)))
+    assert 0 < size(found) <= 4 * 6 * NEW

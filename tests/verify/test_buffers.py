@@ -1,0 +1,203 @@
+"""Buffers: the compiled tensors, against a builder written out from the definition, and the original layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import random_tree
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.tree import Tree
+from treeopt.verify.buffers import PAD, compile_tree, load_buffers, save_buffers
+
+RankPath = tuple[int, ...]
+PUBLISHED = (
+    "mc_sim_7b_63",
+    "vicuna_7b_stage2",
+    "vicuna_7b_stage1_ablation",
+    "vicuna_7b_stage1",
+    "vicuna_13b_stage2",
+    "vicuna_13b_stage1",
+    "vicuna_33b_stage2",
+    "vicuna_33b_stage1",
+    "zephyr_stage2",
+)
+
+
+@pytest.fixture(scope="module")
+def published(shared: Path) -> dict[str, list[RankPath]]:
+    """The nine trees of the original code, in its own order."""
+    trees = json.loads((shared / "data" / "published_trees.json").read_text())["trees"]
+    return {name: [tuple(path) for path in paths] for name, paths in trees.items()}
+
+
+def node_paths(paths: Sequence[RankPath]) -> list[RankPath]:
+    """The nodes in runtime order: the root's empty path, then all paths by (length, path)."""
+    return [(), *sorted(paths, key=lambda path: (len(path), path))]
+
+
+def naive_mask(nodes: Sequence[RankPath]) -> list[list[bool]]:
+    """A row sees the columns whose path begins its own."""
+    return [[row[: len(column)] == column for column in nodes] for row in nodes]
+
+
+def naive_rows(nodes: Sequence[RankPath]) -> list[list[int]]:
+    """For each node that no other extends, in order: the nodes from the root to it, padded at the end."""
+    leaves = [a for a in nodes if not any(len(b) > len(a) and b[: len(a)] == a for b in nodes)]
+    width = max(map(len, nodes)) + 1
+    rows = [[nodes.index(leaf[:length]) for length in range(len(leaf) + 1)] for leaf in leaves]
+    return [row + [-1] * (width - len(row)) for row in rows]
+
+
+def naive_indices(nodes: Sequence[RankPath], top_k: int) -> list[int]:
+    """Where each node's token stands when the root is followed by `top_k` guesses of each head."""
+    return [0 if not path else 1 + (len(path) - 1) * top_k + path[-1] for path in nodes]
+
+
+def test_compile_tree_worked_example() -> None:
+    """The example of the module's docstring, typed by hand."""
+    buffers = compile_tree(Tree(((0,), (1,), (0, 0))))
+    assert buffers.attention_mask.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    assert buffers.position_ids.tolist() == [0, 1, 1, 2]
+    assert buffers.tree_indices.tolist() == [0, 1, 2, 3]
+    assert buffers.retrieve_indices.tolist() == [[0, 2, -1], [0, 1, 3]]
+    assert buffers.top_k == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_compile_tree_naive_builder(seed: int) -> None:
+    """All tensors of random trees, with gaps among their ranks, are those of the definition."""
+    tree = random_tree(seed, nodes=(2, 5, 20, 64)[seed % 4], depth=1 + seed % 6, ranks=40)
+    nodes, buffers = node_paths(tree.paths), compile_tree(tree)
+    assert buffers.top_k == 1 + max(max(path) for path in tree.paths)
+    assert buffers.attention_mask.tolist() == naive_mask(nodes)
+    assert buffers.position_ids.tolist() == [len(path) for path in nodes]
+    assert buffers.tree_indices.tolist() == naive_indices(nodes, buffers.top_k)
+    assert buffers.retrieve_indices.tolist() == naive_rows(nodes)
+
+
+def test_compile_tree_dtypes(small_tree: Tree) -> None:
+    """The mask is bool, all else int64."""
+    buffers = compile_tree(small_tree)
+    kinds = [getattr(buffers, field.name).dtype for field in dataclasses.fields(buffers)[:4]]
+    assert kinds == [torch.bool, torch.int64, torch.int64, torch.int64]
+
+
+def test_compile_tree_one_node() -> None:
+    """The root alone sees itself and is its own leaf."""
+    buffers = compile_tree(Tree(()))
+    assert buffers.attention_mask.tolist() == [[True]]
+    assert buffers.position_ids.tolist() == [0]
+    assert buffers.tree_indices.tolist() == [0]
+    assert buffers.retrieve_indices.tolist() == [[0]]
+    assert buffers.top_k == 0
+    assert buffers.as_medusa()["tree_indices"].tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_retrieve_indices_round_trip(seed: int) -> None:
+    """Gathering the nodes' paths by the rows gives back every leaf's path, one ancestor after the other."""
+    tree = random_tree(seed, nodes=50, depth=5, ranks=9)
+    nodes, rows = node_paths(tree.paths), compile_tree(tree).retrieve_indices
+    found = []
+    for row in rows.tolist():
+        real = [node for node in row if node != PAD]
+        assert [nodes[node] for node in real] == [nodes[real[-1]][:length] for length in range(len(real))]
+        assert row[len(real) :] == [PAD] * (tree.depth + 1 - len(real))
+        found.append(nodes[real[-1]])
+    assert found == [nodes[leaf] for leaf in tree.leaves]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_as_medusa_original_semantics(published: dict[str, list[RankPath]], name: str) -> None:
+    """The nine published trees get the names, shapes, values and row order of the original code."""
+    nodes = node_paths(published[name])
+    medusa = compile_tree(Tree.from_paths(published[name])).as_medusa()
+    assert list(medusa) == ["medusa_attn_mask", "tree_indices", "medusa_position_ids", "retrieve_indices"]
+    assert medusa["medusa_attn_mask"].shape == (1, 1, 64, 64)
+    assert medusa["medusa_attn_mask"].dtype == torch.float32
+    assert medusa["medusa_attn_mask"][0, 0].bool().tolist() == naive_mask(nodes)
+    assert set(medusa["medusa_attn_mask"].unique().tolist()) == {0.0, 1.0}
+    assert medusa["tree_indices"].tolist() == naive_indices(nodes, 10)
+    assert medusa["medusa_position_ids"].tolist() == [len(path) for path in nodes]
+    assert medusa["retrieve_indices"].tolist() == naive_rows(nodes)[::-1]
+
+
+def test_published_names(published: dict[str, list[RankPath]]) -> None:
+    """There are nine published trees, all of them in the list above."""
+    assert sorted(published) == sorted(PUBLISHED)
+
+
+def test_as_medusa_known_values(published: dict[str, list[RankPath]]) -> None:
+    """The tree most pasted has 42 leaves whose last ones come first, and the known number of nodes a depth."""
+    medusa = compile_tree(Tree.from_paths(published["mc_sim_7b_63"])).as_medusa()
+    assert medusa["retrieve_indices"].shape == (42, 5)
+    assert medusa["retrieve_indices"][:5].tolist() == [
+        [0, 1, 11, 39, 63],
+        [0, 1, 11, 39, 62],
+        [0, 3, 28, 61, -1],
+        [0, 2, 21, 60, -1],
+        [0, 2, 21, 59, -1],
+    ]
+    assert medusa["medusa_position_ids"].bincount().tolist() == [1, 10, 28, 23, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_medusa_narrow_trees(seed: int) -> None:
+    """Trees that use fewer ranks than ten are spread to ten guesses a head."""
+    tree = random_tree(seed, nodes=20, depth=4, ranks=(3, 5, 7, 10)[seed])
+    assert compile_tree(tree).as_medusa()["tree_indices"].tolist() == naive_indices(node_paths(tree.paths), 10)
+
+
+def test_as_medusa_rank_ten() -> None:
+    """Rank 9 is exported; rank 10, which the original would read from the next head, is refused."""
+    assert compile_tree(Tree(((9,),))).as_medusa()["tree_indices"].tolist() == [0, 10]
+    with pytest.raises(TreeoptError) as caught:
+        compile_tree(Tree(((10,),))).as_medusa()
+    assert caught.value.code is Code.TREE_NOT_EXPORTABLE
+    assert "rank 10" in caught.value.what
+
+
+@pytest.mark.parametrize("nodes", [1, 30])
+def test_save_buffers_round_trip(tmp_path: Path, nodes: int) -> None:
+    """What is written is read back, dtypes and top_k included, and equal trees give equal bytes."""
+    tree = random_tree(7, nodes=nodes, depth=4, ranks=8)
+    buffers = compile_tree(tree)
+    save_buffers(buffers, tree, tmp_path / "one.safetensors")
+    save_buffers(compile_tree(Tree.from_paths(tree.paths[::-1])), tree, tmp_path / "two.safetensors")
+    again = load_buffers(tmp_path / "one.safetensors")
+    for field in dataclasses.fields(buffers):
+        before, after = getattr(buffers, field.name), getattr(again, field.name)
+        if field.name == "top_k":
+            assert before == after
+        else:
+            assert before.dtype == after.dtype
+            assert torch.equal(before, after)
+    assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
+
+
+def test_save_buffers_replaced(tmp_path: Path, small_tree: Tree) -> None:
+    """Buffers are cheap to make again, so a file of an earlier tree is replaced."""
+    file = tmp_path / "buffers.safetensors"
+    save_buffers(compile_tree(Tree.chain(3)), Tree.chain(3), file)
+    save_buffers(compile_tree(small_tree), small_tree, file)
+    assert load_buffers(file).position_ids.tolist() == [0, 1, 1, 2, 2, 3]
+
+
+def test_load_buffers_other_files(tmp_path: Path, small_tree: Tree) -> None:
+    """A missing file, a damaged one, and one of another kind are told apart from buffers."""
+    file = tmp_path / "buffers.safetensors"
+    save_buffers(compile_tree(small_tree), small_tree, file)
+    (tmp_path / "half.safetensors").write_bytes(file.read_bytes()[:100])
+    (tmp_path / "other.safetensors").write_bytes(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
+    codes = []
+    for name in ("absent", "half", "other"):
+        with pytest.raises(TreeoptError) as caught:
+            load_buffers(tmp_path / f"{name}.safetensors")
+        codes.append(caught.value.code)
+    assert codes == [Code.FILE_MISSING, Code.FILE_INVALID, Code.FILE_INVALID]

@@ -1,0 +1,259 @@
+"""Session: a tree in one forward gives every node the logits of its own path, on stock models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers import random_tree
+from tiny import TREE_FAMILIES, VOCAB, WINDOW, random_heads, tiny_base
+from torch import Tensor
+
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
+from treeopt.tree import ROOT, Tree
+from treeopt.verify.probe import check_trees
+from treeopt.verify.session import TreeForward
+from treeopt.verify.shapes import Frame, Shape
+
+PREFIX = 2 * WINDOW + 5  # longer than any sliding window here
+
+
+def tokens_of(seed: int, count: int) -> Tensor:
+    """Random token ids, int64 [count]."""
+    return torch.randint(VOCAB, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def path_to(tree: Tree, node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    path = [node]
+    while path[0] != ROOT:
+        path.insert(0, tree.parents[path[0]])
+    return path
+
+
+@torch.inference_mode()
+def alone(base: Base, prefix: Tensor, tree: Tree, tokens: Tensor) -> Tensor:
+    """Logits [N, V] of each node: a stock forward without cache over the prefix and the node's path."""
+    rows = [torch.cat([prefix, tokens[path_to(tree, node)]]) for node in range(tree.nodes)]
+    return torch.stack([base.model(row[None], use_cache=False).logits[0, -1] for row in rows])
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+@torch.inference_mode()
+def test_verify_equals_paths(family: str, seed: int) -> None:
+    """Every node's logits are those of its path run alone, also behind a prefix longer than the window."""
+    base = tiny_base(family, seed)
+    tree = random_tree(seed, nodes=(1, 9, 40)[seed], depth=5, ranks=6)
+    prefix, tokens = tokens_of(seed, PREFIX), tokens_of(seed + 100, tree.nodes)
+    forward = TreeForward(base, tree)
+    session, first, _ = forward.begin([prefix], 20)
+    logits, _ = session.verify(tokens[None])
+    torch.testing.assert_close(first[0], base.model(prefix[None]).logits[0, -1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@torch.inference_mode()
+def test_verify_after_keeps(family: str) -> None:
+    """After each of several kept paths, scattered over the tree, the next tree is right as well."""
+    base, tree = tiny_base(family, 5), random_tree(5, nodes=12, depth=4, ranks=5)
+    rng = np.random.default_rng(5)
+    prefix = tokens_of(5, WINDOW - 4)  # the window begins to move during the test
+    forward = TreeForward(base, tree)
+    session, _, _ = forward.begin([prefix], 60)
+    for step in range(6):
+        tokens = tokens_of(10 + step, tree.nodes)
+        logits, _ = session.verify(tokens[None])
+        torch.testing.assert_close(logits[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+        kept = int(rng.integers(tree.nodes))
+        session.keep([tuple(path_to(tree, kept))])
+        prefix = torch.cat([prefix, tokens[path_to(tree, kept)]])
+        assert session.lengths == session.ends.tolist() == [len(prefix)]
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
+@torch.inference_mode()
+def test_verify_window_inside_tree(family: str) -> None:
+    """A window shorter than the tree is deep hides a node's own far ancestors, by position and not by index."""
+    base, tree = tiny_base(family, sliding_window=3), random_tree(7, nodes=40, depth=8, ranks=3)
+    assert tree.depth >= 6
+    prefix, tokens = tokens_of(7, 9), tokens_of(8, tree.nodes)
+    forward = TreeForward(base, tree)
+    session, _, _ = forward.begin([prefix], 10)
+    torch.testing.assert_close(session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+
+
+def own_trees(seed: int, rows: int, nodes: int, depth: int) -> tuple[list[Tree], Shape]:
+    """A random tree of this size for every row, and their shape."""
+    trees = [random_tree(10 * seed + row, nodes=nodes, depth=depth, ranks=6) for row in range(rows)]
+    return trees, Shape.from_parents(torch.tensor([tree.parents for tree in trees]), depth)
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("lengths", [[WINDOW - 4], [PREFIX], [PREFIX, 3, WINDOW - 2]])
+@torch.inference_mode()
+def test_verify_own_trees(family: str, lengths: list[int]) -> None:
+    """With a new tree for every row at every step, each node has the logits of its path run alone, and kept paths stay.
+
+    Prefixes are shorter and longer than the window, alone and side by side.
+    """
+    base, rng = tiny_base(family, 4), np.random.default_rng(len(lengths))
+    prefixes = [tokens_of(row, length) for row, length in enumerate(lengths)]
+    session, _, _ = TreeForward(base, Frame(nodes=14, depth=4)).begin(prefixes, 40)
+    for step in range(4):
+        trees, shape = own_trees(step, len(lengths), 14, 4)
+        tokens = torch.stack([tokens_of(100 * step + row, 14) for row in range(len(lengths))])
+        logits, _ = session.verify(tokens, shape)
+        paths = []
+        for row, tree in enumerate(trees):
+            wanted = alone(base, prefixes[row], tree, tokens[row])
+            torch.testing.assert_close(logits[row], wanted, rtol=0, atol=1e-4)
+            paths.append(tuple(path_to(tree, int(rng.integers(14)))))
+            prefixes[row] = torch.cat([prefixes[row], tokens[row, list(paths[row])]])
+        session.keep(paths)
+        assert session.lengths == session.ends.tolist() == list(map(len, prefixes))
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_verify_own_trees_window_inside(family: str, rows: int) -> None:
+    """A window shorter than the rows' own trees are deep hides far ancestors by position."""
+    base = tiny_base(family, sliding_window=3)
+    trees, shape = own_trees(7, rows, 40, 8)
+    assert shape.depths.max() >= 5
+    prefixes = [tokens_of(row, 2 + 4 * row) for row in range(rows)]
+    tokens = torch.stack([tokens_of(50 + row, 40) for row in range(rows)])
+    session, _, _ = TreeForward(base, Frame(nodes=40, depth=8)).begin(prefixes, 10)
+    logits, _ = session.verify(tokens, shape)
+    for row, tree in enumerate(trees):
+        wanted = alone(base, prefixes[row], tree, tokens[row])
+        torch.testing.assert_close(logits[row], wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
+@torch.inference_mode()
+def test_verify_one_shape_for_all_rows(family: str) -> None:
+    """A step's shape may be one for all rows; it gives what the tree made ready beforehand gives, bit for bit."""
+    base, tree = tiny_base(family), random_tree(3, nodes=12, depth=4, ranks=4)
+    prefixes, tokens = [tokens_of(1, PREFIX), tokens_of(2, 6)], tokens_of(3, 24).view(2, 12)
+    ready, _, _ = TreeForward(base, tree).begin(prefixes, 10)
+    framed, _, _ = TreeForward(base, Frame(nodes=12, depth=4)).begin(prefixes, 10)
+    shape = Shape.of_tree(tree, base.device)
+    assert torch.equal(framed.verify(tokens, shape)[0], ready.verify(tokens)[0])
+
+
+def capped(base: Base, logits: Tensor) -> Tensor:
+    """What the model makes of its LM head's output: Gemma 2 bends large logits."""
+    cap = getattr(base.model.config, "final_logit_softcapping", None)
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@torch.inference_mode()
+def test_verify_hidden_states(family: str) -> None:
+    """The hidden states returned are what the LM head reads: it gives the logits back."""
+    base, tree = tiny_base(family, 1), random_tree(1, nodes=10, depth=3, ranks=4)
+    forward = TreeForward(base, tree)
+    session, first, state = forward.begin([tokens_of(1, 7)], 9)
+    logits, hidden = session.verify(tokens_of(2, tree.nodes)[None])
+    torch.testing.assert_close(capped(base, base.lm_head(state)), first)
+    torch.testing.assert_close(capped(base, base.lm_head(hidden)), logits)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2-mixed"])
+@torch.inference_mode()
+def test_verify_both_attentions(family: str, attention: str) -> None:
+    """Eager and sdpa attention read the mask alike."""
+    base, tree = tiny_base(family, attn_implementation=attention), random_tree(2, nodes=15, depth=4, ranks=4)
+    assert base.model.config._attn_implementation == attention
+    prefix, tokens = tokens_of(3, PREFIX), tokens_of(4, tree.nodes)
+    forward = TreeForward(base, tree)
+    session, _, _ = forward.begin([prefix], 10)
+    torch.testing.assert_close(session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_begin_second_text() -> None:
+    """A second text, longer or shorter than the first, starts from nothing."""
+    base, tree = tiny_base("mistral"), random_tree(3, nodes=10, depth=3, ranks=4)
+    forward, tokens = TreeForward(base, tree), tokens_of(9, 10)
+    for seed, length in ((1, 20), (2, 60), (3, 5)):
+        prefix = tokens_of(seed, length)
+        session, _, _ = forward.begin([prefix], 10)
+        torch.testing.assert_close(
+            session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_check_trees_accepted(family: str) -> None:
+    """The probe lets every family pass whose trees are right."""
+    check_trees(tiny_base(family))
+
+
+@pytest.mark.parametrize("family", ["mpt", "gpt_neo", "mamba"])
+def test_check_trees_refused(family: str) -> None:
+    """Positions by cache index, windows by cache index, and recurrent state are refused, and the model is named."""
+    with pytest.raises(TreeoptError) as caught:
+        check_trees(tiny_base(family))
+    assert caught.value.code is Code.NO_TREES
+    assert family in caught.value.what
+
+
+@pytest.mark.parametrize("family", ["mpt", "gpt_neo", "mamba"])
+def test_decoder_model_refused(family: str) -> None:
+    """A decoder cannot be made around a model that cannot verify trees."""
+    base = tiny_base(family)
+    with pytest.raises(TreeoptError) as caught:
+        TreeDecoder(base, None, Tree(()))
+    assert caught.value.code is Code.NO_TREES
+
+
+@pytest.mark.parametrize("attention", ["flex_attention", "flash_attention_2", "other"])
+def test_tree_forward_other_attention(monkeypatch: pytest.MonkeyPatch, attention: str) -> None:
+    """Attention that does not read a mask of floats is refused before anything runs, with a way out."""
+    base = tiny_base("llama")
+    monkeypatch.setattr(base.model.config, "_attn_implementation_internal", attention)
+    with pytest.raises(TreeoptError) as caught:
+        TreeForward(base, Tree(()))
+    assert caught.value.code is Code.NO_TREES
+    assert attention in caught.value.what
+    assert "sdpa" in caught.value.fix
+
+
+@pytest.mark.parametrize(("prompt", "new"), [(40, 1), (1, 40), (30, 11), (41, 0)])
+def test_begin_context_full(prompt: int, new: int) -> None:
+    """One token more than the context holds is refused, with both numbers and the limit."""
+    forward = TreeForward(tiny_base("llama", max_position_embeddings=40), Tree(()))
+    with pytest.raises(TreeoptError) as caught:
+        forward.begin([tokens_of(0, prompt)], new)
+    assert caught.value.code is Code.CONTEXT_FULL
+    assert "holds 40" in caught.value.what
+    assert f"{prompt} prompt tokens" in caught.value.what
+
+
+def test_begin_empty_prompt() -> None:
+    """An empty prompt has no state to draft from and is refused."""
+    forward = TreeForward(tiny_base("llama"), Tree(()))
+    with pytest.raises(TreeoptError) as caught:
+        forward.begin([tokens_of(0, 0)], 5)
+    assert caught.value.code is Code.CONTEXT_FULL
+
+
+@pytest.mark.parametrize("prompt", [20, 39])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+def test_generate_to_context_end(family: str, prompt: int) -> None:
+    """A tree that reaches beyond the last position decodes up to the very end, as stock generate does."""
+    limit = {"n_positions" if family == "gpt2" else "max_position_embeddings": 40}
+    base, tree = tiny_base(family, **limit), random_tree(1, nodes=40, depth=8, ranks=5)
+    assert tree.depth == 8
+    ids = tokens_of(2, prompt)[None]
+    stock = base.generate(ids, torch.ones_like(ids), 40 - prompt)
+    decoded = TreeDecoder(base, random_heads(base, 8), tree).generate(ids, 40 - prompt)
+    assert decoded.tokens == stock[0, prompt:].tolist()
+    assert len(decoded.tokens) == 40 - prompt

@@ -1,1 +1,0 @@
-"""Traces to trees, in numpy alone: estimate node values, grow the tree, replay it."""

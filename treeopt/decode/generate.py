@@ -1,0 +1,238 @@
+"""Tree decoding inside stock `generate`: the same texts, in fewer forwards.
+
+    out = model.generate(**inputs, max_new_tokens=64, custom_generate=treeopt.tree_generate, heads=heads, tree=tree)
+
+`generate` prepares everything as ever and calls `tree_generate` in place of its own loop. transformers 5.23 keeps the
+streamer and the tokenizer from such a function: name a streamer twice (`streamer=s, sink=s`), and pass stop strings as
+`stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
+from transformers.generation import logits_process as stock
+from transformers.generation.streamers import BaseStreamer
+
+from treeopt.decode.decoder import TreeDecoder, advance
+from treeopt.decode.processors import Processed
+from treeopt.drafter import Drafter
+from treeopt.drafting.heads import Proposer
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.policies import GivenPlan
+from treeopt.models.heads import MedusaHeads
+
+# Of what `generate` hands over besides, these are made anew here or have nothing to say.
+_KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# Processors that remember what they saw before: a tree would show them texts that never come to be.
+_REMEMBERING = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
+
+
+@dataclass
+class TreeGenerateOutput(GenerateDecoderOnlyOutput):
+    """Stock's record with our figures.
+
+    Attributes:
+        step_lengths: for each row, how many tokens each of its steps emitted.
+    """
+
+    step_lengths: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """tau of the batch: all tokens over all steps."""
+        assert self.step_lengths is not None
+        return sum(map(sum, self.step_lengths)) / sum(map(len, self.step_lengths))
+
+
+def tree_generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    generation_config: GenerationConfig | None = None,
+    *,
+    heads: MedusaHeads | None = None,
+    tree: GivenPlan | None = None,
+    drafter: Drafter | str | os.PathLike[str] | None = None,
+    proposer: Proposer | None = None,
+    sink: BaseStreamer | None = None,
+    stateless_processors: bool | Sequence[type] = False,
+    **model_kwargs: Any,
+) -> Tensor | TreeGenerateOutput:
+    """What `model.generate(..., custom_generate=tree_generate, heads=..., tree=...)` calls; not called by hand.
+
+    Greedy texts are those of stock `generate` token for token; with `do_sample=True` texts are distributed as its own.
+    Processors see each node's own path, stopping criteria one token after the other. A processor that keeps account of
+    its calls, such as a grammar's matcher, would take the paths of drafts for text: those from outside transformers
+    that change their own state when they are called, or whose state cannot be seen, are refused. A tree of one node
+    calls them exactly as stock does, once a token. What is not seen: state in a compiled library behind an attribute
+    that says nothing of it, in a global or on the class, and in a function given as `prefix_allowed_tokens_fn`.
+
+    Args:
+        model: a stock causal language model.
+        input_ids: int64 [B, T], padded on the left.
+        logits_processor: as `generate` made them.
+        stopping_criteria: as `generate` made them.
+        generation_config: as `generate` made it.
+        heads: the model's draft heads.
+        tree: a `Tree`, a `TreePolicy`, a list of paths, a file of any of them, or a name from the zoo.
+        drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
+        proposer: as for `TreeDecoder`, in place of heads and tree.
+        sink: the streamer again; see the module.
+        stateless_processors: True, or the classes of processors of which you know that their answer depends on the
+            tokens and scores of a call alone, whatever else they keep; these are not watched.
+        model_kwargs: what `generate` hands over besides: the mask is heeded, the cache is our own.
+
+    Returns:
+        int64 [B, T + new]; or `TreeGenerateOutput` where `return_dict_in_generate` asks for it.
+
+    Raises:
+        TreeoptError: E510 for what a tree does not do (beam search, assistance, inputs other than token ids, holes in
+            the mask, scores and attentions of each step, processors with a state of their own); else as `TreeDecoder`
+            and its `generate`.
+    """
+    config = generation_config or model.generation_config
+    processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
+    _check_supported(model, config, processors, model_kwargs)
+    prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
+    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
+    decoder = TreeDecoder(model, heads, tree, drafter=drafter, proposer=proposer, acceptance=rule)
+    rule.verify_trees(decoder.proposer.nodes)
+    limit = criteria.max_length
+    budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
+    rows = decoder.prefill(prompts, budget)
+    text = _Text(input_ids, criteria, config, budget, sink)
+    rule.follow(rows, text.eos)
+    left = dict.fromkeys(rows.indices, budget)
+    for emitted in advance(decoder, rows, left, text.eos):
+        for row, tokens in emitted.items():
+            rule.texts[row] += tokens
+            text.add(row, tokens)
+        text.publish()
+        left.update(dict.fromkeys(text.done, 0))
+    if sink is not None:
+        sink.end()
+    if not config.return_dict_in_generate:
+        return text.ids.contiguous()
+    return TreeGenerateOutput(sequences=text.ids.contiguous(), step_lengths=text.step_lengths)
+
+
+class _Text:
+    """The batch as stock `generate` would have it: all rows equally long, criteria asked after every token.
+
+    Rows run ahead of each other by what they accept; a column is published when no row that goes on lacks it.
+    """
+
+    def __init__(
+        self,
+        prompts: Tensor,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        budget: int,
+        sink: BaseStreamer | None,
+    ) -> None:
+        found = [one.eos_token_id for one in criteria if hasattr(one, "eos_token_id")]
+        self.eos = frozenset(token for ids in found for token in ids.tolist())
+        self._ended: set[int] = set()  # rows that a criterion has ended
+        self._filled = prompts.shape[1]
+        self._prompt = prompts.shape[1]
+        self._ids = torch.cat([prompts, prompts.new_zeros(len(prompts), budget)], dim=1)
+        self._criteria = criteria
+        # As in stock: without an end of text, rows that a criterion has ended go on until all have.
+        self._pad = int(config._pad_token_tensor) if found else None
+        self._sink = sink
+        self._tokens: list[list[int]] = [[] for _ in prompts]
+        self._steps: list[list[int]] = [[] for _ in prompts]
+        self._lengths = [0] * len(prompts)  # published tokens of each row up to its end
+
+    @property
+    def ids(self) -> Tensor:
+        """int64 [B, T + new]: what is published."""
+        return self._ids[:, : self._filled]
+
+    @property
+    def done(self) -> set[int]:
+        """Rows that need no more tokens."""
+        over = self._pad is not None or len(self._ended) == len(self._tokens)
+        return self._ended if over else set()
+
+    @property
+    def step_lengths(self) -> tuple[tuple[int, ...], ...]:
+        """Tokens of each row's steps, up to the row's end."""
+        made = []
+        for steps, length in zip(self._steps, self._lengths, strict=True):
+            kept: list[int] = []
+            for step in steps:
+                kept.append(min(step, length - sum(kept)))
+            made.append(tuple(step for step in kept if step > 0))
+        return tuple(made)
+
+    def add(self, row: int, tokens: Sequence[int]) -> None:
+        """One step's tokens of one row."""
+        self._tokens[row].extend(tokens)
+        self._steps[row].append(len(tokens))
+
+    def publish(self) -> None:
+        """Every column that is complete, one after the other, until all rows have ended."""
+        rows = range(len(self._tokens))
+        while len(self._ended) < len(rows):
+            at = self._filled - self._prompt
+            if any(len(self._tokens[row]) <= at for row in rows if row not in self.done):
+                return
+            over = self.done
+            column = [self._pad if row in over else self._tokens[row][at] for row in rows]
+            self._ids[:, self._filled] = torch.tensor(column, device=self._ids.device)
+            self._filled += 1
+            stop = self._criteria(self.ids, None).tolist()
+            if self._sink is not None:
+                self._sink.put(self._ids[:, self._filled - 1].cpu())
+            for row in rows:
+                self._lengths[row] += row not in over
+            self._ended |= {row for row in rows if stop[row]}
+
+
+def _check_supported(
+    model: PreTrainedModel, config: GenerationConfig, processors: LogitsProcessorList, more: Mapping[str, Any]
+) -> None:
+    """Raise E510 for what tree decoding does not do."""
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise _unsupported(f"{mode.value.replace('_', ' ')} was asked for")
+    asked = [name for name in _OUTPUTS if config.return_dict_in_generate and getattr(config, name)]
+    if asked:
+        raise _unsupported(f"{', '.join(asked)} of every step were asked for")
+    strange = sorted(name for name, value in more.items() if value is not None and name not in _KNOWN)
+    if strange or model.config.is_encoder_decoder:
+        what = f"the model takes {', '.join(strange)}" if strange else "the model has an encoder"
+        raise _unsupported(what, why="a tree is verified on token ids alone")
+    remembering = [type(one).__name__ for one in processors if isinstance(one, _REMEMBERING)]
+    if remembering:
+        raise _unsupported(f"{remembering[0]} is at work", why="it remembers every text that it was shown")
+
+
+def _unsupported(what: str, *, why: str = "") -> TreeoptError:
+    return TreeoptError(Code.GENERATE_UNSUPPORTED, what, why=why, fix="leave out custom_generate for this call")
+
+
+def _prompts(ids: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """The rows without their padding on the left."""
+    if mask is None:
+        return list(ids)
+    if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any():
+        raise _unsupported("the attention mask hides something else than padding on the left")
+    return [row[len(row) - int(real) :] for row, real in zip(ids, mask.sum(-1), strict=True)]

@@ -1,0 +1,159 @@
+"""Processed: the rule inside stock `generate`, which at every node asks its processors about that node's own path."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as stock
+
+from treeopt.decode import accept
+from treeopt.decode.batch import Rows
+from treeopt.decode.processor_state import Watch, watched
+from treeopt.decode.rules import Exact
+from treeopt.verify.shapes import Level, Shape
+
+# Processors that look at scores alone, never at the text; all nodes go through them in one call.
+_TEXT_FREE = (
+    stock.TemperatureLogitsWarper,
+    stock.TopKLogitsWarper,
+    stock.TopPLogitsWarper,
+    stock.MinPLogitsWarper,
+    stock.TypicalLogitsWarper,
+    stock.EpsilonLogitsWarper,
+    stock.EtaLogitsWarper,
+    stock.InfNanRemoveLogitsProcessor,
+    stock.LogitNormalization,
+    stock.SuppressTokensLogitsProcessor,
+)
+# Processors that know the rows of the batch apart.
+_BY_ROW = (
+    stock.PrefixConstrainedLogitsProcessor,
+    stock.EncoderRepetitionPenaltyLogitsProcessor,
+    stock.EncoderNoRepeatNGramLogitsProcessor,
+)
+
+
+class Processed(Exact):
+    """What stock `generate` would choose after every node: its processors see that node's own path.
+
+    Where trees have one node, processors are called as `generate` calls them: once a token, with all rows of the batch.
+
+    Args:
+        processors: as `generate` made them.
+        prompts: int64 [B, T], padded on the left.
+        sample: whether tokens are drawn.
+        pad: what stands for the tokens of a row that has ended.
+        stateless: as `tree_generate`.
+    """
+
+    def __init__(
+        self,
+        processors: LogitsProcessorList,
+        prompts: Tensor,
+        *,
+        sample: bool,
+        pad: int = 0,
+        stateless: bool | Sequence[type] = False,
+    ) -> None:
+        self.texts: list[list[int]] = prompts.tolist()  # of each prompt, padding and emitted tokens included
+        self._prompts = prompts
+        self._processors = processors
+        self._sample = sample
+        self._pad = pad
+        self._stateless = stateless
+        self._watch = Watch(())
+        self._one_node = False
+        self._chosen: dict[int, int] = {}  # with one node, of each row the token that was chosen last
+
+    def verify_trees(self, nodes: int) -> None:
+        """Tell how many nodes trees have; of several, processors must have no state of their own.
+
+        Raises:
+            TreeoptError: E510 where the state of a processor cannot be seen. Where it changes in a call, `choose`
+                raises the same.
+        """
+        self._one_node = nodes == 1
+        if not self._one_node:
+            self._watch = Watch(watched(self._processors, self._stateless))
+
+    def follow(self, rows: Rows, ends: Collection[int]) -> None:
+        """Tell which rows are judged from now on, and which tokens end a text."""
+        self._rows = rows
+        self._ends = ends
+
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
+        scores = logits.float()
+        if self._processors:
+            scores = self._process(scores.clone(), tokens, shape)
+            self._watch.check()
+        choice = accept.draw(scores, generator) if self._sample else accept.best(scores)
+        if self._one_node and self._processors:
+            rows = range(len(choice)) if tokens is None else self._rows.indices
+            self._chosen = dict(zip(rows, choice.flatten().tolist(), strict=True))
+        return choice
+
+    def _process(self, scores: Tensor, tokens: Tensor | None, shape: Shape | None) -> Tensor:
+        if tokens is None or shape is None:
+            processed: Tensor = self._processors(self._prompts, scores)
+            return processed
+        if self._one_node:
+            return self._process_batch(scores, tokens)
+        if all(type(one) in _TEXT_FREE for one in self._processors):
+            flat = scores.flatten(0, 1)
+            processed = self._processors(self._prompts.new_zeros(len(flat), 0), flat)
+            return processed.view_as(scores)
+        levels = shape.levels
+        for row, index in enumerate(self._rows.indices):
+            text = torch.tensor(self.texts[index], device=tokens.device)
+            processors = self._of_row(index)
+            own = levels[row if len(levels) > 1 else 0]
+            # The nodes of one depth: their texts are equally long, so stock processors take them together.
+            for nodes, paths in own if processors else _one_by_one(own):
+                ids = torch.cat([text.expand(len(nodes), -1), tokens[row, paths]], dim=1)
+                if processors:
+                    scores[row, nodes] = processors(ids, scores[row, nodes])
+                else:  # whoever knows rows apart finds the node where its row stands in the batch
+                    copies = len(self._prompts)
+                    out = self._processors(ids.expand(copies, -1), scores[row, nodes].repeat(copies, 1))
+                    scores[row, nodes] = out[index]
+        return scores
+
+    def _process_batch(self, scores: Tensor, tokens: Tensor) -> Tensor:
+        """One call for all rows of the batch, those that have ended among them: [B, 1, V] and [B, 1] of the others.
+
+        A row that has ended shows its end once, as it does in `generate`, and is padded from there on.
+        """
+        texts = [list(text) for text in self.texts]
+        for index, token in zip(self._rows.indices, tokens[:, 0].tolist(), strict=True):
+            texts[index].append(token)
+        for index, token in self._chosen.items():
+            if index not in self._rows.indices and token in self._ends:
+                texts[index].append(token)
+        longest = max(map(len, texts))
+        ids = torch.tensor([text + [self._pad] * (longest - len(text)) for text in texts], device=tokens.device)
+        every = scores.new_zeros(len(texts), scores.shape[-1])
+        every[self._rows.indices] = scores[:, 0]
+        processed: Tensor = self._processors(ids, every)
+        return processed[self._rows.indices][:, None]
+
+    def _of_row(self, index: int) -> LogitsProcessorList | None:
+        """The processors for any number of continuations of one row; None where they may know rows apart."""
+        found = LogitsProcessorList()
+        for one in self._processors:
+            if type(one).__module__ != stock.__name__ or isinstance(one, _BY_ROW):
+                return None
+            ignored = getattr(one, "prompt_ignore_length", None)
+            if isinstance(one, stock.RepetitionPenaltyLogitsProcessor) and isinstance(ignored, Tensor):
+                one = stock.RepetitionPenaltyLogitsProcessor(one.penalty, int(ignored[index]))
+            found.append(one)
+        return found
+
+
+def _one_by_one(levels: Sequence[Level]) -> list[Level]:
+    """The same nodes, each by itself."""
+    return [([node], paths[i : i + 1]) for nodes, paths in levels for i, node in enumerate(nodes)]

@@ -1,0 +1,201 @@
+"""The rules of acceptance that a decoder takes: greedy and sample are exact, typical is lossy.
+
+A rule sees the base's logits after every node, and says which node is accepted and which token comes after it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from treeopt.decode import accept
+from treeopt.sampling import check_seed, check_temperature
+from treeopt.verify.shapes import Shape
+
+Score = Callable[[Tensor], Tensor]
+
+
+class Rule(Protocol):
+    """What a decoder asks of a rule."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the text may differ from what the base model alone would give."""
+
+    @property
+    def seed(self) -> int | None:
+        """Of the draws of one text or batch; None draws from torch's own generator."""
+
+    def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The token after each prompt: float [B, V] -> int64 [B]."""
+
+    def judge(
+        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """The accepted node int64 [B], and the token that follows it int64 [B].
+
+        Args:
+            tokens: int64 [B, N], each node's token.
+            logits: float [B, N, V], the base's logits after each node.
+            shape: which node hangs on which, in each row or in all.
+            generator: for what is drawn at random.
+        """
+
+
+class Exact(ABC):
+    """A rule that chooses one token after every node, and follows the drafts that equal the choice."""
+
+    lossy: ClassVar[bool] = False
+    seed: int | None = None
+
+    @abstractmethod
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """One token a row: float [..., V] -> int64 [...].
+
+        Args:
+            logits: float [B, N, V] after every node, or [B, V] at roots.
+            tokens: int64 [B, N], each node's token; None at roots.
+            shape: which node hangs on which; None at roots.
+            generator: for what is drawn at random.
+        """
+
+    def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self.choose(logits, None, None, generator)
+
+    def judge(
+        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        choice = self.choose(logits, tokens, shape, generator)
+        node = accept.greedy(tokens, choice, shape)
+        return node, choice.gather(1, node[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Greedy(Exact):
+    """The base's most likely token everywhere: the text of plain greedy decoding."""
+
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
+        return accept.best(logits)
+
+
+@dataclass(frozen=True)
+class Sample(Exact):
+    """Text distributed as plain sampling distributes it, at any temperature, top-k and top-p.
+
+    One token is drawn at every node, for all paths through it; the draft that equals it is accepted. As drafts do not
+    depend on the draws, each emitted token is one plain draw from the target at its place.
+
+    Args:
+        temperature: of the base's distribution; 0 is greedy.
+        top_k: only the so many likeliest tokens; 0 is all.
+        top_p: only the likeliest tokens that make up this probability; 1 is all.
+        seed: equal seeds give equal texts on one machine; None draws from torch's own generator.
+
+    Raises:
+        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^63.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    _warpers: LogitsProcessorList = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        _check_numbers(top_p=self.top_p)
+        if not _whole(self.top_k) or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"top_k {self.top_k} and top_p {self.top_p}: a whole number from 0, and a number above 0 up to 1"
+            )
+        if self.seed is not None:
+            check_seed(self.seed)
+        object.__setattr__(self, "seed", None if self.seed is None else int(self.seed))  # numpy's are not torch's
+        warpers = LogitsProcessorList()  # in the order of `generate`
+        if self.temperature not in (0, 1):
+            warpers.append(TemperatureLogitsWarper(float(self.temperature)))
+        if self.top_k:
+            warpers.append(TopKLogitsWarper(int(self.top_k)))
+        if self.top_p < 1:
+            warpers.append(TopPLogitsWarper(float(self.top_p)))
+        object.__setattr__(self, "_warpers", warpers)
+
+    def choose(
+        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
+    ) -> Tensor:
+        if self.temperature == 0:
+            return accept.best(logits)
+        rows = logits.float().flatten(0, -2)
+        no_ids = rows.new_zeros(len(rows), 0, dtype=torch.long)  # these three look at the scores alone
+        scores: Tensor = self._warpers(no_ids, rows)
+        return accept.draw(scores, generator).view(logits.shape[:-1])
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Keep what is likely enough (`accept.typical`); roots are the base's most likely tokens. LOSSY.
+
+    Args:
+        temperature: of the distribution that judges the drafts; 0 is greedy, and then exact.
+        epsilon: no draft needs more than this probability.
+        delta: share of exp(-entropy) that a draft needs where that is less.
+
+    Raises:
+        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 < epsilon <= 1, 0 < delta <= 1.
+    """
+
+    temperature: float = 0.7
+    epsilon: float = accept.EPSILON
+    delta: float = accept.DELTA
+    seed: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(epsilon=self.epsilon, delta=self.delta)
+        check_temperature(self.temperature)
+        if not (0 < self.epsilon <= 1 and 0 < self.delta <= 1):
+            raise ValueError(f"epsilon {self.epsilon} and delta {self.delta}: both are above 0, and 1 at most")
+
+    @property
+    def lossy(self) -> bool:
+        return self.temperature > 0
+
+    def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        return accept.best(logits)
+
+    def judge(
+        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        choice = accept.best(logits)
+        if self.temperature == 0:
+            node = accept.greedy(tokens, choice, shape)
+        else:
+            node = accept.typical(
+                tokens,
+                logits,
+                shape,
+                temperature=self.temperature,
+                epsilon=self.epsilon,
+                delta=self.delta,
+            )
+        return node, choice.gather(1, node[:, None])[:, 0]
+
+
+def _check_numbers(**given: float) -> None:
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{name} {value!r}: it is a number")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""Which tokens a tree's nodes hold: drafters, their scores, per-step trees, what they learn, and their traces."""

@@ -1,0 +1,1 @@
+"""Measurements of a decoder: validation, baselines, metrics, latency profiles."""

@@ -1,0 +1,1 @@
+"""Traces to a tree or a policy (numpy, no torch): node values, growth, replay, selection, intervals."""

@@ -1,0 +1,86 @@
+"""Budget: how many nodes pay. More nodes are more tokens a step and more seconds a step; their ratio has a maximum.
+
+    tokens per second at N nodes = tau(N) / t(N)
+    overhead = t(N) / t(1), speedup = tau(N) / overhead        t(1): a one-token step without heads
+
+tau(N) comes from replay (`treeopt.optimize.auto_nodes`), t(N) from a latency profile. Source: arXiv:2401.10774,
+section 2.3.3 (the trade) and appendix G (its overhead and speedup).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.latency import ONE_NODE, LatencyProfile, monotone
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the best tree of `nodes` nodes (root counted) is expected to do on one machine.
+
+    Args:
+        nodes: N.
+        tokens_per_step: tau(N).
+        seconds: t(N), of one step.
+        overhead: t(N) / t(1).
+        speedup: tau(N) / overhead: tokens per second with the tree over tokens per second one by one.
+    """
+
+    nodes: int
+    tokens_per_step: float
+    seconds: float
+    overhead: float
+    speedup: float
+
+
+def budget_at(
+    expected: NDArray[np.float64],
+    profile: LatencyProfile,
+    nodes: int,
+    batch: int = 1,
+    context: int | None = None,
+) -> Budget:
+    """The figures of one number of nodes.
+
+    Args:
+        expected: float64 [M], tokens per step of the best tree with 1, 2, ... M nodes.
+        profile: seconds per step; must hold the one-node step.
+        nodes: N, 1 to M.
+        batch: texts decoded together.
+        context: cached tokens; the largest measured where None.
+
+    Raises:
+        TreeoptError: E230 where the profile does not hold this size, batch or context, or no one-node step.
+    """
+    assert 1 <= nodes <= len(expected), f"{nodes} nodes, but tokens per step are known up to {len(expected)}"
+    tokens = float(expected[nodes - 1])
+    one = profile.seconds(ONE_NODE, batch, context)
+    seconds = profile.seconds(nodes, batch, context)
+    overhead = seconds / one
+    return Budget(nodes, tokens, seconds, overhead, tokens / overhead)
+
+
+def best_budget(
+    expected: NDArray[np.float64], profile: LatencyProfile, batch: int = 1, context: int | None = None
+) -> Budget:
+    """The number of nodes with the most tokens per second; the smaller tree where two are equal.
+
+    Args:
+        expected: as `budget_at`; sizes beyond M or beyond the largest measured one are not considered.
+        profile: as `budget_at`.
+        batch: as `budget_at`.
+        context: as `budget_at`.
+
+    Raises:
+        TreeoptError: E230 as `budget_at`.
+    """
+    largest = min(len(expected), int(profile.curve(batch, context)[0][-1]))
+    sizes, medians = profile.curve(batch, context)
+    if sizes[0] > ONE_NODE:
+        profile.seconds(ONE_NODE, batch, context)  # says what is missing
+    seconds = np.interp(np.arange(1, largest + 1), sizes, monotone(medians))
+    best = int(np.argmax(expected[:largest] / seconds)) + 1  # the first of equals
+    return budget_at(expected, profile, best, batch, context)

@@ -1,0 +1,141 @@
+"""One build from start to end: what is set aside, which size, which method, one task or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treeopt.calibration import Calibration
+from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.optimize.auto_nodes import SizeChoice, best_size
+from treeopt.optimize.held_out import Judgement, judge, split
+from treeopt.optimize.methods import Method, candidates
+from treeopt.optimize.mixtures import Matrix, Mixed, Tasks
+from treeopt.optimize.refine import Limits
+from treeopt.optimize.select_method import Fit, Fitter
+from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES, check_size, describe, tree_limits
+from treeopt.progress import Progress, silent
+from treeopt.tree import Tree
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked of a build; see `treeopt.optimize.tree_builder.build_tree` for the first seven.
+
+    Args:
+        nodes: the budget, root counted; None takes the fastest by `profile`.
+        values: `independent` or `joint`.
+        weights: `uniform` or `visits`.
+        refine_seconds: time for exchanging nodes.
+        top_k: K.
+        max_rank: no larger rank.
+        max_depth: no longer path.
+        holdout: so many of the last texts are set aside and judged by at the end.
+        profile: seconds per step.
+        batch: of the profile.
+        context: of the profile; its longest where None.
+        shares: of the tasks, where there are several calibrations; by their tokens where None.
+        robust: the least loss on the worst task instead of shares.
+        exactly: build by these values and weights, also where the paper's do better on unseen texts.
+    """
+
+    nodes: int | None
+    values: str = "joint"
+    weights: str = "visits"
+    refine_seconds: float = 0.0
+    top_k: int = DEFAULT_TOP_K
+    max_rank: int | None = None
+    max_depth: int | None = None
+    holdout: int = 0
+    profile: LatencyProfile | None = None
+    batch: int = 1
+    context: int | None = None
+    shares: Sequence[float] | None = None
+    robust: bool = False
+    exactly: bool = False
+
+    @property
+    def methods(self) -> list[Method]:
+        """What competes for the tree."""
+        refined = self.refine_seconds > 0
+        return candidates(self.values, self.weights, refined=refined, exactly=self.exactly)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished tree and all that was found on the way; `judgement()` reads the texts set aside, once, when called."""
+
+    tree: Tree
+    fit: Fit
+    fitted: Calibration
+    limits: Limits
+    asked: int
+    choice: SizeChoice | None
+    matrix: Matrix | None
+    mixed: Mixed | None
+    aside: Calibration | None
+    dropped: int
+
+    def judgement(self) -> Judgement | None:
+        """What the tree does on the texts set aside; None where there are none. Call it when the tree is saved."""
+        if self.aside is None:
+            return None
+        return judge(self.tree, self.fitted, self.aside, self.dropped, self.limits)
+
+
+def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress = silent) -> Built:
+    """Build the tree that a job asks for, from one calibration, or from one a task.
+
+    Args:
+        calibrations: one, or one a task.
+        job: what is asked.
+        progress: told after each growth, and while refining.
+
+    Raises:
+        ValueError: where numbers are out of range, or the job asks one and several tasks at once.
+        TreeoptError: E204 where no file could hold the tree, E221 where the tasks' calibrations do not belong together,
+            E230 where the profile lacks something.
+    """
+    if job.shares is not None and len(job.shares) != len(calibrations):
+        raise ValueError(f"{len(job.shares)} shares for {len(calibrations)} calibrations")
+    if len(calibrations) > 1:
+        return _several(calibrations, job, progress)
+    if job.robust or not calibrations:
+        raise ValueError("a robust tree needs several calibrations, any tree at least one")
+    if job.nodes is not None:
+        check_size(tree_limits(calibrations[0], job.nodes, **_cuts(job)), calibrations[0].num_heads, "--nodes")
+    fitted, aside, dropped = calibrations[0], None, 0
+    if job.holdout:
+        fitted, aside, dropped = split(calibrations[0], job.holdout)
+    choice, nodes = None, job.nodes
+    if nodes is None:
+        if job.profile is None:
+            raise ValueError("the fastest size needs a latency profile")
+        job.profile.seconds(ONE_NODE, job.batch, job.context)  # speedups are over one node: without, no work
+        plain = [method for method in job.methods if not method.refined]
+        most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
+        sizing = Fitter(fitted, tree_limits(fitted, most, **_cuts(job)), progress=progress)
+        choice = best_size(sizing, plain, job.profile, job.batch, job.context)
+        nodes = choice.best.nodes
+    limits = tree_limits(fitted, nodes, **_cuts(job))
+    fitter = Fitter(fitted, limits, refine_seconds=job.refine_seconds, progress=progress)
+    fit = fitter.choose(job.methods)
+    return Built(describe(fitter, fit), fit, fitted, limits, nodes, choice, None, None, aside, dropped)
+
+
+def _several(calibrations: Sequence[Calibration], job: Job, progress: Progress) -> Built:
+    if job.holdout or job.refine_seconds or job.nodes is None:
+        raise ValueError("a holdout, refining and the fastest size take one calibration")
+    limits = tree_limits(calibrations[0], job.nodes, **_cuts(job))
+    check_size(limits, calibrations[0].num_heads, "--nodes")
+    tasks = Tasks(calibrations, limits, job.methods, progress=progress)
+    matrix = tasks.matrix()
+    shares = job.shares or [calibration.positions for calibration in calibrations]
+    mixed = tasks.robust() if job.robust else tasks.weighted(shares)
+    shown = ", ".join(f"{share:.4g}" for share in mixed.shares)
+    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by="robust" if job.robust else "shares")
+    return Built(tree, mixed.fit, tasks.joined, limits, job.nodes, None, matrix, mixed, None, 0)
+
+
+def _cuts(job: Job) -> dict[str, int | None]:
+    return {"top_k": job.top_k, "max_depth": job.max_depth, "max_rank": job.max_rank}

@@ -1,0 +1,103 @@
+"""Refine: exchange a leaf for a better node wherever replay gains.
+
+Values rank nodes by what they add where steps begin now; but each change moves the places where steps begin. So nodes
+near the edge of the tree are exchanged one by one and the whole tree is replayed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.calibration import Ranks
+from treeopt.optimize.replay import accepted_drafts, deepest_nodes, visits
+from treeopt.optimize.trie import Floats
+from treeopt.progress import Progress, silent
+from treeopt.tree import Path, Tree
+
+_NEAR = 24  # leaves and frontier nodes that compete at a time
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a tree may be: nodes (root counted), ranks K of each head, and the longest path."""
+
+    nodes: int
+    top_k: int
+    max_depth: int | None = None
+
+
+def refine(
+    tree: Tree, ranks: Ranks, weights: Floats, limits: Limits, *, seconds: float, progress: Progress = silent
+) -> Tree:
+    """A tree of the same size with fewer weighted steps on these traces, or the same tree.
+
+    Stops where no exchange of a near-useless leaf for a promising frontier node gains, or after `seconds`. Without
+    values: an exchanged node's value would come from another estimate than its neighbours'.
+
+    Args:
+        tree: where to start.
+        ranks: uint8 [P, H].
+        weights: float64 [P], what a step that begins at a position costs.
+        limits: ranks and depth that the tree may use.
+        seconds: time for it.
+        progress: told of the time that has passed, in whole seconds.
+    """
+    end = time.monotonic() + seconds
+    current, cost = tree, _cost(tree, ranks, weights)
+    while True:
+        for better in _exchanges(current, ranks, weights, limits):
+            left = end - time.monotonic()
+            if left < 0:
+                return current
+            progress(math.floor(seconds - left) + 1, math.floor(seconds) + 1, f"refining: {cost:.0f} steps")
+            found = _cost(better, ranks, weights)
+            if found < cost:
+                current, cost = better, found
+                break
+        else:
+            return current
+
+
+def _cost(tree: Tree, ranks: Ranks, weights: Floats) -> float:
+    return float(weights[visits(accepted_drafts(tree, ranks))].sum())
+
+
+def _exchanges(tree: Tree, ranks: Ranks, weights: Floats, limits: Limits) -> list[Tree]:
+    """Trees with one leaf exchanged, the most promising first, by what each node adds where steps begin now."""
+    reached = deepest_nodes(tree, ranks)
+    begun = np.flatnonzero(visits(np.array(tree.depths, np.int8)[reached]))
+    used = np.bincount(reached[begun], weights=weights[begun], minlength=tree.nodes)
+    leaves = sorted((float(used[leaf]), tree.paths[leaf - 1]) for leaf in tree.leaves if leaf)[:_NEAR]
+    frontier = _frontier(tree, ranks, weights, reached, begun, limits)[:_NEAR]
+    pairs = [
+        (gain - loss, new, old)
+        for (gain, new), (loss, old) in itertools.product(frontier, leaves)
+        if gain > loss * 0.8 and new[:-1] != old  # a leaf cannot be exchanged for its own child
+    ]
+    pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
+    return [Tree.from_paths({*tree.paths, new} - {old}) for _, new, old in pairs[: 2 * _NEAR]]
+
+
+def _frontier(
+    tree: Tree, ranks: Ranks, weights: Floats, reached: NDArray[np.int32], begun: NDArray[np.int64], limits: Limits
+) -> list[tuple[float, Path]]:
+    """Children that the tree lacks, with the weight of the steps that each would lengthen, greatest first."""
+    depths = np.array(tree.depths)[reached[begun]]
+    deepest = min(ranks.shape[1], ranks.shape[1] if limits.max_depth is None else limits.max_depth)
+    open_ended = depths < deepest
+    rows, depths = begun[open_ended], depths[open_ended]
+    following = ranks[rows, depths]
+    inside = following < limits.top_k
+    keys = reached[rows[inside]].astype(np.int64) * limits.top_k + following[inside]
+    gains = np.bincount(keys, weights=weights[rows[inside]], minlength=tree.nodes * limits.top_k)
+    best = np.argsort(-gains, kind="stable")[: 4 * _NEAR]
+    paths = [(), *tree.paths]
+    return [
+        (float(gains[key]), (*paths[key // limits.top_k], int(key % limits.top_k))) for key in best if gains[key] > 0
+    ]

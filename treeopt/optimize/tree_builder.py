@@ -1,0 +1,167 @@
+"""Calibration to tree, in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.strict_yaml import MAX_BYTES
+from treeopt.optimize.intervals import by_text, prediction_interval
+from treeopt.optimize.methods import Method, candidates
+from treeopt.optimize.refine import Limits
+from treeopt.optimize.replay import deepest_nodes, visits
+from treeopt.optimize.select_method import Fit, Fitter
+from treeopt.optimize.trie import Floats
+from treeopt.tree import Expected, Tree
+from treeopt.version import VERSION
+
+DEFAULT_TOP_K = 32
+MAX_NODES = 1 << 17  # of a tree file, which has 8 MiB at most; fewer where paths are long
+_HEADER_BYTES = 1 << 16  # of a tree file, generously
+
+
+def build_tree(
+    calibration: Calibration,
+    nodes: int,
+    *,
+    top_k: int = DEFAULT_TOP_K,
+    max_depth: int | None = None,
+    max_rank: int | None = None,
+    values: str = "joint",
+    weights: str = "visits",
+    refine_seconds: float = 0.0,
+) -> Tree:
+    """The tree with the most tokens per step under a budget of nodes.
+
+    With `values="independent", weights="uniform"` it is the paper's. Otherwise the methods wished for compete with the
+    paper's on texts they were not fitted to, and the best is built; from fewer than five different texts the paper's.
+
+    Args:
+        calibration: the rank traces.
+        nodes: the budget, root counted; the tree is smaller where no further node has any value.
+        top_k: K, the ranks of each head that are considered.
+        max_depth: no path is longer; the number of heads where None.
+        max_rank: no rank is larger (9 for engines that draft ten tokens a head).
+        values: `independent` (products of accuracies) or `joint` (how often exactly that path was right).
+        weights: `uniform` (every position alike) or `visits` (where steps begin).
+        refine_seconds: time for exchanging nodes one by one afterwards; 0 does not.
+
+    Returns:
+        The tree with its values, what is expected of it, and what it was made from.
+
+    Raises:
+        ValueError: where a number is out of range or a name unknown.
+    """
+    limits = tree_limits(calibration, nodes, top_k=top_k, max_depth=max_depth, max_rank=max_rank)
+    fitter = Fitter(calibration, limits, refine_seconds=refine_seconds)
+    return describe(fitter, fitter.choose(candidates(values, weights, refined=refine_seconds > 0)))
+
+
+def tree_limits(
+    calibration: Calibration,
+    nodes: int,
+    *,
+    top_k: int | None = DEFAULT_TOP_K,
+    max_depth: int | None = None,
+    max_rank: int | None = None,
+) -> Limits:
+    """What a tree may be (K is all ranks kept where None); ValueError where a number is out of range."""
+    top_k = calibration.kept if top_k is None else top_k
+    if nodes < 1 or top_k < 1 or (max_rank or 0) < 0 or (max_depth or 0) < 0:
+        raise ValueError(f"nodes {nodes}, top_k {top_k}, max_rank {max_rank}, max_depth {max_depth}: out of range")
+    ranks = min(top_k, calibration.kept, top_k if max_rank is None else max_rank + 1)
+    return Limits(nodes, ranks, max_depth)
+
+
+def check_size(limits: Limits, levels: int, option: str) -> None:
+    """Raise E204 where limits and levels allow a tree that no file could hold, by its number of nodes or its bytes."""
+    deepest = levels if limits.max_depth is None else min(levels, limits.max_depth)
+    nodes = min(limits.nodes, sum(limits.top_k**depth for depth in range(deepest + 1)))
+    line = len("- {path: [], value: 1.23456e-100}\n") + deepest * len(f"{limits.top_k}, ")
+    most = min(MAX_NODES, (MAX_BYTES - _HEADER_BYTES) // line)
+    if nodes > most:
+        raise TreeoptError(
+            Code.FILE_UNWRITABLE,
+            f"a tree of {nodes:,} nodes is too large for a file",
+            at=f"{option} {limits.nodes}",
+            why=f"tree files have {MAX_BYTES:,} bytes at most: {most:,} nodes, {deepest} levels deep",
+            fix=f"{option} {most} or fewer",
+        )
+
+
+def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
+    """The fitted tree with what is expected of it and what it was made from; `more` joins its method.
+
+    Where texts are weighted, so are all figures: they are those of the mixture.
+    """
+    calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
+    if tree.values is None:
+        tree = Tree(tree.paths, _shares(tree, calibration))
+    tokens = np.diff(calibration.offsets) * fitter.text_weights
+    replayed = float(tokens.sum() / (fitter.steps(tree) @ fitter.text_weights))
+    expected = Expected(seven(_independent(tree, fitter.accuracy())), seven(replayed), limits.top_k)
+    if fit.steps is not None:
+        steps = fit.steps * fitter.text_weights
+        expected = dataclasses.replace(expected, unseen=seven(float(tokens.sum() / steps.sum())))
+        interval = prediction_interval(*by_text(calibration.token_hashes, tokens, steps))
+        if interval is not None:
+            low, high = seven(max(interval.low, 0.0)), seven(interval.high)
+            expected = dataclasses.replace(expected, low=low, high=high)
+    source: dict[str, Any] = {
+        "made_by": f"treeopt {VERSION}",
+        "method": {**_method(fit.method, limits), **more},
+        "calibration": calibration_source(calibration),
+    }
+    if calibration.provenance.drafter:
+        source["drafter"] = calibration.provenance.drafter
+    return dataclasses.replace(tree, drafter=calibration.provenance.drafter_id, expected=expected, source=source)
+
+
+def _independent(tree: Tree, accuracy: Floats) -> float:
+    """The paper's estimate of any tree: 1 + the sum over nodes of the product of accuracies."""
+    return 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
+
+
+def _shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
+    """Share of the calibration's steps in which each node is accepted: the values of a tree that has no others."""
+    reached = deepest_nodes(tree, calibration.ranks)
+    begun = visits(np.array(tree.depths, np.int8)[reached])
+    counts: Floats = np.bincount(reached[begun], minlength=tree.nodes).astype(np.float64)
+    for node in range(tree.nodes - 1, 0, -1):  # children stand after their parents
+        counts[tree.parents[node]] += counts[node]
+    return tuple(seven(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
+
+
+def _method(method: Method, limits: Limits) -> dict[str, str | int]:
+    """What a tree file says of how it was made."""
+    parts: dict[str, str | int] = {"values": method.values, "weights": method.weights}
+    if method.strength:
+        parts["strength"] = int(method.strength)
+    if method.refined:
+        parts["refined"] = "yes"
+    return {**parts, "nodes_asked": limits.nodes, "top_k": limits.top_k}
+
+
+def calibration_source(calibration: Calibration) -> dict[str, str | int]:
+    """What a tree file says of the calibration behind it."""
+    provenance = calibration.provenance
+    dtype = provenance.settings.get("dtype")
+    return {
+        "model": provenance.model,
+        "model_id": provenance.model_id,
+        **({} if dtype is None else {"dtype": str(dtype)}),
+        "heads": provenance.heads,
+        "heads_id": provenance.heads_id,
+        "prompts": ", ".join(provenance.prompts.values()),
+        "sequences": calibration.sequences,
+        "positions": calibration.positions,
+    }
+
+
+def seven(value: float) -> float:
+    """Seven significant digits: what a file shows of a figure."""
+    return float(f"{value:.7g}")

@@ -1,1 +1,0 @@
-"""Tree to tensors to tokens: compile, propose, verify, accept, and prove that nothing is lost."""

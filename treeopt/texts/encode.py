@@ -1,0 +1,191 @@
+"""Prompts as token ids: what fits into the context, and what is left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.models.base import Base
+from treeopt.texts.prompts import Message, Prompt, PromptSet
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt's token ids and the ids of its continuation; `source` is the prompt that they are of, where known."""
+
+    prompt_id: str
+    prompt: list[int]
+    answer: list[int]
+    source: Prompt | None = None
+
+    @property
+    def turn(self) -> int:
+        """Turn of a dialogue, from 1."""
+        return self.source.turn if self.source else 1
+
+    @property
+    def category(self) -> str | None:
+        """The prompt file's own, where it has one."""
+        return self.source.category if self.source else None
+
+    @property
+    def later(self) -> tuple[str, ...]:
+        """What the user says after this."""
+        return self.source.later if self.source else ()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A prompt that was not run: its length in tokens, and why."""
+
+    prompt_id: str
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Prompts as token ids, those left out, and how many answers were cut at the token budget."""
+
+    texts: Sequence[Text]
+    skipped: tuple[Skipped, ...]
+    answers_cut: int
+
+
+def encode(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, *, chat_template: bool, vocab: int | None = None
+) -> tuple[list[int], list[int]]:
+    """Token ids of a prompt and of its answer (empty where it has none).
+
+    Without a template the turns of a dialogue, questions and answers, follow each other on lines of their own: what a
+    model without one can be given at best, and said where figures of it are printed.
+
+    Args:
+        prompt: what to encode.
+        tokenizer: the base model's.
+        chat_template: put requests through the tokenizer's chat template, where it has one.
+        vocab: tokens that the model knows; None where that is not to be checked.
+
+    Raises:
+        TreeoptError: E302 where chat messages meet a tokenizer without a template, or a template that fails on them,
+            E304 where there is no tokenizer, or one that gives tokens that the model does not know.
+    """
+    if tokenizer is None:
+        raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
+    messages = prompt.messages
+    if messages is not None and chat_template and tokenizer.chat_template is not None:
+        ids = render_chat(tokenizer, messages, f"prompt {prompt.id}", add_generation_prompt=True)
+    elif messages is not None and prompt.turn > 1:
+        ids = tokenizer(_whole_text("\n".join(message["content"] for message in messages)))["input_ids"]
+    elif messages is not None and len(messages) > 1:
+        raise TreeoptError(
+            Code.PROMPTS_INVALID,
+            f"prompt {prompt.id} is a conversation, but no chat template is in use",
+            why="several messages become one text only by the model's chat template",
+            fix="use a tokenizer with a chat template, or prompts with `instruction` or `text`",
+        )
+    else:
+        text = prompt.text if messages is None else messages[0]["content"]
+        ids = tokenizer(_whole_text(text))["input_ids"]
+    answer = tokenizer(_whole_text(prompt.answer), add_special_tokens=False)["input_ids"] if prompt.answer else []
+    if vocab is not None:
+        check_known((*ids, *answer), vocab, prompt.id)
+    return list(ids), list(answer)
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], name: str, **options: Any) -> Any:
+    """A conversation by the tokenizer's chat template: token ids, or text with `tokenize=False`.
+
+    Args:
+        tokenizer: with a template.
+        messages: what was said.
+        name: of the conversation, for errors.
+        options: of `apply_chat_template`.
+
+    Raises:
+        TreeoptError: E302 where the template fails on the conversation.
+    """
+    whole = [{**message, "content": _whole_text(message["content"])} for message in messages]
+    try:
+        return tokenizer.apply_chat_template(whole, return_dict=False, **options)
+    except Exception as error:  # a template is a program of the checkpoint's author: it may raise anything
+        what = f"the tokenizer's chat template fails on {name}"
+        why = f"{type(error).__name__}: {first_line(error)}"
+        fix = "change the messages, or leave the template out with --no-chat-template"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix=fix) from error
+
+
+def check_known(ids: Iterable[int], vocab: int, prompt_id: str) -> None:
+    """Raise E304 where a tokenizer gave token ids that the model, which knows `vocab` tokens, does not have."""
+    unknown = next((token for token in ids if token >= vocab), None)
+    if unknown is not None:
+        what = f"the tokenizer gives token {unknown} in prompt {prompt_id}, and the model knows {vocab} tokens"
+        raise TreeoptError(Code.MODEL_INVALID, what, why="the tokenizer does not belong to the model's weights")
+
+
+def encode_prompts(
+    base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True, scored: bool = False
+) -> Encoded:
+    """Token ids of all prompts that fit with `max_new_tokens` into the context; the others are named, not cut.
+
+    With `scored`, prompts with an empty answer are left out too.
+
+    Raises:
+        TreeoptError: E303 where no prompt is left, and as `encode`.
+    """
+    assert max_new_tokens >= 1
+    texts, skipped, cut = [], [], 0
+    for prompt in prompts.prompts:
+        ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
+        reason = _misfit(base, ids, max_new_tokens)
+        if not reason and scored and not answer:
+            reason = "empty answer"
+        if reason:
+            skipped.append(Skipped(prompt.id, len(ids), reason))
+            continue
+        cut += len(answer) > max_new_tokens
+        texts.append(Text(prompt.id, ids, answer[:max_new_tokens], prompt))
+    if not texts:
+        reasons = ", ".join(sorted({s.reason for s in skipped}))
+        what = (
+            f"none of {len(skipped)} prompts can be run with {max_new_tokens} new tokens in {base.context}: {reasons}"
+        )
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
+    return Encoded(texts, tuple(skipped), cut)
+
+
+def next_turn(base: Base, text: Text, max_new_tokens: int, *, chat_template: bool = True) -> Text | Skipped | None:
+    """The prompt that follows a text whose `answer` is the model's; None where its source has no further turn.
+
+    The answer goes into it as a chat would pass it on: decoded, without special tokens. Where the whole does not fit
+    into the context with `max_new_tokens` it is left out, and so are the turns after it.
+    """
+    if text.source is None or not text.later:
+        return None
+    assert base.tokenizer is not None, "a prompt with turns was encoded"
+    prompt = text.source.after(str(base.tokenizer.decode(text.answer, skip_special_tokens=True)))
+    ids, _ = encode(prompt, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
+    reason = _misfit(base, ids, max_new_tokens)
+    return Skipped(prompt.id, len(ids), reason) if reason else Text(prompt.id, ids, [], prompt)
+
+
+def joins_turns(base: Base, texts: Sequence[Text], *, chat_template: bool = True) -> bool:
+    """Whether dialogues among the texts will be joined by newlines, for want of a chat template."""
+    templated = chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None
+    return not templated and any(text.later for text in texts)
+
+
+def _misfit(base: Base, ids: Sequence[int], max_new_tokens: int) -> str:
+    """Why a prompt cannot be continued by so many tokens; empty where it can."""
+    if not ids:
+        return "no tokens"
+    return "too long for the context" if len(ids) + max_new_tokens > base.context else ""
+
+
+def _whole_text(text: str | None) -> str:
+    """Text that a tokenizer takes: half of a surrogate pair, which JSON can hold, becomes a question mark."""
+    return (text or "").encode(errors="replace").decode()

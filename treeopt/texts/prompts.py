@@ -1,0 +1,284 @@
+"""Prompts from a file, the hub, or a named set, and their token ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.files import strict_yaml
+from treeopt.files.atomic import read_bytes
+from treeopt.files.bundled import prompt_sets
+from treeopt.files.schemas import Schema, check
+from treeopt.files.tensors import canonical_json
+from treeopt.models.hub import hub_reachable, looks_local, unreachable
+from treeopt.texts.row_errors import answer_fault, fault_of, fields_of
+
+_SCHEMA = "treeopt.prompts/1"
+_ASKED = ("instruction", "prompt")  # a request: goes through the chat template
+_PLAIN = "text"  # continued as it stands
+ANSWERS = ("output", "response", "completion", "answer")
+# What the user says, each after the answer to the one before: MT-bench's and Spec-Bench's files; the hub's MT-bench.
+_TURNS = ("turns", "prompt")
+_ROW_DIGITS = 8
+_TURN_DIGITS = 2
+_FORMATS = (".json", ".jsonl", ".txt", ".parquet")
+
+Message = Mapping[str, str]
+
+
+class PromptSetFile(Schema):
+    """The format `treeopt.prompts/1`: where a named prompt set lies on the hub."""
+
+    schema_name: Literal["treeopt.prompts/1"] = Field(alias="schema")
+    repository: str
+    file: str
+    reference: str
+    license: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: a chat, or plain text to continue; `answer` where the row brings one.
+
+    A row with `turns` is the first of them; `later` holds the user's other turns, and `after` makes the next prompt.
+    `category` is the row's own, for figures apart.
+    """
+
+    id: str
+    messages: tuple[Message, ...] | None
+    text: str | None
+    answer: str | None
+    category: str | None = None
+    turn: int = 1
+    later: tuple[str, ...] = ()
+
+    @property
+    def row(self) -> int:
+        """Its place in its file, from 0."""
+        return int(self.id.partition(":")[2].partition(".")[0] or 0)
+
+    def after(self, answer: str) -> Prompt:
+        """The next turn, this one having been answered so."""
+        assert self.messages is not None, "only requests have turns"
+        said = ({"role": "assistant", "content": answer}, {"role": "user", "content": self.later[0]})
+        turn = self.turn + 1
+        return dataclasses.replace(
+            self,
+            id=f"{self.id.partition('.')[0]}.{turn:0{_TURN_DIGITS}}",
+            messages=(*self.messages, *said),
+            answer=None,
+            turn=turn,
+            later=self.later[1:],
+        )
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts with their origin: `name` as the user gave it, `sha256` of the file (or of the rows, from a data set)."""
+
+    name: str
+    sha256: str
+    prompts: tuple[Prompt, ...]
+
+
+def asked(text: str) -> Prompt:
+    """One request, as a user types it."""
+    return Prompt("asked", ({"role": "user", "content": text},), None, None)
+
+
+def load_prompts(
+    name: str | os.PathLike[str], *, skip: int = 0, limit: int | None = None, answers: bool = False
+) -> PromptSet:
+    """Prompts by file name, hub data set (`owner/name` or `owner/name:split`) or named set.
+
+    Args:
+        name: a .json, .jsonl, .txt or .parquet file; a hub data set; or a named set such as `alpaca_eval`. Rows may be
+            those of MT-bench and Spec-Bench: `question_id`, `category`, `turns`.
+        skip: leave out the first rows.
+        limit: only so many rows after those.
+        answers: demand an answer in each row: `output`, `response`, `completion`, `answer`, or a last assistant
+            message.
+
+    Raises:
+        TreeoptError: E201 where a file is missing, E301 where the hub is needed and does not answer, E302 where a row
+            has no usable field, E303 where there is no row.
+    """
+    name = os.fspath(name)
+    digest, rows = read_rows(name, limit=None if limit is None else skip + limit)
+    if skip >= len(rows):
+        what = f"{name} holds {len(rows)} prompts, of which {skip} are to be left out"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="a smaller --skip")
+    numbered = list(enumerate(rows))[skip:]
+    prompts = tuple(as_prompt(row, row_id(digest, i), name, i, answers) for i, row in numbered)
+    return PromptSet(name, digest, prompts)
+
+
+def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
+    """The rows of a file, hub data set or named set as they stand, at least one, and the sha256 of them all.
+
+    Raises:
+        TreeoptError: E201, E203, E301 and E303 as `load_prompts`.
+    """
+    path = Path(name).expanduser()
+    if not os.path.exists(path) and name in prompt_sets():
+        path = prompt_sets()[name]
+        if path.suffix == ".yaml":
+            path = _fetch_set(name, path)
+    if os.path.exists(path) or looks_local(name):  # a name that is too long is no path
+        digest, rows = _read_file(path)
+    else:
+        digest, rows = _read_dataset(name)
+    assert limit is None or limit >= 0
+    if not rows[:limit]:
+        raise TreeoptError(Code.PROMPTS_EMPTY, f"{name} holds no prompts")
+    return digest, rows[:limit]
+
+
+def row_id(digest: str, index: int) -> str:
+    """The id of a row: its file's sha256 and its place."""
+    return f"{digest[:16]}:{index:0{_ROW_DIGITS}}"
+
+
+def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
+    """The prompt in row `index` of `name`, with its answer where `answers` demands one.
+
+    Raises:
+        TreeoptError: E302 where a needed field is missing or holds something else.
+    """
+    fields = {_ASKED[0]: row} if isinstance(row, str) else row if isinstance(row, dict) else {}
+    text, answer = fields.get(_PLAIN), _first_text(fields, ANSWERS)
+    turns = next(filter(None, (_turns(fields.get(name)) for name in _TURNS)), ())
+    request = _first_text(fields, _ASKED) or None  # an empty request is none
+    chat = _chat(fields.get("messages"))
+    if chat is not None:
+        text = None
+        if chat[-1]["role"] == "assistant":
+            answer, chat = chat[-1]["content"], chat[:-1]
+    elif turns:
+        chat, text = ({"role": "user", "content": turns[0]},), None
+    elif request is not None:
+        extra = fields.get("input")
+        content = f"{request}\n\n{extra}" if isinstance(extra, str) and extra else request
+        chat, text = ({"role": "user", "content": content},), None
+    elif not isinstance(text, str) or not text:
+        fault, fix = fault_of(row)
+        at = f"it has: {fields_of(row)}" if isinstance(row, dict) else ""
+        raise TreeoptError(Code.PROMPTS_INVALID, f"row {index} of {name} {fault}", at=at, fix=fix)
+    if answers and answer is None:
+        what = f"row {index} of {name} {answer_fault(fields, ANSWERS)}"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"--responses needs one of {', '.join(ANSWERS)}")
+    category = fields.get("category")
+    return Prompt(
+        prompt_id,
+        chat,
+        text,
+        answer if answers else None,
+        category=category if isinstance(category, str) else None,
+        later=turns[1:],
+    )
+
+
+def _turns(turns: Any) -> tuple[str, ...]:
+    """What the user says turn by turn; nothing where it is no list of texts."""
+    known = isinstance(turns, (list, tuple)) and all(isinstance(turn, str) and turn for turn in turns)
+    return tuple(turns) if known else ()
+
+
+def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these fields that holds text; an empty one only where no other does."""
+    texts = [fields[name] for name in names if isinstance(fields.get(name), str)]
+    return next(filter(None, texts), texts[0] if texts else None)
+
+
+def _chat(messages: Any) -> tuple[Message, ...] | None:
+    """Chat messages with a user's among them, else None."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    known = all(isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)
+    return tuple(messages) if known and any(m["role"] == "user" for m in messages) else None
+
+
+def _fetch_set(name: str, description: Path) -> Path:
+    """The file of a named set, from the hub or its cache."""
+    described = check(strict_yaml.load(description), PromptSetFile, _SCHEMA)
+    from huggingface_hub import hf_hub_download
+
+    offline = not hub_reachable()
+    try:
+        got = hf_hub_download(described.repository, described.file, repo_type="dataset", local_files_only=offline)
+    except Exception as error:  # the client raises many kinds; all mean that the file cannot be had
+        raise unreachable(name, "--prompts", error) from error
+    return Path(got)
+
+
+def _read_file(path: Path) -> tuple[str, list[Any]]:
+    raw = read_bytes(path)
+    digest = hashlib.sha256(raw).hexdigest()
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return digest, _read_parquet(path)
+    if suffix not in _FORMATS:
+        raise TreeoptError(Code.PROMPTS_INVALID, f"{path} is none of {', '.join(_FORMATS)}")
+    try:
+        text = raw.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+    except UnicodeDecodeError as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not UTF-8 text (byte {error.start})") from error
+    # Not splitlines: a JSON string may hold the other characters that it splits at.
+    lines = [(i, line.removesuffix("\r")) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if suffix == ".txt":
+        return digest, [line for _, line in lines]
+    if suffix == ".jsonl":
+        return digest, [_parse(path, line, i) for i, line in lines]
+    rows = _parse(path, text, 1)
+    if not isinstance(rows, list):
+        raise TreeoptError(Code.PROMPTS_INVALID, f"{path} holds a {type(rows).__name__}, not a list of prompts")
+    return digest, rows
+
+
+def _parse(path: Path, text: str, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        row = line + getattr(error, "lineno", 1) - 1
+        said = getattr(error, "msg", "nested too deep" if isinstance(error, RecursionError) else str(error))
+        what = f"{path} is not JSON: {said}"
+        raise TreeoptError(Code.FILE_INVALID, what, at=f"{path}:{row}:{getattr(error, 'colno', 1)}") from error
+
+
+def _read_parquet(path: Path) -> list[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows: list[Any] = parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:  # damaged pages are an OSError without a number
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not a parquet file: {first_line(error)}") from error
+    return rows
+
+
+def _read_dataset(name: str) -> tuple[str, list[Any]]:
+    """Rows of a hub data set; the split after a colon, else `test`, `validation` or `train`, the first there is."""
+    if not hub_reachable():
+        raise unreachable(name, "--prompts", ConnectionError("not reachable"))
+    import datasets
+
+    repository, _, split = name.partition(":")
+    try:
+        names = datasets.get_dataset_split_names(repository)
+        chosen = split or next(s for s in ("test", "validation", "train", *names) if s in names)
+        rows = datasets.load_dataset(repository, split=chosen).to_list() if chosen in names else None
+    except Exception as error:  # the client raises many kinds; all mean that the data set cannot be had
+        raise unreachable(name, "--prompts", error) from error
+    if rows is None:
+        what = f"the data set {repository} has no split {split!r}"
+        raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"it has {', '.join(names)}", fix=f"{repository}:{names[0]}")
+    return hashlib.sha256(canonical_json(rows).encode()).hexdigest(), rows

@@ -1,0 +1,135 @@
+"""Tree attention masks for stock models, as views of buffers.
+
+A node sees the whole prefix and its own ancestors, each within the layer's sliding window. Windows are measured
+between positions, not cache indices: inside a tree the two differ. The rule does not depend on the prefix's length, so
+one right-aligned buffer [longest prefix | ancestors] serves all: shorter prefixes are views of it, and the rows of a
+batch, each with its own prefix, are gathered from it. A tree that stays has its buffer built once, for every step;
+trees that are chosen anew have theirs put together at each step, the prefix's part from a table by depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.tree import Tree
+from treeopt.verify.shapes import Shape
+
+_KNOWN_LAYERS = ("full_attention", "sliding_attention")
+
+Mask = Tensor | dict[str, Tensor]
+Windows = Mapping[str, int | None]
+
+
+def layer_windows(config: PreTrainedConfig) -> dict[str, int | None]:
+    """Window of each kind of attention layer; None sees everything.
+
+    Raises:
+        TreeoptError: E502 where a layer's attention is of a kind that cannot verify trees.
+    """
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if getattr(text, "use_sliding_window", True) is False:
+        window = None
+    kinds = sorted(set(getattr(text, "layer_types", None) or ["sliding_attention" if window else "full_attention"]))
+    strange = [kind for kind in kinds if kind not in _KNOWN_LAYERS]
+    # gpt_neo's local layers measure their window between cache indices and take no mask by layer.
+    if "local" in (getattr(text, "attention_layers", None) or ()):
+        strange.append("local")
+    if strange:
+        raise TreeoptError(
+            Code.NO_TREES,
+            f"{text.model_type} has {', '.join(strange)} layers",
+            why="a tree needs attention layers that take a mask: recurrent and index-windowed layers do not",
+        )
+    return {kind: window if kind == "sliding_attention" else None for kind in kinds}
+
+
+class TreeMasks:
+    """Masks of trees behind prefixes of any length up to `capacity`, taken from one buffer for each kind of layer.
+
+    The additive float form (0 = see, the dtype's minimum = hide) is the one that eager and sdpa attention both read
+    rightly; models with several kinds of layers take a mapping by kind.
+
+    Args:
+        buffers: by kind of layer, float [B, 1, N, capacity + N + 1]: the longest prefix, the tree, and one column that
+            nobody sees; one for all rows where the first size is 1.
+        capacity: of the prefix.
+    """
+
+    def __init__(self, buffers: dict[str, Tensor], capacity: int) -> None:
+        self.capacity = capacity
+        self._buffers = buffers
+        self._end = next(iter(buffers.values())).shape[-1] - 1
+
+    @staticmethod
+    def of_tree(tree: Tree, windows: Windows, capacity: int, dtype: torch.dtype, device: torch.device) -> TreeMasks:
+        """The masks of one tree for all rows and steps."""
+        return PrefixMasks(tree.depth, windows, capacity, dtype, device).before(Shape.of_tree(tree, device), capacity)
+
+    def at(self, length: int) -> Mask:
+        """The masks after prefixes of `length` tokens: [B, 1, N, length + N], or one such for each kind of layer."""
+        return self._of(lambda buffer: buffer[..., self.capacity - length : self._end])
+
+    def at_each(self, lengths: Tensor, width: int) -> Mask:
+        """The masks after prefixes of different `lengths` int64 [B], `width` entries wide: [B, 1, N, width]."""
+        columns = torch.arange(width, device=lengths.device) + (self.capacity - lengths)[:, None]
+        columns = columns.clamp_(max=self._end)[:, None, None]  # beyond a row's tree: the last column, which is hidden
+
+        def take(buffer: Tensor) -> Tensor:
+            rows, nodes = len(lengths), buffer.shape[2]
+            return buffer.expand(rows, -1, -1, -1).gather(3, columns.expand(-1, -1, nodes, -1))
+
+        return self._of(take)
+
+    def _of(self, take: Callable[[Tensor], Tensor]) -> Mask:
+        masks = {kind: take(buffer) for kind, buffer in self._buffers.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+class PrefixMasks:
+    """What a node sees of a prefix depends on its depth alone; a step's trees are set behind it.
+
+    Args:
+        depth: the greatest of any node.
+        windows: of each kind of attention layer.
+        capacity: of the prefix.
+        dtype: of the masks.
+        device: of the masks.
+    """
+
+    def __init__(self, depth: int, windows: Windows, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.capacity = capacity
+        self._windows = windows
+        self._see = torch.zeros((), dtype=dtype, device=device)
+        self._hide = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+        place = torch.arange(-capacity, 0, device=device)  # positions relative to the root
+        depths = torch.arange(depth + 1, device=device)[:, None]
+        self._prefix = {  # [D+1, capacity]; without a window one row says it all
+            kind: self._see.expand(1, capacity) if window is None else self._masked(place > depths - window)
+            for kind, window in windows.items()
+        }
+
+    def before(self, shape: Shape, length: int) -> TreeMasks:
+        """The masks of these trees, one a row, behind prefixes of up to `length` tokens."""
+        made = {kind: self._buffer(shape, length, kind) for kind in self._windows}
+        return TreeMasks(made, length)
+
+    def _buffer(self, shape: Shape, length: int, kind: str) -> Tensor:
+        """[B, 1, N, length + N + 1]."""
+        window, prefix, visible = self._windows[kind], self._prefix[kind][:, self.capacity - length :], shape.ancestors
+        rows, nodes = shape.parents.shape
+        if window is None:
+            seen = prefix.expand(rows, nodes, -1)
+        else:
+            seen = prefix[shape.depths]
+            visible = visible & (shape.depths[:, None, :] > shape.depths[:, :, None] - window)
+        nobody = self._hide.expand(rows, nodes, 1)
+        return torch.cat([seen, self._masked(visible), nobody], dim=-1)[:, None]
+
+    def _masked(self, visible: Tensor) -> Tensor:
+        return torch.where(visible, self._see, self._hide)

@@ -1,0 +1,80 @@
+"""The probe: one small tree against its paths run alone. The only reliable test that a model can verify trees.
+
+Some models take a tree mask without complaint and compute something else (positions from the cache index, recurrent
+state, local layers); a config does not tell.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.models.base import Base, check_base_finite
+from treeopt.tree import Tree
+from treeopt.verify.session import TreeForward
+
+_TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
+_PREFIX = 12
+# Largest difference of logits, as a share of their spread: above rounding, far below any wrong mask or position.
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_LOW_PRECISION = 0.1
+
+Setting = tuple[torch.dtype, torch.device, str]  # what, besides the model itself, decides about its trees
+_passed: weakref.WeakKeyDictionary[PreTrainedModel, Setting] = weakref.WeakKeyDictionary()  # each model's last one
+
+
+def check_trees(base: Base) -> None:
+    """Raise E502 unless every node of a small tree gets the logits of its path run alone.
+
+    A model that has passed is not run again as long as its dtype, device and attention stay.
+    """
+    if getattr(base.model, "_is_stateful", False):
+        raise _refused(base, "its layers carry a state that cannot step back")
+    if base.model.training:
+        what = f"{base.name} is in training mode"
+        why = "dropout makes every forward different"
+        raise TreeoptError(Code.NO_TREES, what, why=why, fix="call model.eval() first")
+    setting = (base.dtype, base.device, base.model.config._attn_implementation)
+    if _passed.get(base.model) != setting:
+        _run(base)
+        _passed[base.model] = setting
+
+
+@torch.inference_mode()
+def _run(base: Base) -> None:
+    length = min(_PREFIX, base.context - _TREE.nodes)
+    if length < 1:
+        raise _refused(base, f"its context of {base.context} tokens holds no tree")
+    tokens = (torch.arange(length + _TREE.nodes, device=base.device) * 7 + 3) % base.vocab_size
+    prefix, nodes = tokens[:length], tokens[length:]
+    try:
+        session, _, _ = TreeForward(base, _TREE).begin([prefix], _TREE.nodes)
+        logits = session.verify(nodes[None])[0][0]
+        alone = _paths_alone(base, prefix, nodes)
+    except TreeoptError:
+        raise
+    except Exception as error:  # whatever a foreign model raises on a tree: it cannot do trees
+        raise _refused(base, f"its forward failed on a tree: {first_line(error)}") from error
+    check_base_finite(base, alone)
+    spread = (alone.float() - alone.float().mean(-1, keepdim=True)).abs().max()
+    difference = (logits.float() - alone.float()).abs().max() / spread.clamp_min(1e-12)
+    if not difference <= _TOLERANCE.get(base.dtype, _LOW_PRECISION):
+        raise _refused(base, f"a tree's logits differ from its paths' by {difference:.2g} of their spread")
+
+
+def _paths_alone(base: Base, prefix: Tensor, nodes: Tensor) -> Tensor:
+    """Logits [N, V] of each node by a plain forward over the prefix and the node's own path."""
+    rows = []
+    for ancestors in torch.tensor(_TREE.ancestors, device=base.device):
+        ids = torch.cat([prefix, nodes[ancestors]])
+        rows.append(base.forward(ids[None], use_cache=False)[0][0, -1])
+    return torch.stack(rows)
+
+
+def _refused(base: Base, why: str) -> TreeoptError:
+    kind = base.model.config.model_type
+    return TreeoptError(Code.NO_TREES, f"{base.name} ({kind}) cannot verify trees", why=why)
