@@ -73,7 +73,7 @@ def random_calibration() -> Calibration:
         offsets=np.arange(TEXTS + 1, dtype=np.int64) * TOKENS,
         prompt_ids=tuple(f"random:{text:08}" for text in range(TEXTS)),
         token_hashes=tuple(map(str, range(TEXTS))),
-        kept=KEPT,
+        top_k=KEPT,
         provenance=Provenance("random", "", "random", "", {}),
     )
 

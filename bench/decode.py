@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def story_model(shared: Path, effort: Effort, *, compile: bool) -> None:
-    """tinystories-260k: one step in parts, then tokens a second by size of the paper's tree."""
+    """tinystories-260k: one step in parts, then tokens a second by size of the Medusa tree."""
     base, loaded = load_pair(
         str(shared / "models" / "tinystories-260k-medusa"), str(shared / "models" / "tinystories-260k"), device="cpu"
     )
@@ -118,9 +118,7 @@ def story_model(shared: Path, effort: Effort, *, compile: bool) -> None:
     for nodes, tree in trees.items():
         ways[f"{nodes} nodes"] = tokens_of(TreeDecoder(base, loaded.heads, tree), effort.new_tokens)
     pace = tokens_a_second(ways, texts, effort.rounds)
-    print(
-        f"{'':16}  tokens/s  to generate  to own loop   ({effort.new_tokens} tokens a text, the paper's tree by size)"
-    )
+    print(f"{'':16}  tokens/s  to generate  to own loop   ({effort.new_tokens} tokens a text, the Medusa tree by size)")
     for name, rate in pace.items():
         print(f"{name:16}  {rate:8.0f}  {rate / pace['stock generate']:11.2f}  {rate / pace['own loop']:11.2f}")
     best = max((name for name in pace if "nodes" in name), key=pace.__getitem__)

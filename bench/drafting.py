@@ -6,7 +6,7 @@
     python bench/drafting.py cost
 
 `table` learns and builds on the first half of the prompts (rows 0-255 of the story openings; pocket's modules are none
-that it was trained on) and judges on the second: the paper's tree and the joint one on the heads' plain guesses, then
+that it was trained on) and judges on the second: the Medusa tree and the joint one on the heads' plain guesses, then
 static and dynamic trees of plain and corrected drafts. Figures are by replay over traces of the judging texts, which is
 what the decoder does, step by step; `--decode` decodes them too. `speed` times whole texts in turns in one run. `cost`
 times drafting alone, beyond the heads' matrix products, against a step of a 100M model with 32,000 tokens.
@@ -135,9 +135,9 @@ def measured(pair: Pair, learning: Learning | None) -> Half:
 
 
 def table(pair: Pair, options: argparse.Namespace) -> None:
-    """Tokens per step of every drafter and kind, as ratios to the paper's tree of the same run."""
+    """Tokens per step of every drafter and kind, as ratios to the Medusa tree of the same run."""
     plain = measured(pair, None)
-    calibrated = measured(pair, Learning(correct=False, top=TOP_K))
+    calibrated = measured(pair, Learning(ngram=False, top=TOP_K))
     corrected = measured(pair, Learning(tokens=options.tokens))
     sizes = options.sizes
     paper = [plain.tau("paper", nodes) for nodes in sizes]
@@ -165,9 +165,11 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
     print("calibration error by level, judging texts:", " ".join(f"{one:.3f}" for one in error), "(goal: at most 0.02)")
     drafter = corrected.drafter
     assert drafter is not None
-    assert drafter.transitions is not None
-    size = drafter.transitions.bytes / 1e6
-    print(f"transitions: {drafter.transitions.seen:,} tokens, {drafter.transitions.contexts:,} contexts, {size:.1f} MB")
+    assert drafter.ngram_table is not None
+    size = drafter.ngram_table.bytes / 1e6
+    print(
+        f"n-gram table: {drafter.ngram_table.num_tokens:,} tokens, {drafter.ngram_table.contexts:,} contexts, {size:.1f} MB"
+    )
     if options.decode:
         decoded(pair, {name: line for name, line in lines.items() if name.startswith("corrected")}, sizes)
 
@@ -193,9 +195,9 @@ def terms(pair: Pair, options: argparse.Namespace) -> None:
     whole = Learning(tokens=options.tokens)
     variants = {
         "all": whole,
-        "no levels beyond the heads": dataclasses.replace(whole, extra_levels=0),
+        "no levels beyond the heads": dataclasses.replace(whole, extra_depth=0),
         "no matches": dataclasses.replace(whole, window=0),
-        "neither": dataclasses.replace(whole, window=0, extra_levels=0),
+        "neither": dataclasses.replace(whole, window=0, extra_depth=0),
         "greedy answers alone, no drawn text": dataclasses.replace(whole, tokens=0),
         "drawn at temperature 1": dataclasses.replace(whole, temperature=1.0),
     }
@@ -213,7 +215,7 @@ def speed(pair: Pair, options: argparse.Namespace) -> None:
     plain, corrected = fitted(pair, None), fitted(pair, Learning(tokens=options.tokens))
     texts = encode_prompts(pair.base, pair.judge, pair.new_tokens).texts[: options.texts]
     plans = {
-        "one by one": (plain, Tree(())),
+        "autoregressive": (plain, Tree(())),
         "plain static": (plain, plain.plan("static", SPEED_NODES)),
         "corrected static": (corrected, corrected.plan("static", SPEED_NODES)),
         "corrected dynamic": (corrected, corrected.plan("dynamic", SPEED_NODES)),

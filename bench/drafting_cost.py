@@ -12,8 +12,8 @@ from decode import SMALL_SHAPE, TINY_SHAPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.drafter import LONGEST, Drafter, Level
-from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.drafter import MAX_MATCH, Drafter, Level
+from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_of
 from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base
@@ -45,12 +45,12 @@ def cost(*, tiny: bool = False) -> None:
 
 
 def random_drafter(counted: int) -> Drafter:
-    """Transitions of random text, so that rows and searches are as large as real ones."""
+    """NgramTable of random text, so that rows and searches are as large as real ones."""
     rng = np.random.default_rng(0)
-    counts = TransitionCounts(VOCAB)
+    counts = NgramCounts(VOCAB)
     text = (rng.zipf(1.3, counted) % VOCAB).tolist()
     counts.add(text[:-1], text[1:])
-    level = Level(0.5, 0.3, 0.6, (2.0,) * LONGEST, -5.0, _ODDS)
+    level = Level(0.5, 0.3, 0.6, (2.0,) * MAX_MATCH, -5.0, _ODDS)
     return Drafter((level,) * LEVELS, HEADS, 16, 512, counts.table())
 
 

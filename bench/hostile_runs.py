@@ -181,7 +181,7 @@ def wrong_numbers() -> Iterator[Run]:
         [*CALIBRATE, "--device", "meta"],
         [*CALIBRATE, "--device", "cuda:77"],
         [*CALIBRATE, "--device", "nonsense"],
-        [*CALIBRATE, "--drafter", "corrected", "--learn-tokens", "1"],
+        [*CALIBRATE, "--drafter", "heads+ngram", "--learn-tokens", "1"],
         [*CALIBRATE, "--drafter", "no-such-file"],
         [*VALIDATE, "--repeats", "0"],
         [*VALIDATE, "--batch-size", huge],

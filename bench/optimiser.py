@@ -1,4 +1,4 @@
-"""The optimiser against the paper's tree on texts it has not seen, its intervals, and its speed.
+"""The optimiser against the Medusa tree on texts it has not seen, its intervals, and its speed.
 
     python bench/optimiser.py table    --calibration calibration.safetensors
     python bench/optimiser.py coverage --calibration calibration.safetensors
@@ -29,7 +29,7 @@ from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fit, Fitter
 
 SIZES = (8, 16, 32, 64, 128, 256)
-GOALS = (1.5, 0.8, 1.2, 1.2, 1.4, 1.4)  # percent over the paper's tree, rows 0-255 against 256-511
+GOALS = (1.5, 0.8, 1.2, 1.2, 1.4, 1.4)  # percent over the Medusa tree, rows 0-255 against 256-511
 TOP_K = 32
 SPLITS = 10
 FEW = 50  # prompts to build from, where few are to be had
@@ -53,7 +53,7 @@ def halves(calibration: Calibration, chosen: NDArray[np.int64]) -> tuple[Calibra
 
 
 def gain(calibration: Calibration, chosen: NDArray[np.int64], nodes: int) -> tuple[float, Judgement]:
-    """Percent over the paper's tree on the other texts."""
+    """Percent over the Medusa tree on the other texts."""
     fitted, aside = halves(calibration, chosen)
     found = judge(fit(fitted, nodes).tree, fitted, aside, 0, Limits(nodes, TOP_K))
     return 100 * (found.tokens_per_step / found.paper_tokens_per_step - 1), found
@@ -118,7 +118,7 @@ def speed(calibration: Calibration, positions: int = LARGE) -> None:
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         prompt_ids=tuple(f"{i:09}" for i in range(len(lengths))),
         token_hashes=tuple(str(i) for i in range(len(lengths))),
-        kept=calibration.kept,
+        top_k=calibration.top_k,
         provenance=calibration.provenance,
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

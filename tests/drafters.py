@@ -40,24 +40,24 @@ def learned(
     heads: MedusaHeads,
     texts: Sequence[Text],
     *,
-    correct: bool = True,
+    ngram: bool = True,
     tokens: int = 400,
     new: int = 20,
     window: int = 32,
-    extra_levels: int = 2,
+    extra_depth: int = 2,
 ) -> Learned:
     """A drafter from these answered texts."""
-    learning = Learning(tokens, correct=correct, window=window, extra_levels=extra_levels, top=6)
+    learning = Learning(tokens, ngram=ngram, window=window, extra_depth=extra_depth, top=6)
     return learn(base, heads, texts, learning, max_new_tokens=new, batch_size=8)
 
 
-def quick_drafter(base: Base, heads: MedusaHeads, *, correct: bool = True, seed: int = 0) -> Drafter:
+def quick_drafter(base: Base, heads: MedusaHeads, *, ngram: bool = True, seed: int = 0) -> Drafter:
     """A drafter learned from eight short texts."""
     texts = answered(base, prompts_of(seed, 8, vocab=base.vocab_size), 12)
-    return learned(base, heads, texts, correct=correct, new=12).drafter
+    return learned(base, heads, texts, ngram=ngram, new=12).drafter
 
 
 def without_odds(drafter: Drafter, **numbers: float) -> Drafter:
     """The drafter with `numbers` in every level, and estimates as they are."""
     levels = tuple(Level(**numbers) for _ in drafter.levels)
-    return Drafter(levels, drafter.num_heads, drafter.top, drafter.window, drafter.transitions)
+    return Drafter(levels, drafter.num_heads, drafter.top, drafter.window, drafter.ngram_table)

@@ -13,11 +13,11 @@ from treeopt.calibration import MISS, NONE, Calibration, Provenance
 from treeopt.tree import Tree
 
 
-def make_calibration(answers: list[np.ndarray], *, kept: int = 16, ids: list[str] | None = None) -> Calibration:
+def make_calibration(answers: list[np.ndarray], *, top_k: int = 16, ids: list[str] | None = None) -> Calibration:
     """A calibration from full rank tables, one [G, H] a sequence; `NONE` and `MISS` are put where they belong."""
     rows = []
     for table in answers:
-        ranks = np.where(table >= kept, MISS, table).astype(np.uint8)
+        ranks = np.where(table >= top_k, MISS, table).astype(np.uint8)
         left = np.arange(len(ranks), 0, -1)[:, None]
         ranks[np.arange(1, ranks.shape[1] + 1)[None, :] >= left] = NONE
         rows.append(ranks)
@@ -27,7 +27,7 @@ def make_calibration(answers: list[np.ndarray], *, kept: int = 16, ids: list[str
         offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
         prompt_ids=tuple(names),
         token_hashes=tuple(f"{len(row)}-{int(row.sum())}" for row in rows),
-        kept=kept,
+        top_k=top_k,
         provenance=Provenance(
             "base", "b1", "heads", "h1", {"answers": "greedy"}, {"sha": "prompts.json"}, {"torch": "2"}
         ),
@@ -35,12 +35,12 @@ def make_calibration(answers: list[np.ndarray], *, kept: int = 16, ids: list[str
 
 
 def random_calibration(
-    seed: int, *, sequences: int = 20, length: int = 50, heads: int = 4, kept: int = 16
+    seed: int, *, sequences: int = 20, length: int = 50, heads: int = 4, top_k: int = 16
 ) -> Calibration:
     """Ranks that fall off roughly as real ones do, of texts of different lengths."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, length + 1, sequences)
-    return make_calibration([rng.geometric(0.45, (n, heads)) - 1 for n in lengths], kept=kept)
+    return make_calibration([rng.geometric(0.45, (n, heads)) - 1 for n in lengths], top_k=top_k)
 
 
 def random_tree(seed: int, *, nodes: int, depth: int, ranks: int) -> Tree:

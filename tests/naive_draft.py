@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treeopt.drafter import Drafter, Level
-from treeopt.transitions import Transitions
+from treeopt.drafter import Drafter, Level, NgramTable
 
 CONTEXT = 4
-LONGEST = 12
+MAX_MATCH = 12
 MULTIPLIERS = (0xA0B26C19F767C45, 0xADE47DDBDE5C099, 0xD8608FECB91CE37, 0xEBB6A19F1446BEB)  # of the file format
 
 
@@ -23,22 +22,22 @@ def naive_key(context: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Table:
-    """Transitions as dicts, by context in text order; all rows are of one width and () is among them."""
+    """NgramTable as dicts, by context in text order; all rows are of one width and () is among them."""
 
     rows: dict[tuple[int, ...], dict[int, float]]
     backoff: dict[tuple[int, ...], float]
     unigram: tuple[float, ...]
 
-    def record(self) -> Transitions:
+    def record(self) -> NgramTable:
         """The same as arrays."""
         contexts = [(), *sorted((c for c in self.rows if c), key=naive_key)]
-        return Transitions(
+        return NgramTable(
             keys=np.array([naive_key(c) for c in contexts[1:]], np.int64),
             tokens=np.array([list(self.rows[c]) for c in contexts], np.int32),
             ratios=np.array([list(self.rows[c].values()) for c in contexts], np.float16),
             backoff=np.array([self.backoff[c] for c in contexts], np.float16),
             unigram=np.array(self.unigram, np.float16),
-            seen=100,
+            num_tokens=100,
         )
 
     def context(self, text: list[int]) -> tuple[int, ...]:
@@ -66,7 +65,7 @@ def naive_match(recent: list[int], path: list[int]) -> tuple[int, int]:
     for place in range(len(path), len(recent) - 1):  # the window moves along with the path
         length = 0
         while (
-            length < LONGEST + len(path)
+            length < MAX_MATCH + len(path)
             and length <= place
             and text[place - length] == text[-1 - length]
             and text[-1 - length] >= 0
@@ -94,7 +93,7 @@ class NaiveDrafter:
     recent: list[int]
 
     def candidates(self, path: list[int]) -> list[int]:
-        """All of a node, each once: its level's, those of its context, the copied one."""
+        """All of a node, each once: its level's, those of its context, the prompt_lookup one."""
         level = len(path)
         scores = self.logits[level] if level < len(self.logits) else self.table.unigram
         order = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
@@ -110,22 +109,22 @@ class NaiveDrafter:
         """Of one token."""
         numbers = self.drafter.levels[len(path)]
         total = numbers.prior * self.table.unigram[token]
-        total += numbers.transition * self.table.ratio(self.text(path), token)
+        total += numbers.ngram * self.table.ratio(self.text(path), token)
         if len(path) < len(self.logits):
             row = self.logits[len(path)]
             total += numbers.head * (row[token] - math.log(sum(math.exp(value) for value in row)))
         if self.drafter.window:
-            copied, length = naive_match(self.recent, path)
-            if length and copied == token:
-                total += numbers.copied[min(length, LONGEST) - 1]
+            prompt_lookup, length = naive_match(self.recent, path)
+            if length and prompt_lookup == token:
+                total += numbers.prompt_lookup[min(length, MAX_MATCH) - 1]
         return total
 
     def log_probabilities(self, path: list[int]) -> dict[int, float]:
         """Of all candidates of a node."""
         numbers = self.drafter.levels[len(path)]
         shares = {token: math.exp(self.score(path, token)) for token in self.candidates(path)}
-        total = sum(shares.values()) + math.exp(numbers.outside)
-        return {token: naive_mapped(share / total, numbers.odds) for token, share in shares.items()}
+        total = sum(shares.values()) + math.exp(numbers.other_logit)
+        return {token: naive_mapped(share / total, numbers.calibration_map) for token, share in shares.items()}
 
 
 def naive_mapped(chance: float, odds: tuple[tuple[float, float], ...]) -> float:
@@ -180,7 +179,7 @@ def random_case(seed: int, *, rows: int = 3, window: int | None = None, odds: bo
     table = random_table(rng, vocab)
     levels = tuple(random_level(rng) for _ in range(heads + int(rng.integers(0, 3))))
     if odds:
-        levels = tuple(replace(level, odds=((-4.0, -3.0), (-1.0, -1.5), (2.0, 1.0))) for level in levels)
+        levels = tuple(replace(level, calibration_map=((-4.0, -3.0), (-1.0, -1.5), (2.0, 1.0))) for level in levels)
     window = int(rng.choice([4, 7, 20])) if window is None else window
     drafter = Drafter(levels, heads, int(rng.integers(1, vocab + 1)), window, table.record())
     recent = np.full((rows, max(window, CONTEXT)), -1)
@@ -193,5 +192,5 @@ def random_case(seed: int, *, rows: int = 3, window: int | None = None, odds: bo
 
 def random_level(rng: np.random.Generator) -> Level:
     """Numbers of about the size that fits give."""
-    head, prior, transition, outside = rng.normal((0.8, 0.1, 0.5, -3.0), 0.3).tolist()
-    return Level(head, prior, transition, tuple(rng.normal(1.0, 1.0, LONGEST).tolist()), outside)
+    head, prior, ngram, outside = rng.normal((0.8, 0.1, 0.5, -3.0), 0.3).tolist()
+    return Level(head, prior, ngram, tuple(rng.normal(1.0, 1.0, MAX_MATCH).tolist()), outside)

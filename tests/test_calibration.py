@@ -13,15 +13,16 @@ from helpers import make_calibration, random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeopt.calibration import MASS_SIZES, MISS, NONE, Calibration, Provenance, StepTraces
+from treeopt.calibration import MISS, NONE, Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
+from treeopt.policy import STEP_SIZES
 
 SEQUENCES = 8  # of the calibration that the merge tests take parts of
 
 
 def two_texts() -> Calibration:
     """Three tokens and two, two heads, four ranks kept; rank 7 is a miss."""
-    return make_calibration([np.array([[0, 1], [7, 0], [0, 0]]), np.array([[0, 0], [0, 0]])], kept=4)
+    return make_calibration([np.array([[0, 1], [7, 0], [0, 0]]), np.array([[0, 0], [0, 0]])], top_k=4)
 
 
 def fields(calibration: Calibration) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def fields(calibration: Calibration) -> dict[str, Any]:
         "offsets": calibration.offsets.tolist(),
         "prompt_ids": calibration.prompt_ids,
         "token_hashes": calibration.token_hashes,
-        "kept": calibration.kept,
+        "top_k": calibration.top_k,
         "provenance": dataclasses.asdict(calibration.provenance),
     }
 
@@ -46,7 +47,7 @@ def part(whole: Calibration, members: set[int], **provenance: Any) -> Calibratio
         offsets=np.cumsum([0, *map(len, rows)]).astype(np.int64),
         prompt_ids=tuple(whole.prompt_ids[s] for s in chosen),
         token_hashes=tuple(whole.token_hashes[s] for s in chosen),
-        kept=whole.kept,
+        top_k=whole.top_k,
         provenance=dataclasses.replace(whole.provenance, **provenance),
     )
 
@@ -81,7 +82,7 @@ def test_derived_counts_of_the_worked_example() -> None:
 def test_hits_trials_accuracy_equal_counting(seed: int) -> None:
     """The derived figures equal those of a loop over sequences, positions and heads."""
     calibration = random_calibration(seed, sequences=12, length=30)
-    hits = [[0] * calibration.kept for _ in range(calibration.num_heads)]
+    hits = [[0] * calibration.top_k for _ in range(calibration.num_heads)]
     trials = [0] * calibration.num_heads
     for s in range(calibration.sequences):
         rows = calibration.sequence(s).tolist()
@@ -170,15 +171,15 @@ def test_rank_beyond_kept_is_refused(rank: int) -> None:
     assert "4 were kept" in refusal(ranks=ranks).what
 
 
-@pytest.mark.parametrize("kept", [0, -1, 254, 256])
+@pytest.mark.parametrize("top_k", [0, -1, 254, 256])
 def test_kept_out_of_range_is_refused(kept: int) -> None:
     """Between 1 and 253 ranks are kept, so that the sentinels stay free."""
-    assert "ranks kept" in refusal(kept=kept).what
+    assert "ranks kept" in refusal(top_k=kept).what
 
 
 def test_most_ranks_kept_leave_the_sentinels_free() -> None:
     """With 253 ranks kept, rank 252 is a rank and 253 is a miss."""
-    calibration = make_calibration([np.array([[252], [253], [0]])], kept=253)
+    calibration = make_calibration([np.array([[252], [253], [0]])], top_k=253)
     assert calibration.ranks.tolist() == [[252], [254], [255]]
     assert calibration.hits[0, 252] == 1
 
@@ -237,7 +238,7 @@ NAMES = st.sampled_from(["here/base", "there/base"])
 @st.composite
 def parts(draw: st.DrawFn) -> Calibration:
     """Some sequences of one calibration, measured anywhere."""
-    whole = random_calibration(1, sequences=SEQUENCES, length=6, heads=2, kept=4)
+    whole = random_calibration(1, sequences=SEQUENCES, length=6, heads=2, top_k=4)
     provenance = {"made_by": draw(MADE_BY), "prompts": draw(PROMPTS), "model": draw(NAMES), "heads": draw(NAMES)}
     return part(whole, draw(MEMBERS), **provenance)
 
@@ -298,17 +299,17 @@ def test_merge_of_another_measurement_is_refused(change: dict[str, Any], word: s
     assert word in caught.value.at
 
 
-@pytest.mark.parametrize(("heads", "kept"), [(3, 4), (2, 5)])
+@pytest.mark.parametrize(("heads", "top_k"), [(3, 4), (2, 5)])
 def test_merge_of_another_shape_is_refused(heads: int, kept: int) -> None:
     """Another number of heads or of ranks kept does not merge."""
     with pytest.raises(TreeoptError) as caught:
-        two_texts().merge(make_calibration([np.zeros((3, heads))], kept=kept, ids=["set:00000009"]))
+        two_texts().merge(make_calibration([np.zeros((3, heads))], top_k=kept, ids=["set:00000009"]))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
 
 
 def test_merge_of_two_traces_of_one_prompt_is_refused() -> None:
     """One prompt has one trace."""
-    other = make_calibration([np.array([[1, 1], [7, 0], [0, 0]])], kept=4)
+    other = make_calibration([np.array([[1, 1], [7, 0], [0, 0]])], top_k=4)
     with pytest.raises(TreeoptError) as caught:
         two_texts().merge(other)
     assert caught.value.code is Code.CALIBRATION_MISMATCH
@@ -336,8 +337,8 @@ def with_steps(seed: int, **changes: Any) -> Calibration:
     rng = np.random.default_rng(seed)
     orders = np.minimum(rng.integers(1, 80, made.ranks.shape).cumsum(1), MISS)
     arrays: dict[str, Any] = {
-        "orders": np.where(made.ranks == NONE, NONE, orders).astype(np.uint8),
-        "mass": 1 + rng.random((made.positions, len(MASS_SIZES))).astype(np.float32).cumsum(1),
+        "node_rank": np.where(made.ranks == NONE, NONE, orders).astype(np.uint8),
+        "expected_tokens": 1 + rng.random((made.positions, len(STEP_SIZES))).astype(np.float32).cumsum(1),
         "confidence": rng.random(made.ranks.shape).astype(np.float16),
     }
     return dataclasses.replace(made, steps=StepTraces(**{**arrays, **changes}))
@@ -352,7 +353,7 @@ def test_steps_go_with_their_sequences() -> None:
     assert joined.steps is not None
     assert parts[2].steps is not None
     own = slice(whole.offsets[2], whole.offsets[3])
-    for name in ("orders", "mass", "confidence"):
+    for name in ("node_rank", "expected_tokens", "confidence"):
         np.testing.assert_array_equal(getattr(joined.steps, name), getattr(whole.steps, name))
         np.testing.assert_array_equal(getattr(parts[2].steps, name), getattr(whole.steps, name)[own])
 
@@ -374,7 +375,7 @@ def test_merge_with_no_texts_keeps_the_steps() -> None:
     whole, nothing = with_steps(1), dataclasses.replace(with_steps(1).select([]), steps=None)
     for merged in (whole.merge(nothing), nothing.merge(whole)):
         assert merged.steps is not None
-        np.testing.assert_array_equal(merged.steps.orders, whole.steps.orders if whole.steps else None)
+        np.testing.assert_array_equal(merged.steps.node_rank, whole.steps.node_rank if whole.steps else None)
 
 
 DIFFERENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -405,7 +406,7 @@ def test_settings_count_where_they_are_to_be_compared() -> None:
     with pytest.raises(TreeoptError, match="settings answers"):
         whole.check_comparable(other, settings=True)
     with pytest.raises(TreeoptError) as caught:
-        whole.check_comparable(make_calibration([np.zeros((3, 3))], kept=5), settings=False)
+        whole.check_comparable(make_calibration([np.zeros((3, 3))], top_k=5), settings=False)
     assert caught.value.at.splitlines() == ["levels: 2 and 3", "ranks kept: 4 and 5"]
 
 
@@ -428,7 +429,7 @@ def test_standard_error_of_equal_texts_is_that_of_one() -> None:
         offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
         prompt_ids=tuple(f"set:{i:08}" for i in range(18)),
         token_hashes=tuple("abcdef"[s] for s in chosen),
-        kept=once.kept,
+        top_k=once.top_k,
         provenance=once.provenance,
     )
     np.testing.assert_allclose(thrice.standard_error(3), once.standard_error(3), rtol=1e-12)
@@ -448,13 +449,17 @@ def test_merge_of_another_drafter_is_refused() -> None:
 
 
 STEP_FAULTS: dict[str, dict[str, Any]] = {
-    "orders are": {"orders": np.ones((3, 4), np.uint8)},
-    "mass are": {"mass": np.ones((3, 2), np.float32)},
+    "node_rank are": {"node_rank": np.ones((3, 4), np.uint8)},
+    "expected_tokens are": {"expected_tokens": np.ones((3, 2), np.float32)},
     "confidence are": {"confidence": np.ones((3, 4), np.float16)},
-    "orders must be uint8": {"orders": np.ones(random_calibration(1, sequences=5, length=9).ranks.shape, np.int64)},
-    "NONE exactly": {"orders": np.ones(random_calibration(1, sequences=5, length=9).ranks.shape, np.uint8)},
+    "node_rank must be uint8": {
+        "node_rank": np.ones(random_calibration(1, sequences=5, length=9).ranks.shape, np.int64)
+    },
+    "NONE exactly": {"node_rank": np.ones(random_calibration(1, sequences=5, length=9).ranks.shape, np.uint8)},
     "no number": {
-        "mass": np.full((random_calibration(1, sequences=5, length=9).positions, len(MASS_SIZES)), np.nan, np.float32)
+        "expected_tokens": np.full(
+            (random_calibration(1, sequences=5, length=9).positions, len(STEP_SIZES)), np.nan, np.float32
+        )
     },
 }
 
@@ -471,8 +476,8 @@ def test_part_after_the_whole_is_refused() -> None:
     """A longer path is never among fewer nodes than a part of it."""
     good = with_steps(1)
     assert good.steps is not None
-    orders = good.steps.orders.copy()
+    orders = good.steps.node_rank.copy()
     row = int(np.flatnonzero(orders[:, 1] != NONE)[0])
     orders[row, :2] = (9, 4)
     with pytest.raises(TreeoptError, match="lies before"):
-        with_steps(1, orders=orders)
+        with_steps(1, node_rank=orders)

@@ -9,22 +9,27 @@ import numpy as np
 import pytest
 from naive_draft import random_table
 
-from treeopt.drafter import LONGEST, Drafter, Level
+from treeopt.drafter import MAX_MATCH, Drafter, Level, NgramTable
 from treeopt.errors import Code, TreeoptError
-from treeopt.transitions import Transitions
 
 TABLE = random_table(np.random.default_rng(0), 5).record()
-LEVEL = Level(0.5, 0.25, 0.75, (1.0,) * LONGEST, -4.0, ((-1.0, -0.5), (1.0, 0.5)))
+LEVEL = Level(0.5, 0.25, 0.75, (1.0,) * MAX_MATCH, -4.0, ((-1.0, -0.5), (1.0, 0.5)))
 DRAFTER = Drafter((LEVEL, LEVEL, LEVEL), 2, 3, 8, TABLE, {"text": "one"})
 
 
 def test_plain_levels() -> None:
     """A plain drafter has a level a head, weighs nothing else and knows no text."""
-    plain = Drafter.plain(3, 10)
+    plain = Drafter.heads_only(3, 10)
     assert (plain.depth, plain.num_heads, plain.top, plain.window) == (3, 3, 10, 0)
-    assert plain.transitions is None
+    assert plain.ngram_table is None
     level = plain.levels[2]
-    assert (level.head, level.prior, level.transition, level.copied, level.odds) == (1.0, 0.0, 0.0, (0.0,) * 12, ())
+    assert (level.head, level.prior, level.ngram, level.prompt_lookup, level.calibration_map) == (
+        1.0,
+        0.0,
+        0.0,
+        (0.0,) * 12,
+        (),
+    )
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -50,15 +55,15 @@ def test_broken_drafter_is_refused(case: str) -> None:
 BROKEN_LEVELS: dict[str, tuple[dict[str, Any], str]] = {
     "a weight that is no number": ({"head": float("nan")}, "no number"),
     "a prior that is no number": ({"prior": float("inf")}, "no number"),
-    "a transition that is no number": ({"transition": float("-inf")}, "no number"),
-    "an infinite outside": ({"outside": float("-inf")}, "no number"),
-    "a copied that is no number": ({"copied": (float("nan"),) * LONGEST}, "no number"),
-    "too few copied": ({"copied": (0.0,) * (LONGEST - 1)}, "12 copied"),
-    "too many copied": ({"copied": (0.0,) * (LONGEST + 1)}, "12 copied"),
-    "odds that are no number": ({"odds": ((0.0, float("inf")),)}, "no number"),
-    "estimates that fall": ({"odds": ((0.0, 0.0), (-1.0, 1.0))}, "do not ascend"),
-    "equal estimates": ({"odds": ((0.0, 0.0), (0.0, 1.0))}, "do not ascend"),
-    "odds that fall": ({"odds": ((0.0, 0.0), (1.0, -1.0))}, "do not ascend"),
+    "a ngram that is no number": ({"transition": float("-inf")}, "no number"),
+    "an infinite outside": ({"other_logit": float("-inf")}, "no number"),
+    "a prompt_lookup that is no number": ({"prompt_lookup": (float("nan"),) * MAX_MATCH}, "no number"),
+    "too few prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH - 1)}, "12 prompt_lookup"),
+    "too many prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH + 1)}, "12 prompt_lookup"),
+    "odds that are no number": ({"calibration_map": ((0.0, float("inf")),)}, "no number"),
+    "estimates that fall": ({"calibration_map": ((0.0, 0.0), (-1.0, 1.0))}, "do not ascend"),
+    "equal estimates": ({"calibration_map": ((0.0, 0.0), (0.0, 1.0))}, "do not ascend"),
+    "odds that fall": ({"calibration_map": ((0.0, 0.0), (1.0, -1.0))}, "do not ascend"),
 }
 
 
@@ -73,16 +78,16 @@ def test_broken_level_is_refused(case: str) -> None:
 
 def test_odds_may_stay_level() -> None:
     """Different estimates may have come equally often."""
-    flat = dataclasses.replace(LEVEL, odds=((0.0, 0.5), (1.0, 0.5)))
+    flat = dataclasses.replace(LEVEL, calibration_map=((0.0, 0.5), (1.0, 0.5)))
     assert dataclasses.replace(DRAFTER, levels=(flat,) * 3).depth == 3
 
 
-def changed_array(name: str) -> Transitions:
+def changed_array(name: str) -> NgramTable:
     """The table with the last number of one array changed a little, within the rules."""
     parts = {key: array.copy() for key, array in TABLE.arrays().items()}
     flat = parts[name].reshape(-1)
     flat[-1] = (flat[-1] + 1) % 5 if name == "tokens" else flat[-1] + (-0.125 if name == "backoff" else 1)
-    return Transitions(**parts, seen=TABLE.seen)
+    return NgramTable(**parts, num_tokens=TABLE.seen)
 
 
 ID_CHANGES: dict[str, dict[str, Any]] = {
@@ -98,10 +103,10 @@ LEVEL_CHANGES: dict[str, dict[str, Any]] = {
     "head": {"head": 0.5000001},
     "prior": {"prior": 0.0},
     "transition": {"transition": 0.5},
-    "outside": {"outside": -5.0},
-    "one copied": {"copied": (1.0,) * (LONGEST - 1) + (2.0,)},
-    "odds": {"odds": ((-1.0, -0.5), (1.0, 0.75))},
-    "no odds": {"odds": ()},
+    "other_logit": {"other_logit": -5.0},
+    "one prompt_lookup": {"prompt_lookup": (1.0,) * (MAX_MATCH - 1) + (2.0,)},
+    "calibration_map": {"calibration_map": ((-1.0, -0.5), (1.0, 0.75))},
+    "no odds": {"calibration_map": ()},
 }
 for _name, _change in LEVEL_CHANGES.items():
     ID_CHANGES[f"a level's {_name}"] = {"levels": (LEVEL, LEVEL, dataclasses.replace(LEVEL, **_change))}
@@ -120,4 +125,4 @@ def test_id_does_not_follow_the_source() -> None:
 
 def test_id_of_plain_is_written_down() -> None:
     """Traces and trees name drafters, so an id is the same in every version and on every machine."""
-    assert Drafter.plain(5, 16).id == "cc0f6b9e377020c5"
+    assert Drafter.heads_only(5, 16).id == "cc0f6b9e377020c5"

@@ -73,7 +73,7 @@ def test_prompts_that_do_not_fit_are_named(model: PreTrainedModel) -> None:
 
 def test_policy_with_its_drafter_is_proved_from_its_file(tmp_path: Path) -> None:
     """A policy's file brings its drafter along, here as in the decoder."""
-    drafter = treeopt.Drafter.plain(5, top=8)
+    drafter = treeopt.Drafter.heads_only(5, top=8)
     treeopt.save_drafter(drafter, tmp_path / "d.safetensors")
     policy = treeopt.TreePolicy(6, 3, drafter.id)
     named = dataclasses.replace(policy, source={"drafter": str(tmp_path / "d.safetensors")})

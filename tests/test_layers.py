@@ -36,7 +36,6 @@ RECORDS = {
     "progress",
     "sampling",
     "provenance",
-    "transitions",
     "version",
 }
 NO_TORCH = {*NO_MODELS, "view"}

@@ -12,7 +12,7 @@ from treeopt.policy import TreePolicy
 
 
 def test_sizes() -> None:
-    """Those of the prices, or the one that all steps have."""
+    """Those of the size_cost, or the one that all steps have."""
     assert TreePolicy(20, 3, "d").sizes == (20,)
     assert TreePolicy(8, 3, "d", ((1, 0.5), (4, 0.7), (8, 1.0))).sizes == (1, 4, 8)
 
@@ -22,12 +22,12 @@ FAULTS: dict[str, dict[str, Any]] = {
     "more nodes than are traced": {"nodes": 255},
     "no depth": {"depth": 0},
     "no drafter": {"drafter": ""},
-    "prices of other nodes": {"prices": ((1, 0.5), (4, 1.0))},
-    "falling": {"prices": ((4, 0.5), (1, 0.6), (8, 1.0))},
-    "twice": {"prices": ((4, 0.5), (4, 0.6), (8, 1.0))},
-    "size that is not traced": {"prices": ((5, 0.5), (8, 1.0))},
-    "not a number": {"prices": ((4, math.nan), (8, 1.0))},
-    "negative": {"prices": ((4, -1.0), (8, 1.0))},
+    "size_cost of other nodes": {"size_cost": ((1, 0.5), (4, 1.0))},
+    "falling": {"size_cost": ((4, 0.5), (1, 0.6), (8, 1.0))},
+    "twice": {"size_cost": ((4, 0.5), (4, 0.6), (8, 1.0))},
+    "size that is not traced": {"size_cost": ((5, 0.5), (8, 1.0))},
+    "not a number": {"size_cost": ((4, math.nan), (8, 1.0))},
+    "negative": {"size_cost": ((4, -1.0), (8, 1.0))},
 }
 
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.policy import STEP_SIZES
 from treeopt.provenance import Provenance as Provenance
 from treeopt.provenance import merged
 
 MISS = 254  # the true token's rank lies beyond the ranks that were kept
 NONE = 255  # there is no true token: the text had ended
 MAX_RANKS = 253  # most ranks a calibration can keep
-MASS_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 254)  # nodes, the root counted
 
 Ranks = NDArray[np.uint8]
 _STEPS = "trees of steps"
@@ -33,24 +33,24 @@ class StepTraces:
     """What the trees of single steps hold of the tokens that came: one row a position, as in `Calibration`.
 
     Args:
-        orders: uint8 [P, H]; `orders[i, h-1]` is the place of the true path of h drafts among the nodes of step i's
+        node_rank: uint8 [P, H]; `node_rank[i, h-1]` is the place of the true path of h drafts in step i's
             tree, the root's being 0 and the likeliest draft's 1; `MISS` beyond the places kept, `NONE` beyond the end.
-        mass: float32 [P, len(MASS_SIZES)], estimated tokens of a step whose tree has so many nodes.
+        expected_tokens: float32 [P, len(STEP_SIZES)], estimated tokens of a step whose tree has so many nodes.
         confidence: float16 [P, H], estimated probability of the guess of rank 0.
     """
 
-    orders: Ranks
-    mass: NDArray[np.float32]
+    node_rank: Ranks
+    expected_tokens: NDArray[np.float32]
     confidence: NDArray[np.float16]
 
     def rows(self, chosen: slice) -> StepTraces:
         """Only these positions."""
-        return StepTraces(self.orders[chosen], self.mass[chosen], self.confidence[chosen])
+        return StepTraces(self.node_rank[chosen], self.expected_tokens[chosen], self.confidence[chosen])
 
     @classmethod
     def joined(cls, parts: Sequence[StepTraces]) -> StepTraces:
         """One after the other."""
-        arrays = ([getattr(part, name) for part in parts] for name in ("orders", "mass", "confidence"))
+        arrays = ([getattr(part, name) for part in parts] for name in ("node_rank", "expected_tokens", "confidence"))
         return cls(*(np.concatenate(array) for array in arrays))
 
 
@@ -66,7 +66,7 @@ class Calibration:
         offsets: int64 [S+1]; sequence s is rows offsets[s] to offsets[s+1].
         prompt_ids: S strings `<prompt set>:<row>`, ascending; the set is a hash, the row has eight digits.
         token_hashes: S hashes of the generated tokens.
-        kept: number of ranks kept per head, at most 253; ranks from there on are `MISS`.
+        top_k: number of ranks kept per head, at most 253; ranks from there on are `MISS`.
         provenance: how it was measured.
         steps: of trees chosen per step; None where they were not traced.
 
@@ -78,7 +78,7 @@ class Calibration:
     offsets: NDArray[np.int64]
     prompt_ids: tuple[str, ...]
     token_hashes: tuple[str, ...]
-    kept: int
+    top_k: int
     provenance: Provenance
     steps: StepTraces | None = None
 
@@ -101,10 +101,10 @@ class Calibration:
             return f"{sequences} prompts but {len(self.token_hashes)} token hashes"
         if any(a >= b for a, b in zip(self.prompt_ids, self.prompt_ids[1:], strict=False)):
             return "prompt ids are not ascending"
-        if not 1 <= self.kept <= MAX_RANKS:
-            return f"{self.kept} ranks kept, not 1 to {MAX_RANKS}"
-        if np.any((self.ranks >= self.kept) & (self.ranks < MISS)):
-            return f"a rank is {self.kept} or more although {self.kept} were kept"
+        if not 1 <= self.top_k <= MAX_RANKS:
+            return f"{self.top_k} ranks kept, not 1 to {MAX_RANKS}"
+        if np.any((self.ranks >= self.top_k) & (self.ranks < MISS)):
+            return f"a rank is {self.top_k} or more although {self.top_k} were kept"
         # Exactly the tokens beyond the end are NONE: replay relies on it to stop at the end of each text.
         beyond = np.arange(1, self.num_heads + 1)[None, :] >= self._rows_left()[:, None]
         if not np.array_equal(self.ranks == NONE, beyond):
@@ -112,15 +112,19 @@ class Calibration:
         return "" if self.steps is None else self._steps_fault(self.steps)
 
     def _steps_fault(self, steps: StepTraces) -> str:
-        shapes = {"orders": self.ranks.shape, "confidence": self.ranks.shape, "mass": (self.positions, len(MASS_SIZES))}
+        shapes = {
+            "node_rank": self.ranks.shape,
+            "confidence": self.ranks.shape,
+            "expected_tokens": (self.positions, len(STEP_SIZES)),
+        }
         for name, shape in shapes.items():
             if getattr(steps, name).shape != shape:
                 return f"{name} are {list(getattr(steps, name).shape)}, not {list(shape)}"
-        if steps.orders.dtype != np.uint8 or not np.array_equal(steps.orders == NONE, self.ranks == NONE):
-            return "orders must be uint8, and NONE exactly where the text had ended"
-        if np.any(np.diff(steps.orders.astype(np.int64), axis=1) < 0):
+        if steps.node_rank.dtype != np.uint8 or not np.array_equal(steps.node_rank == NONE, self.ranks == NONE):
+            return "node_rank must be uint8, and NONE exactly where the text had ended"
+        if np.any(np.diff(steps.node_rank.astype(np.int64), axis=1) < 0):
             return "a path's place in a step's tree lies before that of a part of it"
-        if not (np.isfinite(steps.mass).all() and np.isfinite(steps.confidence).all()):
+        if not (np.isfinite(steps.expected_tokens).all() and np.isfinite(steps.confidence).all()):
             return "an estimate is no number"
         return ""
 
@@ -146,8 +150,8 @@ class Calibration:
 
     @functools.cached_property
     def hits(self) -> NDArray[np.int64]:
-        """int64 [H, kept]: how often the true token had rank r under head h."""
-        counts = [np.bincount(self.ranks[:, h], minlength=256)[: self.kept] for h in range(self.num_heads)]
+        """int64 [H, top_k]: how often the true token had rank r under head h."""
+        counts = [np.bincount(self.ranks[:, h], minlength=256)[: self.top_k] for h in range(self.num_heads)]
         return _frozen(np.stack(counts).astype(np.int64))
 
     @functools.cached_property
@@ -157,7 +161,7 @@ class Calibration:
 
     @functools.cached_property
     def accuracy(self) -> NDArray[np.float64]:
-        """float64 [H, kept]: share of trials with rank r exactly (top-(r+1) minus top-r; the paper's a_k^(i))."""
+        """float64 [H, top_k]: share of trials with rank r exactly (top-(r+1) minus top-r; the paper's a_k^(i))."""
         return _frozen(self.hits / np.maximum(self.trials, 1)[:, None])
 
     @functools.cached_property
@@ -184,10 +188,10 @@ class Calibration:
 
         for h in np.flatnonzero(self.trials):
             trials = by_text(self.ranks[:, h] != NONE)
-            for r in range(min(top_k, self.kept)):
+            for r in range(min(top_k, self.top_k)):
                 spread = np.sum((by_text(self.ranks[:, h] == r) - self.accuracy[h, r] * trials) ** 2)
                 errors[h, r] = np.sqrt(spread * self.distinct / (self.distinct - 1)) / self.trials[h]
-            errors[h, self.kept :] = 0.0
+            errors[h, self.top_k :] = 0.0
         return errors
 
     def check_comparable(self, other: Calibration, *, settings: bool) -> None:
@@ -200,7 +204,7 @@ class Calibration:
         sides = [record.provenance.mergeable() for record in (self, other)]
         for side, record in zip(sides, (self, other), strict=True):
             measured = side.pop("settings")
-            side |= {"levels": record.num_heads, "ranks kept": record.kept}
+            side |= {"levels": record.num_heads, "ranks kept": record.top_k}
             if settings:
                 side |= {f"settings {name}": value for name, value in measured.items()}
             if settings and self.sequences and other.sequences:
@@ -239,7 +243,7 @@ class Calibration:
             offsets=_offsets(rows),
             prompt_ids=tuple(sorted(parts)),
             token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
-            kept=self.kept,
+            top_k=self.top_k,
             provenance=merged(self.provenance, other.provenance),
             steps=_joined(steps),
         )
@@ -252,7 +256,7 @@ class Calibration:
             offsets=_offsets(rows),
             prompt_ids=tuple(self.prompt_ids[s] for s in chosen),
             token_hashes=tuple(self.token_hashes[s] for s in chosen),
-            kept=self.kept,
+            top_k=self.top_k,
             provenance=self.provenance,
             steps=_joined([self.sequence_steps(s) for s in chosen]),
         )

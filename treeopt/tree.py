@@ -40,15 +40,14 @@ class Expected:
 
     `independent` is the paper's estimate 1 + sum of the products of accuracies (arXiv:2401.10774, section 2.3.3),
     `replay` what a decoder yields on the calibration's own text; `top_k` is the number K of ranks they rest on.
-    `unseen` is replay on texts that the tree was not fitted to (in turn for every part of the calibration), and `low`
-    to `high` where, in nine cases of ten, the figure on as many new prompts will lie; None where there were too few
-    texts.
+    `cross_validated` is replay on texts left out of the fit (in turn for every part of the calibration), `low` to `high`
+    the 90 % prediction interval of the figure on as many new prompts; None where there were too few texts.
     """
 
     independent: float
     replay: float
     top_k: int
-    unseen: float | None = None
+    cross_validated: float | None = None
     low: float | None = None
     high: float | None = None
 

@@ -85,7 +85,7 @@ def assert_same_ranks(found: NDArray[np.uint8], full: NDArray[np.int64], kept: i
 def same_calibration(one: Calibration, other: Calibration) -> bool:
     """Whether two records hold the same."""
     arrays = np.array_equal(one.ranks, other.ranks) and np.array_equal(one.offsets, other.offsets)
-    names = (one.prompt_ids, one.token_hashes, one.kept) == (other.prompt_ids, other.token_hashes, other.kept)
+    names = (one.prompt_ids, one.token_hashes, one.top_k) == (other.prompt_ids, other.token_hashes, other.top_k)
     return arrays and names and one.provenance == other.provenance
 
 
@@ -94,9 +94,9 @@ def test_run_calibration_brute_force(base: Base, loaded: LoadedHeads, uneven: Pr
     run = run_calibration(base, loaded, first(uneven, 3), max_new_tokens=24)
     assert (run.skipped, run.answers_cut) == ((), 0)
     record = run.calibration
-    assert (record.sequences, record.num_heads, record.kept) == (3, 5, 253)
+    assert (record.sequences, record.num_heads, record.top_k) == (3, 5, 253)
     for s, text in enumerate(made_texts(base, first(uneven, 3), 24)):
-        assert_same_ranks(record.sequence(s), naive_ranks(base, loaded.heads, text), record.kept)
+        assert_same_ranks(record.sequence(s), naive_ranks(base, loaded.heads, text), record.top_k)
 
 
 def test_other_drafter_is_refused_before_any_answer(base: Base, loaded: LoadedHeads, uneven: PromptSet) -> None:
@@ -107,7 +107,7 @@ def test_other_drafter_is_refused_before_any_answer(base: Base, loaded: LoadedHe
             base,
             loaded,
             uneven,
-            drafter=Drafter.plain(loaded.heads.num_heads + 1, 4),
+            drafter=Drafter.heads_only(loaded.heads.num_heads + 1, 4),
             progress=lambda done, total, note: told.append(note),
         )
     assert caught.value.code is Code.DRAFTER_MISMATCH
@@ -179,7 +179,7 @@ def test_run_calibration_end_of_text(
     assert 0 < sum(length < 160 for length in lengths) < 12  # both kinds occur
     texts = [Text(text.prompt_id, text.prompt, cut_at_end(text.answer, [1])) for text in free]
     ended = next(s for s, text in enumerate(texts) if text.answer[-1] == 1)
-    assert_same_ranks(record.sequence(ended), naive_ranks(base, loaded.heads, texts[ended]), record.kept)
+    assert_same_ranks(record.sequence(ended), naive_ranks(base, loaded.heads, texts[ended]), record.top_k)
 
 
 def test_continue_texts_end_of_text(base: Base, stories: PromptSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_run_calibration_responses(base: Base, loaded: LoadedHeads) -> None:
     for s, text in enumerate(texts):
         cut = Text(text.prompt_id, text.prompt, text.answer[:10])
         full = naive_ranks(base, loaded.heads, cut)
-        assert_same_ranks(run.calibration.sequence(s), full, run.calibration.kept)
+        assert_same_ranks(run.calibration.sequence(s), full, run.calibration.top_k)
 
 
 def test_run_calibration_sampled(base: Base, loaded: LoadedHeads, stories: PromptSet) -> None:

@@ -37,7 +37,7 @@ METHODS = [("independent", "visits"), ("joint", "uniform"), ("joint", "visits"),
 
 @pytest.fixture
 def shuffled() -> Calibration:
-    """Heads that err independently, where the paper's tree does best on unseen texts."""
+    """Heads that err independently, where the Medusa tree does best on unseen texts."""
     made = random_calibration(3, sequences=30)
     save_calibration(made, "calibration.safetensors")
     return made
@@ -45,7 +45,7 @@ def shuffled() -> Calibration:
 
 @pytest.mark.parametrize(("values", "weights"), METHODS)
 def test_both_options_build_exactly_that_method(shuffled: Calibration, values: str, weights: str) -> None:
-    """Values and weights that the user names are built, although the paper's tree does better on unseen texts."""
+    """Values and weights that the user names are built, although the Medusa tree does better on unseen texts."""
     assert treeopt_json("build", "--nodes", "12")["method"] == "independent, uniform"
     options = ["--values", values, "--weights", weights]
     data = treeopt_json("build", "--nodes", "12", *options, "-o", "t.yaml")
@@ -69,8 +69,8 @@ def test_both_options_with_few_texts_build_that_method() -> None:
     save_calibration(stretches(1, 3), "calibration.safetensors")
     result = treeopt("build", "--nodes", "8", "--values", "joint", "--weights", "uniform")
     assert re.search(r"^method +joint, uniform, strength 1024$", result.stdout, flags=re.MULTILINE)
-    assert "the paper's tree" not in result.stderr
-    assert "the paper's tree" in treeopt("build", "--nodes", "8").stderr
+    assert "the Medusa tree" not in result.stderr
+    assert "the Medusa tree" in treeopt("build", "--nodes", "8").stderr
 
 
 @pytest.mark.parametrize(
@@ -244,10 +244,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("kept", [1, 16])
+@pytest.mark.parametrize("top_k", [1, 16])
 def test_degenerate_traces_give_right_trees(name: str, kept: int) -> None:
     """Nothing to guess, nothing guessed, or everything: the tree is the root alone, or the chain of best guesses."""
-    made = make_calibration(HOSTILE[name], kept=kept)
+    made = make_calibration(HOSTILE[name], top_k=kept)
     made = dataclasses.replace(made, token_hashes=tuple(f"text {s}" for s in range(8)))
     save_calibration(made, "calibration.safetensors")
     data = treeopt_json("build", "--nodes", "6", "--values", "independent", "--weights", "uniform")

@@ -58,7 +58,7 @@ def test_build_prints_both_estimates_with_k() -> None:
     expected = data["expected_tokens_per_step"]
     assert expected["independent"] == tree.expected.independent
     assert expected["replay"] == tree.expected.replay
-    assert expected["low"] < expected["unseen"] == tree.expected.unseen < expected["high"]
+    assert expected["low"] < expected["cross_validated"] == tree.expected.cross_validated < expected["high"]
 
 
 @pytest.mark.usefixtures("calibration_file")
@@ -203,7 +203,7 @@ def test_whole_job_on_the_real_model(shared: Path) -> None:
     assert found["expected_tokens_per_step"] == built["expected_tokens_per_step"]["replay"]
     assert found["tokens_per_step"] == pytest.approx(found["expected_tokens_per_step"], abs=1e-6)
     assert found["speedup"] == pytest.approx(found["tokens_per_step"] / found["overhead"])
-    assert found["tokens_per_second"].keys() == {"tree", "one_by_one", "generate", "prompt_lookup"}
+    assert found["tokens_per_second"].keys() == {"tree", "autoregressive", "generate", "prompt_lookup"}
     text = treeopt("validate", *model, "--tree", "t.yaml").stdout
     assert "lossless        yes: 16/16 texts" in text
     assert "steps agree on 16/16 texts" in text

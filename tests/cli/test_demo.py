@@ -27,7 +27,7 @@ def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:
     for name in ("calibrate", "build", "render", "compile", "validate"):
         assert f"$ treeopt {name} " in done.output
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line][1:]
-    assert [row[0] for row in rows] == ["one by one", "the paper's tree", "corrected", "dynamic"]
+    assert [row[0] for row in rows] == ["autoregressive", "the Medusa tree", "corrected", "dynamic"]
     assert all(row[1] == row[2] and row[4] == "yes" for row in rows)
     written = next(line for line in done.stdout.splitlines() if line.startswith("wrote ")).split()[1:]
     assert len(written) == 8

@@ -88,8 +88,8 @@ def test_learn_json() -> None:
     data = treeopt_json("learn", *FEW, "--learn-tokens", "0", "-o", "new.safetensors")
     drafter = load_drafter("new.safetensors")
     assert data["id"] == drafter.id
-    assert drafter.transitions is not None
-    assert (data["tokens"], data["contexts"]) == (drafter.transitions.seen, drafter.transitions.contexts)
+    assert drafter.ngram_table is not None
+    assert (data["tokens"], data["contexts"]) == (drafter.ngram_table.num_tokens, drafter.ngram_table.contexts)
     assert data["output"] == "new.safetensors"
 
 
@@ -132,7 +132,7 @@ def test_build_json_is_the_file() -> None:
     assert data["expected_tokens_per_step"]["replay"] == (policy.expected and policy.expected.replay)
     priced = load_plan("auto.yaml")
     assert isinstance(priced, TreePolicy)
-    assert priced.prices
+    assert priced.size_cost
     assert priced.nodes <= 64
 
 
@@ -151,8 +151,8 @@ def test_curve_of_policies() -> None:
 
 def test_misses_of_a_batch_with_prices_are_explained() -> None:
     """Rows of a batch share one size, so other steps than predicted are no sign of a bug."""
-    prices = "prices:\n- [2, 2.0]\n- [4, 2.6]\n- [12, 3.2]\n"
-    text = Path("dynamic.yaml").read_text().replace("calibration:\n", prices + "calibration:\n")
+    size_cost = "size_cost:\n- [2, 2.0]\n- [4, 2.6]\n- [12, 3.2]\n"
+    text = Path("dynamic.yaml").read_text().replace("calibration:\n", size_cost + "calibration:\n")
     Path("priced.yaml").write_text(text)
     line = ("validate", "--tree", "priced.yaml", "--limit", "6", "--max-new-tokens", "24", "--batch-size", "6")
     said = treeopt(*line).stderr
@@ -246,14 +246,14 @@ def test_policy_is_shown(name: str) -> None:
     assert f"  {policy.expected.estimated:.4f}     estimated: " in text
     assert f"mean size    {policy.expected.nodes:.1f} nodes a step" in text
     assert f"replayed over c.safetensors: {policy.expected.replay:.4f} tokens per step" in text
-    for size, price in policy.prices:
+    for size, price in policy.size_cost:
         assert f"\n{size}\t{price:.4f}\n" in text
-    assert policy.prices or "12 nodes at every step" in text
+    assert policy.size_cost or "12 nodes at every step" in text
     assert "{" not in text
     data = treeopt_json("show", f"{name}.yaml", "--calibration", "c.safetensors")
     assert (data["kind"], data["nodes"], data["depth"]) == ("dynamic", policy.nodes, policy.depth)
     assert data["expected_tokens_per_step"] == vars(policy.expected)
-    assert [tuple(pair) for pair in data["prices"]] == list(policy.prices)
+    assert [tuple(pair) for pair in data["size_cost"]] == list(policy.size_cost)
     assert data["replay"]["tokens_per_step"] == pytest.approx(policy.expected.replay, rel=1e-6)
 
 

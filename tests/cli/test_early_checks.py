@@ -127,7 +127,7 @@ def test_options_that_exclude_each_other(line: str) -> None:
     [
         ("train", "--model", "mamba", "--data", "data.jsonl", "-o", "h"),
         ("learn", "--heads", "mamba-heads", *FEW),
-        ("calibrate", "--heads", "mamba-heads", *FEW, "--drafter", "corrected"),
+        ("calibrate", "--heads", "mamba-heads", *FEW, "--drafter", "heads+ngram"),
     ],
 )
 def test_models_that_cannot_verify_trees_are_refused(line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_distill_leaves_out_skipped_rows() -> None:
 @pytest.mark.usefixtures("models")
 def test_learning_is_announced_and_both_files_are_named() -> None:
     """Before learning: how many tokens from how many prompts, and the passes; after it: both files."""
-    line = ("calibrate", "--heads", "base-heads", *FEW, "--drafter", "corrected", "--learn-tokens", "1234")
+    line = ("calibrate", "--heads", "base-heads", *FEW, "--drafter", "heads+ngram", "--learn-tokens", "1234")
     said = treeopt(*line, "-o", "c.safetensors").stderr
     assert (
         "learns   generates 6 answers to 6 prompts, at most 36 tokens, then draws 1,234 tokens more at temperature 0.7"
@@ -190,7 +190,7 @@ def test_interrupted_work_says_that_nothing_was_kept(command: str, monkeypatch: 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measure_module, "learn", interrupted)
-    drafter = ("--drafter", "corrected") if command == "calibrate" else ()
+    drafter = ("--drafter", "heads+ngram") if command == "calibrate" else ()
     before = contents()
     result = treeopt(command, "--heads", "base-heads", *FEW, *drafter, "-o", "x.safetensors", status=1)
     assert "interrupted; nothing was kept: x.safetensors is not written" in result.stderr

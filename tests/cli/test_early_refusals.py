@@ -54,7 +54,7 @@ WORK = {
     "generate": ("generate", "w1 w2", "--tree", "t.yaml", *MODEL),
     "profile": ("profile", "--sizes", "2", "--context", "4", "--repeats", "1", *MODEL),
     "learn": ("learn", "--prompts", OPENINGS, "-o", "d.safetensors", *MODEL),
-    "calibrate": ("calibrate", "--drafter", "corrected", "--prompts", OPENINGS, "-o", "c.safetensors", *MODEL),
+    "calibrate": ("calibrate", "--drafter", "heads+ngram", "--prompts", OPENINGS, "-o", "c.safetensors", *MODEL),
 }
 
 

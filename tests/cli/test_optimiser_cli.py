@@ -22,7 +22,7 @@ from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.grow import grow
 from treeopt.optimize.held_out import Judgement, judge, split
-from treeopt.optimize.methods import PAPER, candidates
+from treeopt.optimize.methods import MEDUSA, candidates
 from treeopt.optimize.mixtures import Tasks
 from treeopt.optimize.replay import replay
 from treeopt.optimize.select_method import Fitter
@@ -71,17 +71,17 @@ def test_build_is_joint_and_visits_by_default(calibration: Calibration) -> None:
     assert data["expected_tokens_per_step"] == {
         "independent": expected.independent,
         "replay": expected.replay,
-        "unseen": expected.unseen,
+        "cross_validated": expected.cross_validated,
         "low": expected.low,
         "high": expected.high,
     }
-    assert expected.unseen is not None
-    assert data["expected_tokens_per_step"]["low"] < expected.unseen < data["expected_tokens_per_step"]["high"]
+    assert expected.cross_validated is not None
+    assert data["expected_tokens_per_step"]["low"] < expected.cross_validated < data["expected_tokens_per_step"]["high"]
     assert data["method"].startswith("joint, visits, strength ")
     names = ["independent, uniform", *(f"joint, visits, strength {s}" for s in (64, 256, 1024))]
     assert list(data["steps_on_unseen_texts"]) == names
     steps = data["steps_on_unseen_texts"][data["method"]]
-    assert expected.unseen == pytest.approx(calibration.positions / steps, rel=1e-6)
+    assert expected.cross_validated == pytest.approx(calibration.positions / steps, rel=1e-6)
     assert [tuple(path) for path in data["paths"]] == list(tree.paths)
     assert data["values"] == list(tree.values or ())
     assert (data["nodes"], data["depth"], data["leaves"]) == (24, tree.depth, len(tree.leaves))
@@ -94,7 +94,7 @@ def test_build_prints_what_the_json_holds() -> None:
     expected = treeopt_json("build", "--nodes", "24")["expected_tokens_per_step"]
     text = treeopt("build", "--nodes", "24").stdout
     assert re.search(r"^method +joint, visits, strength \d+$", text, flags=re.MULTILINE)
-    for name in ("independent", "replay", "unseen"):
+    for name in ("independent", "replay", "cross_validated"):
         assert f"{expected[name]:.3f}  {name}: " in text
     assert f"{expected['low']:.3f} to {expected['high']:.3f} on" in text
     assert "180 more prompts would halve that" in text
@@ -114,13 +114,13 @@ def test_too_few_texts_say_nothing_of_unseen_ones() -> None:
     save_calibration(stretches(1, 4), "calibration.safetensors")
     data = treeopt_json("build", "--nodes", "8")
     expected = data["expected_tokens_per_step"]
-    assert (expected["unseen"], expected["low"], expected["high"]) == (None, None, None)
+    assert (expected["cross_validated"], expected["low"], expected["high"]) == (None, None, None)
     assert data["steps_on_unseen_texts"] == {}
-    assert "unseen" not in treeopt("build", "--nodes", "8").stdout
+    assert "cross_validated" not in treeopt("build", "--nodes", "8").stdout
 
 
 def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
-    """The tree is that of the first texts alone; the last ones are replayed once, beside the paper's tree."""
+    """The tree is that of the first texts alone; the last ones are replayed once, beside the Medusa tree."""
     data = treeopt_json("build", "--nodes", "16", "--holdout", "20", "-o", "t.yaml")
     fitted, aside, _ = split(calibration, 20)
     tree = load_tree("t.yaml")
@@ -134,7 +134,7 @@ def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
     assert judged["gain"]["low"] < judged["gain"]["high"]
     text = treeopt("build", "--nodes", "16", "--holdout", "20").stdout
     assert f"judged on 20 texts set aside (0 that stand in both dropped): {judged['tokens_per_step']:.4f}" in text
-    assert f"the paper's tree there: {judged['paper_tokens_per_step']:.4f}" in text
+    assert f"the Medusa tree there: {judged['paper_tokens_per_step']:.4f}" in text
 
 
 def test_holdout_drops_texts_that_were_fitted() -> None:
@@ -296,7 +296,7 @@ def test_curve_without_profile(calibration: Calibration) -> None:
     assert (data["best"], data["method"], data["output"]) == (None, "independent, uniform", "curve.svg")
     sizes = [point["nodes"] for point in data["points"]]
     assert sizes == default_sizes(24)
-    found = Fitter(calibration, tree_limits(calibration, 24)).unseen_by_size(PAPER, sizes)
+    found = Fitter(calibration, tree_limits(calibration, 24)).unseen_by_size(MEDUSA, sizes)
     for point, steps in zip(data["points"], found, strict=True):
         assert point["tokens_per_step"] == calibration.positions / steps.sum()
         assert point["prediction"]["low"] <= point["sampling"]["low"] <= point["tokens_per_step"]

@@ -46,7 +46,7 @@ def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
     text = treeopt("show", "t.yaml").stdout
     expected = built.expected
     assert expected is not None
-    assert expected.unseen is not None
+    assert expected.cross_validated is not None
     lines = text.splitlines()
     assert lines[0] == f"12 nodes, depth {built.depth}, {len(built.leaves)} leaves"
     assert "method       values " in text
@@ -54,7 +54,7 @@ def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
     at = lines.index("expected tokens per step, root counted:")
     assert lines[at + 1].split()[:2] == [f"{expected.independent:.4f}", "independent:"]
     assert lines[at + 2].split()[:2] == [f"{expected.replay:.4f}", "replay:"]
-    assert lines[at + 3].split()[:2] == [f"{expected.unseen:.4f}", "unseen:"]
+    assert lines[at + 3].split()[:2] == [f"{expected.cross_validated:.4f}", "unseen:"]
     assert f"{expected.low:.3f} to {expected.high:.3f} on as many new prompts" in lines[at + 3]
     assert not re.search(r"[{}]|None|': ", text)
     data = treeopt_json("show", "t.yaml")
@@ -89,7 +89,7 @@ def test_policy_is_shown() -> None:
         "nodes\tcost in tokens\n2\t1.5000\n4\t1.7500\n"
     )
     data = treeopt_json("show", "p.yaml")
-    assert (data["kind"], data["sizes"], data["prices"]) == ("dynamic", [2, 4], [[2, 1.5], [4, 1.75]])
+    assert (data["kind"], data["sizes"], data["size_cost"]) == ("dynamic", [2, 4], [[2, 1.5], [4, 1.75]])
 
 
 @pytest.mark.usefixtures("built")

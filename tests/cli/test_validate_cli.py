@@ -83,7 +83,7 @@ def test_report_of_all_ways(validate: Callable[..., Result]) -> None:
     text = validate("--repeats", "2").stdout
     assert "lossless        yes: 2/2 texts, 48 tokens, against stock greedy generate in float32" in text
     speeds = table(text, "\ttokens/step")
-    assert [row[0] for row in speeds] == ["", "stock generate", "prompt lookup", "one by one", "tree 8"]
+    assert [row[0] for row in speeds] == ["", "stock generate", "prompt lookup", "autoregressive", "tree 8"]
     assert speeds[3][1] == "1.00"
     assert re.fullmatch(r"\d+ \(\d+-\d+\)", speeds[4][2])
     assert "median (quartiles) of 2 repeats" in text
@@ -100,8 +100,8 @@ def test_json_holds_what_is_printed(validate: Callable[..., Result]) -> None:
     for name, rate in data["tokens_per_second"].items():
         low, high = data["quartiles"]["tokens_per_second"][name]
         assert low <= rate <= high
-    assert data["to_one_by_one"]["one_by_one"] == 1.0
-    assert data["to_one_by_one"]["tree"] == data["speedup"]
+    assert data["speedup_vs_autoregressive"]["autoregressive"] == 1.0
+    assert data["speedup_vs_autoregressive"]["tree"] == data["speedup"]
     assert data["by_turn"]["1"]["tokens"] == data["tokens"] == 48
     assert data["by_category"] == {}
 

@@ -67,7 +67,7 @@ def test_random_cases_of_drafters(family: str) -> None:
         heads = random_heads(base, num_heads, case)
         prompts = [rng.integers(VOCAB, size=length).tolist() for length in lengths]
         texts = answered(base, [Text(f"set:{i}", prompt, []) for i, prompt in enumerate(prompts)], new)
-        drafter = learned(base, heads, texts, correct=case % 3 > 0, tokens=0, new=new).drafter
+        drafter = learned(base, heads, texts, ngram=case % 3 > 0, tokens=0, new=new).drafter
         tree = random_tree(
             case, nodes=int(rng.integers(2, 9)), depth=drafter.depth, ranks=min(8, num_candidates(drafter))
         )

@@ -13,7 +13,7 @@ from drafters import PRICES, answered, learned, planted, prompts_of, quick_draft
 from helpers import random_tree
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
-from treeopt.calibration import MASS_SIZES, MISS, NONE
+from treeopt.calibration import MISS, NONE
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafter import Drafter, Level
@@ -26,7 +26,7 @@ from treeopt.evaluate.validate import predict, trace, validate
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.replay import replay
-from treeopt.policy import Plan, TreePolicy
+from treeopt.policy import STEP_SIZES, Plan, TreePolicy
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
 from treeopt.tree import Tree
@@ -50,7 +50,7 @@ def made() -> Made:
     """Learned on other prompts than those of `texts`."""
     base, heads = planted()
     texts = answered(base, prompts_of(1, 24))
-    drafters = {correct: learned(base, heads, texts, correct=correct).drafter for correct in (False, True)}
+    drafters = {correct: learned(base, heads, texts, ngram=correct).drafter for correct in (False, True)}
     return Made(base, heads, drafters, answered(base, prompts_of(2, 6, longest=40), NEW))
 
 
@@ -111,7 +111,7 @@ def test_orders_are_the_proposers(made: Made, correct: bool) -> None:
             recent = np.array([([NO_TOKEN] * proposer.context + whole[:end])[-proposer.context :]])
             held = paths_of(proposer, torch.tensor([text.answer[i]]), hidden[i : i + 1], recent)
             for depth in range(1, min(drafter.depth, len(whole) - end) + 1):
-                assert (tuple(whole[end : end + depth]) in held) == (steps.orders[i, depth - 1] < nodes)
+                assert (tuple(whole[end : end + depth]) in held) == (steps.node_rank[i, depth - 1] < nodes)
 
 
 @torch.inference_mode()
@@ -132,12 +132,12 @@ def paths_of(
 def test_orders_of_a_small_tree_end() -> None:
     """Where a step's tree has fewer nodes than places are traced, a token outside it is a miss."""
     base = tiny_base("llama", 4)
-    drafter = Drafter.plain(1, 4)
+    drafter = Drafter.heads_only(1, 4)
     heads = random_heads(base, 1, 3)
     texts = answered(base, prompts_of(3, 4), 20)
     calibration = trace(base, heads, texts, drafter, steps=1)
     assert calibration.steps is not None
-    orders = calibration.steps.orders
+    orders = calibration.steps.node_rank
     np.testing.assert_array_equal(orders == MISS, (calibration.ranks >= 4) & (calibration.ranks != NONE))
     assert (orders == MISS).any()
 
@@ -153,7 +153,7 @@ def test_plain_numbers_draft_the_plain_tree(made: Made) -> None:
     wanted = PlainProposer(made.base, made.heads, tree).propose(root, hidden).tokens
     levels = (Level(),) * table.depth
     for drafter in (
-        Drafter.plain(3, 6),
+        Drafter.heads_only(3, 6),
         Drafter(levels[:3], 3, 6),
         dataclasses.replace(table, levels=levels, top=made.base.vocab_size),
     ):
@@ -183,7 +183,7 @@ def test_tiny_vocabularies(kind: str, vocab: int, num_heads: int) -> None:
     base = tiny_base("llama", vocab, vocab_size=vocab)
     heads = random_heads(base, num_heads, 1)
     texts = answered(base, prompts_of(5, 4, vocab=vocab), 12)
-    for drafter in (quick_drafter(base, heads), quick_drafter(base, heads, correct=False)):
+    for drafter in (quick_drafter(base, heads), quick_drafter(base, heads, ngram=False)):
         tree = random_tree(1, nodes=min(4, 1 + vocab), depth=drafter.depth, ranks=vocab)
         plan = dataclasses.replace(tree, drafter=drafter.id) if kind == "static" else plan_of(kind, drafter)
         decoder = TreeDecoder(base, heads, plan, drafter=drafter)
@@ -196,7 +196,7 @@ def test_tiny_vocabularies(kind: str, vocab: int, num_heads: int) -> None:
 def widest(made: Made, correct: bool) -> Tree:
     """A tree that asks for every candidate of its drafter, and for children of the last ones."""
     drafter = made.drafters[correct]
-    table = drafter.transitions
+    table = drafter.ngram_table
     count = drafter.top + (0 if table is None else table.tokens.shape[1] + 1)
     last = range(drafter.top - 2, count)
     paths = [(rank,) for rank in range(count)] + [(rank, child) for rank in last for child in (0, 1, count - 1)]
@@ -265,7 +265,7 @@ def test_candidates_of_small_vocabularies() -> None:
     heads = random_heads(base, 1)
     drafter = quick_drafter(base, heads)
     assert num_candidates(drafter) == 5
-    plain = Drafter.plain(1, 6)
+    plain = Drafter.heads_only(1, 6)
     assert (num_candidates(plain), num_candidates(plain, 5)) == (6, 5)
     wide = Tree.from_paths([(rank,) for rank in range(6)], drafter=plain.id)
     check_plan(wide, plain)
@@ -352,12 +352,12 @@ def test_no_heads_is_one_error(made: Made) -> None:
 
 
 def test_prices_choose_sizes(made: Made) -> None:
-    """Free nodes are all taken, dear ones never; without prices every step has the same number."""
+    """Free nodes are all taken, dear ones never; without size_cost every step has the same number."""
     drafter = made.drafters[True]
     hidden = torch.randn(3, made.base.hidden_size, generator=torch.Generator().manual_seed(0))
     recent = np.random.default_rng(0).integers(0, 61, (3, 32))
-    for prices, nodes in (((), 16), (((1, 0.0), (16, 0.0)), 16), (((1, 0.0), (16, 20.0)), 1)):
-        proposer = DynamicProposer(made.base, made.heads, TreePolicy(16, 3, drafter.id, prices), drafter)
+    for size_cost, nodes in (((), 16), (((1, 0.0), (16, 0.0)), 16), (((1, 0.0), (16, 20.0)), 1)):
+        proposer = DynamicProposer(made.base, made.heads, TreePolicy(16, 3, drafter.id, size_cost), drafter)
         found = proposer.propose(torch.from_numpy(recent[:, -1]), hidden, recent)
         assert found.tokens.shape == (3, nodes)
 
@@ -368,7 +368,7 @@ def test_matches_are_looked_up_in_the_prompt() -> None:
     heads = random_heads(base, 1, 7)
     texts = answered(base, prompts_of(4, 4), 6)
     table = learned(base, heads, texts, tokens=0, new=6).drafter
-    level = Level(head=0.0, copied=tuple(float(n) for n in range(1, 13)))
+    level = Level(head=0.0, prompt_lookup=tuple(float(n) for n in range(1, 13)))
     drafter = dataclasses.replace(table, levels=(level,) * 3, window=128)
     tree = dataclasses.replace(Tree.chain(3), drafter=drafter.id)
     [whole] = answered(base, [Text("set:0", [5], [])], 100)
@@ -384,7 +384,7 @@ def test_recent_holds_the_root() -> None:
     heads = cycle_heads(base, 1)
     texts = answered(base, prompts_of(4, 16), 20)
     table = learned(base, heads, texts, window=0).drafter
-    level = Level(head=0.0, transition=1.0, prior=1.0)
+    level = Level(head=0.0, ngram=1.0, prior=1.0)
     drafter = dataclasses.replace(table, levels=(level,) * 3)
     tree = dataclasses.replace(Tree.chain(3), drafter=drafter.id)
     decoded = TreeDecoder(base, heads, tree, drafter=drafter).generate(texts[0].prompt, 20)
@@ -420,9 +420,9 @@ def test_batch_takes_the_size_that_most_gains(made: Made) -> None:
     drafter, text = made.drafters[True], made.texts[3]
     steps = trace(made.base, made.heads, [text], drafter, steps=drafter.depth).steps
     assert steps is not None
-    gain = steps.mass[:, MASS_SIZES.index(16)] - 1
-    prices = ((1, 0.0), (16, float(np.median(gain))))  # half of the rows are worth it
-    policy = TreePolicy(16, drafter.depth, drafter.id, prices)
+    gain = steps.expected_tokens[:, STEP_SIZES.index(16)] - 1
+    size_cost = ((1, 0.0), (16, float(np.median(gain))))  # half of the rows are worth it
+    policy = TreePolicy(16, drafter.depth, drafter.id, size_cost)
     proposer = DynamicProposer(made.base, made.heads, policy, drafter)
     [hidden] = hidden_states(made.base, [text])
     recent, root = windows(text, proposer.context), torch.tensor(text.answer)

@@ -186,7 +186,7 @@ def test_streamer(model: PreTrainedModel, heads: MedusaHeads, rows: str) -> None
     options = {"max_new_tokens": NEW, "do_sample": False, **ends(9)(model), **INPUTS[rows]}
     told, wanted = Recorder(), Recorder()
     model.generate(**options, streamer=wanted)
-    model.generate(**options, streamer=told, sink=told, custom_generate=tree_generate, heads=heads, tree=TREE)
+    model.generate(**options, streamer=told, text_streamer=told, custom_generate=tree_generate, heads=heads, tree=TREE)
     assert told.seen == wanted.seen
     assert len(wanted.seen) == 12 if rows == "alone" else len(wanted.seen) > 12
 
@@ -205,7 +205,7 @@ def test_real_model_streams_and_stops(base: Base, loaded: LoadedHeads, capsys: p
         streamer=streamer,
         stopping_criteria=[StopStringCriteria(tokenizer, "park")],
         custom_generate=tree_generate,
-        sink=streamer,
+        text_streamer=streamer,
         heads=loaded.heads,
         tree=Tree.chain(5),
     )
@@ -375,7 +375,7 @@ def test_drafter_as_file_and_record(model: PreTrainedModel, heads: MedusaHeads, 
     found = [model.generate(**options, tree=tree, drafter=one) for tree in (plan, file) for one in drafters]
     found.append(model.generate(**options, tree=file))
     assert len({one.step_lengths for one in found}) == 1
-    other = Drafter.plain(2, 4)
+    other = Drafter.heads_only(2, 4)
     for tree, drafter in ((plan, None), (plan, other), (file, other), (TREE, drafting.drafter)):
         with pytest.raises(TreeoptError) as caught:
             model.generate(**options, tree=tree, drafter=drafter)

@@ -54,7 +54,7 @@ def all_paths(case: Case, row: int, depth: int) -> dict[Path, float]:
 @pytest.mark.parametrize("seed", range(12))
 def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
     """With a parent for each node, no path outside the tree is likelier than one inside; likeliest first."""
-    case = random_case(seed, odds=seed % 2 == 0)
+    case = random_case(seed, calibration_map=seed % 2 == 0)
     depth = min(case.drafter.depth, 3)
     expansion = grown(case, nodes, depth)
     assert expansion.tokens.shape == (3, nodes - 1) or expansion.tokens.shape[1] < nodes - 1
@@ -73,7 +73,7 @@ def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_smaller_trees_begin_larger_ones(seed: int) -> None:
     """The first nodes of a tree of 64 are every smaller tree: tokens, parents, depths and log-probabilities."""
-    case = random_case(seed, odds=seed % 2 == 0)
+    case = random_case(seed, calibration_map=seed % 2 == 0)
     largest = grown(case, 64)
     for nodes in (1, 2, 3, 5, 8, 16, 17, 18, 25, 32, 63, 64):
         smaller = grown(case, nodes)
@@ -99,7 +99,7 @@ def test_rows_alone_equal_rows_in_a_batch(seed: int) -> None:
 def two_rows(top: int) -> tuple[DraftModel, torch.Tensor]:
     """Two plain heads over three tokens, chances (0.5, 0.3, 0.2) and (0.7, 0.2, 0.1); in row 1 reversed."""
     chances = torch.tensor([[[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]], [[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]]])
-    return DraftModel(Drafter.plain(2, top)), chances.log()
+    return DraftModel(Drafter.heads_only(2, top)), chances.log()
 
 
 def test_tree_by_hand() -> None:
@@ -135,7 +135,7 @@ def test_parents_are_limited() -> None:
     """Of 20 drafts of level 1 only the first `MAX_PARENTS` have children, though the other ones' would be likelier."""
     logits = torch.cat([torch.linspace(0.1, 0, 20), torch.full((20,), -30.0)]).expand(2, 1, 40).clone()
     logits[1] = torch.tensor([50.0] + [0.0] * 39)  # the child is as likely as its parent
-    model = DraftModel(Drafter.plain(2, 20))
+    model = DraftModel(Drafter.heads_only(2, 20))
     found = expand(model, model.begin(logits, np.zeros((1, 1), np.int64), 2), 64, 2)
     paths = paths_of(found, 0)
     assert {path[0] for path in paths if len(path) == 2} == set(range(MAX_PARENTS))

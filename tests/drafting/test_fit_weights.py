@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from naive_draft import naive_mapped, random_case
 from numpy.typing import NDArray
 
-from treeopt.drafter import LONGEST, Drafter, Level
+from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.fit_weights import Evidence, evidence, fit_level, fit_odds
 from treeopt.drafting.ngram import Candidates, DraftModel
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int = 3) -> Candidates:
-    """Candidates as a text might give them; now and then one is repeated, and often one is copied."""
+    """Candidates as a text might give them; now and then one is repeated, and often one is prompt_lookup."""
     rng = np.random.default_rng(seed)
     tokens = np.argsort(rng.random((positions, 30)), axis=1)[:, :slots]
     again = np.zeros(tokens.shape, np.bool_)
@@ -35,17 +35,17 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
         head=rng.normal(-2.0, 1.5, tokens.shape).astype(np.float32),
         prior=rng.normal(-4.0, 1.0, tokens.shape).astype(np.float32),
         ratios=rng.normal(0.0, 1.5, tokens.shape).astype(np.float32),
-        copied=tokens == tokens[:, -1:],
+        prompt_lookup=tokens == tokens[:, -1:],
         length=length,
     )
 
 
 def scores_of(found: Candidates, level: Level) -> Floats:
     """Each candidate's score, -inf for repeated ones, with the outside's in a last column."""
-    weight = np.array([0.0, *level.copied])[np.minimum(found.length, LONGEST)]
-    scores = level.head * found.head + level.prior * found.prior + level.transition * found.ratios
-    scores = np.where(found.again, -np.inf, scores + weight[:, None] * found.copied)
-    return np.concatenate([scores, np.full((len(scores), 1), level.outside)], axis=1)
+    weight = np.array([0.0, *level.prompt_lookup])[np.minimum(found.length, MAX_MATCH)]
+    scores = level.head * found.head + level.prior * found.prior + level.ngram * found.ratios
+    scores = np.where(found.again, -np.inf, scores + weight[:, None] * found.prompt_lookup)
+    return np.concatenate([scores, np.full((len(scores), 1), level.other_logit)], axis=1)
 
 
 def drawn(seed: int, found: Candidates, level: Level) -> Ints:
@@ -56,7 +56,7 @@ def drawn(seed: int, found: Candidates, level: Level) -> Ints:
     return np.take_along_axis(tokens, (scores + noise).argmax(1)[:, None], 1)[:, 0]
 
 
-KNOWN = Level(0.8, 0.3, 0.5, (1.0, 2.0, 3.0) + (0.0,) * (LONGEST - 3), -2.5)
+KNOWN = Level(0.8, 0.3, 0.5, (1.0, 2.0, 3.0) + (0.0,) * (MAX_MATCH - 3), -2.5)
 
 
 def test_known_numbers_come_back() -> None:
@@ -66,11 +66,11 @@ def test_known_numbers_come_back() -> None:
         found = random_candidates(seed, 10_000)
         parts.append(evidence(found, drawn(seed + 100, found, KNOWN)))
     level = fit_level(parts)
-    assert (level.head, level.prior, level.transition) == pytest.approx((0.8, 0.3, 0.5), abs=0.03)
-    assert level.copied[:3] == pytest.approx((1.0, 2.0, 3.0), abs=0.1)
-    assert level.copied[3:] == (0.0,) * (LONGEST - 3)
-    assert level.outside == pytest.approx(-2.5, abs=0.12)
-    for estimated, odds in level.odds:
+    assert (level.head, level.prior, level.ngram) == pytest.approx((0.8, 0.3, 0.5), abs=0.03)
+    assert level.prompt_lookup[:3] == pytest.approx((1.0, 2.0, 3.0), abs=0.1)
+    assert level.prompt_lookup[3:] == (0.0,) * (MAX_MATCH - 3)
+    assert level.other_logit == pytest.approx(-2.5, abs=0.12)
+    for estimated, odds in level.calibration_map:
         assert odds == pytest.approx(estimated, abs=0.5)
 
 
@@ -94,8 +94,8 @@ def test_what_the_text_is_silent_about_stays() -> None:
     found = replace(random_candidates(3, 2000), head=np.zeros((2000, 6), np.float32))
     level = fit_level([evidence(found, drawn(4, found, KNOWN))])
     assert level.head == 1.0
-    assert level.copied[3:] == (0.0,) * 9
-    assert level.transition == pytest.approx(0.5, abs=0.1)
+    assert level.prompt_lookup[3:] == (0.0,) * 9
+    assert level.ngram == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.parametrize("hits", ["all", "none"])
@@ -113,12 +113,12 @@ def naive_evidence(found: Candidates, true: Ints) -> tuple[list[list[list[float]
     for at in range(len(true)):
         rows = []
         for slot in range(found.tokens.shape[1]):
-            copied = [0.0] * LONGEST
-            if found.copied[at, slot] and found.length[at]:
-                copied[min(int(found.length[at]), LONGEST) - 1] = 1.0
+            prompt_lookup = [0.0] * MAX_MATCH
+            if found.prompt_lookup[at, slot] and found.length[at]:
+                prompt_lookup[min(int(found.length[at]), MAX_MATCH) - 1] = 1.0
             first = [float(part[at, slot]) for part in (found.head, found.prior, found.ratios)]
-            rows.append([*first, *copied, 0.0])
-        numbers.append([*rows, [0.0] * (3 + LONGEST) + [1.0]])
+            rows.append([*first, *prompt_lookup, 0.0])
+        numbers.append([*rows, [0.0] * (3 + MAX_MATCH) + [1.0]])
         shut.append([*found.again[at].tolist(), False])
         slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.again[at, s]]
         came.append(slots[0] if slots else found.tokens.shape[1])
@@ -127,7 +127,7 @@ def naive_evidence(found: Candidates, true: Ints) -> tuple[list[list[list[float]
 
 @pytest.mark.parametrize("seed", range(3))
 def test_evidence_equals_a_naive_loop(seed: int) -> None:
-    """Matches of no, some and more than `LONGEST` tokens, repeated candidates, and tokens outside."""
+    """Matches of no, some and more than `MAX_MATCH` tokens, repeated candidates, and tokens outside."""
     found = random_candidates(seed, 60, longest=15)
     true = np.where(np.arange(60) % 3 == 0, 99, found.tokens[np.arange(60), np.arange(60) % 6])
     numbers, shut, came = naive_evidence(found, true)
@@ -146,17 +146,17 @@ def test_numbers_weigh_as_drafting_does(seed: int) -> None:
     children = model.children(start, start.root)
     made = evidence(model.candidates(start, start.root), np.zeros(3, np.int64))
     level = case.drafter.levels[0]
-    weights = np.array([level.head, level.prior, level.transition, *level.copied, level.outside])
+    weights = np.array([level.head, level.prior, level.ngram, *level.prompt_lookup, level.other_logit])
     scores = np.where(made.shut, -np.inf, made.numbers @ weights)
     assert np.sort(scores[:, :-1]).tolist() == [
         pytest.approx(row, abs=1e-5) for row in np.sort(children.scores).tolist()
     ]
-    assert scores[:, -1].tolist() == [pytest.approx(children.outside)] * 3
+    assert scores[:, -1].tolist() == [pytest.approx(children.other_logit)] * 3
 
 
 def accepted(odds: tuple[tuple[float, float], ...]) -> bool:
     """Whether a drafter takes these odds."""
-    return Drafter((Level(odds=odds),), 1, 1).depth == 1
+    return Drafter((Level(calibration_map=odds),), 1, 1).depth == 1
 
 
 def log_odds(chance: float) -> float:

@@ -13,24 +13,24 @@ from tiny import chat_base, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
+from treeopt.drafter import NgramTable
 from treeopt.drafting import learn as learning_module
 from treeopt.drafting.learn import FOLDS, Learning, _choices, _folds, learn
-from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.texts.samples import draw
-from treeopt.transitions import Transitions
 
 
-def same(one: Transitions | None, other: Transitions | None) -> bool:
+def same(one: NgramTable | None, other: NgramTable | None) -> bool:
     """Whether two tables hold the same."""
     assert one is not None
     assert other is not None
     pairs = zip(one.arrays().values(), other.arrays().values(), strict=True)
-    return one.seen == other.seen and all(np.array_equal(a, b) for a, b in pairs)
+    return one.num_tokens == other.num_tokens and all(np.array_equal(a, b) for a, b in pairs)
 
 
 def choices_of(base: Base, tokens: Sequence[int]) -> list[int]:
@@ -40,9 +40,9 @@ def choices_of(base: Base, tokens: Sequence[int]) -> list[int]:
         return [int(base.model(torch.tensor([tokens[:end]])).logits[0, -1].argmax()) for end in ends]
 
 
-def table_of(base: Base, texts: Sequence[Text]) -> Transitions:
+def table_of(base: Base, texts: Sequence[Text]) -> NgramTable:
     """The table of whole texts, made one text after the other."""
-    counts = TransitionCounts(base.vocab_size)
+    counts = NgramCounts(base.vocab_size)
     for text in texts:
         tokens = [*text.prompt, *text.answer]
         counts.add(tokens[:-1], choices_of(base, tokens))
@@ -62,11 +62,11 @@ def test_every_fold_leaves_its_own_texts_out() -> None:
     texts = answered(base, prompts_of(1, 11), 8)
     found = learned(base, heads, texts, tokens=0)
     assert set(found.fold_of.values()) == set(range(FOLDS))
-    assert same(found.drafter.transitions, table_of(base, texts))
+    assert same(found.drafter.ngram_table, table_of(base, texts))
     for fold, drafter in enumerate(found.folds):
         others = [text for text in texts if found.fold_of[text.prompt_id] != fold]
         assert len(others) < len(texts)
-        assert same(drafter.transitions, table_of(base, others))
+        assert same(drafter.ngram_table, table_of(base, others))
         assert drafter.levels == found.drafter.levels
     for text, model in zip(texts, found.models(texts), strict=True):
         assert model.drafter is found.folds[found.fold_of[text.prompt_id]]
@@ -87,13 +87,13 @@ def test_drawn_texts_share_their_prompts_fold(monkeypatch: pytest.MonkeyPatch) -
     found = learned(base, heads, texts, tokens=100, new=8)
     assert 100 <= sum(len(text.answer) for text in drawn) <= 105
     for fold, drafter in enumerate((*found.folds, found.drafter)):
-        counts = TransitionCounts(base.vocab_size)
+        counts = NgramCounts(base.vocab_size)
         for text in (*texts, *drawn):
             if found.fold_of[text.prompt_id] != fold:
                 tokens = [*text.prompt, *text.answer]
                 first = 0 if text in texts else len(text.prompt) - 1
                 counts.add(tokens[:-1], choices_of(base, tokens), first=first)
-        assert same(drafter.transitions, counts.table())
+        assert same(drafter.ngram_table, counts.table())
 
 
 def text_of(prompt_id: str, prompt: list[int], turn: int = 1) -> Text:
@@ -125,7 +125,7 @@ def test_little_text(prompts: int, new: int, tokens: int, num_heads: int) -> Non
     found = learned(base, heads, texts, tokens=tokens, new=new)
     assert found.drafter.depth == num_heads + 2
     assert len(found.folds) == min(prompts, FOLDS)
-    table = found.folds[0].transitions
+    table = found.folds[0].ngram_table
     assert table is not None
     assert (table.contexts == 0) == (prompts == 1)
 
@@ -143,10 +143,10 @@ def test_uncorrected() -> None:
     """Without correction only estimates are fitted: no table, no window, no level beyond the heads, no drawn text."""
     base, heads = planted()
     texts = answered(base, prompts_of(1, 11), 20)
-    found = learned(base, heads, texts, correct=False)
-    assert (found.drafter.transitions, found.drafter.window, found.drafter.depth) == (None, 0, heads.num_heads)
+    found = learned(base, heads, texts, ngram=False)
+    assert (found.drafter.ngram_table, found.drafter.window, found.drafter.depth) == (None, 0, heads.num_heads)
     assert found.tokens == 0
-    assert any(level.odds for level in found.drafter.levels)
+    assert any(level.calibration_map for level in found.drafter.levels)
 
 
 def test_equal_seeds_give_equal_drafters() -> None:
@@ -174,7 +174,7 @@ def test_run_calibration_learns_across_turns(correct: bool) -> None:
         ),
     )
     heads = LoadedHeads(cycle_heads(base, 2), "heads", Path("heads"), None, "h1", ())
-    run = run_calibration(base, heads, prompts, max_new_tokens=6, learning=Learning(60, correct=correct), steps=True)
+    run = run_calibration(base, heads, prompts, max_new_tokens=6, learning=Learning(60, ngram=correct), steps=True)
     calibration: Calibration = run.calibration
     assert run.learned is not None
     assert calibration.sequences == 10

@@ -12,9 +12,9 @@ import torch
 from naive_draft import Case, Table, naive_match, random_case, random_table
 from numpy.typing import NDArray
 
-from treeopt.drafter import LONGEST, NO_CHANCE, Drafter, Level
+from treeopt.drafter import MAX_MATCH, NO_CHANCE, Drafter, Level
 from treeopt.drafting.ngram import Candidates, Children, DraftModel, Nodes, Start
-from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.ranks import top_ids
 
 FLAT = Table({(): {0: 0.0}}, {(): 0.0}, (-1.0,) * 60)  # knows nothing of sixty tokens
@@ -31,7 +31,7 @@ def random_paths(seed: int, case: Case, depth: int, count: int) -> list[tuple[in
     paths = []
     for _ in range(count):
         row = int(rng.integers(len(case.recent)))
-        path = rng.integers(case.drafter.transitions.vocab_size, size=depth).tolist()  # type: ignore[union-attr]
+        path = rng.integers(case.drafter.ngram_table.vocab_size, size=depth).tolist()  # type: ignore[union-attr]
         text = case.recent[row].tolist()
         places = [place for place in range(len(text) - 1) if text[place] == text[-1]]
         if places and rng.random() < 0.5:
@@ -90,12 +90,12 @@ def test_window_of_none_copies_nothing(seed: int) -> None:
 
 def test_window_of_plain_is_the_root() -> None:
     """Heads alone want to see no text."""
-    assert DraftModel(Drafter.plain(2, 3)).window == 1
+    assert DraftModel(Drafter.heads_only(2, 3)).window == 1
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_equal_scores_keep_the_order_of_proposal(seed: int) -> None:
-    """Where all scores are equal, the head's top comes first, then the context's successors, then the copied token."""
+    """Where all scores are equal, the head's top comes first, then the context's successors, then the looked-up token."""
     case = random_case(seed)
     equal = replace(Level(), head=0.0)
     case = replace(case, drafter=replace(case.drafter, levels=(equal,) * case.drafter.depth))
@@ -123,7 +123,7 @@ def test_rows_and_nodes_alone_equal_those_in_a_batch(seed: int) -> None:
             children = model.children(alone, nodes_of(model, alone, [(0, path)]))
             assert children.tokens.tolist() == together.tokens[node : node + 1].tolist()
             assert children.scores.tolist() == together.scores[node : node + 1].tolist()
-            assert children.outside == together.outside
+            assert children.other_logit == together.other_logit
 
 
 def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0) -> Candidates:
@@ -135,13 +135,13 @@ def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0)
 
 
 def copied_after(recent: list[int], path: Sequence[int] = ()) -> tuple[int, int]:
-    """The copied token and the length of its match."""
+    """The prompt_lookup token and the length of its match."""
     found = found_after(recent, path)
-    assert found.copied[0].tolist() == [token == found.tokens[0, -1] for token in found.tokens[0]]
+    assert found.prompt_lookup[0].tolist() == [token == found.tokens[0, -1] for token in found.tokens[0]]
     return int(found.tokens[0, -1]), int(found.length[0])
 
 
-# Recent tokens with the root, path, copied token, length of its match.
+# Recent tokens with the root, path, prompt_lookup token, length of its match.
 MATCHES: dict[str, tuple[list[int], list[int], int, int]] = {
     "none": ([1, 2, 3, 4], [], 4, 0),
     "one token": ([5, 1, 7, 1], [], 7, 1),
@@ -162,13 +162,13 @@ MATCHES: dict[str, tuple[list[int], list[int], int, int]] = {
     "padding": ([-1, -1, -1, 4], [], 4, 0),
     "padding before equal tokens": ([-1, -1, 4, 4], [], 4, 1),
     "padding around a match": ([-1, 4, 5, -1, 4], [], 5, 1),
-    "one more than the longest": ([1] * 14, [], 1, LONGEST),
+    "one more than the longest": ([1] * 14, [], 1, MAX_MATCH),
 }
 
 
 @pytest.mark.parametrize("case", MATCHES)
 def test_latest_longest_match_by_hand(case: str) -> None:
-    """The token that followed it is copied, the root with no weight where there is none; the naive search agrees."""
+    """The token that followed it is a candidate, the root with no weight where there is none; the naive search agrees."""
     recent, path, token, length = MATCHES[case]
     assert copied_after(recent, path) == (token, length)
     assert naive_match(recent, path) == (token, length)
@@ -187,9 +187,9 @@ def test_matches_equal_a_naive_search(seed: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 11, 12, 13, 20])
 def test_weight_of_a_match_is_that_of_its_length(length: int) -> None:
-    """Lengths beyond `LONGEST` weigh as it does, at the root and below; a root without a match weighs nothing."""
-    weights = tuple(float(number) for number in range(1, LONGEST + 1))
-    drafter = Drafter((replace(Level(), head=0.0, copied=weights),) * 8, 1, 10, 64, FLAT.record())
+    """Lengths beyond `MAX_MATCH` weigh as it does, at the root and below; a root without a match weighs nothing."""
+    weights = tuple(float(number) for number in range(1, MAX_MATCH + 1))
+    drafter = Drafter((replace(Level(), head=0.0, prompt_lookup=weights),) * 8, 1, 10, 64, FLAT.record())
     model = DraftModel(drafter)
     text = list(range(1, 31))
     recent = [*text[: length + 7], 50, *text[:length]]
@@ -197,7 +197,7 @@ def test_weight_of_a_match_is_that_of_its_length(length: int) -> None:
     for depth in range(7):
         children = model.children(start, nodes_of(model, start, [(0, text[length : length + depth])]))
         assert children.tokens[0, 0] == text[length + depth]
-        assert children.scores[0, 0] == min(length + depth, LONGEST)
+        assert children.scores[0, 0] == min(length + depth, MAX_MATCH)
     nothing = model.children(start, nodes_of(model, start, [(0, [0])]))
     assert set(nothing.scores[0].tolist()) == {0.0, -math.inf}
 
@@ -263,15 +263,15 @@ def test_plain_drafts_are_the_heads_own(vocab: int, seed: int, dtype: torch.dtyp
     """Plain, with weights of zero, or with a table of no text, the first drafts are `top_ids`, ties and all."""
     logits, top = tied(seed, dtype, vocab), min(vocab, 10)
     wanted = top_ids(logits, top)
-    counts = TransitionCounts(vocab)
+    counts = NgramCounts(vocab)
     rng = np.random.default_rng(seed)
     counts.add(rng.integers(vocab, size=50).tolist(), rng.integers(vocab, size=50).tolist())
     empty = Level(1.0, 0.5, 0.75)
     drafters = [
-        Drafter.plain(2, top),
+        Drafter.heads_only(2, top),
         Drafter((Level(),) * 2, 2, top, 8, counts.table()),
         Drafter((Level(),) * 2, 2, top, 0, counts.table()),
-        Drafter((empty,) * 2, 2, top, 8, TransitionCounts(vocab).table()),
+        Drafter((empty,) * 2, 2, top, 8, NgramCounts(vocab).table()),
     ]
     for drafter in drafters:
         model = DraftModel(drafter)
@@ -289,14 +289,14 @@ def test_plain_scores_are_log_probabilities() -> None:
     children = model.children(start, start.root)
     assert children.tokens.tolist() == [[1, 0]]
     assert children.scores[0].tolist() == pytest.approx([-0.2038, -0.7038], abs=1e-4)
-    assert children.outside == NO_CHANCE
+    assert children.other_logit == NO_CHANCE
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("odds", [False, True])
+@pytest.mark.parametrize("calibration_map", [False, True])
 def test_log_probability_equals_the_naive_one(seed: int, odds: bool) -> None:
     """The softmax over candidates and what is outside, mapped to the odds found where there are any."""
-    case = random_case(seed, odds=odds)
+    case = random_case(seed, calibration_map=odds)
     model = DraftModel(case.drafter)
     start = begin(case, model)
     for depth in range(case.drafter.depth):
@@ -319,11 +319,11 @@ def scored(scores: list[float], level: Level) -> NDArray[np.float64]:
     return likely.astype(np.float64)
 
 
-@pytest.mark.parametrize("outside", [-40.0, -1.0, 30.0, 200.0])
+@pytest.mark.parametrize("other_logit", [-40.0, -1.0, 30.0, 200.0])
 def test_log_probability_adds_up_to_one(outside: float) -> None:
     """Candidates and what is outside share one; never is a log above 0."""
     scores = [3.0, 1.0, -2.0, -80.0, -math.inf]
-    likely = scored(scores, Level(outside=outside))
+    likely = scored(scores, Level(other_logit=outside))
     total = math.exp(outside) + sum(map(math.exp, scores))
     assert np.exp(likely).sum() + math.exp(outside) / total == pytest.approx(1, abs=1e-6)
     assert (likely <= 0).all()
@@ -332,7 +332,7 @@ def test_log_probability_adds_up_to_one(outside: float) -> None:
 
 def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
     """Log-odds 0 lies halfway between the pairs; those far outside get the ends'; repeated candidates stay at none."""
-    level = Level(outside=0.0, odds=((-2.0, -3.0), (2.0, 0.0)))
+    level = Level(other_logit=0.0, calibration_map=((-2.0, -3.0), (2.0, 0.0)))
     assert scored([0.0], level)[0] == pytest.approx(math.log(1 / (1 + math.exp(1.5))), abs=1e-6)
     assert scored([60.0, -math.inf], level).tolist() == pytest.approx([math.log(0.5), -math.inf])
     low = math.log(1 / (1 + math.exp(3.0)))
@@ -341,4 +341,4 @@ def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
 
 def test_log_probability_with_one_pair() -> None:
     """One pair of odds gives all candidates the same."""
-    assert scored([1.0, 0.0, -5.0], Level(odds=((0.0, 0.0),))).tolist() == pytest.approx([math.log(0.5)] * 3)
+    assert scored([1.0, 0.0, -5.0], Level(calibration_map=((0.0, 0.0),))).tolist() == pytest.approx([math.log(0.5)] * 3)

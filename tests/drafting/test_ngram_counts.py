@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from naive_draft import CONTEXT, naive_key
 
 import treeopt.drafting.ngram_counts as module
-from treeopt.drafting.ngram_counts import MAX_BYTES, TransitionCounts
-from treeopt.transitions import Transitions
+from treeopt.drafter import NgramTable
+from treeopt.drafting.ngram_counts import MAX_BYTES, NgramCounts
 
 DISCOUNT = 0.75
 Text = tuple[list[int], list[int]]  # tokens, and what followed each
@@ -63,27 +63,29 @@ def random_texts(seed: int, vocab: int, *, texts: int = 6, length: int = 60) -> 
     return made
 
 
-def counted(texts: Sequence[Text], vocab: int) -> TransitionCounts:
+def counted(texts: Sequence[Text], vocab: int) -> NgramCounts:
     """All texts in one counter."""
-    counts = TransitionCounts(vocab)
+    counts = NgramCounts(vocab)
     for tokens, successors in texts:
         counts.add(tokens, successors)
     return counts
 
 
-def same(one: Transitions, other: Transitions) -> bool:
+def same(one: NgramTable, other: NgramTable) -> bool:
     """Bit for bit."""
     pairs = zip(one.arrays().values(), other.arrays().values(), strict=True)
-    return one.seen == other.seen and all(a.tobytes() == b.tobytes() and a.shape == b.shape for a, b in pairs)
+    return one.num_tokens == other.num_tokens and all(
+        a.tobytes() == b.tobytes() and a.shape == b.shape for a, b in pairs
+    )
 
 
-def rows_of(table: Transitions, contexts: Sequence[Context]) -> dict[Context, int]:
+def rows_of(table: NgramTable, contexts: Sequence[Context]) -> dict[Context, int]:
     """Row of each stored context."""
     place = {int(key): row for row, key in enumerate(table.keys, start=1)}
     return {c: place[naive_key(c)] for c in contexts if naive_key(c) in place} | {(): 0}
 
 
-def ratio_of(table: Transitions, row: int, token: int) -> float:
+def ratio_of(table: NgramTable, row: int, token: int) -> float:
     """As the record says: from the row, or its backoff."""
     held = table.tokens[row].tolist()
     return float(table.ratios[row, held.index(token)] if token in held else table.backoff[row])
@@ -101,7 +103,7 @@ def test_probabilities_equal_the_recursion(vocab: int, seed: int) -> None:
     texts = random_texts(seed, vocab)
     naive = Naive(texts, vocab)
     table = counted(texts, vocab).table(row=vocab)
-    assert table.seen == naive.unigram.total()
+    assert table.num_tokens == naive.unigram.total()
     assert sorted(table.keys.tolist()) == sorted(map(naive_key, naive.after))
     for token in range(vocab):
         wanted = math.log(naive.frequency(token))
@@ -115,7 +117,7 @@ def test_probabilities_equal_the_recursion(vocab: int, seed: int) -> None:
 def test_one_text_by_hand() -> None:
     """0 1 0 1 0 -> 1: after 0 came 1 three times, so P(1 | 0) = (3 - 0.75 + 0.75 U(1)) / 3, U(1) = (3 + 1/2) / 6."""
     table = counted([([0, 1, 0, 1, 0], [1, 0, 1, 0, 1])], 2).table()
-    assert table.seen == 5
+    assert table.num_tokens == 5
     assert table.tokens[0].tolist() == [1, 0]
     row = rows_of(table, [(0,)])[(0,)]
     assert table.tokens[row].tolist() == [1, 0]
@@ -188,13 +190,13 @@ def test_merged_leaves_its_parts_alone() -> None:
     both.add([1, 2, 3], [2, 3, 4])
     assert same(one.table(), before[0])
     assert same(two.table(), before[1])
-    assert both.seen == one.seen + two.seen + 3
+    assert both.num_tokens == one.num_tokens + two.seen + 3
 
 
 def test_merged_needs_one_vocabulary() -> None:
     """Counts of another vocabulary are not spread over this one."""
     with pytest.raises(AssertionError):
-        TransitionCounts(8).merged([TransitionCounts(1)])
+        NgramCounts(8).merged([NgramCounts(1)])
 
 
 def test_contexts_do_not_reach_into_the_text_before() -> None:
@@ -213,9 +215,9 @@ def test_successor_may_differ_from_the_text() -> None:
 @pytest.mark.parametrize("vocab", [1, 2, 8, 512, 150_000])
 def test_no_text_at_all(vocab: int) -> None:
     """The table of nothing has one row, and every token is as frequent as another."""
-    for counts in (TransitionCounts(vocab), counted([([], [])], vocab), TransitionCounts(vocab).merged([])):
+    for counts in (NgramCounts(vocab), counted([([], [])], vocab), NgramCounts(vocab).merged([])):
         table = counts.table()
-        assert (table.contexts, table.seen, table.vocab_size) == (0, 0, vocab)
+        assert (table.contexts, table.num_tokens, table.vocab_size) == (0, 0, vocab)
         assert set(table.unigram.tolist()) == {float(np.float16(-math.log(vocab)))}
         assert table.tokens.tolist() == [list(range(min(vocab, 16)))]
         assert not table.ratios.any()
@@ -233,7 +235,7 @@ def test_one_token_ever_seen(vocab: int) -> None:
 
 def test_successor_outside_the_vocabulary_is_refused() -> None:
     """A token that the vocabulary does not have is not counted, nor is half of its text."""
-    counts = TransitionCounts(4)
+    counts = NgramCounts(4)
     with pytest.raises(ValueError, match="broadcast"):
         counts.add([1, 2], [2, 4])
     assert counts.seen == 0
@@ -269,7 +271,7 @@ def test_large_tables_stay_within_their_bytes(vocab: int) -> None:
     """Texts of more contexts than fit, of small and large vocabularies."""
     rng = np.random.default_rng(vocab)
     tokens = np.minimum(rng.zipf(1.3, 60_001) - 1, vocab - 1)
-    counts = TransitionCounts(vocab)
+    counts = NgramCounts(vocab)
     counts.add(tokens[:-1], tokens[1:])
     table = counts.table(max_bytes=2 << 20)
     assert (2 << 20) - 300 < table.bytes <= 2 << 20
@@ -282,7 +284,7 @@ def test_large_tables_stay_within_their_bytes(vocab: int) -> None:
 def test_default_limit_of_a_large_vocabulary() -> None:
     """More contexts than 64 MB hold, of 150,000 tokens, fill these and no more."""
     tokens = np.random.default_rng(0).integers(150_000, size=180_001)
-    counts = TransitionCounts(150_000)
+    counts = NgramCounts(150_000)
     counts.add(tokens[:-1], tokens[1:])
     table = counts.table()
     assert 64_000_000 - 300 < table.bytes <= 64_000_000

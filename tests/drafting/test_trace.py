@@ -11,12 +11,13 @@ from drafters import answered, learned, planted, prompts_of
 from tiny import VOCAB
 
 from treeopt.calibrate.pipeline import trace_texts
-from treeopt.calibration import MASS_SIZES, MISS, NONE
+from treeopt.calibration import MISS, NONE
 from treeopt.drafter import Drafter
 from treeopt.drafting import trace as drafts
 from treeopt.drafting.expand import expand
 from treeopt.drafting.ngram import DraftModel
 from treeopt.drafting.trace import trace_drafts, windows
+from treeopt.policy import STEP_SIZES
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
 
@@ -34,7 +35,7 @@ def test_ranks_of_plain_drafter_are_the_heads() -> None:
     base, heads = planted()
     texts = answered(base, prompts_of(0, 5))
     for top in (VOCAB, 3):
-        traced = trace_drafts(base, heads, [DraftModel(Drafter.plain(3, top))] * 5, texts, 253, steps=0)
+        traced = trace_drafts(base, heads, [DraftModel(Drafter.heads_only(3, top))] * 5, texts, 253, steps=0)
         for one, ranks in zip(traced, trace_texts(base, heads, texts, 253), strict=True):
             kept = np.where((ranks >= top) & (ranks != NONE), MISS, ranks)
             np.testing.assert_array_equal(one.ranks, kept)
@@ -67,8 +68,8 @@ def test_ranks_position_by_position() -> None:
             nodes = model.follow(start, nodes, np.zeros(1, np.int64), np.array([token]))
         tree = expand(model, start, 254, drafter.depth)
         total = 1 + np.exp(tree.log_probability[0].astype(np.float64)).cumsum()
-        wanted = [1.0, *(total[min(size - 1, len(total)) - 1] for size in MASS_SIZES[1:])]
-        np.testing.assert_allclose(traced.steps.mass[i], wanted, rtol=1e-5)
+        wanted = [1.0, *(total[min(size - 1, len(total)) - 1] for size in STEP_SIZES[1:])]
+        np.testing.assert_allclose(traced.steps.expected_tokens[i], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 256])
@@ -85,14 +86,14 @@ def test_pieces_change_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> N
         np.testing.assert_array_equal(one.ranks, other.ranks)
         assert one.steps is not None
         assert other.steps is not None
-        np.testing.assert_array_equal(one.steps.orders, other.steps.orders)
+        np.testing.assert_array_equal(one.steps.node_rank, other.steps.node_rank)
 
 
 def test_each_text_has_its_own_model() -> None:
     """Texts of one batch are traced by the models that stand at their places."""
     base, heads = planted()
     texts = answered(base, prompts_of(0, 2))
-    models = [DraftModel(Drafter.plain(3, VOCAB)), DraftModel(Drafter.plain(3, 1))]
+    models = [DraftModel(Drafter.heads_only(3, VOCAB)), DraftModel(Drafter.heads_only(3, 1))]
     first, second = trace_drafts(base, heads, models, texts, 253, steps=0)
     assert set(np.unique(second.ranks)) <= {0, MISS, NONE}
     assert ((first.ranks > 0) & (first.ranks < MISS)).any()
@@ -102,6 +103,6 @@ def test_answer_of_one_token() -> None:
     """There is nothing to draft behind it."""
     base, heads = planted()
     text = dataclasses.replace(prompts_of(0, 1)[0], answer=[3])
-    [traced] = trace_drafts(base, heads, [DraftModel(Drafter.plain(3, 4))], [text], 253, steps=3)
+    [traced] = trace_drafts(base, heads, [DraftModel(Drafter.heads_only(3, 4))], [text], 253, steps=3)
     assert traced.steps is not None
-    assert traced.ranks.tolist() == traced.steps.orders.tolist() == [[NONE] * 3]
+    assert traced.ranks.tolist() == traced.steps.node_rank.tolist() == [[NONE] * 3]

@@ -9,7 +9,7 @@ import pytest
 
 from treeopt.evaluate.advice import advice
 from treeopt.evaluate.baselines import Run
-from treeopt.evaluate.metrics import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Trial
+from treeopt.evaluate.metrics import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Figures, Trial
 from treeopt.evaluate.validation import Validation
 from treeopt.optimize.replay import Replay
 
@@ -18,7 +18,7 @@ MADE_BY = {"device": "cpu", "dtype": "float32", "attention": "sdpa"}
 
 def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
     """A text of 100 tokens in 40 steps of the tree, decoded in so many seconds each way."""
-    seconds = {GENERATE: stock, LOOKUP: lookup, ONE_BY_ONE: plain, TREE: tree}
+    seconds = {GENERATE: stock, LOOKUP: lookup, AUTOREGRESSIVE: plain, TREE: tree}
     lengths = {way: [1] * 100 for way in seconds} | {TREE: [61, *[1] * 39]}
     runs = {way: [Run([7] * 100, lengths[way], 1, 0.1, seconds[way])] for way in seconds}
     nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)

@@ -8,7 +8,7 @@ from tiny import cycle_base, cycle_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.evaluate.baselines import Run, with_decoder, with_generate
-from treeopt.evaluate.metrics import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Spread, Trial
+from treeopt.evaluate.metrics import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Figures, Spread, Trial
 from treeopt.tree import Tree
 
 
@@ -19,7 +19,7 @@ def run(tokens: int, steps: int, seconds: float, prefill: float = 0.5) -> Run:
 
 def trial(name: str, tree: list[Run], plain: list[Run], *, category: str | None = None, turn: int = 1) -> Trial:
     """A text that the tree and the one-token loop decoded; stock and prompt lookup as the loop."""
-    runs = {GENERATE: plain, LOOKUP: plain, ONE_BY_ONE: plain, TREE: tree}
+    runs = {GENERATE: plain, LOOKUP: plain, AUTOREGRESSIVE: plain, TREE: tree}
     return Trial(name, category, turn, runs, predicted_steps=len(tree[0].step_lengths))
 
 
@@ -49,7 +49,7 @@ def test_figures_spread_over_repeats() -> None:
     assert figures.speedup() == Spread(*[pytest.approx(1.5)] * 3)
     assert figures.overhead == Spread(*[pytest.approx(4 / 3)] * 3)
     assert figures.tokens_per_second() == Spread(*map(pytest.approx, (99 / 2, 99 / 2, 99)))
-    assert figures.speedup(ONE_BY_ONE) == Spread(1.0, 1.0, 1.0)
+    assert figures.speedup(AUTOREGRESSIVE) == Spread(1.0, 1.0, 1.0)
 
 
 def test_figures_of_each_repeat() -> None:

@@ -12,7 +12,7 @@ from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.heads import plain_drafts
-from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import profile as profile_module
 from treeopt.evaluate.profile import CachedText, TimedStep, generic_growth, largest_context, measure_profile
@@ -179,7 +179,7 @@ def test_context_leaves_room_for_the_drafters_levels(family: str) -> None:
     """A drafter's trees go deeper than there are heads; learned positions end where the context does."""
     base = tiny_base(family)
     loaded = loaded_heads(base, 1)
-    count = TransitionCounts(VOCAB)
+    count = NgramCounts(VOCAB)
     count.add([1, 2, 3, 1, 2], [2, 3, 1, 2, 3])
     drafter = Drafter((Level(),) * 6, 1, 4, 32, count.table())
     room = largest_context(base, loaded.heads, (8,), drafter)

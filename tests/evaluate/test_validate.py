@@ -18,7 +18,7 @@ from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.evaluate.baselines import Run, Way, with_generate
 from treeopt.evaluate.divergence import ENDED, Verdict
-from treeopt.evaluate.metrics import GENERATE, LOOKUP, ONE_BY_ONE, TREE
+from treeopt.evaluate.metrics import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE
 from treeopt.evaluate.validate import _in_turns, validate
 from treeopt.evaluate.validation import Validation
 from treeopt.models.base import Base
@@ -92,8 +92,8 @@ def test_validate_fields_consistent(validation: Validation, texts: list[Text], t
     assert [trial.prompt_id for trial in figures.trials] == [text.prompt_id for text in texts]
     assert figures.tokens == sum(trial.tokens for trial in figures.trials) == 6 * NEW_TOKENS
     assert figures.steps == sum(trial.steps for trial in figures.trials)
-    assert set(figures.ways) == {GENERATE, LOOKUP, ONE_BY_ONE, TREE}
-    assert figures.tokens_per_step(ONE_BY_ONE) == figures.tokens_per_step(GENERATE) == 1.0
+    assert set(figures.ways) == {GENERATE, LOOKUP, AUTOREGRESSIVE, TREE}
+    assert figures.tokens_per_step(AUTOREGRESSIVE) == figures.tokens_per_step(GENERATE) == 1.0
     assert figures.tokens_per_step(LOOKUP) > 1.0
     assert len(validation.measured_by_depth) == tree.depth
     assert figures.repeats == 2
@@ -203,7 +203,7 @@ def test_validate_without_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(type(base.model), "_assisted_decoding", refuse)
     result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=8)
     assert result.left_out == {LOOKUP: "no cropping"}
-    assert result.figures.ways == (GENERATE, ONE_BY_ONE, TREE)
+    assert result.figures.ways == (GENERATE, AUTOREGRESSIVE, TREE)
     assert result.lossless
 
 

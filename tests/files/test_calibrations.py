@@ -15,10 +15,11 @@ import pytest
 from helpers import make_calibration, random_calibration, without_checksum
 
 import treeopt
-from treeopt.calibration import MASS_SIZES, NONE, Calibration, Provenance, StepTraces
+from treeopt.calibration import NONE, Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import DEFAULT_FILE, SCHEMA, load_calibration, save_calibration
 from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.policy import STEP_SIZES
 
 WRITER = """
 import dataclasses, sys
@@ -39,7 +40,7 @@ def check_equal(one: Calibration, other: Calibration) -> None:
     assert one.offsets.tolist() == other.offsets.tolist()
     assert one.prompt_ids == other.prompt_ids
     assert one.token_hashes == other.token_hashes
-    assert one.kept == other.kept
+    assert one.top_k == other.top_k
     assert one.provenance == other.provenance
 
 
@@ -63,7 +64,7 @@ def test_bytes_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_round_trip(tmp_path: Path, seed: int) -> None:
     """A calibration comes back equal in every field, and can be written again to the byte."""
-    calibration = random_calibration(seed, heads=1 + seed, kept=3 + seed)
+    calibration = random_calibration(seed, heads=1 + seed, top_k=3 + seed)
     save_calibration(calibration, tmp_path / "one")
     loaded = load_calibration(tmp_path / "one")
     check_equal(loaded, calibration)
@@ -166,7 +167,7 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
     assert SCHEMA in error.what
 
 
-@pytest.mark.parametrize("part", ["kept", "prompt_ids", "token_hashes", "provenance"])
+@pytest.mark.parametrize("part", ["top_k", "prompt_ids", "token_hashes", "provenance"])
 def test_missing_part_of_the_header_is_refused(tmp_path: Path, part: str) -> None:
     """A header that lacks a part is E203 and names it."""
     error = altered(tmp_path, drop=part)
@@ -184,7 +185,14 @@ def test_missing_array_is_refused(tmp_path: Path, part: str) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [{"kept": "16"}, {"kept": None}, {"prompt_ids": None}, {"token_hashes": 3}, {"provenance": {}}, {"provenance": []}],
+    [
+        {"top_k": "16"},
+        {"top_k": None},
+        {"prompt_ids": None},
+        {"token_hashes": 3},
+        {"provenance": {}},
+        {"provenance": []},
+    ],
     ids=str,
 )
 def test_wrong_type_in_the_header_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
@@ -245,7 +253,7 @@ def test_every_damaged_byte_without_a_checksum_is_read_or_refused(tmp_path: Path
     assert {error.code for error in refused} == {Code.FILE_INVALID, Code.CALIBRATION_INVALID}
 
 
-@pytest.mark.parametrize(("key", "value"), [("kept", 16.0), ("prompt_ids", "abc"), ("provenance", {"model": 5})])
+@pytest.mark.parametrize(("key", "value"), [("top_k", 16.0), ("prompt_ids", "abc"), ("provenance", {"model": 5})])
 def test_damaged_header_is_one_error(tmp_path: Path, key: str, value: object) -> None:
     """A header of the wrong types is E203 and names the file."""
     target = tmp_path / "c.safetensors"
@@ -261,7 +269,7 @@ def traced(drafter: str) -> Calibration:
     """A calibration with trees of steps, by a drafter in this file."""
     made = random_calibration(3)
     orders = np.where(made.ranks == NONE, NONE, 7).astype(np.uint8)
-    mass = np.ones((made.positions, len(MASS_SIZES)), np.float32)
+    mass = np.ones((made.positions, len(STEP_SIZES)), np.float32)
     steps = StepTraces(orders, mass, np.full(orders.shape, 0.5, np.float16))
     provenance = dataclasses.replace(made.provenance, drafter_id="d1", drafter=drafter)
     return dataclasses.replace(made, steps=steps, provenance=provenance)
@@ -276,12 +284,12 @@ def test_round_trip_of_steps(tmp_path: Path) -> None:
     found = load_calibration(tmp_path / "b/c.safetensors")
     assert found.steps is not None
     assert made.steps is not None
-    for name in ("orders", "mass", "confidence"):
+    for name in ("node_rank", "expected_tokens", "confidence"):
         np.testing.assert_array_equal(getattr(found.steps, name), getattr(made.steps, name))
     assert (found.provenance.drafter_id, found.provenance.drafter) == ("d1", str(tmp_path / "d.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["orders", "mass", "confidence"])
+@pytest.mark.parametrize("name", ["node_rank", "expected_tokens", "confidence"])
 def test_missing_part_of_steps_is_refused(tmp_path: Path, name: str) -> None:
     """Trees of steps are there as a whole, or not at all."""
     save_calibration(traced(""), tmp_path / "whole")

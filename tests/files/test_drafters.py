@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers import without_checksum
 
-from treeopt.drafter import LONGEST, Drafter, Level
-from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.drafter import MAX_MATCH, Drafter, Level
+from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import SCHEMA, load_drafter, save_drafter
 from treeopt.files.tensors import read_arrays, write_arrays
@@ -18,13 +18,13 @@ from treeopt.files.tensors import read_arrays, write_arrays
 
 def corrected() -> Drafter:
     """A drafter with a small table and odds."""
-    counts = TransitionCounts(5)
+    counts = NgramCounts(5)
     counts.add([1, 2, 3, 1, 2], [2, 3, 1, 2, 4])
-    level = Level(0.5, 0.25, 1 / 3, tuple(0.1 * n for n in range(LONGEST)), -3.0, ((-1.0, -2.0), (0.5, 0.25)))
+    level = Level(0.5, 0.25, 1 / 3, tuple(0.1 * n for n in range(MAX_MATCH)), -3.0, ((-1.0, -2.0), (0.5, 0.25)))
     return Drafter((level, Level(), level), 2, 3, 16, counts.table(), {"prompts": {"sha": "p.json"}, "n": 1})
 
 
-@pytest.mark.parametrize("drafter", [corrected(), Drafter.plain(2, 7)])
+@pytest.mark.parametrize("drafter", [corrected(), Drafter.heads_only(2, 7)])
 def test_round_trip(tmp_path: Path, drafter: Drafter) -> None:
     """Numbers, table and source come back with the same id; equal content gives equal bytes."""
     for name in ("a", "b"):
@@ -38,11 +38,11 @@ def test_round_trip(tmp_path: Path, drafter: Drafter) -> None:
         drafter.window,
     )
     assert found.source == drafter.source
-    assert (found.transitions is None) == (drafter.transitions is None)
-    if found.transitions is not None and drafter.transitions is not None:
-        assert found.transitions.seen == drafter.transitions.seen
-        for name, array in drafter.transitions.arrays().items():
-            np.testing.assert_array_equal(found.transitions.arrays()[name], array)
+    assert (found.ngram_table is None) == (drafter.ngram_table is None)
+    if found.ngram_table is not None and drafter.ngram_table is not None:
+        assert found.ngram_table.num_tokens == drafter.ngram_table.num_tokens
+        for name, array in drafter.ngram_table.arrays().items():
+            np.testing.assert_array_equal(found.ngram_table.arrays()[name], array)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -50,9 +50,9 @@ def test_existing_file_is_kept(tmp_path: Path) -> None:
     """What takes long to learn is overwritten only when that is asked for."""
     save_drafter(corrected(), tmp_path / "d")
     with pytest.raises(TreeoptError) as caught:
-        save_drafter(Drafter.plain(1, 1), tmp_path / "d")
+        save_drafter(Drafter.heads_only(1, 1), tmp_path / "d")
     assert caught.value.code is Code.FILE_EXISTS
-    save_drafter(Drafter.plain(1, 1), tmp_path / "d", overwrite=True)
+    save_drafter(Drafter.heads_only(1, 1), tmp_path / "d", overwrite=True)
     assert load_drafter(tmp_path / "d").depth == 1
 
 
@@ -84,9 +84,11 @@ def test_every_damaged_byte_is_refused(tmp_path: Path) -> None:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "another number": {"top": 2},
-    "a table left out": {"seen": None},
+    "a table left out": {"num_tokens": None},
     "levels of another kind": {"levels": [1]},
-    "a pair of three": {"levels": [{**vars(Level()), "copied": [0.0] * LONGEST, "odds": [[1.0, 2.0, 3.0]]}]},
+    "a pair of three": {
+        "levels": [{**vars(Level()), "prompt_lookup": [0.0] * MAX_MATCH, "calibration_map": [[1.0, 2.0, 3.0]]}]
+    },
     "too few levels": {"levels": []},
     "unknown key": {"width": 3},
 }

@@ -51,7 +51,7 @@ def _copy(source: Path):
 MADE = {  # maker of a file, what the error says it is, what is to be done with it
     "a calibration": (_calibration, "is a calibration", "treeopt build --calibration"),
     "a long calibration": (_many_prompts, "is a calibration", "treeopt build --calibration"),
-    "a drafter": (lambda path: save_drafter(Drafter.plain(2, top=4), path), "is a drafter", "treeopt build"),
+    "a drafter": (lambda path: save_drafter(Drafter.heads_only(2, top=4), path), "is a drafter", "treeopt build"),
     "a compiled tree": (_compiled, "is a compiled tree", "the tree that it was compiled from"),
     "a profile": (_profile, "is a latency profile (treeopt.latency/1)", "--profile FILE"),
     "a prompt set": (_copy(prompt_sets()["alpaca_eval"]), "is a description of prompts", "--prompts"),

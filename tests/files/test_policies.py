@@ -15,7 +15,7 @@ from treeopt.files.trees import load_tree, save_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree
 
-DRAFTER = Drafter.plain(2, 4)
+DRAFTER = Drafter.heads_only(2, 4)
 PLAIN = TreePolicy(20, 3, DRAFTER.id)
 PRICED = TreePolicy(
     8,
@@ -54,7 +54,7 @@ def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pyt
     assert drafter is not None
     assert plan.drafter == drafter.id == DRAFTER.id
     assert plan.source["drafter"] == "elsewhere/d.safetensors"
-    save_drafter(Drafter.plain(1, 4), "other")
+    save_drafter(Drafter.heads_only(1, 4), "other")
     _, given = load_plan_for("elsewhere/b/p.yaml", "other")
     assert given is not None
     assert given.id != DRAFTER.id

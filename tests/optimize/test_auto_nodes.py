@@ -12,7 +12,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.auto_nodes import SizeChoice, best_size
 from treeopt.optimize.curve import default_sizes
-from treeopt.optimize.methods import PAPER, Method, candidates
+from treeopt.optimize.methods import MEDUSA, Method, candidates
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import tree_limits
 
@@ -24,7 +24,7 @@ def profile_of(seconds: dict[int, float], *, batch: int = 1) -> LatencyProfile:
     return LatencyProfile.from_points(LatencyPoint(n, batch, 512, s, s, s) for n, s in seconds.items())
 
 
-def fastest(profile: LatencyProfile, *, methods: Sequence[Method] = (PAPER,), batch: int = 1) -> SizeChoice:
+def fastest(profile: LatencyProfile, *, methods: Sequence[Method] = (MEDUSA,), batch: int = 1) -> SizeChoice:
     """The choice among all sizes of the profile."""
     fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, profile.largest(batch)))
     return best_size(fitter, methods, profile, batch)
@@ -68,9 +68,9 @@ def test_choice_equals_brute_force_over_all_sizes() -> None:
     """No size from 1 to the largest has more tokens per second, by replay on texts left out of the fit."""
     profile = profile_of({1: 0.01, 2: 0.012, 16: 0.014, 40: 0.03})
     fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, 40, top_k=16, max_depth=3, max_rank=5))
-    choice = best_size(fitter, [PAPER], profile)
+    choice = best_size(fitter, [MEDUSA], profile)
     sizes = default_sizes(40)
-    taus = [CALIBRATION.positions / steps.sum() for steps in fitter.unseen_by_size(PAPER, sizes)]
+    taus = [CALIBRATION.positions / steps.sum() for steps in fitter.unseen_by_size(MEDUSA, sizes)]
     speed = {n: np.interp(n, sizes, taus) / profile.seconds(n) for n in range(1, 41)}
     assert choice.best.nodes == max(speed, key=speed.__getitem__)
     assert choice.best.seconds == profile.seconds(choice.best.nodes)
@@ -93,5 +93,5 @@ def test_profile_without_the_size_or_batch_is_one_error(seconds: dict[int, float
     """No step of one node, no such batch, or no size as large as the limit: E230."""
     fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, 64))
     with pytest.raises(TreeoptError) as caught:
-        best_size(fitter, [PAPER], profile_of(seconds), batch)
+        best_size(fitter, [MEDUSA], profile_of(seconds), batch)
     assert caught.value.code is Code.PROFILE_INVALID

@@ -9,7 +9,7 @@ from helpers import make_calibration, random_calibration
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.build_job import Job, run_job
-from treeopt.optimize.methods import PAPER
+from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import build_tree
@@ -59,6 +59,6 @@ def test_equal_texts_share_a_fold() -> None:
     tables = [np.random.default_rng(s).integers(0, 6, (20, 3)) for s in range(12)]
     twice = make_calibration(tables + tables)
     fitter = Fitter(twice, Limits(8, 16))
-    steps = fitter.choose([PAPER]).steps
+    steps = fitter.choose([MEDUSA]).steps
     assert steps is not None
     assert np.array_equal(steps[:12], steps[12:])

@@ -12,7 +12,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.curve import Curve, default_sizes, measure_curve
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
-from treeopt.optimize.methods import PAPER, Method
+from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import tree_limits
@@ -48,7 +48,7 @@ def test_default_sizes_end_with_the_largest(largest: int, sizes: list[int]) -> N
     assert default_sizes(largest) == sizes
 
 
-@pytest.mark.parametrize("method", [PAPER, JOINT], ids=str)
+@pytest.mark.parametrize("method", [MEDUSA, JOINT], ids=str)
 def test_points_ascend_from_exactly_one(method: Method) -> None:
     """The root alone makes one token a step, and more nodes make more; intervals are those of the texts left out."""
     fitter = fitter_of(1)
@@ -73,21 +73,21 @@ def test_one_text_in_any_number_of_copies_has_no_interval(hashes: str) -> None:
     """How texts vary is unknown from one of them, so there is no interval, and none of no width."""
     calibration = random_calibration(3, sequences=len(hashes))
     fitter = Fitter(dataclasses.replace(calibration, token_hashes=tuple(hashes)), Limits(8, 16))
-    for point in measure_curve(fitter, PAPER, [1, 4, 8]).points:
+    for point in measure_curve(fitter, MEDUSA, [1, 4, 8]).points:
         assert (point.sampling, point.prediction) == (None, None)
 
 
 def test_points_are_on_texts_left_out() -> None:
     """Each text is replayed by the tree of the other folds, so the curve lies below replay on the fitted texts."""
     fitter = fitter_of(2)
-    [(growth, _)] = fitter.build([PAPER])
-    point = measure_curve(fitter, PAPER, [24]).points[0]
+    [(growth, _)] = fitter.build([MEDUSA])
+    point = measure_curve(fitter, MEDUSA, [24]).points[0]
     assert point.tokens_per_step < fitter.calibration.positions / fitter.steps(growth.tree(24)).sum()
 
 
 def test_no_profile_leaves_seconds_out() -> None:
     """Without a machine there is neither overhead nor speedup nor a best size."""
-    curve = measure_curve(fitter_of(1), PAPER, SIZES)
+    curve = measure_curve(fitter_of(1), MEDUSA, SIZES)
     assert curve.best is None
     assert {(point.seconds, point.overhead, point.speedup) for point in curve.points} == {(None, None, None)}
 
@@ -117,9 +117,9 @@ def test_best_is_the_greatest_speedup(profile: LatencyProfile, best: int) -> Non
 def test_best_of_equals_is_the_smaller() -> None:
     """Where a larger tree gains as much as it costs, the smaller one is marked."""
     fitter = fitter_of(1)
-    plain: Curve = measure_curve(fitter, PAPER, [1, 2])
+    plain: Curve = measure_curve(fitter, MEDUSA, [1, 2])
     seconds = {1: 1.0, 2: plain.points[1].tokens_per_step}
-    curve = measure_curve(fitter, PAPER, [1, 2], profile=profile_of(seconds))
+    curve = measure_curve(fitter, MEDUSA, [1, 2], profile=profile_of(seconds))
     assert [point.speedup for point in curve.points] == [1.0, 1.0]
     assert curve.best == 1
 
@@ -128,13 +128,13 @@ def test_batch_and_context_choose_the_line_of_the_profile() -> None:
     """Seconds are those of the batch and context asked for."""
     flat, steep = profile_of({1: 0.01, 24: 0.01}), profile_of({1: 0.01, 2: 1.0, 24: 9.0}, batch=8, context=64)
     both = LatencyProfile.from_points([*flat.points, *steep.points])
-    assert measure_curve(fitter_of(1), PAPER, SIZES, profile=both).best == 24
-    assert measure_curve(fitter_of(1), PAPER, SIZES, profile=both, batch=8, context=64).best == 1
+    assert measure_curve(fitter_of(1), MEDUSA, SIZES, profile=both).best == 24
+    assert measure_curve(fitter_of(1), MEDUSA, SIZES, profile=both, batch=8, context=64).best == 1
 
 
 @pytest.mark.parametrize(("seconds", "batch"), [({2: 0.1, 24: 0.2}, 1), ({1: 0.1, 16: 0.2}, 1), ({1: 0.1, 24: 0.2}, 3)])
 def test_what_the_profile_lacks_is_one_error(seconds: dict[int, float], batch: int) -> None:
     """No one-node step, no largest size, or no such batch: E230."""
     with pytest.raises(TreeoptError) as caught:
-        measure_curve(fitter_of(1), PAPER, SIZES, profile=profile_of(seconds), batch=batch)
+        measure_curve(fitter_of(1), MEDUSA, SIZES, profile=profile_of(seconds), batch=batch)
     assert caught.value.code is Code.PROFILE_INVALID

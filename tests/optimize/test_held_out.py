@@ -52,7 +52,7 @@ def test_split_that_leaves_nothing_is_one_error(last: int, hashes: list[int]) ->
 
 @pytest.mark.parametrize("seed", range(3))
 def test_judged_figures_are_plain_replay(seed: int) -> None:
-    """Tokens per step of the tree and of the paper's tree of the same texts, with their paired difference."""
+    """Tokens per step of the tree and of the Medusa tree of the same texts, with their paired difference."""
     calibration = hashed(random_calibration(seed, sequences=40))
     fitted, aside, dropped = split(calibration, 15)
     tree = build_tree(fitted, 24, top_k=8, max_depth=3, weights="uniform")

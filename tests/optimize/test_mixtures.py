@@ -12,7 +12,7 @@ from helpers import make_calibration
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
-from treeopt.optimize.methods import PAPER, candidates
+from treeopt.optimize.methods import MEDUSA, candidates
 from treeopt.optimize.mixtures import Mixed, Tasks
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
@@ -111,7 +111,7 @@ def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...], nodes: in
     limits = Limits(nodes, 12)
     shares, rounds = [1.0 / len(tasks)] * len(tasks), []
     for _ in range(12):
-        tree = Tasks(tasks, limits, [PAPER]).weighted(shares).fit.tree
+        tree = Tasks(tasks, limits, [MEDUSA]).weighted(shares).fit.tree
         kept = [replay(tree, c).tokens_per_step / best for c, best in zip(tasks, own, strict=True)]
         rounds.append((min(kept), shares))
         moved = [share * math.exp(8.0 * (1.0 - each)) for share, each in zip(shares, kept, strict=True)]
@@ -119,7 +119,7 @@ def test_robust_is_twelve_naive_rounds(tasks: tuple[Calibration, ...], nodes: in
     most = max(worst for worst, _ in rounds)
     wanted = next(shares for worst, shares in rounds if worst == most)
     told: list[tuple[int, int]] = []
-    found = Tasks(tasks, limits, [PAPER], progress=lambda done, total, _: told.append((done, total))).robust()
+    found = Tasks(tasks, limits, [MEDUSA], progress=lambda done, total, _: told.append((done, total))).robust()
     assert {(done, 12) for done in range(1, 13)} <= set(told)
     np.testing.assert_allclose(found.shares, wanted, rtol=1e-9)
     assert min(tau / best for tau, best in zip(found.tokens_per_step, own, strict=True)) == pytest.approx(most)
@@ -133,19 +133,19 @@ def test_robust_moves_weight_to_the_hard_task() -> None:
     assert robust.shares[2] > 1 / 3
 
 
-@pytest.mark.parametrize("change", ["heads_id", "model_id", "drafter_id", "num_heads", "kept"])
+@pytest.mark.parametrize("change", ["heads_id", "model_id", "drafter_id", "num_heads", "top_k"])
 def test_different_heads_are_refused(change: str) -> None:
     """Ranks of other heads, models, drafters or lengths mean something else: E221, with what differs in its place."""
     if change == "num_heads":
         other = task(5, [0, 0])
-    elif change == "kept":
-        other = dataclasses.replace(TWO, kept=17)
+    elif change == "top_k":
+        other = dataclasses.replace(TWO, top_k=17)
     else:
         other = dataclasses.replace(TWO, provenance=dataclasses.replace(TWO.provenance, **{change: "other"}))
     with pytest.raises(TreeoptError) as caught:
         Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
-    names = {"num_heads": "levels", "kept": "ranks kept"}
+    names = {"num_heads": "levels", "top_k": "ranks kept"}
     assert [line.partition(":")[0] for line in caught.value.at.splitlines()] == [names.get(change, change)]
 
 
@@ -175,7 +175,7 @@ def test_shares_of_any_magnitude_are_normalised(shares: list[float], wanted: lis
 
 def test_weights_count_as_much_as_they_tell() -> None:
     """Weights of tokens are in the ratio of the shares, and add up to Kish's effective number of tokens."""
-    fitter = Tasks([ONE, THREE], LIMITS, [PAPER]).weighted([1, 3]).fitter
+    fitter = Tasks([ONE, THREE], LIMITS, [MEDUSA]).weighted([1, 3]).fitter
     tokens = [ONE.positions, THREE.positions]
     one, other = np.unique(fitter.text_weights)
     assert 3 * one * tokens[0] == pytest.approx(other * tokens[1])

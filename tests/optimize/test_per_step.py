@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_tree
 
-from treeopt.calibration import MASS_SIZES, MISS, NONE, Calibration, StepTraces
+from treeopt.calibration import MISS, NONE, Calibration, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.curve import policy_curve
 from treeopt.optimize.per_step import build_policy, fastest_policy, replay_policy, sizes_of, steps_by_size
 from treeopt.optimize.replay import replay
-from treeopt.policy import TreePolicy
+from treeopt.policy import STEP_SIZES, TreePolicy
 
 
 def traced(seed: int, *, sequences: int = 12, length: int = 40, heads: int = 3, exact: bool = False) -> Calibration:
@@ -25,7 +25,7 @@ def traced(seed: int, *, sequences: int = 12, length: int = 40, heads: int = 3, 
     steps = np.minimum(rng.geometric(rng.choice([0.6, 0.1, 0.02], made.positions)[:, None], made.ranks.shape), 200)
     places = np.minimum(np.cumsum(steps, axis=1), MISS)
     orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
-    mass = 1 + (orders[:, :, None] < np.array(MASS_SIZES)).sum(1).astype(np.float32)
+    mass = 1 + (orders[:, :, None] < np.array(STEP_SIZES)).sum(1).astype(np.float32)
     if not exact:
         mass = 1 + np.sort(rng.random(mass.shape) * heads, axis=1).astype(np.float32)
     confidence = np.full(orders.shape, 0.5, np.float16)
@@ -46,12 +46,14 @@ def naive(policy: TreePolicy, calibration: Calibration) -> tuple[list[int], list
         at, count = int(calibration.offsets[s]), 0
         while at < calibration.offsets[s + 1]:
             size, gain = policy.nodes, -np.inf
-            for nodes, price in policy.prices:
-                estimated = float(calibration.steps.mass[at][MASS_SIZES.index(nodes)]) - price
+            for nodes, price in policy.size_cost:
+                estimated = float(calibration.steps.expected_tokens[at][STEP_SIZES.index(nodes)]) - price
                 if estimated > gain:
                     size, gain = nodes, estimated
             accepted = 0
-            while accepted < min(policy.depth, calibration.num_heads) and calibration.steps.orders[at, accepted] < size:
+            while (
+                accepted < min(policy.depth, calibration.num_heads) and calibration.steps.node_rank[at, accepted] < size
+            ):
                 accepted += 1
             at, count = at + 1 + accepted, count + 1
             sizes.append(size)
@@ -61,11 +63,11 @@ def naive(policy: TreePolicy, calibration: Calibration) -> tuple[list[int], list
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("prices", [(), ((1, 0.2), (8, 0.5), (32, 1.1)), ((2, 0.3), (32, 0.9))])
-def test_replay_is_a_naive_loop(seed: int, prices: tuple[tuple[int, float], ...]) -> None:
+@pytest.mark.parametrize("size_cost", [(), ((1, 0.2), (8, 0.5), (32, 1.1)), ((2, 0.3), (32, 0.9))])
+def test_replay_is_a_naive_loop(seed: int, size_cost: tuple[tuple[int, float], ...]) -> None:
     """Steps of each text, and the size of each step, are those of a loop over positions."""
     calibration = traced(seed)
-    policy = TreePolicy(32, 3, "d1", prices)
+    policy = TreePolicy(32, 3, "d1", size_cost)
     steps, sizes = naive(policy, calibration)
     found = replay_policy(policy, calibration)
     assert found.steps_by_sequence().tolist() == steps
@@ -75,11 +77,11 @@ def test_replay_is_a_naive_loop(seed: int, prices: tuple[tuple[int, float], ...]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 9])
-@pytest.mark.parametrize("prices", [(), ((2, 0.3), (32, 0.9))])
-def test_replay_ends_at_the_depth_of_the_policy(depth: int, prices: tuple[tuple[int, float], ...]) -> None:
+@pytest.mark.parametrize("size_cost", [(), ((2, 0.3), (32, 0.9))])
+def test_replay_ends_at_the_depth_of_the_policy(depth: int, size_cost: tuple[tuple[int, float], ...]) -> None:
     """No step accepts more drafts than the policy is deep, nor more than there are levels in the traces."""
     calibration = traced(11, exact=True)
-    policy = TreePolicy(32, depth, "d1", prices)
+    policy = TreePolicy(32, depth, "d1", size_cost)
     found = replay_policy(policy, calibration)
     assert found.steps_by_sequence().tolist() == naive(policy, calibration)[0]
     assert found.depth == min(depth, 3)
@@ -88,15 +90,15 @@ def test_replay_ends_at_the_depth_of_the_policy(depth: int, prices: tuple[tuple[
 
 @pytest.mark.parametrize("seed", range(4))
 def test_size_of_each_step_is_that_of_the_most_tokens_above_the_price(seed: int) -> None:
-    """Every position takes what a loop over the prices finds, the smallest of equal ones; prices lie far apart."""
+    """Every position takes what a loop over the costs finds, the smallest of equal ones; the costs lie far apart."""
     calibration = traced(seed)
     assert calibration.steps is not None
-    for prices in (((1, 0.0), (254, 2.0)), ((4, 0.1), (6, 0.1), (192, 0.7), (254, 0.7)), ((3, 0.0), (8, 0.0))):
+    for size_cost in (((1, 0.0), (254, 2.0)), ((4, 0.1), (6, 0.1), (192, 0.7), (254, 0.7)), ((3, 0.0), (8, 0.0))):
         wanted = []
-        for mass in calibration.steps.mass.astype(float):
-            gains = [mass[MASS_SIZES.index(size)] - price for size, price in prices]
-            wanted.append(prices[gains.index(max(gains))][0])
-        policy = TreePolicy(prices[-1][0], 3, "d1", prices)
+        for mass in calibration.steps.expected_tokens.astype(float):
+            gains = [mass[STEP_SIZES.index(size)] - price for size, price in size_cost]
+            wanted.append(size_cost[gains.index(max(gains))][0])
+        policy = TreePolicy(size_cost[-1][0], 3, "d1", size_cost)
         assert sizes_of(policy, calibration.steps).tolist() == wanted
 
 
@@ -116,7 +118,7 @@ def test_place_equal_to_the_size_is_outside() -> None:
     made = make_calibration([np.zeros((3, 1), int)])
     steps = StepTraces(
         np.array([[4], [4], [NONE]], np.uint8),
-        np.ones((3, len(MASS_SIZES)), np.float32),
+        np.ones((3, len(STEP_SIZES)), np.float32),
         np.ones((3, 1), np.float16),
     )
     provenance = dataclasses.replace(made.provenance, drafter_id="d1")
@@ -133,11 +135,11 @@ def test_expected_figures(seed: int) -> None:
     steps, _ = naive(policy, calibration)
     assert policy.expected is not None
     assert calibration.steps is not None
-    assert (policy.nodes, policy.depth, policy.drafter, policy.prices) == (24, 3, "d1", ())
+    assert (policy.nodes, policy.depth, policy.drafter, policy.size_cost) == (24, 3, "d1", ())
     assert policy.expected.replay == pytest.approx(calibration.positions / sum(steps), rel=1e-6)
     assert policy.expected.nodes == 24
     visited = replay_policy(policy, calibration).visited
-    mass = calibration.steps.mass[visited, MASS_SIZES.index(24)].mean()
+    mass = calibration.steps.expected_tokens[visited, STEP_SIZES.index(24)].mean()
     assert policy.expected.estimated == pytest.approx(float(mass), rel=1e-6)
     assert policy.expected.low is not None
     assert policy.expected.high is not None
@@ -162,13 +164,13 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
     policy = fastest_policy(calibration, profile)
     found = rate(calibration, policy, profile)
     if exact:
-        fixed = [rate(calibration, TreePolicy(size, 3, "d1"), profile) for size in MASS_SIZES[1:]]
+        fixed = [rate(calibration, TreePolicy(size, 3, "d1"), profile) for size in STEP_SIZES[1:]]
         assert found >= max(*fixed, 1.0) * (1 - 1e-9)
         assert found > 1.1 * max(*fixed, 1.0)
         # Prices are time at the policy's own rate: no other is faster, but for the steps beginning elsewhere.
         for other in np.linspace(0.5, 2.0, 16) * found:
-            prices = tuple((size, other * profile.seconds(size)) for size in MASS_SIZES[1:])
-            assert rate(calibration, TreePolicy(254, 3, "d1", prices), profile) <= 1.02 * found
+            size_cost = tuple((size, other * profile.seconds(size)) for size in STEP_SIZES[1:])
+            assert rate(calibration, TreePolicy(254, 3, "d1", size_cost), profile) <= 1.02 * found
     steps, sizes = naive(policy, calibration)
     assert policy.expected is not None
     assert policy.expected.replay == pytest.approx(calibration.positions / sum(steps), rel=1e-6)
@@ -176,11 +178,11 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
 
 
 def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[int]) -> tuple[float, int]:
-    """The rate that prices of the best round are at, and its largest size, by twelve rounds of the naive loop."""
+    """The rate that size_cost of the best round are at, and its largest size, by twelve rounds of the naive loop."""
     value, reached, best, largest = 1 / profile.seconds(1), 0.0, 0.0, 2
     for _ in range(12):
-        prices = tuple((size, value * profile.seconds(size)) for size in sizes)
-        _, taken = naive(TreePolicy(sizes[-1], calibration.num_heads, "d1", prices), calibration)
+        size_cost = tuple((size, value * profile.seconds(size)) for size in sizes)
+        _, taken = naive(TreePolicy(sizes[-1], calibration.num_heads, "d1", size_cost), calibration)
         found = calibration.positions / sum(profile.seconds(size) for size in taken)
         if found <= reached:
             break
@@ -195,13 +197,13 @@ def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[in
     "seconds", [SECONDS, {1: 1.0, 2: 1.01, 254: 1.5}, {1: 0.2, 2: 1.0, 12: 1.3}, {1: 9.0, 2: 9.0, 3: 9.1}]
 )
 def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, exact: bool) -> None:
-    """Rate, prices and largest size are those of Dinkelbach's rounds by the naive loop, begun at one node a step."""
+    """Rate, size_cost and largest size are those of Dinkelbach's rounds by the naive loop, begun at one node a step."""
     calibration, profile = traced(seed, exact=exact), profile_of(seconds)
-    sizes = [size for size in MASS_SIZES if 2 <= size <= max(seconds)]
+    sizes = [size for size in STEP_SIZES if 2 <= size <= max(seconds)]
     value, largest = dinkelbach(calibration, profile, sizes)
     policy = fastest_policy(calibration, profile)
-    assert [size for size, _ in policy.prices] == [size for size in sizes if size <= largest]
-    assert [price for _, price in policy.prices] == pytest.approx(
+    assert [size for size, _ in policy.size_cost] == [size for size in sizes if size <= largest]
+    assert [price for _, price in policy.size_cost] == pytest.approx(
         [value * profile.seconds(size) for size in sizes if size <= largest], rel=1e-6
     )
 
@@ -210,7 +212,7 @@ def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, 
 def test_fastest_policy_with_wrong_estimates(seed: int) -> None:
     """Estimates that know nothing cost speed, but the best of all rounds is kept."""
     calibration, profile = traced(seed, sequences=40), profile_of(SECONDS)
-    first = tuple((size, profile.seconds(size)) for size in MASS_SIZES[1:])
+    first = tuple((size, profile.seconds(size)) for size in STEP_SIZES[1:])
     found = rate(calibration, fastest_policy(calibration, profile), profile)
     assert found >= rate(calibration, TreePolicy(254, 3, "d1", first), profile) * (1 - 1e-6)
 
@@ -265,7 +267,7 @@ def test_interval_does_not_reach_below_nothing() -> None:
     made = dataclasses.replace(make_calibration([np.zeros((40, 3), int)] * 2), token_hashes=("fast", "slow"))
     places = np.where(np.arange(80)[:, None] < 40, [[1, 2, 3]], MISS)
     orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
-    steps = StepTraces(orders, np.ones((80, len(MASS_SIZES)), np.float32), np.ones((80, 3), np.float16))
+    steps = StepTraces(orders, np.ones((80, len(STEP_SIZES)), np.float32), np.ones((80, 3), np.float16))
     provenance = dataclasses.replace(made.provenance, drafter_id="d1")
     expected = build_policy(dataclasses.replace(made, steps=steps, provenance=provenance), 8).expected
     assert expected is not None

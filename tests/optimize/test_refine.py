@@ -25,7 +25,7 @@ def cost(tree: Tree, ranks: Ranks, weights: Floats) -> float:
 @pytest.mark.parametrize("seed", range(4))
 def test_refined_tree_is_better_and_within_limits(seed: int, weighted: bool) -> None:
     """From a random tree: the same number of nodes, fewer steps, no forbidden rank or depth, and still a tree."""
-    calibration = random_calibration(seed, sequences=10, length=40, heads=3, kept=8)
+    calibration = random_calibration(seed, sequences=10, length=40, heads=3, top_k=8)
     weights = np.ones(calibration.positions)
     if weighted:
         weights = np.random.default_rng(seed).random(calibration.positions)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from helpers import make_calibration
 
-from treeopt.calibration import MASS_SIZES, NONE, StepTraces
+from treeopt.calibration import NONE, StepTraces
 from treeopt.optimize.reliability import BINS, reliability
+from treeopt.policy import STEP_SIZES
 
 
 def test_reliability_by_hand() -> None:
@@ -17,7 +18,7 @@ def test_reliability_by_hand() -> None:
     made = make_calibration([np.array([[0], [3], [1], [0]])])
     confidence = np.array([[0.5], [0.5], [1.0], [0.9]], np.float16)
     orders = np.where(made.ranks == NONE, NONE, 1).astype(np.uint8)
-    mass = np.ones((4, len(MASS_SIZES)), np.float32)
+    mass = np.ones((4, len(STEP_SIZES)), np.float32)
     found = reliability(dataclasses.replace(made, steps=StepTraces(orders, mass, confidence)))
     assert found.trials.shape == (1, BINS)
     assert found.trials[0].tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 0, 1]
@@ -29,5 +30,5 @@ def test_reliability_by_hand() -> None:
 def test_reliability_without_trials() -> None:
     """A level that no text reaches has no error."""
     made = make_calibration([np.zeros((1, 2), int)])
-    steps = StepTraces(made.ranks, np.ones((1, len(MASS_SIZES)), np.float32), np.ones((1, 2), np.float16))
+    steps = StepTraces(made.ranks, np.ones((1, len(STEP_SIZES)), np.float32), np.ones((1, 2), np.float16))
     assert reliability(dataclasses.replace(made, steps=steps)).error.tolist() == [0, 0]

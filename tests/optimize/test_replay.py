@@ -69,7 +69,7 @@ def check(tree: Tree, calibration: Calibration) -> Replay:
 def test_replay_equals_simulation(seed: int) -> None:
     """Steps, tokens, visits and acceptance of any tree on any traces are those of a decoder that steps through."""
     heads = 1 + seed % 5
-    calibration = random_calibration(seed, heads=heads, kept=KEPT)
+    calibration = random_calibration(seed, heads=heads, top_k=KEPT)
     for nodes in (2, 9, 40):
         tree = random_tree(seed + nodes, nodes=min(nodes, 4**heads), depth=heads, ranks=5)
         check(tree, calibration)
@@ -78,7 +78,7 @@ def test_replay_equals_simulation(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_replay_of_misses(seed: int) -> None:
     """With few ranks kept most traces are misses, and a tree may ask for all that were kept."""
-    calibration = random_calibration(seed, kept=2)
+    calibration = random_calibration(seed, top_k=2)
     check(random_tree(seed, nodes=20, depth=4, ranks=2), calibration)
 
 
@@ -183,7 +183,7 @@ def test_tree_deeper_than_the_heads_is_refused() -> None:
 
 def test_rank_that_was_not_kept_is_refused() -> None:
     """E102: with 16 ranks kept, rank 16 was never scored; rank 15 was."""
-    calibration = random_calibration(0, kept=KEPT)
+    calibration = random_calibration(0, top_k=KEPT)
     with pytest.raises(TreeoptError) as caught:
         replay(Tree(((0,), (0, KEPT))), calibration)
     assert caught.value.code is Code.RANK_TOO_LARGE

@@ -1,4 +1,4 @@
-"""The choice of a method: by texts that a tree was not fitted to, with the paper's tree always among the candidates."""
+"""The choice of a method: by texts that a tree was not fitted to, with the Medusa tree always among the candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.methods import PAPER, STRENGTHS, Method, candidates
+from treeopt.optimize.methods import MEDUSA, STRENGTHS, Method, candidates
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import accepted_drafts, replay, visits
 from treeopt.optimize.select_method import FOLDS, Fitter
@@ -23,7 +23,7 @@ from treeopt.optimize.values import IndependentValues, JointValues, Values
 from treeopt.tree import Path, Tree
 
 JOINT = Method("joint", "visits", 256.0)
-METHODS = [PAPER, Method("independent", "visits"), Method("joint", "uniform", 64.0), JOINT]
+METHODS = [MEDUSA, Method("independent", "visits"), Method("joint", "uniform", 64.0), JOINT]
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def test_joint_growth_equals_brute_force(seed: int, shape: tuple[int, int], weig
 def test_paper_is_growth_on_accuracies(seed: int, top_k: int) -> None:
     """The paper's method is growth on the products of the calibration's accuracies, to the last bit."""
     calibration = random_calibration(seed)
-    [(growth, tree)] = Fitter(calibration, Limits(40, top_k, 3)).build([PAPER])
+    [(growth, tree)] = Fitter(calibration, Limits(40, top_k, 3)).build([MEDUSA])
     wanted = grow(IndependentValues(calibration.accuracy[:, :top_k]), 40, max_depth=3)
     assert growth.paths.tolist() == wanted.paths.tolist()
     assert growth.values.tolist() == wanted.values.tolist()
@@ -146,9 +146,9 @@ def test_joint_visits_settle_at_their_own_strength() -> None:
 def test_candidates_begin_with_the_paper() -> None:
     """Whatever is wished for competes with the paper's method, which comes first and so wins every tie."""
     joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
-    assert candidates("joint", "visits", refined=False) == [PAPER, *joint]
-    assert candidates("independent", "uniform", refined=False) == [PAPER]
-    assert candidates("independent", "visits", refined=False) == [PAPER, Method("independent", "visits")]
+    assert candidates("joint", "visits", refined=False) == [MEDUSA, *joint]
+    assert candidates("independent", "uniform", refined=False) == [MEDUSA]
+    assert candidates("independent", "visits", refined=False) == [MEDUSA, Method("independent", "visits")]
     refined = candidates("joint", "uniform", refined=True)
     assert [method.refined for method in refined] == [False] * 4 + [True] * 4
     assert refined[4] == Method("independent", "uniform", refined=True)
@@ -160,13 +160,13 @@ def test_exact_candidates_leave_the_paper_out() -> None:
     joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
     assert candidates("joint", "visits", refined=False, exactly=True) == joint
     assert candidates("independent", "visits", refined=False, exactly=True) == [Method("independent", "visits")]
-    assert candidates("independent", "uniform", refined=False, exactly=True) == [PAPER]
+    assert candidates("independent", "uniform", refined=False, exactly=True) == [MEDUSA]
     refined = candidates("independent", "visits", refined=True, exactly=True)
     assert refined == [Method("independent", "visits"), Method("independent", "visits", refined=True)]
 
 
 def test_exact_method_of_few_texts_backs_off_most() -> None:
-    """Below five texts nothing tells strengths apart: the greatest is taken, and not the paper's tree."""
+    """Below five texts nothing tells strengths apart: the greatest is taken, and not the Medusa tree."""
     methods = candidates("joint", "uniform", refined=True, exactly=True)
     fit = Fitter(random_calibration(1, sequences=3), Limits(16, 16)).choose(methods)
     assert (fit.method, fit.steps) == (Method("joint", "uniform", 1024.0), None)
@@ -196,17 +196,17 @@ def test_progress_ends_with_all_growths_done(values: str) -> None:
 
 def test_is_paper_is_the_paper_alone() -> None:
     """Any other values, weights or refinement are not the paper's."""
-    assert PAPER.is_paper
+    assert MEDUSA.is_paper
     assert not any(method.is_paper for method in METHODS[1:])
     assert not Method("independent", "uniform", refined=True).is_paper
 
 
 def test_paper_alone_wins() -> None:
     """With one candidate there is nothing to choose, but its steps on unseen texts are known."""
-    fit = Fitter(random_calibration(0), Limits(16, 16)).choose([PAPER])
-    assert fit.method == PAPER
+    fit = Fitter(random_calibration(0), Limits(16, 16)).choose([MEDUSA])
+    assert fit.method == MEDUSA
     assert fit.steps is not None
-    assert fit.trials == {str(PAPER): int(fit.steps.sum())}
+    assert fit.trials == {str(MEDUSA): int(fit.steps.sum())}
     assert fit.tree == fit.growth.tree(16)
 
 
@@ -222,7 +222,7 @@ def test_choice_on_independent_heads_is_not_much_worse(seed: int) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_fit_is_deterministic(method: Method) -> None:
     """The same calibration and seed give equal trees, growths, trials and steps."""
-    one, other = (Fitter(random_calibration(5), Limits(20, 16)).choose([PAPER, method]) for _ in range(2))
+    one, other = (Fitter(random_calibration(5), Limits(20, 16)).choose([MEDUSA, method]) for _ in range(2))
     assert one.tree == other.tree
     assert one.growth.values.tolist() == other.growth.values.tolist()
     assert one.steps is not None
@@ -243,7 +243,7 @@ def test_weight_two_equals_twice(method: Method) -> None:
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         prompt_ids=tuple(f"set:{s:08}" for s in range(len(doubled))),
         token_hashes=tuple(map(str, range(len(doubled)))),
-        kept=calibration.kept,
+        top_k=calibration.top_k,
         provenance=calibration.provenance,
     )
     weights = np.where(np.isin(np.arange(9), [1, 4]), 2.0, 1.0)
@@ -272,16 +272,16 @@ def test_too_few_texts_are_no_choice(sequences: int) -> None:
     """Below five texts the first method is built on all of them, and nothing is said of unseen ones."""
     calibration = random_calibration(1, sequences=sequences)
     fit = Fitter(calibration, Limits(16, 16)).choose(candidates("joint", "visits", refined=False))
-    assert (fit.method, fit.trials, fit.steps) == (PAPER, {}, None)
-    assert fit.tree == Fitter(calibration, Limits(16, 16)).build([PAPER])[0][1]
-    assert Fitter(random_calibration(1, sequences=FOLDS), Limits(16, 16)).choose([PAPER]).steps is not None
+    assert (fit.method, fit.trials, fit.steps) == (MEDUSA, {}, None)
+    assert fit.tree == Fitter(calibration, Limits(16, 16)).build([MEDUSA])[0][1]
+    assert Fitter(random_calibration(1, sequences=FOLDS), Limits(16, 16)).choose([MEDUSA]).steps is not None
 
 
 def test_steps_on_unseen_texts_are_of_trees_without_them() -> None:
     """Every text is replayed by a tree built from the other folds: equal folds, each with its own tree."""
     calibration = random_calibration(2)
     fitter = Fitter(calibration, Limits(24, 16))
-    fit = fitter.choose([PAPER])
+    fit = fitter.choose([MEDUSA])
     assert fit.steps is not None
     assert fit.steps.sum() > fitter.steps(fit.tree).sum()
     folds = fitter._folds(0)
@@ -292,7 +292,7 @@ def test_steps_on_unseen_texts_are_of_trees_without_them() -> None:
         assert fitter.steps(tree, folds == fold).tolist() == fit.steps[folds == fold].tolist()
 
 
-@pytest.mark.parametrize("method", [PAPER, JOINT], ids=str)
+@pytest.mark.parametrize("method", [MEDUSA, JOINT], ids=str)
 def test_unseen_steps_fall_with_size(method: Method) -> None:
     """One node makes a step of every token, the largest size is the choice's own, and in between steps fall."""
     calibration = random_calibration(8, sequences=40)
@@ -325,8 +325,8 @@ def test_unseen_steps_of_every_size_are_those_of_prefixes(method: Method) -> Non
 def test_unseen_steps_below_five_texts_are_seen_ones() -> None:
     """Too few texts to leave any out: all are replayed by the tree of all."""
     fitter = Fitter(random_calibration(1, sequences=3), Limits(8, 16))
-    [(growth, _)] = fitter.build([PAPER])
-    for nodes, steps in zip([1, 8], fitter.unseen_by_size(PAPER, [1, 8]), strict=True):
+    [(growth, _)] = fitter.build([MEDUSA])
+    for nodes, steps in zip([1, 8], fitter.unseen_by_size(MEDUSA, [1, 8]), strict=True):
         assert steps.tolist() == fitter.steps(growth.tree(nodes)).tolist()
 
 
@@ -342,7 +342,7 @@ def test_steps_of_some_texts_are_those_of_all(seed: int) -> None:
     assert fitter.steps(tree, texts).tolist() == everywhere[texts].tolist()
 
 
-KIN = [PAPER, *(Method("joint", "visits", strength) for strength in (64.0, 256.0, 1024.0))]
+KIN = [MEDUSA, *(Method("joint", "visits", strength) for strength in (64.0, 256.0, 1024.0))]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_winner_backs_off_most_within_a_standard_error(excess: dict[float, list[
 def test_paper_wins_ties() -> None:
     """Where joint trees do no better than the paper's, the paper's is built."""
     fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
-    assert fitter._winner(KIN, [np.full(8, 100)] * 4) == PAPER
+    assert fitter._winner(KIN, [np.full(8, 100)] * 4) == MEDUSA
 
 
 def test_weights_of_texts_decide_the_winner() -> None:
@@ -378,8 +378,8 @@ def test_weights_of_texts_decide_the_winner() -> None:
     results = [base, np.where(np.arange(8) == 3, 90, 103)]
     plain = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
     heavy = Fitter(plain.calibration, plain.limits, text_weights=np.where(np.arange(8) == 3, 10.0, 1.0))
-    methods = [PAPER, Method("independent", "visits")]
-    assert plain._winner(methods, results) == PAPER
+    methods = [MEDUSA, Method("independent", "visits")]
+    assert plain._winner(methods, results) == MEDUSA
     assert heavy._winner(methods, results) == methods[1]
 
 
@@ -397,7 +397,7 @@ def test_refined_method_is_refined_on_the_fitted_texts() -> None:
     calibration = random_calibration(9, sequences=10)
     texts = np.arange(10) < 7
     fitter = Fitter(calibration, Limits(10, 16), refine_seconds=60.0)
-    methods = [PAPER, Method("independent", "uniform", refined=True)]
+    methods = [MEDUSA, Method("independent", "uniform", refined=True)]
     [(plain, tree), (growth, refined)] = fitter.build(methods, texts)
     assert growth is plain
     assert refined.nodes == tree.nodes == 10
@@ -423,7 +423,7 @@ def test_joint_beats_the_paper_where_texts_are_hard_in_stretches(
     fresh, of_paper = (replay(t, fresh_stretches).tokens_per_step for t in (tree, paper))
     assert fresh > 1.02 * of_paper
     assert tree.expected is not None
-    assert tree.expected.unseen is not None
+    assert tree.expected.cross_validated is not None
     assert paper.expected is not None
-    assert tree.expected.unseen == pytest.approx(fresh, rel=0.015)
-    assert abs(paper.expected.independent / of_paper - 1) > abs(tree.expected.unseen / fresh - 1)
+    assert tree.expected.cross_validated == pytest.approx(fresh, rel=0.015)
+    assert abs(paper.expected.independent / of_paper - 1) > abs(tree.expected.cross_validated / fresh - 1)

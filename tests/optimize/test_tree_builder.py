@@ -38,7 +38,7 @@ def test_expected_of_a_built_tree(nodes: int, seed: int) -> None:
 
 
 def test_values_of_a_built_tree() -> None:
-    """Each node of the paper's tree carries the product of its accuracies, to six digits."""
+    """Each node of the Medusa tree carries the product of its accuracies, to six digits."""
     calibration = random_calibration(0, sequences=40)
     tree = build_tree(calibration, 64, values="independent", weights="uniform")
     assert tree.values == pytest.approx(products(tree, calibration), rel=1e-5)
@@ -46,7 +46,7 @@ def test_values_of_a_built_tree() -> None:
 
 def test_expected_by_hand() -> None:
     """Head 1 is right in two of three trials and head 2 in one of two: 1 + 2/3 + 1/3, in steps of 3 and 1."""
-    calibration = make_calibration([np.array([[0, 0], [0, 3], [5, 0], [0, 0]])], kept=2)
+    calibration = make_calibration([np.array([[0, 0], [0, 3], [5, 0], [0, 0]])], top_k=2)
     tree = build_tree(calibration, 3)
     assert tree.paths == ((0,), (0, 0))
     assert tree.values == (0.666667, 0.333333)
@@ -96,7 +96,7 @@ def test_top_k_is_respected(top_k: int) -> None:
 
 def test_top_k_is_at_most_the_ranks_kept() -> None:
     """K is what the figures rest on, not what was asked for."""
-    tree = build_tree(random_calibration(0, kept=4), 30, top_k=32)
+    tree = build_tree(random_calibration(0, top_k=4), 30, top_k=32)
     assert tree.expected is not None
     assert tree.expected.top_k == 4
 

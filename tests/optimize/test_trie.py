@@ -56,7 +56,7 @@ def check_counts(ranks: Ranks, top_k: int, weights: Floats) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_counts_equal_dictionaries(seed: int, heads: int, top_k: int) -> None:
     """Hits and trials of every path are those of a walk over the rows, whatever the positions weigh."""
-    ranks = random_calibration(seed, heads=heads, kept=16).ranks
+    ranks = random_calibration(seed, heads=heads, top_k=16).ranks
     rng = np.random.default_rng(seed)
     check_counts(ranks, top_k, np.ones(len(ranks)))
     check_counts(ranks, top_k, rng.random(len(ranks)) * (rng.random(len(ranks)) < 0.5))
@@ -73,7 +73,7 @@ def test_trials_leave_out_texts_that_ended_but_not_misses() -> None:
 @pytest.mark.parametrize("top_k", [1, 3, 8])
 def test_find_gives_the_index_of_every_possible_path(top_k: int) -> None:
     """Paths that occur are found at their place in the level, all others give -1."""
-    ranks = random_calibration(4, heads=3, kept=8).ranks
+    ranks = random_calibration(4, heads=3, top_k=8).ranks
     trie = PathTrie(ranks, top_k)
     for depth, level in enumerate(paths_of(trie)):
         wanted = list(itertools.product(range(top_k), repeat=depth))

@@ -88,7 +88,7 @@ def as_rows(paths: Sequence[Path], depth: int) -> NDArray[np.int32]:
 @pytest.mark.parametrize(("seed", "top_k", "strength"), [(0, 4, 64.0), (1, 3, 8.0), (2, 8, 1024.0), (3, 2, 0.5)])
 def test_joint_equals_a_naive_version(seed: int, top_k: int, strength: float, visited: bool) -> None:
     """Children of paths that occur often, seldom or never have the values of three stages and falling smoothing."""
-    ranks = random_calibration(seed, sequences=8, length=20, heads=3, kept=8).ranks
+    ranks = random_calibration(seed, sequences=8, length=20, heads=3, top_k=8).ranks
     rng = np.random.default_rng(seed)
     uniform = rng.integers(1, 4, len(ranks)).astype(np.float64)
     visits = uniform * (rng.random(len(ranks)) < 0.4) if visited else None
@@ -130,7 +130,7 @@ def test_joint_without_prior_is_the_exact_joint_frequency(visited: bool) -> None
 def test_no_child_exceeds_its_parent(seed: int, strength: float) -> None:
     """Even where visiting blows a rank's share up, a child's value is at most its parent's and never below 0."""
     rng = np.random.default_rng(seed)
-    ranks = random_calibration(seed, sequences=6, length=15, heads=3, kept=8).ranks
+    ranks = random_calibration(seed, sequences=6, length=15, heads=3, top_k=8).ranks
     visits = rng.random(len(ranks)) * (rng.random(len(ranks)) < 0.1) * 50
     estimator = joint(ranks, 6, np.ones(len(ranks)), visits, strength)
     for depth in range(3):

@@ -150,13 +150,13 @@ def run_calibration(
         models = [DraftModel(drafter)] * len(texts)
     else:
         models = []
-    kept = min(MAX_RANKS, base.vocab_size)
+    top_k = min(MAX_RANKS, base.vocab_size)
     levels = drafter.depth if drafter is not None and steps else 0
-    traced = _traced(base, heads, texts, models, kept, batch_size, steps=levels, progress=progress)
+    traced = _traced(base, heads, texts, models, top_k, batch_size, steps=levels, progress=progress)
     answers = "given" if responses else "greedy" if temperature == 0 else f"sampled at {temperature}, seed {seed}"
     template = _template_hash(base, chat_template)
     provenance = _provenance(base, loaded, prompts, answers, max_new_tokens, template, drafter.id if drafter else "")
-    calibration = as_calibration(texts, [one.ranks for one in traced], kept, provenance, [one.steps for one in traced])
+    calibration = as_calibration(texts, [one.ranks for one in traced], top_k, provenance, [one.steps for one in traced])
     return CalibrationRun(calibration, tuple(skipped), encoded.answers_cut, heads.num_heads, learned)
 
 
@@ -165,7 +165,7 @@ def _traced(
     heads: MedusaHeads,
     texts: Sequence[Text],
     models: Sequence[DraftModel],
-    kept: int,
+    top_k: int,
     batch_size: int,
     *,
     steps: int,
@@ -177,9 +177,9 @@ def _traced(
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]
         if models:
-            traced += trace_drafts(base, heads, models[start : start + batch_size], batch, kept, steps=steps)
+            traced += trace_drafts(base, heads, models[start : start + batch_size], batch, top_k, steps=steps)
         else:
-            traced += [Traced(ranks, None) for ranks in trace_texts(base, heads, batch, kept)]
+            traced += [Traced(ranks, None) for ranks in trace_texts(base, heads, batch, top_k)]
         for one in traced[start:]:
             hits += int(np.count_nonzero(one.ranks[:, 0] == 0))
             trials += int(np.count_nonzero(one.ranks[:, 0] != NONE))
@@ -236,7 +236,7 @@ def _provenance(
 def as_calibration(
     texts: Sequence[Text],
     rows: Sequence[Ranks],
-    kept: int,
+    top_k: int,
     provenance: Provenance,
     steps: Sequence[StepTraces | None] = (),
 ) -> Calibration:
@@ -247,22 +247,22 @@ def as_calibration(
         offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
         prompt_ids=tuple(text.prompt_id for text in texts),
         token_hashes=tuple(_token_hash(text.answer) for text in texts),
-        kept=kept,
+        top_k=top_k,
         provenance=provenance,
         steps=StepTraces.joined(known) if known else None,
     )
 
 
 @torch.inference_mode()
-def trace_texts(base: Base, heads: MedusaHeads, texts: Sequence[Text], kept: int) -> list[Ranks]:
+def trace_texts(base: Base, heads: MedusaHeads, texts: Sequence[Text], top_k: int) -> list[Ranks]:
     """Ranks of the continuations' tokens, one uint8 [G, H] a text; one forward for all texts.
 
     Row i is the state in which token g[i] is the root: the hidden state before it. Column h-1 is the rank of g[i+h]
-    under head h; `MISS` from `kept` on, `NONE` beyond the end.
+    under head h; `MISS` from `top_k` on, `NONE` beyond the end.
     """
     states = hidden_states(base, texts)
     targets = torch.cat([_targets(text.answer, heads.num_heads) for text in texts]).to(base.device)  # [n, H]
-    ranks = _rank_rows(base, heads, torch.cat(states), targets, kept)
+    ranks = _rank_rows(base, heads, torch.cat(states), targets, top_k)
     return list(np.split(ranks, np.cumsum([len(text.answer) for text in texts])[:-1]))
 
 
@@ -272,7 +272,7 @@ def _targets(answer: Sequence[int], num_heads: int) -> Tensor:
     return padded.unfold(0, num_heads + 1, 1)[:, 1:]
 
 
-def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, kept: int) -> NDArray[np.uint8]:
+def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, top_k: int) -> NDArray[np.uint8]:
     """uint8 [n, H] from hidden [n, d] and targets [n, H]; the logits of a few rows are alive at a time."""
     out = torch.empty(targets.shape, dtype=torch.uint8)
     chunk = max(1, LOGITS_BYTES // (heads.num_heads * base.vocab_size * hidden.element_size()))
@@ -281,7 +281,7 @@ def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, 
         logits = heads(hidden[start : start + chunk], base.lm_head)  # [H, c, V]
         check_finite(logits, start)
         ranks = rank_of(logits.flatten(0, 1), true.flatten().clamp(min=0)).view(true.shape)
-        ranks = ranks.masked_fill(ranks >= kept, MISS).masked_fill(true < 0, NONE)
+        ranks = ranks.masked_fill(ranks >= top_k, MISS).masked_fill(true < 0, NONE)
         out[start : start + chunk] = ranks.T.to("cpu", torch.uint8)
     return out.numpy()
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from treeopt.calibration import MASS_SIZES
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix, given
@@ -25,6 +24,7 @@ from treeopt.optimize.held_out import Judgement
 from treeopt.optimize.intervals import texts_to_halve
 from treeopt.optimize.methods import VALUES, WEIGHTS
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
+from treeopt.policy import STEP_SIZES
 from treeopt.progress import late
 
 
@@ -39,7 +39,7 @@ class _Nodes(click.ParamType[int | str]):
         return click.IntRange(min=1).convert(value, param, ctx)
 
 
-_NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({MASS_SIZES[-1]} for dynamic); auto: the fastest."
+_NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest."
 _ESTIMATE_HELP = "Given with --{}, exactly these; else the paper's compete too."
 
 
@@ -174,8 +174,10 @@ def _report(console: Console, built: Built, output: str) -> None:
     console.say(
         f"                          {expected.replay:.3f}  replay: what a decoder yields on {texts_of(built.fitted)}"
     )
-    if expected.unseen is not None:
-        line = f"                          {expected.unseen:.3f}  unseen: the same on texts left out of the fit"
+    if expected.cross_validated is not None:
+        line = (
+            f"                          {expected.cross_validated:.3f}  unseen: the same on texts left out of the fit"
+        )
         if expected.low is None:
             console.say(line)
         else:
@@ -186,7 +188,7 @@ def _report(console: Console, built: Built, output: str) -> None:
             )
     warn_few_texts(console, built.fitted)
     if built.fit.steps is None:
-        taken = "the paper's tree" if built.fit.method.is_paper else "the tree that was asked for"
+        taken = "the Medusa tree" if built.fit.method.is_paper else "the tree that was asked for"
         console.warn(f"warning: too few different texts to compare methods or to leave any out: {taken}")
     console.note(f"wrote {output}")
 
@@ -225,7 +227,7 @@ def _report_judgement(console: Console, judgement: Judgement | None) -> None:
     )
     between = "" if gain is None else f" ({gain.low:+.3f} to {gain.high:+.3f} tokens)"
     console.say(
-        f"the paper's tree there: {judgement.paper_tokens_per_step:.4f}; gain "
+        f"the Medusa tree there: {judgement.paper_tokens_per_step:.4f}; gain "
         f"{judgement.tokens_per_step / judgement.paper_tokens_per_step - 1:+.2%}{between}"
     )
 

@@ -53,7 +53,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
         between = f"{policy.expected.low:.3f} to {policy.expected.high:.3f}"
         console.say(f"                          {between} on as many new prompts (90 %)")
     warn_few_texts(console, calibration)
-    if policy.prices:
+    if policy.size_cost:
         console.say(f"mean nodes of a step      {policy.expected.nodes:.1f}")
     report_reliability(console, calibration)
     console.note(f"wrote {options['output']}")
@@ -64,7 +64,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
             "nodes": policy.nodes,
             "depth": policy.depth,
             "drafter": policy.drafter,
-            "prices": policy.prices,
+            "size_cost": policy.size_cost,
             "expected_tokens_per_step": vars(policy.expected),
             "calibration_error": errors,
             "output": options["output"],

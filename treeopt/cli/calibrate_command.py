@@ -18,7 +18,7 @@ from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import check_outputs, chosen_prompts, force_option, load_models, model_options, prompt_options
-from treeopt.drafter import CORRECTED, KINDS, LEARN_TOKENS, PLAIN, Drafter
+from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, LEARN_TOKENS, Drafter
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.optimize.reliability import reliability
@@ -38,9 +38,9 @@ _SHOWN_RANKS = 4
 @click.option("--responses", help="Score the answers in this file (prompt and `output` a row) instead of generating.")
 @click.option(
     "--drafter",
-    default=PLAIN,
+    default=HEADS,
     show_default=True,
-    help=f"{PLAIN}: the heads' guesses; {CORRECTED}: learn a drafter on the way; or a drafter file.",
+    help=f"{HEADS}: the heads' guesses; {HEADS_NGRAM}: learn a drafter on the way; or a drafter file.",
 )
 @click.option(
     "--kind",
@@ -52,7 +52,7 @@ _SHOWN_RANKS = 4
     type=click.IntRange(min=0),
     default=LEARN_TOKENS,
     show_default=True,
-    help="Drawn by --drafter corrected to learn from, beyond the greedy answers.",
+    help="Drawn by --drafter heads+ngram to learn from, beyond the greedy answers.",
 )
 @click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling, and of what is learned from.")
@@ -65,7 +65,7 @@ def run(console: Console, **options: Any) -> None:
     Every prompt is continued greedily; then one pass over the result ranks each true token under each head. The file
     holds these ranks: enough to build any tree and to replay it exactly.
 
-    With --drafter corrected the model writes more text to the same prompts, and a drafter is learned from all of it
+    With --drafter heads+ngram the model writes more text to the same prompts, and a drafter is learned from all of it
     (`treeopt learn` says how); each answer is traced by what the answers to other prompts taught. Its file goes beside
     the output.
 
@@ -76,7 +76,7 @@ def run(console: Console, **options: Any) -> None:
     if scored and options["prompts"] is not None:
         raise click.UsageError("give either --prompts or --responses")
     asked = options["responses"] if scored else chosen_prompts(options)
-    check_belongs(("learn_tokens",), "--drafter corrected", options["drafter"] == CORRECTED)
+    check_belongs(("learn_tokens",), "--drafter heads+ngram", options["drafter"] == HEADS_NGRAM)
     check_belongs(("temperature",), "answers that are generated: --responses are given", not scored)
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
@@ -131,13 +131,13 @@ def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:
     from treeopt.drafting.learn import Learning
 
     name, output = options["drafter"], Path(options["output"])
-    if name not in (PLAIN, CORRECTED):
+    if name not in (HEADS, HEADS_NGRAM):
         return None, name
-    if name == PLAIN and options["kind"] != "dynamic":
+    if name == HEADS and options["kind"] != "dynamic":
         return None, None
     file = str(output.with_name(f"{output.stem}.drafter.safetensors"))
     check_outputs(options, file)
-    return Learning(tokens=options["learn_tokens"], seed=options["seed"], correct=name == CORRECTED), file
+    return Learning(tokens=options["learn_tokens"], seed=options["seed"], ngram=name == HEADS_NGRAM), file
 
 
 def _naming(calibration: Calibration, drafter: str | None) -> Calibration:
@@ -154,13 +154,13 @@ def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
     if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
         console.warn(
             "warning: the drafter was learned from these prompts, whose answers it has counted: its figures here are "
-            "higher than on other prompts (--drafter corrected leaves each text out of its own drafter)"
+            "higher than on other prompts (--drafter heads+ngram leaves each text out of its own drafter)"
         )
 
 
 def _report(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
     calibration = run.calibration
-    top_k = min(DEFAULT_TOP_K, calibration.kept)
+    top_k = min(DEFAULT_TOP_K, calibration.top_k)
     accuracy, trials = calibration.accuracy[:, :top_k], calibration.trials
     errors = calibration.standard_error(1)
     rows = [
@@ -200,7 +200,7 @@ def _report(console: Console, run: CalibrationRun, output: str, drafter_output: 
             "trials": trials.tolist(),
             "accuracy": accuracy.tolist(),
             "standard_error_top_1": errors[:, 0].tolist(),
-            "drafter": calibration.provenance.drafter_id or PLAIN,
+            "drafter": calibration.provenance.drafter_id or HEADS,
             "learned": None if run.learned is None else learned_as_dict(run.learned),
             "calibration_error": None if calibration.steps is None else reliability(calibration).error.tolist(),
             "output": output,

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from treeopt.calibration import MASS_SIZES
 from treeopt.cli.build_dynamic import texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_static_only, check_suffix, given
@@ -22,6 +21,7 @@ from treeopt.optimize.intervals import Interval
 from treeopt.optimize.methods import VALUES, WEIGHTS, candidates
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
+from treeopt.policy import STEP_SIZES
 from treeopt.progress import late
 
 _LARGEST = 256
@@ -62,7 +62,7 @@ def run(console: Console, **options: Any) -> None:
     where = {"profile": profile, "batch": options["batch"], "context": options["context"]}
     if options["kind"] == "dynamic":
         check_static_only(("values", "weights", "top_k"))
-        curve = policy_curve(calibration, default_sizes(min(largest, MASS_SIZES[-1])), **where)
+        curve = policy_curve(calibration, default_sizes(min(largest, STEP_SIZES[-1])), **where)
     else:
         exactly = given("values") and given("weights")
         methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)

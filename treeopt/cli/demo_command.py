@@ -61,7 +61,7 @@ def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
 
     found = make("calibrate", *known, output=traces["plain"])
     _say_shares(console, found)
-    correct = ("--drafter", "corrected", "--learn-tokens", _DRAWN)
+    correct = ("--drafter", "heads+ngram", "--learn-tokens", _DRAWN)
     _say_shares(console, make("calibrate", *correct, *known, output=traces["corrected"], beside=_BUILT[2]))
     size = ("--nodes", NODES)
     make("build", "--calibration", traces["plain"], *size, *_PAPER, output=trees["paper"])
@@ -88,10 +88,10 @@ def _say_shares(console: Console, found: dict[str, Any]) -> None:
 
 def _report(console: Console, judged: dict[str, dict[str, Any]]) -> None:
     """One by one and the three trees, side by side."""
-    rows = [["one by one", "1.000", "1.000", "1.00", "yes"]]
+    rows = [["autoregressive", "1.000", "1.000", "1.00", "yes"]]
     for name, one in judged.items():
         rates = [f"{one[key]:.3f}" for key in ("predicted_tokens_per_step", "tokens_per_step")]
-        label = {"paper": "the paper's tree"}.get(name, name)
+        label = {"paper": "the Medusa tree"}.get(name, name)
         rows.append([label, *rates, f"{one['speedup']:.2f}", "yes" if one["lossless"] else "NO"])
     console.say()
     console.table([f"{NODES} nodes", "predicted τ", "measured τ", "speedup", "lossless"], rows)

@@ -40,7 +40,7 @@ def run(console: Console, **options: Any) -> None:
     trained: base and heads stay as they are, and drafts never change the text.
 
     Next: `treeopt calibrate --drafter FILE` on other prompts. To learn and calibrate on the same prompts, use
-    `treeopt calibrate --drafter corrected`.
+    `treeopt calibrate --drafter heads+ngram`.
     """
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")

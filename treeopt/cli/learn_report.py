@@ -26,7 +26,7 @@ def announce_learning(
     answers = f"{asked:,} answers to {len(prompts.prompts):,} prompts, at most {asked * max_new_tokens:,} tokens"
     parts = [f"{'takes' if given else 'generates'} {answers}"]
     passes = ["fits the drafter to the answers", "traces them"]
-    if learning.correct:
+    if learning.ngram:
         if learning.tokens:
             parts.append(f"draws {learning.tokens:,} tokens more at temperature {learning.temperature}")
         passes.insert(0, "counts all of this text")
@@ -37,12 +37,12 @@ def report_learned(console: Console, learned: Learned, positions: int) -> None:
     """The text it learned from, the table's size, the fitted numbers, and the seconds that each part took."""
     if positions < _FEW:
         console.warn(f"warning: fitted to {positions} positions; below {_FEW:,} the numbers mean little")
-    drafter, table = learned.drafter, learned.drafter.transitions
+    drafter, table = learned.drafter, learned.drafter.ngram_table
     if table is not None:
         text = drafter.source.get("learning", {})
         more = f", and more drawn at temperature {text.get('temperature')}, seed {text.get('seed')}"
         console.say(
-            f"learned from {table.seen:,} tokens: {len(learned.fold_of)} prompts with their answers"
+            f"learned from {table.num_tokens:,} tokens: {len(learned.fold_of)} prompts with their answers"
             f"{more if text.get('tokens') else ''}; what counts after each token is the model's own choice"
         )
         console.say(f"transitions  {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB")
@@ -50,15 +50,17 @@ def report_learned(console: Console, learned: Learned, positions: int) -> None:
     for number, level in enumerate(drafter.levels, start=1):
         name = f"head {number}" if number <= drafter.num_heads else f"level {number}"
         head = f"{level.head:.2f}" if number <= drafter.num_heads else "-"
-        weights = (level.prior, level.transition, level.copied[0], level.copied[-1])
+        weights = (level.prior, level.ngram, level.prompt_lookup[0], level.prompt_lookup[-1])
         rows.append([name, head, *(f"{weight:.2f}" for weight in weights)])
-    console.table(["weight of", "head", "frequency", "transition", "match of 1", f"of {len(level.copied)}"], rows)
+    console.table(
+        ["weight of", "head", "frequency", "transition", "match of 1", f"of {len(level.prompt_lookup)}"], rows
+    )
     console.say(", ".join(f"{name} {seconds:.1f} s" for name, seconds in learned.seconds.items()))
 
 
 def learned_as_dict(learned: Learned) -> dict[str, Any]:
     """The same for programs."""
-    drafter, table = learned.drafter, learned.drafter.transitions
+    drafter, table = learned.drafter, learned.drafter.ngram_table
     return {
         "id": drafter.id,
         "tokens": learned.tokens,

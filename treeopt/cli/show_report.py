@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treeopt.cli.console import Console
-from treeopt.drafter import PLAIN
+from treeopt.drafter import HEADS
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Expected, Tree
 
@@ -24,7 +24,7 @@ def report(console: Console, plan: Plan) -> None:
     if isinstance(plan, Tree):
         console.say(f"{plan.nodes} nodes, depth {plan.depth}, {len(plan.leaves)} leaves")
     else:
-        size = f"the likeliest nodes, at most {plan.nodes}" if plan.prices else f"the {plan.nodes} likeliest nodes"
+        size = f"the likeliest nodes, at most {plan.nodes}" if plan.size_cost else f"the {plan.nodes} likeliest nodes"
         console.say(f"a tree chosen at every step: {size} (root counted), {plan.depth} drafts deep")
     for label, text in _origin(plan):
         console.say(f"{label:{_LABEL}}{text}")
@@ -44,13 +44,13 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "kind": "static" if isinstance(plan, Tree) else "dynamic",
         "nodes": plan.nodes,
         "depth": plan.depth,
-        "drafter": plan.drafter or PLAIN,
+        "drafter": plan.drafter or HEADS,
         "source": plan.source,
         "expected_tokens_per_step": expected,
         "replay": None,
     }
     if isinstance(plan, TreePolicy):
-        return {**shared, "sizes": plan.sizes, "prices": plan.prices}
+        return {**shared, "sizes": plan.sizes, "size_cost": plan.size_cost}
     return {**shared, "leaves": len(plan.leaves), "paths": plan.paths, "values": plan.values}
 
 
@@ -104,16 +104,16 @@ def _figures(expected: Expected | PolicyExpected) -> list[tuple[float, str]]:
     if isinstance(expected, PolicyExpected):
         return [(expected.estimated, _ESTIMATED), (expected.replay, _REPLAY + interval)]
     figures = [(expected.independent, f"{_INDEPENDENT} (K = {expected.top_k})"), (expected.replay, _REPLAY)]
-    return figures if expected.unseen is None else [*figures, (expected.unseen, _UNSEEN + interval)]
+    return figures if expected.cross_validated is None else [*figures, (expected.cross_validated, _UNSEEN + interval)]
 
 
 def _report_sizes(console: Console, policy: TreePolicy) -> None:
     """The sizes that a step may have, and what each costs."""
     if policy.expected is not None:
         console.say(f"{'mean size':{_LABEL}}{policy.expected.nodes:.1f} nodes a step")
-    if not policy.prices:
+    if not policy.size_cost:
         console.say(f"{'size':{_LABEL}}{policy.nodes} nodes at every step")
         return
     console.say("a step takes the size whose estimated tokens exceed its cost most:")
-    rows = [[str(size), f"{price:.4f}"] for size, price in policy.prices]
+    rows = [[str(size), f"{price:.4f}"] for size, price in policy.size_cost]
     console.table(["nodes", "cost in tokens"], rows)

@@ -228,11 +228,11 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
         "speedup": found.speedup,
         "quartiles": {
             "tokens_per_second": {name: _quartiles(rate) for name, rate in rates.items()},
-            "to_one_by_one": {name: _quartiles(speedup) for name, speedup in speedups.items()},
+            "speedup_vs_autoregressive": {name: _quartiles(speedup) for name, speedup in speedups.items()},
             "overhead": _quartiles(figures.overhead),
             "speedup": _quartiles(figures.speedup()),
         },
-        "to_one_by_one": {name: _median(speedup) for name, speedup in speedups.items()},
+        "speedup_vs_autoregressive": {name: _median(speedup) for name, speedup in speedups.items()},
         "by_category": {name: _part(part) for name, part in figures.by_category.items()},
         "by_turn": {str(turn): _part(part) for turn, part in figures.by_turn.items()},
         "left_out": dict(found.left_out),

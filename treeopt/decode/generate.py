@@ -3,8 +3,8 @@
     out = model.generate(**inputs, max_new_tokens=64, custom_generate=treeopt.tree_generate, heads=heads, tree=tree)
 
 `generate` prepares everything as ever and calls `tree_generate` in place of its own loop. transformers 5.23 keeps the
-streamer and the tokenizer from such a function: name a streamer twice (`streamer=s, sink=s`), and pass stop strings as
-`stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
+streamer and the tokenizer from such a function: pass a streamer twice (`streamer=s, text_streamer=s`), stop
+strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def tree_generate(
     tree: GivenPlan | None = None,
     drafter: Drafter | str | os.PathLike[str] | None = None,
     proposer: Proposer | None = None,
-    sink: BaseStreamer | None = None,
+    text_streamer: BaseStreamer | None = None,
     stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
 ) -> Tensor | TreeGenerateOutput:
@@ -92,7 +92,7 @@ def tree_generate(
         tree: a `Tree`, a `TreePolicy`, a list of paths, a file of any of them, or a name from the zoo.
         drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
         proposer: as for `TreeDecoder`, in place of heads and tree.
-        sink: the streamer again; see the module.
+        text_streamer: the streamer again; see the module.
         stateless_processors: True, or the classes of processors of which you know that their answer depends on the
             tokens and scores of a call alone, whatever else they keep; these are not watched.
         model_kwargs: what `generate` hands over besides: the mask is heeded, the cache is our own.
@@ -116,7 +116,7 @@ def tree_generate(
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
     rows = decoder.prefill(prompts, budget)
-    text = _Text(input_ids, criteria, config, budget, sink)
+    text = _Text(input_ids, criteria, config, budget, text_streamer)
     rule.follow(rows, text.eos)
     left = dict.fromkeys(rows.indices, budget)
     for emitted in advance(decoder, rows, left, text.eos):
@@ -125,8 +125,8 @@ def tree_generate(
             text.add(row, tokens)
         text.publish()
         left.update(dict.fromkeys(text.done, 0))
-    if sink is not None:
-        sink.end()
+    if text_streamer is not None:
+        text_streamer.end()
     if not config.return_dict_in_generate:
         return text.ids.contiguous()
     return TreeGenerateOutput(sequences=text.ids.contiguous(), step_lengths=text.step_lengths)
@@ -144,7 +144,7 @@ class _Text:
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
         budget: int,
-        sink: BaseStreamer | None,
+        text_streamer: BaseStreamer | None,
     ) -> None:
         found = [one.eos_token_id for one in criteria if hasattr(one, "eos_token_id")]
         self.eos = frozenset(token for ids in found for token in ids.tolist())
@@ -155,7 +155,7 @@ class _Text:
         self._criteria = criteria
         # As in stock: without an end of text, rows that a criterion has ended go on until all have.
         self._pad = int(config._pad_token_tensor) if found else None
-        self._sink = sink
+        self._sink = text_streamer
         self._tokens: list[list[int]] = [[] for _ in prompts]
         self._steps: list[list[int]] = [[] for _ in prompts]
         self._lengths = [0] * len(prompts)  # published tokens of each row up to its end

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.calibration import MASS_SIZES
 from treeopt.drafting.ngram import DraftModel, Floats, Ints, Nodes, Start
+from treeopt.policy import STEP_SIZES
 
 MAX_PARENTS = 16  # a level; more cost time and changed tokens per step by less than 0.1 % (docs/method.md)
 _FIRST_PARENTS = (
@@ -157,7 +157,7 @@ def orders_of(expansion: Expansion, true: Ints) -> Ints:
 
 
 def tokens_by_size(log_probability: Floats) -> Floats:
-    """Estimated tokens of a step by the size of its tree: falling [B, n] -> float32 [B, len(MASS_SIZES)]."""
+    """Estimated tokens of a step by the size of its tree: falling [B, n] -> float32 [B, len(STEP_SIZES)]."""
     total = np.cumsum(np.exp(log_probability.astype(np.float64)), axis=1)
     total = np.concatenate([np.zeros((len(total), 1)), total], axis=1)
-    return (1 + total[:, [min(size, total.shape[1]) - 1 for size in MASS_SIZES]]).astype(np.float32)
+    return (1 + total[:, [min(size, total.shape[1]) - 1 for size in STEP_SIZES]]).astype(np.float32)

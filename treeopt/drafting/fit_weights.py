@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.drafter import LONGEST, Level
+from treeopt.drafter import MAX_MATCH, Level
 from treeopt.drafting.ngram import Candidates
 
 RIDGE = 1e-4  # keeps near 0 what the text says nothing about
@@ -25,7 +25,7 @@ _JUDGED = 8  # candidates of a node whose estimates are compared with what came:
 _UNLIKELY = math.log(1e-4)  # candidates below are in no tree
 _GROUPS, _GROUP = 64, 50  # most groups of like estimates, and fewest candidates of one
 _AS_GOOD = 1 - 1e-9  # rates nearer than this differ by rounding alone
-_OUTSIDE = 3 + LONGEST  # column of the constant, behind head, prior, transition and copied
+_OUTSIDE = 3 + MAX_MATCH  # column of the constant, behind head, prior, ngram and prompt_lookup
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +57,9 @@ def evidence(found: Candidates, true: NDArray[np.int64]) -> Evidence:
     rows, slots = found.tokens.shape
     numbers = np.zeros((rows, slots + 1, _OUTSIDE + 1), np.float32)
     numbers[:, :slots, :3] = np.stack([found.head, found.prior, found.ratios], axis=-1)
-    lengths = np.minimum(found.length, LONGEST)
+    lengths = np.minimum(found.length, MAX_MATCH)
     matched = np.flatnonzero(lengths)
-    numbers[matched, :slots, 2 + lengths[matched]] = found.copied[matched]
+    numbers[matched, :slots, 2 + lengths[matched]] = found.prompt_lookup[matched]
     numbers[:, slots, _OUTSIDE] = 1.0
     shut = np.concatenate([found.again, np.zeros((rows, 1), np.bool_)], axis=1)
     hit = (found.tokens == true[:, None]) & ~found.again
@@ -92,13 +92,13 @@ def fit_level(parts: Sequence[Evidence]) -> Level:
         return value
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]  # likewise
-    head, prior, transition, *copied, outside = fitted.tolist()
+    head, prior, ngram, *prompt_lookup, outside = fitted.tolist()
     with torch.no_grad():
         estimated = (numbers @ fitted).masked_fill(shut, -torch.inf).log_softmax(-1)[:, :-1]
     hit = torch.nn.functional.one_hot(came, numbers.shape[1])[:, :-1]
     likely, places = estimated.topk(min(_JUDGED, estimated.shape[1]), dim=1)
     odds = fit_odds(likely.numpy().ravel(), hit.gather(1, places).numpy().ravel())
-    return Level(head, prior, transition, tuple(copied), outside, odds)
+    return Level(head, prior, ngram, tuple(prompt_lookup), outside, odds)
 
 
 def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[tuple[float, float], ...]:

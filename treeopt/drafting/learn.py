@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from treeopt.drafter import LEARN_TOKENS, Drafter, Level
+from treeopt.drafter import LEARN_TOKENS, Drafter, Level, NgramTable
 from treeopt.drafting.fit_weights import Evidence, evidence, fit_level
 from treeopt.drafting.ngram import DraftModel
-from treeopt.drafting.ngram_counts import TransitionCounts
+from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.trace import pieces
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -30,12 +30,11 @@ from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import LOGITS_BYTES, hidden_states
 from treeopt.texts.samples import Drawing, draw
-from treeopt.transitions import Transitions
 
 FOLDS = 4
 TOP = 16  # candidates that a level takes from its head
 WINDOW = 512  # tokens that are searched for matches
-EXTRA_LEVELS = 3  # beyond the heads
+EXTRA_DEPTH = 3  # beyond the heads
 _FIT_POSITIONS = 8000  # of each level's fit
 
 
@@ -47,8 +46,8 @@ class Learning:
         tokens: drawn beyond the answers, as `draw` says; 0 draws none.
         temperature: of the drawing.
         seed: of the drawing, and of the positions that are fitted to.
-        correct: whether transitions and matches are used at all; else only the heads' probabilities are calibrated.
-        extra_levels: beyond the heads, drafted by transitions and matches alone.
+        ngram: whether transitions and matches are used at all; else only the heads' probabilities are calibrated.
+        extra_depth: beyond the heads, drafted by transitions and matches alone.
         top: candidates that a level takes from its head.
         window: tokens that are searched for matches.
 
@@ -59,8 +58,8 @@ class Learning:
     tokens: int = LEARN_TOKENS
     temperature: float = 0.7
     seed: int = 0
-    correct: bool = True
-    extra_levels: int = EXTRA_LEVELS
+    ngram: bool = True
+    extra_depth: int = EXTRA_DEPTH
     top: int = TOP
     window: int = WINDOW
 
@@ -119,23 +118,23 @@ def learn(
     clock = _Clock()
     fold_of = _folds(texts)
     folds = range(max(fold_of.values()) + 1)
-    tables: list[Transitions | None] = [None for _ in folds]
-    whole: Transitions | None = None
+    tables: list[NgramTable | None] = [None for _ in folds]
+    whole: NgramTable | None = None
     seen = 0
-    if learning.correct:
+    if learning.ngram:
         drawing = Drawing(learning.tokens, learning.temperature, learning.seed, max_new_tokens, batch_size)
         drawn = list(draw(base, texts, drawing, progress=progress))
         clock.lap("drawing")
         counts = _counts(base, [*texts, *drawn], len(texts), fold_of, len(folds), batch_size, progress)
-        none = TransitionCounts(base.vocab_size)
+        none = NgramCounts(base.vocab_size)
         tables = [none.merged([one for f, one in enumerate(counts) if f != fold]).table() for fold in folds]
         whole = none.merged(counts).table()
-        seen = whole.seen
+        seen = whole.num_tokens
         clock.lap("counting")
-    levels = heads.num_heads + (learning.extra_levels if learning.correct else 0)
-    window = learning.window if learning.correct else 0
+    levels = heads.num_heads + (learning.extra_depth if learning.ngram else 0)
+    window = learning.window if learning.ngram else 0
 
-    def drafter(numbers: Sequence[Level], table: Transitions | None) -> Drafter:
+    def drafter(numbers: Sequence[Level], table: NgramTable | None) -> Drafter:
         return Drafter(tuple(numbers), heads.num_heads, min(learning.top, base.vocab_size), window, table, source or {})
 
     plain = [drafter([Level()] * levels, table) for table in tables]
@@ -182,9 +181,9 @@ def _counts(
     folds: int,
     batch_size: int,
     progress: Progress,
-) -> list[TransitionCounts]:
+) -> list[NgramCounts]:
     """The counts of each fold; prompts are counted with the first `known` texts only."""
-    counts = [TransitionCounts(base.vocab_size) for _ in range(folds)]
+    counts = [NgramCounts(base.vocab_size) for _ in range(folds)]
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]
         for row, (text, choices) in enumerate(zip(batch, _choices(base, batch), strict=True)):

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.drafter import LONGEST, Drafter
+from treeopt.drafter import CONTEXT, MAX_MATCH, Drafter, context_keys
 from treeopt.models.ranks import top_ids
-from treeopt.transitions import CONTEXT, context_keys
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -73,7 +72,7 @@ class Candidates:
         head: float32 [P, C], log-probability by the level's head; 0 beyond the heads.
         prior: float32 [P, C], log of the token's frequency.
         ratios: float32 [P, C], by the transitions.
-        copied: bool [P, C], the token followed the latest longest match.
+        prompt_lookup: bool [P, C], the token followed the latest longest match.
         length: int64 [P], tokens of that match.
     """
 
@@ -82,7 +81,7 @@ class Candidates:
     head: Floats
     prior: Floats
     ratios: Floats
-    copied: Bools
+    prompt_lookup: Bools
     length: Ints
 
 
@@ -93,12 +92,12 @@ class Children:
     Args:
         tokens: int64 [P, C], all different where the score is not -inf.
         scores: float32 [P, C]; -inf fills up.
-        outside: score of all other tokens together.
+        other_logit: score of all other tokens together.
     """
 
     tokens: Ints
     scores: Floats
-    outside: float
+    other_logit: float
 
 
 class DraftModel:
@@ -111,15 +110,16 @@ class DraftModel:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
-        self.window = max(drafter.window, CONTEXT) if drafter.transitions else 1
-        # Matches grow by one a level; those beyond LONGEST weigh as it does. 1 + length is what nodes hold.
+        self.window = max(drafter.window, CONTEXT) if drafter.ngram_table else 1
+        # Matches grow by one a level; those beyond MAX_MATCH weigh as it does. 1 + length is what nodes hold.
         beyond = drafter.depth + 1
         self._copied = np.array(
-            [(0.0, 0.0, *level.copied, *level.copied[-1:] * beyond) for level in drafter.levels], np.float32
+            [(0.0, 0.0, *level.prompt_lookup, *level.prompt_lookup[-1:] * beyond) for level in drafter.levels],
+            np.float32,
         )
         self._recency = np.arange(self.window - 1, dtype=np.float32)
-        self._odds = [np.array(level.odds, np.float64).T for level in drafter.levels]
-        table = drafter.transitions
+        self._odds = [np.array(level.calibration_map, np.float64).T for level in drafter.levels]
+        table = drafter.ngram_table
         if table is None:
             return
         # Key 0, which no context has, stands for row 0; one behind all others keeps a search inside.
@@ -153,12 +153,12 @@ class DraftModel:
         )
 
     def _matched(self, recent: Ints) -> Floats:
-        """1 + how many tokens (`LONGEST` at most) up to each place equal the last ones: [B, R] -> [B, R - 1]."""
+        """1 + how many tokens (`MAX_MATCH` at most) up to each place equal the last ones: [B, R] -> [B, R - 1]."""
         matched = np.ones((len(recent), recent.shape[1] - 1), np.float32)
         if not self.drafter.window:
             return matched
         going = np.ones(matched.shape, np.bool_)
-        for back in range(min(LONGEST, matched.shape[1])):
+        for back in range(min(MAX_MATCH, matched.shape[1])):
             last = recent[:, -1 - back, None]
             going[:, back:] &= (recent[:, : matched.shape[1] - back] == last) & (last >= 0)
             going[:, :back] = False
@@ -177,7 +177,7 @@ class DraftModel:
             tokens: int64 [P'], the children's.
         """
         depth, row = nodes.depth + 1, nodes.row.take(parents)
-        if self.drafter.transitions is None:
+        if self.drafter.ngram_table is None:
             return Nodes(depth, row, tokens[:, None], nodes.matched.take(parents, 0))
         context = np.empty((len(parents), CONTEXT), np.int64)
         context[:, 0] = tokens
@@ -198,26 +198,26 @@ class DraftModel:
             nodes: P nodes.
         """
         numbers = self.drafter.levels[nodes.depth]
-        if self.drafter.transitions is None:
+        if self.drafter.ngram_table is None:
             tokens = start.top[nodes.depth].take(nodes.row, 0)
-            return Children(tokens, self._head(start, nodes, tokens) * np.float32(numbers.head), numbers.outside)
+            return Children(tokens, self._head(start, nodes, tokens) * np.float32(numbers.head), numbers.other_logit)
         found = self.candidates(start, nodes)
         scores = found.head * np.float32(numbers.head)
         scores += found.prior * np.float32(numbers.prior)
-        scores += found.ratios * np.float32(numbers.transition)
-        scores += found.copied * self._copied[nodes.depth].take(found.length + 1)[:, None]
+        scores += found.ratios * np.float32(numbers.ngram)
+        scores += found.prompt_lookup * self._copied[nodes.depth].take(found.length + 1)[:, None]
         scores[found.again] = -np.inf
         order = (-scores).argsort(1, kind="stable")
         each = np.arange(len(order))[:, None]
-        return Children(found.tokens[each, order], scores[each, order], numbers.outside)
+        return Children(found.tokens[each, order], scores[each, order], numbers.other_logit)
 
     def log_probability(self, depth: int, scores: Floats) -> Floats:
         """Estimated log-probability of candidates: scores [P, C] of the children of nodes of one depth -> [P, C]."""
         level = self.drafter.levels[depth]
-        highest = np.maximum(scores.max(1, keepdims=True), np.float32(level.outside))
+        highest = np.maximum(scores.max(1, keepdims=True), np.float32(level.other_logit))
         shares = np.exp(scores - highest)
-        total = shares.sum(1, keepdims=True) + np.exp(np.float32(level.outside) - highest)
-        if not level.odds:
+        total = shares.sum(1, keepdims=True) + np.exp(np.float32(level.other_logit) - highest)
+        if not level.calibration_map:
             plain: Floats = scores - highest - np.log(total)
             return plain
         with np.errstate(divide="ignore"):  # log-odds of 0 and 1 are infinite, and so beyond the last pairs
@@ -228,7 +228,7 @@ class DraftModel:
 
     def candidates(self, start: Start, nodes: Nodes) -> Candidates:
         """Of each node: its level's top, the successors of its context, and what followed the latest longest match."""
-        if self.drafter.transitions is None:
+        if self.drafter.ngram_table is None:
             return self._uncorrected(start, nodes)
         top = start.top[nodes.depth].take(nodes.row, 0) if nodes.depth < len(start.top) else self._frequent
         row = self._rows(nodes.context)
@@ -245,7 +245,7 @@ class DraftModel:
         tokens[:, -1] = start.after[nodes.row, latest + (nodes.depth + 1)]
         same = tokens[:, :, None] == tokens[:, None, :]  # [P, C, C]
         again = same.argmax(2) != np.arange(tokens.shape[1])  # the first that equals it is another
-        copied = same[:, :, -1].copy()
+        prompt_lookup = same[:, :, -1].copy()
         same[:, :, -1] = True  # what equals no successor has the ratio behind theirs, the backoff
         return Candidates(
             tokens=tokens,
@@ -253,7 +253,7 @@ class DraftModel:
             head=self._head(start, nodes, tokens),
             prior=self._prior.take(tokens),
             ratios=ratios[place[:, None], same[:, :, first:].argmax(2)],
-            copied=copied,
+            prompt_lookup=prompt_lookup,
             length=length,
         )
 

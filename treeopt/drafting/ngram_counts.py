@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.transitions import CONTEXT, Transitions, context_keys
+from treeopt.drafter import CONTEXT, NgramTable, context_keys
 
 DISCOUNT = 0.75
 ROW = 16  # successors kept of a context
@@ -54,7 +54,7 @@ class _Order:
         return _Order(keys[first], shorter[order][first], successors[first], np.add.reduceat(counts[order], first))
 
 
-class TransitionCounts:
+class NgramCounts:
     """What followed every context of 1 to `CONTEXT` tokens.
 
     Args:
@@ -69,7 +69,7 @@ class TransitionCounts:
         self._pending = 0
 
     @property
-    def seen(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens counted."""
         return int(self.unigram.sum())
 
@@ -98,9 +98,9 @@ class TransitionCounts:
         if self._pending >= _PIECE:
             self._settle()
 
-    def merged(self, others: Sequence[TransitionCounts]) -> TransitionCounts:
+    def merged(self, others: Sequence[NgramCounts]) -> NgramCounts:
         """These and others together; in any order and grouping the same."""
-        both = TransitionCounts(self.vocab_size)
+        both = NgramCounts(self.vocab_size)
         parts = [self, *others]
         assert all(part.vocab_size == self.vocab_size for part in parts)
         both.unigram = sum((part.unigram for part in parts), np.zeros_like(self.unigram))
@@ -108,14 +108,14 @@ class TransitionCounts:
         both._orders = [orders[0].join(orders[1:]) for orders in zip(*settled, strict=True)]
         return both
 
-    def table(self, *, max_bytes: int = MAX_BYTES, row: int = ROW) -> Transitions:
+    def table(self, *, max_bytes: int = MAX_BYTES, row: int = ROW) -> NgramTable:
         """The table of the most frequent contexts; at most so many bytes, and so many successors a context.
 
         Row 0 and the tokens' frequencies stay whatever their size.
         """
         row = min(row, self.vocab_size)
         orders = _most_frequent(self._settle(), (max_bytes - 2 * self.vocab_size) // (8 + 6 * row + 2) - 1)
-        frequency = (self.unigram + 1 / self.vocab_size) / (self.seen + 1)
+        frequency = (self.unigram + 1 / self.vocab_size) / (self.num_tokens + 1)
         prior = np.log(frequency).astype(np.float32)
         top = np.argsort(-frequency, kind="stable")[:row].astype(np.int32)
         rows = _Rows(np.zeros(1, np.int64), top[None], np.zeros((1, row), np.float32), np.zeros(1, np.float32))
@@ -123,13 +123,13 @@ class TransitionCounts:
         for order in orders:
             rows = _rows(order, rows, prior, row)
             levels.append(rows)
-        return Transitions(
+        return NgramTable(
             keys=np.concatenate([level.keys for level in levels[1:]]),
             tokens=np.concatenate([level.tokens for level in levels]),
             ratios=np.concatenate([level.ratios for level in levels]).astype(np.float16),
             backoff=np.concatenate([level.backoff for level in levels]).astype(np.float16),
             unigram=prior.astype(np.float16),
-            seen=self.seen,
+            num_tokens=self.num_tokens,
         )
 
     def _settle(self) -> list[_Order]:
@@ -144,7 +144,7 @@ class TransitionCounts:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of the contexts of one length, as `Transitions` holds them, in float32."""
+    """Rows of the contexts of one length, as `NgramTable` holds them, in float32."""
 
     keys: Ints
     tokens: NDArray[np.int32]

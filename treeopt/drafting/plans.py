@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.calibration import MASS_SIZES
 from treeopt.drafter import Drafter
 from treeopt.drafting.expand import Expansion, expand, tokens_by_size
 from treeopt.drafting.heads import Drafts, PlainProposer, Proposer
@@ -16,7 +15,7 @@ from treeopt.drafting.trace import check_drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
-from treeopt.policy import Plan, TreePolicy
+from treeopt.policy import STEP_SIZES, Plan, TreePolicy
 from treeopt.tree import Tree, check_tree_fits
 from treeopt.verify.shapes import Shape
 
@@ -66,7 +65,7 @@ def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
         drafter: the drafter.
         vocab_size: of the base, which bounds them; None where it is not known yet.
     """
-    table = drafter.transitions
+    table = drafter.ngram_table
     if table is None:
         return min(drafter.top, vocab_size or drafter.top)
     return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1, table.vocab_size)
@@ -191,7 +190,7 @@ class DynamicProposer(_Drafting):
         super().__init__(base, heads, drafter, min(policy.depth, drafter.depth))
         self.nodes = policy.nodes
         self._sizes = np.array(policy.sizes)
-        self._prices = np.array([price for _, price in policy.prices])
+        self._prices = np.array([price for _, price in policy.size_cost])
 
     def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
         start = self._start(hidden, recent)
@@ -203,7 +202,7 @@ class DynamicProposer(_Drafting):
         """Nodes of this step: what the row that gains most from a larger tree asks for."""
         if len(self._sizes) == 1:
             return self.nodes
-        total = tokens_by_size(log_probability)[:, np.searchsorted(MASS_SIZES, self._sizes)]
+        total = tokens_by_size(log_probability)[:, np.searchsorted(STEP_SIZES, self._sizes)]
         return int(self._sizes[(total - self._prices).argmax(1).max()])
 
     def _laid_out(self, roots: Ints, tree: Expansion, nodes: int) -> Drafts:

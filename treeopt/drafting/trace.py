@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.calibration import MASS_SIZES, MISS, NONE, Ranks, StepTraces
+from treeopt.calibration import MISS, NONE, Ranks, StepTraces
 from treeopt.drafter import Drafter
 from treeopt.drafting.expand import Expansion, expand, orders_of, tokens_by_size
 from treeopt.drafting.ngram import DraftModel, Ints, Start
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
+from treeopt.policy import STEP_SIZES
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import LOGITS_BYTES, check_finite, hidden_states
 
@@ -102,7 +103,7 @@ def trace_drafts(
     heads: MedusaHeads,
     models: Sequence[DraftModel],
     texts: Sequence[Text],
-    kept: int,
+    top_k: int,
     *,
     steps: int,
 ) -> list[Traced]:
@@ -113,12 +114,12 @@ def trace_drafts(
         heads: its heads.
         models: the drafter of each text.
         texts: prompts and answers.
-        kept: ranks from there on, and tokens that are no candidates, are `MISS`.
+        top_k: ranks from there on, and tokens that are no candidates, are `MISS`.
         steps: how deep the trees chosen per step are that are traced too; 0 traces none.
     """
     states = hidden_states(base, texts)
     return [
-        _traced(pieces(base, heads, model, text, hidden), model, kept, steps)
+        _traced(pieces(base, heads, model, text, hidden), model, top_k, steps)
         for model, text, hidden in zip(models, texts, states, strict=True)
     ]
 
@@ -128,7 +129,7 @@ def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads) -> None:
     faults = []
     if drafter.num_heads != heads.num_heads:
         faults.append(f"it was made for {drafter.num_heads} heads, there are {heads.num_heads}")
-    table = drafter.transitions
+    table = drafter.ngram_table
     if table is not None and table.vocab_size != base.vocab_size:
         faults.append(f"its vocabulary holds {table.vocab_size} tokens, the base's {base.vocab_size}")
     if faults:
@@ -136,12 +137,12 @@ def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads) -> None:
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt learn")
 
 
-def _traced(steps_of_text: Iterator[Piece], model: DraftModel, kept: int, steps: int) -> Traced:
+def _traced(steps_of_text: Iterator[Piece], model: DraftModel, top_k: int, steps: int) -> Traced:
     depth = model.drafter.depth
     ranks = [np.zeros((0, depth), np.uint8)]
-    traced = [StepTraces(ranks[0], np.zeros((0, len(MASS_SIZES)), np.float32), np.zeros((0, depth), np.float16))]
+    traced = [StepTraces(ranks[0], np.zeros((0, len(STEP_SIZES)), np.float32), np.zeros((0, depth), np.float16))]
     for piece in steps_of_text:
-        own, confidence = _ranks(model, piece, kept)
+        own, confidence = _ranks(model, piece, top_k)
         ranks.append(own)
         if steps:
             tree = expand(model, piece.start, _PLACES + 1, min(steps, depth))
@@ -149,7 +150,7 @@ def _traced(steps_of_text: Iterator[Piece], model: DraftModel, kept: int, steps:
     return Traced(np.concatenate(ranks), StepTraces.joined(traced) if steps else None)
 
 
-def _ranks(model: DraftModel, piece: Piece, kept: int) -> tuple[Ranks, NDArray[np.float16]]:
+def _ranks(model: DraftModel, piece: Piece, top_k: int) -> tuple[Ranks, NDArray[np.float16]]:
     """Ranks uint8 [n, L], and the estimated probability of rank 0, float16 [n, L]."""
     ranks = np.full(piece.true.shape, NONE, np.uint8)
     confidence = np.zeros(piece.true.shape, np.float16)
@@ -159,7 +160,7 @@ def _ranks(model: DraftModel, piece: Piece, kept: int) -> tuple[Ranks, NDArray[n
         children = model.children(piece.start, nodes)
         hit = (children.tokens == true[:, None]) & np.isfinite(children.scores)
         rank = np.where(hit.any(1), hit.argmax(1), MISS)
-        ranks[:, level] = np.where(true < 0, NONE, np.where(rank < kept, rank, MISS))
+        ranks[:, level] = np.where(true < 0, NONE, np.where(rank < top_k, rank, MISS))
         confidence[:, level] = np.exp(model.log_probability(level, children.scores)[:, 0])
         nodes = model.follow(piece.start, nodes, each, np.maximum(true, 0))
     return ranks, confidence

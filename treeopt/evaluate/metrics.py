@@ -9,7 +9,7 @@ import numpy as np
 
 from treeopt.evaluate.baselines import Run
 
-GENERATE, LOOKUP, ONE_BY_ONE, TREE = "generate", "prompt lookup", "one by one", "tree"
+GENERATE, LOOKUP, AUTOREGRESSIVE, TREE = "generate", "prompt lookup", "autoregressive", "tree"
 _QUARTILES = (0.25, 0.5, 0.75)
 
 
@@ -126,16 +126,16 @@ class Figures:
         return tokens / seconds if tokens and seconds else None
 
     def _overhead(self, repeat: int) -> float | None:
-        if self._rate(TREE, repeat) is None or self._rate(ONE_BY_ONE, repeat) is None:
+        if self._rate(TREE, repeat) is None or self._rate(AUTOREGRESSIVE, repeat) is None:
             return None
-        tree, plain = (_seconds_per_step(self._runs(way, repeat)) for way in (TREE, ONE_BY_ONE))
+        tree, plain = (_seconds_per_step(self._runs(way, repeat)) for way in (TREE, AUTOREGRESSIVE))
         return tree / plain
 
     def _speedup(self, way: str, repeat: int) -> float | None:
         if way == TREE:
             overhead = self._overhead(repeat)
             return None if overhead is None else self.tokens_per_step() / overhead
-        rate, plain = self._rate(way, repeat), self._rate(ONE_BY_ONE, repeat)
+        rate, plain = self._rate(way, repeat), self._rate(AUTOREGRESSIVE, repeat)
         return None if rate is None or plain is None else rate / plain
 
     def _spread(self, value: Callable[[int], float | None]) -> Spread | None:

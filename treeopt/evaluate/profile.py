@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.calibration import MASS_SIZES
 from treeopt.decode import accept
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import NO_TOKEN, PlainProposer, Proposer
@@ -37,7 +36,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.values import IndependentValues
-from treeopt.policy import TreePolicy
+from treeopt.policy import STEP_SIZES, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed
 from treeopt.tree import Tree
@@ -107,7 +106,7 @@ def measure_profile(
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
     if drafter is not None:
-        nodes = [min(size, MASS_SIZES[-1]) for size in nodes]
+        nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
     if max(batches) > MOST_BATCH:
         what = f"a batch of {max(batches)} texts does not fit into any memory"
         raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")

@@ -25,7 +25,7 @@ from treeopt.errors import first_line
 from treeopt.evaluate.baselines import Run, Way, with_decoder, with_generate
 from treeopt.evaluate.divergence import Difference, first_difference
 from treeopt.evaluate.memory import memory_as_error
-from treeopt.evaluate.metrics import GENERATE, LOOKUP, ONE_BY_ONE, TREE, Figures, Trial
+from treeopt.evaluate.metrics import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Figures, Trial
 from treeopt.evaluate.validation import JUDGED, Validation
 from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base, heads_like
@@ -102,7 +102,7 @@ def validate(
     ways = {
         GENERATE: with_generate(base),
         LOOKUP: with_generate(base, prompt_lookup_num_tokens=_LOOKUP_TOKENS),
-        ONE_BY_ONE: with_decoder(plain),
+        AUTOREGRESSIVE: with_decoder(plain),
         TREE: with_decoder(decoder),
     }
     batches = [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
@@ -217,7 +217,7 @@ def _decode_all(
             ]
             done += zip(texts, found, strict=True)
             for text, runs in zip(texts, found, strict=True):
-                differing += any(run.tokens != text.answer for way in (ONE_BY_ONE, TREE) for run in runs[way])
+                differing += any(run.tokens != text.answer for way in (AUTOREGRESSIVE, TREE) for run in runs[way])
             progress(len(done), total, f"texts that differ: {differing}")
             following = [next_turn(base, text, max_new_tokens, chat_template=chat_template) for text in texts]
             turns = [turn for turn in following if isinstance(turn, Text)]

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treeopt.evaluate.divergence import Difference, Judge, Verdict, forgiven
-from treeopt.evaluate.metrics import ONE_BY_ONE, TREE, Figures, Trial
+from treeopt.evaluate.metrics import AUTOREGRESSIVE, TREE, Figures, Trial
 from treeopt.models.base import Base
 from treeopt.optimize.replay import Replay
 from treeopt.texts.encode import Skipped, Text
 
 JUDGED = 5  # texts judged unless another number is asked for: each takes a float64 forward of the model on the CPU
-_OURS = (ONE_BY_ONE, TREE)  # what must give stock generate's text; prompt lookup is not ours to prove
+_OURS = (AUTOREGRESSIVE, TREE)  # what must give stock generate's text; prompt lookup is not ours to prove
 
 
 @dataclass(frozen=True)

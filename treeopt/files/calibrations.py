@@ -18,7 +18,7 @@ from treeopt.files.tensors import read_arrays, write_arrays
 
 SCHEMA = "treeopt.calibration/1"
 DEFAULT_FILE = "calibration.safetensors"
-_STEPS = ("orders", "mass", "confidence")  # arrays of trees chosen per step
+_STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of trees chosen per step
 
 
 class ProvenanceHeader(Schema):
@@ -39,7 +39,7 @@ class Header(Schema):
     """What a calibration file holds beside its arrays."""
 
     schema_name: Literal["treeopt.calibration/1"] = Field(alias="schema")
-    kept: int
+    top_k: int
     prompt_ids: list[str]
     token_hashes: list[str]
     provenance: ProvenanceHeader
@@ -53,7 +53,7 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, 
     """
     header: dict[str, Any] = {
         "schema": SCHEMA,
-        "kept": calibration.kept,
+        "top_k": calibration.top_k,
         "prompt_ids": list(calibration.prompt_ids),
         "token_hashes": list(calibration.token_hashes),
         "provenance": _as_seen_from(path, dataclasses.asdict(calibration.provenance)),
@@ -88,7 +88,7 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             offsets=arrays["offsets"].astype(np.int64, casting="equiv"),
             prompt_ids=tuple(header.prompt_ids),
             token_hashes=tuple(header.token_hashes),
-            kept=header.kept,
+            top_k=header.top_k,
             provenance=Provenance(**provenance),
             steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if set(_STEPS) & arrays.keys() else None,
         )

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from treeopt.drafter import Drafter, Level
+from treeopt.drafter import Drafter, Level, NgramTable
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
-from treeopt.transitions import Transitions
 
 SCHEMA = "treeopt.drafter/1"
 DEFAULT_FILE = "drafter.safetensors"
@@ -23,10 +22,10 @@ class LevelHeader(Schema):
 
     head: float
     prior: float
-    transition: float
-    copied: list[float]
-    outside: float
-    odds: list[list[float]]
+    ngram: float
+    prompt_lookup: list[float]
+    other_logit: float
+    calibration_map: list[list[float]]
 
 
 class Header(Schema):
@@ -36,7 +35,7 @@ class Header(Schema):
     num_heads: int
     top: int
     window: int
-    seen: int | None
+    num_tokens: int | None
     levels: list[LevelHeader]
     source: dict[str, Any]
     id: str
@@ -48,13 +47,13 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
     Raises:
         TreeoptError: E202 where the file exists and `overwrite` is off: drafters take long to learn.
     """
-    table = drafter.transitions
+    table = drafter.ngram_table
     header: dict[str, Any] = {
         "schema": SCHEMA,
         "num_heads": drafter.num_heads,
         "top": drafter.top,
         "window": drafter.window,
-        "seen": None if table is None else table.seen,
+        "num_tokens": None if table is None else table.num_tokens,
         "levels": [dataclasses.asdict(level) for level in drafter.levels],
         "source": dict(drafter.source),
         "id": drafter.id,
@@ -78,7 +77,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "drafter"):
         header = Header.model_validate(found)
-        table = Transitions(**arrays, seen=header.seen) if header.seen is not None else None
+        table = NgramTable(**arrays, num_tokens=header.num_tokens) if header.num_tokens is not None else None
         drafter = Drafter(
             tuple(_level(level) for level in header.levels),
             header.num_heads,
@@ -93,5 +92,5 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
 
 
 def _level(level: LevelHeader) -> Level:
-    pairs = tuple((float(a), float(b)) for a, b in level.odds)
-    return Level(level.head, level.prior, level.transition, tuple(level.copied), level.outside, pairs)
+    pairs = tuple((float(a), float(b)) for a, b in level.calibration_map)
+    return Level(level.head, level.prior, level.ngram, tuple(level.prompt_lookup), level.other_logit, pairs)

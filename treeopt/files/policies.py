@@ -43,7 +43,7 @@ class PolicyFile(Schema):
     depth: int
     expected_tokens_per_step: ExpectedLine | None = None
     drafter: DrafterLine
-    prices: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    size_cost: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
     calibration: dict[str, str | int] | None = None
 
 
@@ -87,15 +87,15 @@ def _policy_of(document: Document) -> TreePolicy:
     content = check(document, PolicyFile, SCHEMA)
     source = content.model_dump(include={"made_by", "calibration"}, exclude_none=True)
     line = content.expected_tokens_per_step
-    wrong = [i for i, (size, _) in enumerate(content.prices) if not isinstance(size, int)]
+    wrong = [i for i, (size, _) in enumerate(content.size_cost) if not isinstance(size, int)]
     if wrong:
-        raise faults_error(document, SCHEMA, [(("prices", i), "a number of nodes is whole") for i in wrong])
-    pairs = tuple((int(size), float(price)) for size, price in content.prices)
+        raise faults_error(document, SCHEMA, [(("size_cost", i), "a number of nodes is whole") for i in wrong])
+    pairs = tuple((int(size), float(price)) for size, price in content.size_cost)
     try:
         return TreePolicy(
             nodes=content.nodes,
             depth=content.depth,
-            prices=pairs,
+            size_cost=pairs,
             expected=PolicyExpected(**line.model_dump()) if line else None,
             **drafter_fields(content.drafter, document.path, source),
         )
@@ -137,7 +137,7 @@ def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") 
         f"schema: {SCHEMA}",
         "kind: dynamic",
     ]
-    if policy.prices:
+    if policy.size_cost:
         lines[0] = f"# at every step the likeliest nodes, {policy.nodes} at most, as many as are worth their time"
     if "made_by" in policy.source:
         lines.append(f"made_by: {flow(policy.source['made_by'])}")
@@ -147,9 +147,9 @@ def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") 
         lines += ["# tokens per step = 1 + accepted drafts per step, over the calibration's text"]
         lines += [f"expected_tokens_per_step: {{{', '.join(shown)}}}"]
     lines.append(drafter_line(policy.drafter, policy.source, path))
-    if policy.prices:
-        lines += ["# nodes, and the tokens that a step of that size must bring", "prices:"]
-        lines += [f"- [{size}, {decimal(price)}]" for size, price in policy.prices]
+    if policy.size_cost:
+        lines += ["# nodes, and the tokens that a step of that size must bring", "size_cost:"]
+        lines += [f"- [{size}, {decimal(price)}]" for size, price in policy.size_cost]
     if policy.source.get("calibration"):
         lines.append("calibration:")
         lines.extend(f"  {name}: {flow(value)}" for name, value in policy.source["calibration"].items())

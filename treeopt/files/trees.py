@@ -46,7 +46,7 @@ class ExpectedLine(Schema):
     independent: float = Field(ge=1.0)
     replay: float = Field(ge=1.0)
     top_k: int = Field(ge=1)
-    unseen: float | None = Field(default=None, ge=1.0)
+    cross_validated: float | None = Field(default=None, ge=1.0)
     low: float | None = Field(default=None, ge=0.0)
     high: float | None = Field(default=None, ge=0.0)
     of: str = Field(description="hash of the paths that these figures are of")

@@ -20,7 +20,7 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of a build; see `treeopt.optimize.tree_builder.build_tree` for the first seven.
+    """What is asked of a build; see `treeopt.optimize.tree_builder.build_tree` for the first rounded.
 
     Args:
         nodes: the budget, root counted; None takes the fastest by `profile`.

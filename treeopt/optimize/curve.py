@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import MASS_SIZES, Calibration
+from treeopt.calibration import Calibration
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.methods import Method
 from treeopt.optimize.per_step import steps_by_size, traced_steps
 from treeopt.optimize.select_method import Fitter
+from treeopt.policy import STEP_SIZES
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ def policy_curve(
         TreeoptError: E220 where the calibration did not trace trees of steps; E230 as `measure_curve`.
     """
     steps = traced_steps(calibration)
-    found = ((size, steps_by_size(calibration, size)) for size in sizes if size <= MASS_SIZES[-1])
+    found = ((size, steps_by_size(calibration, size)) for size in sizes if size <= STEP_SIZES[-1])
     points = _points(calibration, found, profile, batch, context)
-    expected = np.interp(range(1, points[-1].nodes + 1), MASS_SIZES, steps.mass.mean(0))
+    expected = np.interp(range(1, points[-1].nodes + 1), STEP_SIZES, steps.expected_tokens.mean(0))
     return Curve(points, _best(points), "chosen per step", tuple(expected.tolist()))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval
-from treeopt.optimize.methods import PAPER
+from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fitter
 from treeopt.tree import Tree
@@ -53,8 +53,8 @@ def split(calibration: Calibration, last: int) -> tuple[Calibration, Calibration
 
 
 def judge(tree: Tree, fitted: Calibration, aside: Calibration, dropped: int, limits: Limits) -> Judgement:
-    """Replay a finished tree, and the paper's tree fitted to the same texts, over the texts set aside."""
-    [(_, paper)] = Fitter(fitted, limits).build([PAPER])
+    """Replay a finished tree, and the Medusa tree fitted to the same texts, over the texts set aside."""
+    [(_, paper)] = Fitter(fitted, limits).build([MEDUSA])
     judged = Fitter(aside, limits)
     tokens, steps, paper_steps = np.diff(aside.offsets), judged.steps(tree), judged.steps(paper)
     by_tree = by_text(aside.token_hashes, tokens, steps)

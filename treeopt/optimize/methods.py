@@ -32,7 +32,7 @@ class Method:
         return f"{name}, refined" if self.refined else name
 
 
-PAPER = Method("independent", "uniform")
+MEDUSA = Method("independent", "uniform")
 
 
 def candidates(values: str, weights: str, *, refined: bool, exactly: bool = False) -> list[Method]:
@@ -45,8 +45,8 @@ def candidates(values: str, weights: str, *, refined: bool, exactly: bool = Fals
         found = [Method(values, weights, strength) for strength in STRENGTHS]
     else:
         found = [Method(values, weights)]
-    if not exactly and PAPER not in found:
-        found = [PAPER, *found]
+    if not exactly and MEDUSA not in found:
+        found = [MEDUSA, *found]
     if refined:
         found += [Method(m.values, m.weights, m.strength, refined=True) for m in found]
     return found

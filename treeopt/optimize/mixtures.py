@@ -159,7 +159,7 @@ def _join(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         prompt_ids=tuple(ids),
         token_hashes=tuple(token for calibration in calibrations for token in calibration.token_hashes),
-        kept=first.kept,
+        top_k=first.top_k,
         provenance=dataclasses.replace(first.provenance, prompts=prompts),
     )
     return joined, task

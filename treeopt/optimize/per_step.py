@@ -9,16 +9,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import MASS_SIZES, Calibration, StepTraces
+from treeopt.calibration import Calibration, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import Replay, check_drafter, visits
-from treeopt.optimize.tree_builder import calibration_source, seven
-from treeopt.policy import PolicyExpected, TreePolicy
+from treeopt.optimize.tree_builder import calibration_source, rounded
+from treeopt.policy import STEP_SIZES, PolicyExpected, TreePolicy
 from treeopt.version import VERSION
 
-_ROUNDS = 12  # by then prices stop changing
+_ROUNDS = 12  # by then the costs stop changing
 _FEWEST_NODES = 2  # of a policy: the root and a draft
 
 Ints = NDArray[np.int64]
@@ -41,8 +41,8 @@ def sizes_of(policy: TreePolicy, steps: StepTraces) -> Ints:
     """int64 [P]: nodes that the policy takes at each position."""
     sizes = np.array(policy.sizes)
     if len(sizes) == 1:
-        return np.full(len(steps.mass), policy.nodes)
-    return _worth(steps, sizes, np.array([price for _, price in policy.prices]))
+        return np.full(len(steps.expected_tokens), policy.nodes)
+    return _worth(steps, sizes, np.array([price for _, price in policy.size_cost]))
 
 
 def steps_by_size(calibration: Calibration, nodes: int) -> Ints:
@@ -88,7 +88,7 @@ def fastest_policy(
     steps, depth = traced_steps(calibration), calibration.num_heads
     largest = profile.largest(batch, context)
     # A step that chooses its tree has run heads and drafter by then, so one node costs it no less than two.
-    sizes = np.array([size for size in MASS_SIZES if _FEWEST_NODES <= size <= max(largest, _FEWEST_NODES)])
+    sizes = np.array([size for size in STEP_SIZES if _FEWEST_NODES <= size <= max(largest, _FEWEST_NODES)])
     seconds = np.array([profile.seconds(int(size), batch, context) for size in sizes])
     rate, reached = 1 / profile.seconds(ONE_NODE, batch, context), 0.0
     for _ in range(_ROUNDS):
@@ -100,8 +100,8 @@ def fastest_policy(
         reached, value, largest = found, rate, chosen[begun].max()
         rate = found
     used = sizes[sizes <= max(largest, _FEWEST_NODES)]
-    prices = tuple((int(size), seven(value * one)) for size, one in zip(used, seconds, strict=False))
-    policy = TreePolicy(int(used[-1]), depth, calibration.provenance.drafter_id, prices)
+    size_cost = tuple((int(size), rounded(value * one)) for size, one in zip(used, seconds, strict=False))
+    policy = TreePolicy(int(used[-1]), depth, calibration.provenance.drafter_id, size_cost)
     return _described(policy, calibration)
 
 
@@ -109,20 +109,20 @@ def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
     """The policy with what is expected of it and what it was made from."""
     steps, found = traced_steps(calibration), replay_policy(policy, calibration)
     sizes = sizes_of(policy, steps)[found.visited]
-    begun = steps.mass[found.visited]
-    mass = np.array([np.interp(size, MASS_SIZES, row) for size, row in zip(sizes, begun, strict=True)])
+    begun = steps.expected_tokens[found.visited]
+    mass = np.array([np.interp(size, STEP_SIZES, row) for size, row in zip(sizes, begun, strict=True)])
     tokens, used = np.diff(calibration.offsets), found.steps_by_sequence()
     low = high = None
     interval = prediction_interval(*by_text(calibration.token_hashes, tokens, used))
     if interval is not None:
-        low, high = seven(max(interval.low, 0.0)), seven(interval.high)
+        low, high = rounded(max(interval.low, 0.0)), rounded(interval.high)
     expected = PolicyExpected(
-        seven(found.tokens_per_step), seven(float(mass.mean())), seven(float(sizes.mean())), low, high
+        rounded(found.tokens_per_step), rounded(float(mass.mean())), rounded(float(sizes.mean())), low, high
     )
     source = {"made_by": f"treeopt {VERSION}", "calibration": calibration_source(calibration)}
     if calibration.provenance.drafter:
         source["drafter"] = calibration.provenance.drafter
-    return TreePolicy(policy.nodes, policy.depth, policy.drafter, policy.prices, expected, source)
+    return TreePolicy(policy.nodes, policy.depth, policy.drafter, policy.size_cost, expected, source)
 
 
 def traced_steps(calibration: Calibration) -> StepTraces:
@@ -144,15 +144,15 @@ def traced_steps(calibration: Calibration) -> StepTraces:
     return calibration.steps
 
 
-def _worth(steps: StepTraces, sizes: Ints, prices: NDArray[np.float64]) -> Ints:
+def _worth(steps: StepTraces, sizes: Ints, size_cost: NDArray[np.float64]) -> Ints:
     """int64 [P]: the size with the most estimated tokens above its price; the smallest of equal ones."""
-    mass = steps.mass[:, np.searchsorted(MASS_SIZES, sizes)]
-    chosen: Ints = sizes[(mass - prices).argmax(1)]
+    mass = steps.expected_tokens[:, np.searchsorted(STEP_SIZES, sizes)]
+    chosen: Ints = sizes[(mass - size_cost).argmax(1)]
     return chosen
 
 
 def _accepted(steps: StepTraces, sizes: Ints, depth: int) -> NDArray[np.int8]:
     """int8 [P]: drafts accepted at each position by trees of these sizes."""
-    inside: NDArray[np.bool_] = steps.orders[:, :depth] < sizes[:, None]
+    inside: NDArray[np.bool_] = steps.node_rank[:, :depth] < sizes[:, None]
     accepted: NDArray[np.int8] = inside.sum(1).astype(np.int8)
     return accepted

@@ -74,7 +74,7 @@ def replay(tree: Tree | Iterable[Sequence[int]], calibration: Calibration) -> Re
     """
     tree = as_tree(tree)
     check_drafter(tree.drafter, calibration)
-    check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.kept, holder="the calibration")
+    check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.top_k, holder="the calibration")
     accepted = accepted_drafts(tree, calibration.ranks)
     return Replay(accepted, visits(accepted), calibration.offsets, tree.depth)
 

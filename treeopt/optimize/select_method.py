@@ -1,8 +1,8 @@
 """Fit: which estimator makes the best tree on texts it has not seen.
 
-Candidates (the paper's tree, joint trees of several back-off strengths, the best of them refined) are built on part of
+Candidates (the Medusa tree, joint trees of several back-off strengths, the best of them refined) are built on part of
 the texts and replayed on the rest, in turn for every part; the one with the fewest steps is built again on all texts.
-So the paper's tree is built wherever no other did better on unseen texts, or there are too few texts to tell.
+So the Medusa tree is built wherever no other did better on unseen texts, or there are too few texts to tell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from treeopt.calibration import NONE, Calibration, Ranks
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.methods import PAPER, Method
+from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.refine import Limits, refine
 from treeopt.optimize.replay import accepted_drafts, visits
 from treeopt.optimize.trie import Counts, Floats, PathTrie
@@ -149,7 +149,7 @@ class Fitter:
         results: dict[Method, NDArray[np.int64]] = {}
         if not self.can_leave_out:
             plain = [method for method in methods if not method.refined]
-            winner = PAPER if PAPER in methods else max(plain, key=lambda method: method.strength)
+            winner = MEDUSA if MEDUSA in methods else max(plain, key=lambda method: method.strength)
         else:
             folds = self._folds(seed)
             plain = list(dict.fromkeys(method for method in methods if not method.refined))
@@ -231,8 +231,8 @@ def _steps(accepted: NDArray[np.int8], offsets: NDArray[np.int64]) -> NDArray[np
 def _growths(methods: Sequence[Method]) -> int:
     """How many trees are grown to build these methods from some texts, at most."""
     plain = {dataclasses.replace(method, refined=False) for method in methods}
-    settled = {method.values for method in plain if method.weights == "visits"}  # from the paper's tree on
-    return len(plain | {PAPER} if settled else plain) + _ROUNDS * len(settled)
+    settled = {method.values for method in plain if method.weights == "visits"}  # from the Medusa tree on
+    return len(plain | {MEDUSA} if settled else plain) + _ROUNDS * len(settled)
 
 
 class _Part:
@@ -290,7 +290,7 @@ class _Part:
         have passed. Then the rounds are averaged: each replay is one chain of steps out of many that nearly equal trees
         would take, and the mean of a few varies less than the last (measured in docs/method.md).
         """
-        growth, ranks = self.growth(PAPER), self._fitter.calibration.ranks
+        growth, ranks = self.growth(MEDUSA), self._fitter.calibration.ranks
         seen: list[Growth] = []
         total = np.zeros(len(self.weights))
         while len(seen) < _ROUNDS and not any(map(growth.makes_the_tree_of, seen)):

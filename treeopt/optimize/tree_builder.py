@@ -70,10 +70,10 @@ def tree_limits(
     max_rank: int | None = None,
 ) -> Limits:
     """What a tree may be (K is all ranks kept where None); ValueError where a number is out of range."""
-    top_k = calibration.kept if top_k is None else top_k
+    top_k = calibration.top_k if top_k is None else top_k
     if nodes < 1 or top_k < 1 or (max_rank or 0) < 0 or (max_depth or 0) < 0:
         raise ValueError(f"nodes {nodes}, top_k {top_k}, max_rank {max_rank}, max_depth {max_depth}: out of range")
-    ranks = min(top_k, calibration.kept, top_k if max_rank is None else max_rank + 1)
+    ranks = min(top_k, calibration.top_k, top_k if max_rank is None else max_rank + 1)
     return Limits(nodes, ranks, max_depth)
 
 
@@ -103,13 +103,13 @@ def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
         tree = Tree(tree.paths, _shares(tree, calibration))
     tokens = np.diff(calibration.offsets) * fitter.text_weights
     replayed = float(tokens.sum() / (fitter.steps(tree) @ fitter.text_weights))
-    expected = Expected(seven(_independent(tree, fitter.accuracy())), seven(replayed), limits.top_k)
+    expected = Expected(rounded(_independent(tree, fitter.accuracy())), rounded(replayed), limits.top_k)
     if fit.steps is not None:
         steps = fit.steps * fitter.text_weights
-        expected = dataclasses.replace(expected, unseen=seven(float(tokens.sum() / steps.sum())))
+        expected = dataclasses.replace(expected, cross_validated=rounded(float(tokens.sum() / steps.sum())))
         interval = prediction_interval(*by_text(calibration.token_hashes, tokens, steps))
         if interval is not None:
-            low, high = seven(max(interval.low, 0.0)), seven(interval.high)
+            low, high = rounded(max(interval.low, 0.0)), rounded(interval.high)
             expected = dataclasses.replace(expected, low=low, high=high)
     source: dict[str, Any] = {
         "made_by": f"treeopt {VERSION}",
@@ -133,7 +133,7 @@ def _shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
     counts: Floats = np.bincount(reached[begun], minlength=tree.nodes).astype(np.float64)
     for node in range(tree.nodes - 1, 0, -1):  # children stand after their parents
         counts[tree.parents[node]] += counts[node]
-    return tuple(seven(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
+    return tuple(rounded(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
 
 
 def _method(method: Method, limits: Limits) -> dict[str, str | int]:
@@ -162,6 +162,6 @@ def calibration_source(calibration: Calibration) -> dict[str, str | int]:
     }
 
 
-def seven(value: float) -> float:
+def rounded(value: float) -> float:
     """Seven significant digits: what a file shows of a figure."""
     return float(f"{value:.7g}")

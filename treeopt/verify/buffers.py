@@ -94,7 +94,7 @@ def compile_tree(tree: Tree | Iterable[Sequence[int]], device: torch.device | st
             f"the tree was made for drafter {tree.drafter}",
             why="its ranks count among corrected candidates, which differ by the token before; these tensors hold "
             "ranks of the heads' plain guesses",
-            fix="treeopt calibrate --drafter plain, and treeopt build; or treeopt generate with this tree",
+            fix="treeopt calibrate --drafter heads, and treeopt build; or treeopt generate with this tree",
         )
     depths = np.array(tree.depths)
     top_k = tree.max_rank + 1

@@ -1,4 +1,4 @@
-"""Transitions: the record's rules, and its keys against integers without bounds."""
+"""NgramTable: the record's rules, and its keys against integers without bounds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_draft import naive_key, random_table
 
+from treeopt.drafter import CONTEXT, NgramTable, context_keys
 from treeopt.errors import Code, TreeoptError
-from treeopt.transitions import CONTEXT, Transitions, context_keys
 
 ONE = 1 << 60  # the least key of one token
 
@@ -32,13 +32,13 @@ def arrays(**changes: Any) -> dict[str, Any]:
 
 def test_properties() -> None:
     """Sizes come from the arrays: 2 x 8 + 6 x 4 + 6 x 2 + 3 x 2 + 3 x 2 bytes."""
-    table = Transitions(**arrays())
+    table = NgramTable(**arrays())
     assert (table.vocab_size, table.contexts, table.bytes) == (3, 2, 64)
 
 
 def test_arrays_are_read_only() -> None:
     """A record's arrays cannot be written into."""
-    for array in Transitions(**arrays()).arrays().values():
+    for array in NgramTable(**arrays()).arrays().values():
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 0
 
@@ -46,7 +46,7 @@ def test_arrays_are_read_only() -> None:
 def test_no_context_at_all() -> None:
     """Row 0 alone is a table."""
     none = arrays(keys=np.zeros(0, np.int64), tokens=np.zeros((1, 2), np.int32), backoff=np.zeros(1, np.float16))
-    assert Transitions(**none | {"ratios": np.zeros((1, 2), np.float16)}).contexts == 0
+    assert NgramTable(**none | {"ratios": np.zeros((1, 2), np.float16)}).contexts == 0
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -85,7 +85,7 @@ def test_broken_record_is_refused(case: str) -> None:
     """Every rule is checked when the record is made."""
     change, message = BROKEN[case]
     with pytest.raises(TreeoptError, match=re.escape(message)) as caught:
-        Transitions(**arrays(**change))
+        NgramTable(**arrays(**change))
     assert caught.value.code is Code.DRAFTER_INVALID
 
 
