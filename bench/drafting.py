@@ -168,7 +168,8 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
     assert drafter.ngram_table is not None
     size = drafter.ngram_table.bytes / 1e6
     print(
-        f"n-gram table: {drafter.ngram_table.num_tokens:,} tokens, {drafter.ngram_table.contexts:,} contexts, {size:.1f} MB"
+        f"n-gram table: {drafter.ngram_table.num_tokens:,} tokens, {drafter.ngram_table.contexts:,} contexts,"
+        f" {size:.1f} MB"
     )
     if options.decode:
         decoded(pair, {name: line for name, line in lines.items() if name.startswith("corrected")}, sizes)

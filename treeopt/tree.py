@@ -40,7 +40,7 @@ class Expected:
 
     `independent` is the paper's estimate 1 + sum of the products of accuracies (arXiv:2401.10774, section 2.3.3),
     `replay` what a decoder yields on the calibration's own text; `top_k` is the number K of ranks they rest on.
-    `cross_validated` is replay on texts left out of the fit (in turn for every part of the calibration), `low` to `high`
+    `cross_validated` is replay on texts left out of the fit (each part of the calibration in turn), `low` to `high`
     the 90 % prediction interval of the figure on as many new prompts; None where there were too few texts.
     """
 

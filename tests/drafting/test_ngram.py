@@ -95,7 +95,7 @@ def test_window_of_plain_is_the_root() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_equal_scores_keep_the_order_of_proposal(seed: int) -> None:
-    """Where all scores are equal, the head's top comes first, then the context's successors, then the looked-up token."""
+    """Where all scores are equal, the head's top comes first, then the context's successors, then the match."""
     case = random_case(seed)
     equal = replace(Level(), head=0.0)
     case = replace(case, drafter=replace(case.drafter, levels=(equal,) * case.drafter.depth))
@@ -168,7 +168,7 @@ MATCHES: dict[str, tuple[list[int], list[int], int, int]] = {
 
 @pytest.mark.parametrize("case", MATCHES)
 def test_latest_longest_match_by_hand(case: str) -> None:
-    """The token that followed it is a candidate, the root with no weight where there is none; the naive search agrees."""
+    """Its follower is a candidate, the root with no weight where there is none; the naive search agrees."""
     recent, path, token, length = MATCHES[case]
     assert copied_after(recent, path) == (token, length)
     assert naive_match(recent, path) == (token, length)
