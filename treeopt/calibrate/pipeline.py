@@ -26,7 +26,6 @@ from treeopt.drafting.trace import Traced, trace_texts
 from treeopt.errors import check_counts
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
-from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed, check_temperature
