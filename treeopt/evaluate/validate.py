@@ -142,14 +142,14 @@ def validate(
 
 
 def predict(
-    base: Base, heads: MedusaHeads, tree: Plan, texts: Sequence[Text], drafter: Drafter | None = None
+    base: Base, heads: MedusaHeads | None, tree: Plan, texts: Sequence[Text], drafter: Drafter | None = None
 ) -> Replay:
     """What the tree will do on these very texts, without decoding: teacher-forced ranks, then replay."""
     return _replayed(tree, trace(base, heads, texts, drafter, steps=_steps(tree)))
 
 
 def trace(
-    base: Base, heads: MedusaHeads, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: int = 0
+    base: Base, heads: MedusaHeads | None, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: int = 0
 ) -> Calibration:
     """The ranks on these very texts, by teacher-forced passes, one text at a time; and trees per step, `steps` deep."""
     top_k = min(MAX_RANKS, base.vocab_size)
