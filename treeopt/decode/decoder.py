@@ -127,7 +127,7 @@ class TreeDecoder:
 
         Raises:
             TreeoptError: E503 where a prompt is empty or does not fit into the context with the new tokens, E504 where
-                the model's logits are no numbers.
+                the model's logits are not finite.
             ValueError: where the ids are no token ids of the model.
         """
         prompts, alone = _prompts(ids, self.base)
@@ -165,7 +165,7 @@ class TreeDecoder:
 
         Args:
             ids: prompts as for `generate`.
-            max_new_tokens: room made in each row; a row must not be stepped on when its budget is spent.
+            max_new_tokens: room made in each row; do not step a row whose budget is spent.
 
         Raises:
             TreeoptError: as `generate`.
@@ -175,7 +175,7 @@ class TreeDecoder:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, not a whole number")
         if max_new_tokens < 1:
             raise TreeoptError(
-                Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one"
+                Code.CONTEXT_FULL, f"max_new_tokens is {max_new_tokens}", fix="generate at least one token"
             )
         session, logits, hidden = self.forward.begin(prompts, max_new_tokens)
         seed, generator = self.acceptance.seed, None
@@ -185,7 +185,7 @@ class TreeDecoder:
         roots: list[int] = root.tolist()
         window = self.trees.window
         texts = [prompt[max(0, len(prompt) + 1 - window) :].tolist() if window else [] for prompt in prompts]
-        drafting = self.trees.start([[*text, own] for text, own in zip(texts, roots, strict=True)])
+        drafting = self.trees.start([[*text, first] for text, first in zip(texts, roots, strict=True)])
         return Rows(session, drafting, roots, root, hidden, generator)
 
     @torch.inference_mode()
@@ -229,9 +229,9 @@ def advance(
     """Step until every row has ended.
 
     Args:
-        decoder: who steps.
+        decoder: the decoder.
         rows: the texts in progress.
-        left: each prompt's budget; counted down here. Who sets one to 0 between two steps ends that text.
+        left: each prompt's remaining budget, counted down here; a caller ends a text by setting it to 0 between steps.
         eos: tokens that end a text.
 
     Yields:

@@ -78,7 +78,7 @@ class Scorer:
         Args:
             logits: float [H', B, V], of the first min(depth, H) heads, at the states that chose the roots.
             recent: int64 [B, window], the last tokens with the root as the last; -1 where there are none.
-            depth: levels that will be asked for.
+            depth: levels of the step.
         """
         top = top_ids(logits, min(self.drafter.top, logits.shape[-1]))
         scores = logits.float()
