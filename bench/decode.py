@@ -32,7 +32,7 @@ from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.encode import encode
 from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
-from treeopt.verify.masks import TreeMasks
+from treeopt.verify.buffers import compile_tree
 
 HEADS = 5
 VOCABULARY = 32_000
@@ -157,18 +157,17 @@ def step_parts(
     """Median seconds of a step, of the model's bare forward on the same entries, and of the heads."""
     base, forward, tree = decoder.base, decoder.forward, decoder.tree
     assert tree is not None
-    assert forward.shape is not None
+    compiled = compile_tree(tree, base.device)
     heads = heads_like(base, heads)
     spent: list[tuple[float, float, float]] = []
     for _ in range(rounds):
         rows = decoder.prefill([ids], effort.steps * (tree.depth + 1))
         for number in range(effort.steps):
-            session = rows._session
-            assert isinstance(session._masks, TreeMasks)
+            session = rows.session
             length, tokens = session.lengths[0], torch.full((1, tree.nodes), 5, device=base.device)
             given = {
-                "attention_mask": session._masks.at(length),
-                "position_ids": forward.shape.depths + length,
+                "attention_mask": forward.masks(compiled, length, session.cache.capacity).at(length),
+                "position_ids": (compiled.position_ids + length)[None],
                 "past_key_values": session.cache,
                 "use_cache": True,
                 "output_hidden_states": -1,
@@ -177,7 +176,7 @@ def step_parts(
             forward.verifier.model(tokens, **given)
             session.cache.truncate(length)
             after_forward = now(base)
-            heads(rows._hidden, base.lm_head, tree.depth)
+            heads(rows.hidden, base.lm_head, tree.depth)
             after_heads = now(base)
             decoder.step(rows)
             end = now(base)
@@ -206,7 +205,7 @@ def overhead(
             decoder.step(rows[which])
             if number >= effort.lead_in:
                 spent[which].append(now(base) - begin)
-            if rows[which]._session.lengths[0] > context + steps:  # both stay near the same context
+            if rows[which].session.lengths[0] > context + steps:  # both stay near the same context
                 rows[which] = decoder.prefill([[7] * context], steps * (tree.depth + 1))
     return statistics.median(spent[0]) / statistics.median(spent[1])
 

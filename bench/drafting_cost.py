@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts
-from treeopt.drafting.plans import proposer_of
+from treeopt.drafting.plans import trees_for
 from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -58,20 +58,20 @@ def share(
     base: Base, heads: MedusaHeads, drafter: Drafter, name: str, plan: Tree | TreePolicy, nodes: int, *, rounds: int
 ) -> None:
     """Print the medians of the parts, timed in turn."""
-    proposer = proposer_of(base, heads, plan, drafter)
+    trees = trees_for(base, heads, plan, drafter)
     decoder = TreeDecoder(base, heads, plan, drafter=drafter, probe=False)
     rng = np.random.default_rng(1)
     prompt = rng.integers(VOCAB, size=TEXT).tolist()
     rows = decoder.prefill([prompt], 700)
-    hidden, recent, root = rows._hidden, rows.recent, rows._root
+    hidden, root, session = rows.hidden, rows.root, rows.drafting
 
     @torch.inference_mode()
     def products() -> None:
-        heads(hidden, base.lm_head, min(HEADS, proposer.depth))
+        heads(hidden, base.lm_head, min(HEADS, trees.depth))
 
     @torch.inference_mode()
     def drafts() -> None:
-        proposer.propose(root, hidden, recent)
+        trees.draft(session, root, hidden)
 
     spent: dict[str, list[float]] = {"step": [], "products": [], "drafts": []}
     parts: dict[str, Callable[[], object]] = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 from chances import ALPHA, LENGTH, PROMPT, SMALL, p_value, small_base, text_probabilities
 from drafters import PRICES, quick_drafter
-from proposers import RandomProposer
+from random_trees import RandomTrees
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
 from transformers import (
@@ -134,8 +134,8 @@ def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) 
     """Processors see each node's own path too where every row has a tree of its own at every step."""
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
     stock = model.generate(**options)
-    proposer = RandomProposer(Base(model, None, "tiny"), nodes=40, depth=3)
-    ours = model.generate(**options, custom_generate=tree_generate, proposer=proposer, return_dict_in_generate=True)
+    trees = RandomTrees(Base(model, None, "tiny"), nodes=40, depth=3)
+    ours = model.generate(**options, custom_generate=tree_generate, trees=trees, return_dict_in_generate=True)
     assert ours.sequences.tolist() == stock.tolist()
     assert ours.tokens_per_step > 1
 

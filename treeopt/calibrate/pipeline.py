@@ -14,27 +14,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks, StepTraces
+from treeopt.calibration import MAX_RANKS, NONE, Calibration, Provenance, Ranks, StepTraces
 from treeopt.drafter import Drafter
+from treeopt.drafting.heads import check_drafter
+from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import Learned, Learning, learn
-from treeopt.drafting.ngram import DraftModel
-from treeopt.drafting.trace import Traced, check_drafter, trace_drafts
+from treeopt.drafting.plans import proposer_for
+from treeopt.drafting.trace import Traced, trace_texts
 from treeopt.errors import check_counts
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
-from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
-from treeopt.models.ranks import rank_of
 from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import answer_all
 from treeopt.texts.encode import Skipped, Text, encode_prompts
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
-from treeopt.texts.hidden_states import LOGITS_BYTES, check_finite, hidden_states
 from treeopt.texts.prompts import PromptSet
 
 
@@ -145,14 +142,12 @@ def run_calibration(
             source=source,
             progress=progress,
         )
-        drafter, models = learned.drafter, learned.models(texts)
-    elif drafter is not None:
-        models = [DraftModel(drafter)] * len(texts)
+        drafter, models = learned.drafter, learned.proposers(base, heads, texts)
     else:
-        models = []
+        models = [proposer_for(base, heads, drafter)] * len(texts)
     top_k = min(MAX_RANKS, base.vocab_size)
     levels = drafter.depth if drafter is not None and steps else 0
-    traced = _traced(base, heads, texts, models, top_k, batch_size, steps=levels, progress=progress)
+    traced = _traced(base, texts, models, top_k, batch_size, steps=levels, progress=progress)
     answers = "given" if responses else "greedy" if temperature == 0 else f"sampled at {temperature}, seed {seed}"
     template = _template_hash(base, chat_template)
     provenance = _provenance(base, loaded, prompts, answers, max_new_tokens, template, drafter.id if drafter else "")
@@ -162,9 +157,8 @@ def run_calibration(
 
 def _traced(
     base: Base,
-    heads: MedusaHeads,
     texts: Sequence[Text],
-    models: Sequence[DraftModel],
+    models: Sequence[Proposer],
     top_k: int,
     batch_size: int,
     *,
@@ -176,10 +170,7 @@ def _traced(
     hits = trials = 0
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]
-        if models:
-            traced += trace_drafts(base, heads, models[start : start + batch_size], batch, top_k, steps=steps)
-        else:
-            traced += [Traced(ranks, None) for ranks in trace_texts(base, heads, batch, top_k)]
+        traced += trace_texts(base, models[start : start + batch_size], batch, top_k, step_depth=steps)
         for one in traced[start:]:
             hits += int(np.count_nonzero(one.ranks[:, 0] == 0))
             trials += int(np.count_nonzero(one.ranks[:, 0] != NONE))
@@ -251,39 +242,6 @@ def as_calibration(
         provenance=provenance,
         steps=StepTraces.joined(known) if known else None,
     )
-
-
-@torch.inference_mode()
-def trace_texts(base: Base, heads: MedusaHeads, texts: Sequence[Text], top_k: int) -> list[Ranks]:
-    """Ranks of the continuations' tokens, one uint8 [G, H] a text; one forward for all texts.
-
-    Row i is the state in which token g[i] is the root: the hidden state before it. Column h-1 is the rank of g[i+h]
-    under head h; `MISS` from `top_k` on, `NONE` beyond the end.
-    """
-    states = hidden_states(base, texts)
-    targets = torch.cat([_targets(text.answer, heads.num_heads) for text in texts]).to(base.device)  # [n, H]
-    ranks = _rank_rows(base, heads, torch.cat(states), targets, top_k)
-    return list(np.split(ranks, np.cumsum([len(text.answer) for text in texts])[:-1]))
-
-
-def _targets(answer: Sequence[int], num_heads: int) -> Tensor:
-    """int64 [G, H]: the token that head h should guess at row i; -1 beyond the end."""
-    padded = torch.tensor([*answer, *[-1] * num_heads])
-    return padded.unfold(0, num_heads + 1, 1)[:, 1:]
-
-
-def _rank_rows(base: Base, heads: MedusaHeads, hidden: Tensor, targets: Tensor, top_k: int) -> NDArray[np.uint8]:
-    """uint8 [n, H] from hidden [n, d] and targets [n, H]; the logits of a few rows are alive at a time."""
-    out = torch.empty(targets.shape, dtype=torch.uint8)
-    chunk = max(1, LOGITS_BYTES // (heads.num_heads * base.vocab_size * hidden.element_size()))
-    for start in range(0, len(hidden), chunk):
-        true = targets[start : start + chunk].T  # [H, c]
-        logits = heads(hidden[start : start + chunk], base.lm_head)  # [H, c, V]
-        check_finite(logits, start)
-        ranks = rank_of(logits.flatten(0, 1), true.flatten().clamp(min=0)).view(true.shape)
-        ranks = ranks.masked_fill(ranks >= top_k, MISS).masked_fill(true < 0, NONE)
-        out[start : start + chunk] = ranks.T.to("cpu", torch.uint8)
-    return out.numpy()
 
 
 def _template_hash(base: Base, used: bool) -> str:

@@ -29,7 +29,8 @@ from transformers.generation.streamers import BaseStreamer
 from treeopt.decode.decoder import TreeDecoder, advance
 from treeopt.decode.processors import Processed
 from treeopt.drafter import Drafter
-from treeopt.drafting.heads import Proposer
+from treeopt.drafting.interface import Proposer
+from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import GivenPlan
 from treeopt.models.heads import MedusaHeads
@@ -67,8 +68,8 @@ def tree_generate(
     *,
     heads: MedusaHeads | None = None,
     tree: GivenPlan | None = None,
-    drafter: Drafter | str | os.PathLike[str] | None = None,
-    proposer: Proposer | None = None,
+    drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
+    trees: TreeSource | None = None,
     text_streamer: BaseStreamer | None = None,
     stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
@@ -91,7 +92,7 @@ def tree_generate(
         heads: the model's draft heads.
         tree: a `Tree`, a `TreePolicy`, a list of paths, a file of any of them, or a name from the zoo.
         drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
-        proposer: as for `TreeDecoder`, in place of heads and tree.
+        trees: as for `TreeDecoder`, in place of heads, tree and drafter.
         text_streamer: the streamer again; see the module.
         stateless_processors: True, or the classes of processors of which you know that their answer depends on the
             tokens and scores of a call alone, whatever else they keep; these are not watched.
@@ -111,8 +112,8 @@ def tree_generate(
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
-    decoder = TreeDecoder(model, heads, tree, drafter=drafter, proposer=proposer, acceptance=rule)
-    rule.verify_trees(decoder.proposer.nodes)
+    decoder = TreeDecoder(model, heads, tree, drafter=drafter, trees=trees, acceptance=rule)
+    rule.verify_trees(decoder.trees.nodes)
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
     rows = decoder.prefill(prompts, budget)

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from treeopt.decode import accept
+from treeopt.drafting.interface import Drafts
 from treeopt.sampling import check_seed, check_temperature
-from treeopt.verify.shapes import Shape
 
 Score = Callable[[Tensor], Tensor]
 
@@ -36,16 +36,13 @@ class Rule(Protocol):
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """The token after each prompt: float [B, V] -> int64 [B]."""
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """The accepted node int64 [B], and the token that follows it int64 [B].
 
         Args:
-            tokens: int64 [B, N], each node's token.
+            drafts: the trees of all rows.
             logits: float [B, N, V], the base's logits after each node.
-            shape: which node hangs on which, in each row or in all.
-            generator: for what is drawn at random.
+            generator: of random draws.
         """
 
 
@@ -56,26 +53,21 @@ class Exact(ABC):
     seed: int | None = None
 
     @abstractmethod
-    def choose(
-        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         """One token a row: float [..., V] -> int64 [...].
 
         Args:
             logits: float [B, N, V] after every node, or [B, V] at roots.
-            tokens: int64 [B, N], each node's token; None at roots.
-            shape: which node hangs on which; None at roots.
-            generator: for what is drawn at random.
+            drafts: the trees of all rows; None at roots.
+            generator: of random draws.
         """
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return self.choose(logits, None, None, generator)
+        return self.choose(logits, None, generator)
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        choice = self.choose(logits, tokens, shape, generator)
-        node = accept.greedy(tokens, choice, shape)
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        choice = self.choose(logits, drafts, generator)
+        node = accept.greedy(drafts, choice)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 
@@ -83,9 +75,7 @@ class Exact(ABC):
 class Greedy(Exact):
     """The base's most likely token everywhere: the text of plain greedy decoding."""
 
-    def choose(
-        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         return accept.best(logits)
 
 
@@ -131,9 +121,7 @@ class Sample(Exact):
             warpers.append(TopPLogitsWarper(float(self.top_p)))
         object.__setattr__(self, "_warpers", warpers)
 
-    def choose(
-        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         if self.temperature == 0:
             return accept.best(logits)
         rows = logits.float().flatten(0, -2)
@@ -173,21 +161,12 @@ class Typical:
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return accept.best(logits)
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = accept.best(logits)
         if self.temperature == 0:
-            node = accept.greedy(tokens, choice, shape)
+            node = accept.greedy(drafts, choice)
         else:
-            node = accept.typical(
-                tokens,
-                logits,
-                shape,
-                temperature=self.temperature,
-                epsilon=self.epsilon,
-                delta=self.delta,
-            )
+            node = accept.typical(drafts, logits, temperature=self.temperature, epsilon=self.epsilon, delta=self.delta)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 

@@ -20,9 +20,10 @@ import torch
 
 from treeopt.drafter import LEARN_TOKENS, Drafter, Level, NgramTable
 from treeopt.drafting.fit_weights import Evidence, evidence, fit_level
-from treeopt.drafting.ngram import DraftModel
+from treeopt.drafting.interface import Proposer
 from treeopt.drafting.ngram_counts import NgramCounts
-from treeopt.drafting.trace import pieces
+from treeopt.drafting.plans import proposer_for
+from treeopt.drafting.trace import positions_of
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
@@ -86,10 +87,10 @@ class Learned:
     tokens: int
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def models(self, texts: Sequence[Text]) -> list[DraftModel]:
+    def proposers(self, base: Base, heads: MedusaHeads, texts: Sequence[Text]) -> list[Proposer]:
         """For each text the drafter that has not counted it."""
-        models = [DraftModel(drafter) for drafter in self.folds]
-        return [models[self.fold_of[text.prompt_id]] for text in texts]
+        folds = [proposer_for(base, heads, drafter) for drafter in self.folds]
+        return [folds[self.fold_of[text.prompt_id]] for text in texts]
 
 
 def learn(
@@ -138,7 +139,7 @@ def learn(
         return Drafter(tuple(numbers), heads.num_heads, min(learning.top, base.vocab_size), window, table, source or {})
 
     plain = [drafter([Level()] * levels, table) for table in tables]
-    numbers = _fitted(base, heads, texts, [DraftModel(one) for one in plain], fold_of, learning.seed)
+    numbers = _fitted(base, texts, [proposer_for(base, heads, one) for one in plain], fold_of, learning.seed)
     clock.lap("fitting")
     return Learned(
         drafter=drafter(numbers, whole),
@@ -206,29 +207,21 @@ def _choices(base: Base, texts: Sequence[Text]) -> list[list[int]]:
 
 
 def _fitted(
-    base: Base,
-    heads: MedusaHeads,
-    texts: Sequence[Text],
-    models: Sequence[DraftModel],
-    fold_of: dict[str, int],
-    seed: int,
+    base: Base, texts: Sequence[Text], proposers: Sequence[Proposer], fold_of: dict[str, int], seed: int
 ) -> list[Level]:
-    """The numbers of every level, fitted on a sample of the answers' positions."""
-    positions = sum(len(text.answer) for text in texts)
-    share = min(1.0, _FIT_POSITIONS / max(1, positions))
+    """The numbers of every level, fitted on a sample of the answers' positions; `proposers` are those of the folds."""
+    share = min(1.0, _FIT_POSITIONS / max(1, sum(len(text.answer) for text in texts)))
     rng = np.random.default_rng(seed)
-    parts: list[list[Evidence]] = [[] for _ in models[0].drafter.levels]
+    parts: list[list[Evidence]] = [[] for _ in range(proposers[0].depth)]
     for text in texts:
         chosen = rng.random(len(text.answer)) < share
         if not chosen.any():
             continue
-        model = models[fold_of[text.prompt_id]]
-        hidden = hidden_states(base, [text])[0]
-        for piece in pieces(base, heads, model, text, hidden, chosen):
-            nodes, each = piece.start.root, np.arange(len(piece.true))
-            for level, own in enumerate(parts):
-                true = piece.true[:, level]
-                found = evidence(model.candidates(piece.start, nodes), true)
-                own.append(found.only(true >= 0))
-                nodes = model.follow(piece.start, nodes, each, np.maximum(true, 0))
-    return [fit_level(own) for own in parts]
+        proposer = proposers[fold_of[text.prompt_id]]
+        for positions in positions_of(proposer, [text], hidden_states(base, [text]), chosen):
+            nodes, each = positions.root, np.arange(len(positions.true))
+            for level, found in enumerate(parts):
+                true = positions.true[:, level]
+                found.append(evidence(positions.session.features(nodes), true).only(true >= 0))
+                nodes = positions.session.follow(nodes, each, np.maximum(true, 0))
+    return [fit_level(found) for found in parts]
