@@ -34,6 +34,7 @@ from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import GivenPlan
 from treeopt.models.heads import MedusaHeads
+from treeopt.verify.buffers import Buffers
 
 # Other arguments of `generate` that are made anew here or have no effect.
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
@@ -67,9 +68,8 @@ def tree_generate(
     generation_config: GenerationConfig | None = None,
     *,
     heads: MedusaHeads | None = None,
-    tree: GivenPlan | None = None,
+    tree: GivenPlan | Buffers | TreeSource | None = None,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
-    trees: TreeSource | None = None,
     text_streamer: BaseStreamer | None = None,
     stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
@@ -92,7 +92,6 @@ def tree_generate(
         heads: the model's draft heads.
         tree: a `Tree`, a `TreePolicy`, a list of paths, a file of any of them, or a name from the zoo.
         drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
-        trees: as for `TreeDecoder`, in place of heads, tree and drafter.
         text_streamer: the streamer; see the module.
         stateless_processors: True, or the classes of processors whose result depends on the tokens and scores of a
             call alone; these are not checked.
@@ -102,6 +101,7 @@ def tree_generate(
         int64 [B, T + new]; or `TreeGenerateOutput` where `return_dict_in_generate` asks for it.
 
     Raises:
+        ValueError: without a tree.
         TreeoptError: E510 for what a tree does not do (beam search, assistance, inputs other than token ids, holes in
             the mask, scores and attentions of each step, processors with a state of their own); else as `TreeDecoder`
             and its `generate`.
@@ -109,10 +109,12 @@ def tree_generate(
     config = generation_config or model.generation_config
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
     _check_supported(model, config, processors, model_kwargs)
+    if tree is None:
+        raise ValueError("tree_generate takes a tree: model.generate(..., custom_generate=tree_generate, tree=...)")
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
-    decoder = TreeDecoder(model, heads, tree, drafter=drafter, trees=trees, acceptance=rule)
+    decoder = TreeDecoder(model, heads, tree, drafter=drafter, acceptance=rule)
     rule.verify_trees(decoder.trees.nodes)
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
