@@ -158,7 +158,7 @@ class _Text:
         self._criteria = criteria
         # As in stock: without an end-of-text token, rows that a criterion has ended continue until all have ended.
         self._pad = int(config._pad_token_tensor) if found else None
-        self._sink = text_streamer
+        self._streamer = text_streamer
         self._tokens: list[list[int]] = [[] for _ in prompts]
         self._steps: list[list[int]] = [[] for _ in prompts]
         self._lengths = [0] * len(prompts)  # published tokens of each row up to its end
@@ -202,8 +202,8 @@ class _Text:
             self._ids[:, self._filled] = torch.tensor(column, device=self._ids.device)
             self._filled += 1
             stop = self._criteria(self.ids, None).tolist()
-            if self._sink is not None:
-                self._sink.put(self._ids[:, self._filled - 1].cpu())
+            if self._streamer is not None:
+                self._streamer.put(self._ids[:, self._filled - 1].cpu())
             for row in rows:
                 self._lengths[row] += row not in over
             self._ended |= {row for row in rows if stop[row]}
