@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.clock import now
 from treeopt.models.base import Base
+from treeopt.models.clock import now
 from treeopt.texts.answers import cut_at_end, left_padded
 
 

@@ -20,7 +20,6 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.heads import NO_TOKEN, PlainProposer, Proposer
 from treeopt.drafting.plans import DynamicProposer
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.clock import now
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.latency import (
     DEFAULT_CONTEXT,
@@ -31,6 +30,7 @@ from treeopt.latency import (
     LatencyProfile,
 )
 from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.clock import now
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
