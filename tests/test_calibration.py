@@ -172,9 +172,9 @@ def test_rank_beyond_kept_is_refused(rank: int) -> None:
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 254, 256])
-def test_kept_out_of_range_is_refused(kept: int) -> None:
+def test_kept_out_of_range_is_refused(top_k: int) -> None:
     """Between 1 and 253 ranks are kept, so that the sentinels stay free."""
-    assert "ranks kept" in refusal(top_k=kept).what
+    assert "ranks kept" in refusal(top_k=top_k).what
 
 
 def test_most_ranks_kept_leave_the_sentinels_free() -> None:
@@ -300,10 +300,10 @@ def test_merge_of_another_measurement_is_refused(change: dict[str, Any], word: s
 
 
 @pytest.mark.parametrize(("heads", "top_k"), [(3, 4), (2, 5)])
-def test_merge_of_another_shape_is_refused(heads: int, kept: int) -> None:
+def test_merge_of_another_shape_is_refused(heads: int, top_k: int) -> None:
     """Another number of heads or of ranks kept does not merge."""
     with pytest.raises(TreeoptError) as caught:
-        two_texts().merge(make_calibration([np.zeros((3, heads))], top_k=kept, ids=["set:00000009"]))
+        two_texts().merge(make_calibration([np.zeros((3, heads))], top_k=top_k, ids=["set:00000009"]))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
 
 

@@ -245,9 +245,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("top_k", [1, 16])
-def test_degenerate_traces_give_right_trees(name: str, kept: int) -> None:
+def test_degenerate_traces_give_right_trees(name: str, top_k: int) -> None:
     """Nothing to guess, nothing guessed, or everything: the tree is the root alone, or the chain of best guesses."""
-    made = make_calibration(HOSTILE[name], top_k=kept)
+    made = make_calibration(HOSTILE[name], top_k=top_k)
     made = dataclasses.replace(made, token_hashes=tuple(f"text {s}" for s in range(8)))
     save_calibration(made, "calibration.safetensors")
     data = treeopt_json("build", "--nodes", "6", "--values", "independent", "--weights", "uniform")

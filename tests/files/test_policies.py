@@ -38,6 +38,15 @@ def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
     assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "p.yaml").read_bytes()
 
 
+def test_names_of_0_x_are_read(tmp_path: Path) -> None:
+    """A file with the key `prices` loads as the same policy."""
+    text = policy_yaml(PRICED)
+    assert "size_cost:" in text
+    (tmp_path / "old.yaml").write_text(text.replace("size_cost:", "prices:"))
+    found = load_plan(tmp_path / "old.yaml")
+    assert (found, found.expected, found.source) == (PRICED, PRICED.expected, PRICED.source)
+
+
 @pytest.mark.parametrize("kind", ["policy", "tree"])
 def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Written in one folder, and moved with the drafter to another, a plan still finds it; given, the given counts."""

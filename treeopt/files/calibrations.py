@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from treeopt.calibration import Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
@@ -19,10 +19,11 @@ from treeopt.files.tensors import read_arrays, write_arrays
 SCHEMA = "treeopt.calibration/1"
 DEFAULT_FILE = "calibration.safetensors"
 _STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of trees chosen per step
+_OLD_NAMES = {"orders": "node_rank", "mass": "expected_tokens"}  # arrays in files written by 0.x
 
 
 class ProvenanceHeader(Schema):
-    """`treeopt.calibration.Provenance` as it stands in a file."""
+    """`treeopt.calibration.Provenance` in a file."""
 
     model: str
     model_id: str
@@ -36,10 +37,10 @@ class ProvenanceHeader(Schema):
 
 
 class Header(Schema):
-    """What a calibration file holds beside its arrays."""
+    """The header of a calibration file. Files written by 0.x have the key `kept` for `top_k`."""
 
     schema_name: Literal["treeopt.calibration/1"] = Field(alias="schema")
-    top_k: int
+    top_k: int = Field(validation_alias=AliasChoices("top_k", "kept"))
     prompt_ids: list[str]
     token_hashes: list[str]
     provenance: ProvenanceHeader
@@ -77,7 +78,8 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             why="a tree is built from measured traces",
             fix=f"treeopt calibrate --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
         )
-    arrays, found = read_arrays(path, SCHEMA)
+    stored, found = read_arrays(path, SCHEMA)
+    arrays = {_OLD_NAMES.get(name, name): array for name, array in stored.items()}
     with reading(path, "calibration"):
         header = Header.model_validate(found)
         provenance = header.provenance.model_dump()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
@@ -34,7 +34,7 @@ class ExpectedLine(Schema):
 
 
 class PolicyFile(Schema):
-    """The format `treeopt.policy/1`."""
+    """The format `treeopt.policy/1`. Files written by 0.x have the key `prices` for `size_cost`."""
 
     schema_name: Literal["treeopt.policy/1"] = Field(alias="schema")
     kind: Literal["dynamic"]
@@ -43,7 +43,9 @@ class PolicyFile(Schema):
     depth: int
     expected_tokens_per_step: ExpectedLine | None = None
     drafter: DrafterLine
-    size_cost: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    size_cost: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=list, validation_alias=AliasChoices("size_cost", "prices")
+    )
     calibration: dict[str, str | int] | None = None
 
 
@@ -90,7 +92,7 @@ def _policy_of(document: Document) -> TreePolicy:
     wrong = [i for i, (size, _) in enumerate(content.size_cost) if not isinstance(size, int)]
     if wrong:
         raise faults_error(document, SCHEMA, [(("size_cost", i), "a number of nodes is whole") for i in wrong])
-    pairs = tuple((int(size), float(price)) for size, price in content.size_cost)
+    pairs = tuple((int(size), float(cost)) for size, cost in content.size_cost)
     try:
         return TreePolicy(
             nodes=content.nodes,
@@ -149,7 +151,7 @@ def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") 
     lines.append(drafter_line(policy.drafter, policy.source, path))
     if policy.size_cost:
         lines += ["# nodes, and the tokens that a step of that size must bring", "size_cost:"]
-        lines += [f"- [{size}, {decimal(price)}]" for size, price in policy.size_cost]
+        lines += [f"- [{size}, {decimal(cost)}]" for size, cost in policy.size_cost]
     if policy.source.get("calibration"):
         lines.append("calibration:")
         lines.extend(f"  {name}: {flow(value)}" for name, value in policy.source["calibration"].items())

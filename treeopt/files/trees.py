@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
@@ -41,15 +41,21 @@ class PathLine(Schema):
 
 
 class ExpectedLine(Schema):
-    """Tokens per step (root counted) that the calibration expects, by both estimates, with K."""
+    """Expected tokens per step (root counted), the number K of ranks, and the paths that these figures belong to.
+
+    `paths_sha256` is the first 12 hexadecimal digits of the SHA-256 of the sorted paths as JSON. Files written by 0.x
+    have the keys `unseen` and `of` for `cross_validated` and `paths_sha256`.
+    """
 
     independent: float = Field(ge=1.0)
     replay: float = Field(ge=1.0)
     top_k: int = Field(ge=1)
-    cross_validated: float | None = Field(default=None, ge=1.0)
+    cross_validated: float | None = Field(
+        default=None, ge=1.0, validation_alias=AliasChoices("cross_validated", "unseen")
+    )
     low: float | None = Field(default=None, ge=0.0)
     high: float | None = Field(default=None, ge=0.0)
-    of: str = Field(description="hash of the paths that these figures are of")
+    paths_sha256: str = Field(validation_alias=AliasChoices("paths_sha256", "of"))
 
 
 class DrafterLine(Schema):
@@ -147,14 +153,14 @@ def tree_of(document: Document) -> Tree:
         raise faults_error(document, SCHEMA, faults)
     known = [value for value in values if value is not None]
     expected = content.expected_tokens_per_step
-    if expected and expected.of != _paths_hash(tuple(paths)):
-        expected = None  # edited by hand since: what was expected of the old tree does not hold
+    if expected and expected.paths_sha256 != _paths_sha256(tuple(paths)):
+        expected = None  # the paths were edited, so the figures are those of another tree
     source = content.model_dump(include={"made_by", "reference", "method", "calibration"}, exclude_none=True)
     return Tree.from_paths(
         paths,
         known if known else None,
         **drafter_fields(content.drafter, document.path, source),
-        expected=Expected(**expected.model_dump(exclude={"of"})) if expected else None,
+        expected=Expected(**expected.model_dump(exclude={"paths_sha256"})) if expected else None,
     )
 
 
@@ -217,7 +223,7 @@ def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
     lines.append(f"nodes: {tree.nodes}")
     if tree.expected:
         lines.append("# tokens per step = 1 + accepted drafts per step, over the calibration's text")
-        figures = {**dataclasses.asdict(tree.expected), "of": _paths_hash(tree.paths)}
+        figures = {**dataclasses.asdict(tree.expected), "paths_sha256": _paths_sha256(tree.paths)}
         shown = (f"{name}: {_figure(value)}" for name, value in figures.items() if value is not None)
         lines.append(f"expected_tokens_per_step: {{{', '.join(shown)}}}")
     if tree.drafter:
@@ -238,7 +244,7 @@ def _figure(value: float | int | str) -> str:
     return decimal(value) if isinstance(value, float) else flow(value)
 
 
-def _paths_hash(paths: Sequence[RankPath]) -> str:
+def _paths_sha256(paths: Sequence[RankPath]) -> str:
     return hashlib.sha256(canonical_json(sorted(paths)).encode()).hexdigest()[:12]
 
 

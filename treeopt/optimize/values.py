@@ -8,9 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.optimize.isotonic import falling_rows
 from treeopt.optimize.trie import Counts, Floats, PathTrie
-
-_CHUNK = 512  # rows of `falling` at a time: its arrays stay in the processor's cache
 
 
 class Values(Protocol):
@@ -95,31 +94,7 @@ class JointValues:
         if self._visits is not None:
             prior = share * self._scale[level][None, :]
             share = _posterior(self._visits[level], parents, nodes, prior, self._strength)
-        return values[:, None] * np.minimum(falling(share), 1.0)
-
-
-def falling(shares: Floats) -> Floats:
-    """The nearest rows (least squares) that never rise: antitonic regression of float64 [n, K], row by row.
-
-    By the min-max formula: entry i is the least, over a <= i, of the greatest mean of entries a .. b, over b >= i.
-    """
-    return np.concatenate([_falling(part) for part in np.split(shares, range(_CHUNK, len(shares), _CHUNK))])
-
-
-def _falling(shares: Floats) -> Floats:
-    rows, width = shares.shape
-    sums = np.zeros((width + 1, rows))
-    np.cumsum(shares.T, axis=0, out=sums[1:])
-    lengths = np.arange(width, 0, -1, dtype=np.float64)[:, None]
-    greatest, means = np.full((width, rows), -np.inf), np.empty((width, rows))  # [a, n]
-    least = np.empty((width, rows))
-    for i in range(width - 1, -1, -1):
-        ending = means[: i + 1]  # of entries a .. i, for every a <= i
-        np.subtract(sums[i + 1], sums[: i + 1], out=ending)
-        ending /= lengths[width - 1 - i :]
-        np.maximum(greatest[: i + 1], ending, out=greatest[: i + 1])  # over b >= i
-        least[i] = greatest[: i + 1].min(axis=0)  # over a <= i
-    return np.maximum(least, 0.0).T
+        return values[:, None] * np.minimum(falling_rows(share), 1.0)
 
 
 def _posterior(
