@@ -120,7 +120,7 @@ def test_load_tree_says_that_it_is_a_policy(tmp_path: Path, schema: str) -> None
     text = policy_yaml(PLAIN).replace("treeopt.policy/1", schema)
     (tmp_path / "p.yaml").write_text(text)
     assert load_plan(tmp_path / "p.yaml") == PLAIN
-    with pytest.raises(TreeoptError, match="chosen anew at every step") as caught:
+    with pytest.raises(TreeoptError, match="a tree for each step") as caught:
         load_tree(tmp_path / "p.yaml")
     assert caught.value.code is Code.FILE_INVALID
     assert "treeopt build --kind static" in caught.value.fix

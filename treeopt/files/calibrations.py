@@ -50,14 +50,14 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, 
     """Write a calibration; equal content gives equal bytes.
 
     Raises:
-        TreeoptError: E202 where the file exists and `overwrite` is off: calibrations take long to make.
+        TreeoptError: E202 where the file exists and `overwrite` is off.
     """
     header: dict[str, Any] = {
         "schema": SCHEMA,
         "top_k": calibration.top_k,
         "prompt_ids": list(calibration.prompt_ids),
         "token_hashes": list(calibration.token_hashes),
-        "provenance": _as_seen_from(path, dataclasses.asdict(calibration.provenance)),
+        "provenance": _relative_to(path, dataclasses.asdict(calibration.provenance)),
     }
     arrays: dict[str, NDArray[Any]] = {"ranks": calibration.ranks, "offsets": calibration.offsets}
     if calibration.steps is not None:
@@ -69,7 +69,7 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
     """Read a calibration.
 
     Raises:
-        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E220 where it is not one.
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E220 where it is invalid.
     """
     if not os.path.exists(path):
         raise TreeoptError(
@@ -96,8 +96,8 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
         )
 
 
-def _as_seen_from(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:
-    """The provenance with its drafter's file as seen from the folder of the calibration's own."""
+def _relative_to(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:
+    """The provenance with the path of the drafter's file relative to the calibration's folder."""
     if provenance["drafter"]:
         provenance["drafter"] = os.path.relpath(provenance["drafter"], Path(path).parent)
     return provenance

@@ -45,7 +45,7 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
     """Write a drafter; equal content gives equal bytes.
 
     Raises:
-        TreeoptError: E202 where the file exists and `overwrite` is off: drafters take long to learn.
+        TreeoptError: E202 where the file exists and `overwrite` is off.
     """
     table = drafter.ngram_table
     header: dict[str, Any] = {
@@ -65,7 +65,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
     """Read a drafter.
 
     Raises:
-        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is not one.
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is invalid.
     """
     if not os.path.exists(path):
         raise TreeoptError(
