@@ -79,10 +79,10 @@ def test_policy_is_shown() -> None:
         "a tree for each step: at most the 4 most likely nodes (root counted), 3 drafts deep\n"
         "drafter      d1; its estimates choose the nodes\n"
         "expected tokens per step, root counted:\n"
-        "  2.7500     estimated: what the drafter itself expected there\n"
-        "  2.5000     replay: what a decoder yields on the calibration's texts\n"
-        "mean size    3.2 nodes a step\n"
-        "a step takes the size whose estimated tokens exceed its cost most:\n"
+        "  2.7500     estimated: by the drafter, on the same texts\n"
+        "  2.5000     replay: a decoder on the calibration's texts\n"
+        "mean size    3.2 nodes per step\n"
+        "a step takes the size with the greatest estimated tokens - cost:\n"
         "nodes\tcost in tokens\n2\t1.5000\n4\t1.7500\n"
     )
     data = treeopt_json("show", "p.yaml")

@@ -104,11 +104,9 @@ def _figures(expected: Expected | PolicyExpected) -> list[tuple[float, str]]:
     if isinstance(expected, PolicyExpected):
         return [(expected.estimated, _ESTIMATED), (expected.replay, _REPLAY + interval)]
     figures = [(expected.independent, f"{_INDEPENDENT} (K = {expected.top_k})"), (expected.replay, _REPLAY)]
-    return (
-        figures
-        if expected.cross_validated is None
-        else [*figures, (expected.cross_validated, _CROSS_VALIDATED + interval)]
-    )
+    if expected.cross_validated is not None:
+        figures.append((expected.cross_validated, _CROSS_VALIDATED + interval))
+    return figures
 
 
 def _report_sizes(console: Console, policy: TreePolicy) -> None:
