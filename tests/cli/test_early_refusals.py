@@ -61,7 +61,7 @@ WORK = {
 BEGUN = {  # where work begins, by module
     "calibrate.measure": ("run_calibration",),
     "calibrate.texts": ("encode", "encode_prompts"),
-    "runtime.profile": ("CachedText",),
+    "evaluate.profile": ("TimedStep",),
 }
 
 

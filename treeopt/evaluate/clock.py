@@ -1,4 +1,4 @@
-"""The clock that every figure of seconds in this room is read from."""
+"""The clock of every measurement of seconds in this room."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treeopt.models.base import Base
 
 
 def now(base: Base) -> float:
-    """Seconds, after all work given to the device is done."""
+    """Seconds, after all work submitted to the device is done."""
     if base.device.type != "cpu":
         torch.accelerator.synchronize(base.device)
     return time.perf_counter()
