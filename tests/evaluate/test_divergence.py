@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import TREE_FAMILIES, tiny_base
 
-from treeopt.evaluate.divergence import ENDED, Cause, Difference, Judge, _in_float64, first_difference, forgiven
+from treeopt.evaluate.divergence import ENDED, Cause, Difference, Judge, _in_float64, first_difference, tolerated
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 
@@ -62,17 +62,17 @@ def test_tie(dtype: torch.dtype) -> None:
     found = judged(base, 4, twin(base, 4))
     assert (found.cause, found.position) == (Cause.TIE, 4)
     assert found.gap < 1e-12
-    assert forgiven(found, name_of(dtype))
+    assert tolerated(found, name_of(dtype))
 
 
 @pytest.mark.parametrize(("dtype", "fine"), [(torch.float32, False), (torch.bfloat16, True)])
 def test_rounding(dtype: torch.dtype, fine: bool) -> None:
-    """A row that is one unit in the last place lower: rounding, which half precision is forgiven and float32 not."""
+    """A row that is one unit in the last place lower: rounding, tolerated in half precision and not in float32."""
     base = Base(tiny_base("llama").model.to(dtype), None, "tiny")
     found = judged(base, 4, twin(base, 4, step=1.0))
     assert found.cause is Cause.ROUNDING
     assert 1e-12 < found.gap < found.resolution
-    assert forgiven(found, name_of(dtype)) is fine
+    assert tolerated(found, name_of(dtype)) is fine
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -88,7 +88,7 @@ def test_bug(dtype: torch.dtype, rank: int) -> None:
     assert (found.position, found.greedy_token) == (6, greedy[6])
     assert found.gap == pytest.approx(float(logits.max() - logits[found.found_token]), abs=1e-4)
     assert found.gap > 2 * found.resolution > 0
-    assert not forgiven(found, name_of(dtype))
+    assert not tolerated(found, name_of(dtype))
 
 
 def test_two_wrong_tokens_are_a_bug() -> None:
@@ -107,7 +107,7 @@ def test_ended_text_is_a_bug() -> None:
     for greedy, found, tokens in (([4, 5], [4], (5, ENDED)), ([4], [4, 5], (ENDED, 5))):
         difference = decided(Judge(base, 8), greedy, found)
         assert (difference.greedy_token, difference.found_token, difference.position) == (*tokens, 1)
-        assert (difference.cause, forgiven(difference, "bfloat16")) == (Cause.BUG, False)
+        assert (difference.cause, tolerated(difference, "bfloat16")) == (Cause.BUG, False)
         assert math.isnan(difference.gap)
 
 
@@ -177,7 +177,7 @@ def test_copy_is_never_made_on_the_device() -> None:
 
 
 def test_undecided_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the model cannot be copied the cause is undecided, and not forgiven."""
+    """Where the model cannot be copied the cause is undecided, and not tolerated."""
     base = tiny_base("llama")
     judge = Judge(base, 8)
 
@@ -186,7 +186,7 @@ def test_undecided_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("treeopt.evaluate.divergence.copy.deepcopy", refuse)
     found = decided(judge, [4, 5], [4, 6])
-    assert (found.cause, forgiven(found, "bfloat16")) == (Cause.UNDECIDED, False)
+    assert (found.cause, tolerated(found, "bfloat16")) == (Cause.UNDECIDED, False)
 
 
 def test_undecided_where_the_copy_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_unjudged_fails_in_float32_alone() -> None:
     assert (found.cause, found.position, found.greedy_token, found.found_token) == (Cause.UNJUDGED, 1, 5, 7)
     assert math.isnan(found.gap)
     assert math.isnan(found.resolution)
-    assert [forgiven(found, dtype) for dtype in ("float32", "bfloat16", "float16")] == [False, True, True]
+    assert [tolerated(found, dtype) for dtype in ("float32", "bfloat16", "float16")] == [False, True, True]
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)

@@ -1,6 +1,6 @@
 """Output, progress and errors of all commands.
 
-Results go to standard output, everything else to standard error. With `--json` standard output holds one object.
+Results go to standard output, everything else to standard error. With `--json` standard output is one JSON object.
 """
 
 from __future__ import annotations

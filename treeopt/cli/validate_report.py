@@ -36,7 +36,7 @@ def report_differences(
 ) -> None:
     """Print whether the texts are lossless; with --json, print the whole report."""
     _say_lossless(console, found)
-    _say_forgiven(console, found, tokenizer)
+    _say_tolerated(console, found, tokenizer)
     console.result(_as_json(found, [*skipped, *found.skipped]))
 
 
@@ -54,12 +54,12 @@ def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | No
     )
 
 
-def _say_forgiven(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
+def _say_tolerated(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Print the differences that are no failures."""
-    forgiven = [one for one in found.our_differences if one not in found.failures]
-    if forgiven:
-        console.note(f"differences that are no failures ({_counted(forgiven)}):")
-        console.note(_listed(forgiven, tokenizer))
+    tolerated = [one for one in found.our_differences if one not in found.failures]
+    if tolerated:
+        console.note(f"differences that are no failures ({_counted(tolerated)}):")
+        console.note(_listed(tolerated, tokenizer))
 
 
 def threshold_error(found: Validation, tokens_per_step: float | None, speedup: float | None) -> TreeoptError | None:

@@ -74,12 +74,12 @@ class Difference:
     resolution: float
 
 
-def forgiven(difference: Difference, dtype: str) -> bool:
-    """Whether a difference is no failure in a run's dtype (`float32`, `bfloat16`, ...).
+def tolerated(difference: Difference, dtype: str) -> bool:
+    """Whether a difference does not count as a failure in a run's dtype (`float32`, `bfloat16`, ...).
 
-    A tie never is: both are greedy texts. Rounding is none in bfloat16 and float16, where stock `generate` gives other
-    texts when it is batched or padded differently; in float32, where texts agree in practice and which proves that a
-    decoder is correct, it is a failure. So is an unjudged difference.
+    A tie is tolerated: both are greedy texts. Rounding is tolerated in bfloat16 and float16, where stock `generate`
+    itself gives another text in another batch or with other padding. It is a failure in float32, where texts agree in
+    practice and which is used to prove that a decoder is correct. The same holds for an unjudged difference.
     """
     allowed_in_half = (Cause.ROUNDING, Cause.UNJUDGED)
     return difference.cause is Cause.TIE or (difference.cause in allowed_in_half and dtype in _HALF)

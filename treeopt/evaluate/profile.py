@@ -1,9 +1,9 @@
 """Profile: seconds of one decode step by the size of the tree, measured on the machine that will run it.
 
-What is timed is `TreeDecoder.step`: draft, verify all nodes in one forward, accept, keep. All sizes take turns in every
-round, so that changes in the machine's load affect all alike; the first round is not counted. A timed step follows some
-of its own size, as in decoding: right after the step of a large tree the processor's caches hold other data (the
-one-node step of a small model is then a quarter slower, and every overhead too small).
+The timed code is `TreeDecoder.step`: draft, verify all nodes in one forward, accept, keep. All sizes take turns in
+every round, so that changes in the machine's load affect all alike; the first round is not counted. A timed step
+follows some steps of the same size, as in decoding: right after the step of a large tree the processor's caches contain
+other data (the one-node step of a small model is then a quarter slower, and every overhead too small).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure_profile(
 ) -> LatencyProfile:
     """Time one decode step of a generic tree of each size, at each batch and context.
 
-    Every size has a key-value cache of its own while a batch and context are timed.
+    While a batch and context are timed, there is one key-value cache for each size.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
@@ -82,7 +82,7 @@ def measure_profile(
     Raises:
         TreeoptError: E212 where the heads do not fit the base; E230 where these heads and this vocabulary make no tree
             of a given size, or it is above `MOST_NODES`; E403 where there is too little memory; E502 where the base
-            cannot verify trees; E503 where a context is empty, or does not fit into the model's own together with the
+            cannot verify trees; E503 where a context is empty, or does not fit into that of the model together with the
             tree's depth; as `load_base` and `load_heads`.
         TypeError: where model or heads have another type.
         ValueError: where a number is out of range.
@@ -202,7 +202,7 @@ def _random_prompts(base: Base, batch: int, context: int) -> Tensor:
 
 
 def _after_lead_in(step: TimedStep) -> float:
-    """Seconds of a step that follows `_LEAD_IN` of its own size."""
+    """Seconds of a step that follows `_LEAD_IN` steps of the same size."""
     for _ in range(_LEAD_IN):
         step.seconds()
     return step.seconds()
@@ -250,7 +250,8 @@ def _check_contexts(contexts: Sequence[int], depth: int, base: Base) -> None:
     for context in contexts:
         if not 1 <= context <= room:
             what = (
-                f"{context} cached tokens, a root and {depth} drafts below it; {base.name} holds {base.context} tokens"
+                f"{context} cached tokens, a root and {depth} drafts below it; the context of {base.name} is "
+                f"{base.context} tokens"
             )
             raise TreeoptError(Code.CONTEXT_FULL, what, fix=f"--context from 1 to {room}" if room >= 1 else "")
 

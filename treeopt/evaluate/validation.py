@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, TREE
-from treeopt.evaluate.divergence import Cause, Difference, Judge, forgiven
+from treeopt.evaluate.divergence import Cause, Difference, Judge, tolerated
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.models.base import Base
 from treeopt.optimize.replay import Replay
@@ -45,7 +45,7 @@ class ValidateOptions:
 
 @dataclass(frozen=True)
 class Validation:
-    """The results.
+    """The results of a validation.
 
     Args:
         metrics: tokens per step and speed of all texts.
@@ -121,7 +121,7 @@ class Validation:
     @property
     def failures(self) -> tuple[Difference, ...]:
         """Our differences but ties and, in half precision, rounding and unjudged ones."""
-        return tuple(found for found in self.our_differences if not forgiven(found, self.made_by["dtype"]))
+        return tuple(found for found in self.our_differences if not tolerated(found, self.made_by["dtype"]))
 
     @property
     def prediction_misses(self) -> tuple[Trial, ...]:

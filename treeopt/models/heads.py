@@ -69,7 +69,7 @@ class MedusaHeads(nn.Module):
 
         Args:
             hidden: [n, d], last hidden states of the base after its final norm.
-            base_lm_head: the base's LM head, used where the heads have none of their own.
+            base_lm_head: the base's LM head, used where the heads share it.
             first: compute this many heads, from the first; None computes all.
 
         Returns:

@@ -60,20 +60,14 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
         return pocket() / "heads"
     if looks_local(name) or "/" not in name:
         raise TreeoptError(Code.FILE_MISSING, f"there is no heads checkpoint {name}", at=f"--heads {name}")
-    from huggingface_hub import snapshot_download
-
-    patterns = ["config.json", *weight_files]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not hub_reachable()))
-    except Exception as error:  # the client raises many types
-        raise unreachable(name, "--heads", error) from error
+    return _from_hub(name, "--heads", allow_patterns=["config.json", *weight_files])
 
 
 def find_base(name: str) -> Path:
     """The folder of a base model's files: a local one, the built-in one, or the small files of a hub repository.
 
     Raises:
-        TreeoptError: E201 for a path that does not exist, E301 where the hub does not have it or does not answer.
+        TreeoptError: as `find_heads`.
     """
     path = here(name)
     if path is not None:
@@ -82,13 +76,17 @@ def find_base(name: str) -> Path:
         return pocket()
     if looks_local(name):
         raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
+    return _from_hub(name, "--model", allow_patterns=["*.json"], ignore_patterns=["*/*"])
+
+
+def _from_hub(name: str, option: str, **patterns: list[str]) -> Path:
+    """The folder of a repository's files in the cache, downloaded where the hub answers; E301 where there are none."""
     from huggingface_hub import snapshot_download
 
-    small = {"allow_patterns": ["*.json"], "ignore_patterns": ["*/*"]}
     try:
-        return Path(snapshot_download(name, **small, local_files_only=not hub_reachable()))
+        return Path(snapshot_download(name, **patterns, local_files_only=not hub_reachable()))
     except Exception as error:  # the client raises many types
-        raise unreachable(name, "--model", error) from error
+        raise unreachable(name, option, error) from error
 
 
 def unreachable(name: str, option: str, error: Exception) -> TreeoptError:

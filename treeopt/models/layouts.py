@@ -3,7 +3,7 @@
     {h}.{l}.linear.weight [d, d], {h}.{l}.linear.bias [d]   block l of head h, both from 0
     {h}.{L}.weight [V, d]                                   the head's LM head; absent where the base's is shared
 
-in `medusa_lm_head.safetensors` or `medusa_lm_head.pt`, beside a `config.json` that names the base model. The number of
+in `medusa_lm_head.safetensors` or `medusa_lm_head.pt`, with a `config.json` that names the base model. The number of
 heads is taken from the keys: published configs are wrong about it.
 """
 
@@ -280,8 +280,8 @@ def _base_of(config: dict[str, Any], folder: Path) -> str | None:
     if base is not None and not isinstance(base, str):
         what = f"{folder / 'config.json'} has a base_model_name_or_path of type {type(base).__name__}, not a name"
         raise TreeoptError(Code.FILE_INVALID, what, fix="set it to the name of the base model, or remove it")
-    beside = os.path.join(folder, base or "")
-    return os.path.normpath(beside) if base and os.path.isdir(beside) else base or None
+    relative = os.path.join(folder, base or "")
+    return os.path.normpath(relative) if base and os.path.isdir(relative) else base or None
 
 
 def _invalid(name: str, what: str) -> TreeoptError:
