@@ -68,7 +68,7 @@ def test_prompts_that_do_not_fit_are_named(model: PreTrainedModel) -> None:
     """A prompt too long for the context is left out of the proof, and named in it."""
     found = treeopt.validate(model, "pocket", [[0]], ["import os", "import os\n" * 2000], **SMALL)
     assert [one.reason for one in found.skipped] == ["too long for the context"]
-    assert len(found.figures.trials) == 1
+    assert len(found.metrics.trials) == 1
 
 
 def test_policy_with_its_drafter_is_proved_from_its_file(tmp_path: Path) -> None:
