@@ -2,6 +2,7 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 SHARED ?= $(or $(TREEOPT_SHARED),../shared)
+WORKERS ?= 2
 BIN := .venv/bin
 
 .PHONY: venv demo pocket test lint bench clean
@@ -29,8 +30,9 @@ demo: venv
 pocket: venv
 	$(BIN)/python -m treeopt.train.pocket calibration/recipes/pocket.yaml pocket-made
 
+# Two processes, each with whole test files: models that the tests of a file share are loaded once. WORKERS=0: one process.
 test: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: venv
 	$(BIN)/ruff check .

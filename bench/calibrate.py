@@ -13,8 +13,9 @@ import torch
 from timing import add_tiny, interleaved, machine, verdict
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from treeopt.calibrate.pipeline import trace_texts
 from treeopt.calibration import MAX_RANKS
+from treeopt.drafting.heads import HeadsProposer
+from treeopt.drafting.trace import trace_texts
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
@@ -50,6 +51,7 @@ def main() -> None:
     tokens = torch.randint(vocabulary, (TEXTS, PROMPT + ANSWER))
     texts = [Text(str(i), row[:PROMPT].tolist(), row[PROMPT:].tolist()) for i, row in enumerate(tokens)]
     hidden = torch.randn(TEXTS * ANSWER, d)
+    proposers = [HeadsProposer(base, heads)] * TEXTS
 
     @torch.inference_mode()
     def forward() -> None:
@@ -60,7 +62,7 @@ def main() -> None:
         for chunk in torch.split(hidden, 100):  # the chunk that the measuring pass takes at this vocabulary
             heads(chunk)
 
-    ways = {"forward": forward, "heads": matmuls, "pass": lambda: trace_texts(base, heads, texts, MAX_RANKS)}
+    ways = {"forward": forward, "heads": matmuls, "pass": lambda: trace_texts(base, proposers, texts, MAX_RANKS)}
     seconds = interleaved(ways, repeats=options.repeats)
     print(f"{machine(options.threads)}, torch {torch.__version__}, float32")
     forward_s, heads_s, pass_s = seconds["forward"], seconds["heads"], seconds["pass"]

@@ -1,10 +1,10 @@
-"""The decoder's speed: host cost, steps and tokens a second, overheads; all side by side in one run.
+"""Speed of the decoder: host cost, steps and tokens per second, overheads; all measured in one run.
 
     python bench/decode.py --shared ../shared [--compile] [--repeats 5]
 
-Figures of one step are medians over steps that take turns: the whole step, the model's bare forward on the same
-entries, the heads' matrix products. Host cost is the step less the other two. Tokens a second are those of whole calls,
-prefill included, on prompts that the trees were not built from.
+Three times are measured in turn, and their medians taken: the whole step, the model's bare forward on the same inputs,
+and the heads' matrix products. Host cost is the step minus the other two. Tokens per second are those of whole calls,
+with prefill, on prompts that the trees were not built from.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.clock import now
 from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base, heads_like
+from treeopt.models.clock import now
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.pair import load_pair
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.encode import encode
 from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree
-from treeopt.verify.masks import TreeMasks
+from treeopt.verify.buffers import compile_tree
 
 HEADS = 5
 VOCABULARY = 32_000
@@ -43,17 +43,17 @@ TINY_SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much is run.
+    """Sizes of a run.
 
     Args:
         sizes: nodes of the trees; the last is that of single steps.
-        known: prompts that the trees are built from.
-        texts: prompts that are decoded.
-        new_tokens: of each text.
-        steps: timed ones of a decoder.
-        rounds: of whole texts, after one that is not counted.
+        known: number of prompts that the trees are built from.
+        texts: number of prompts that are decoded.
+        new_tokens: tokens of each text.
+        steps: timed steps of each decoder.
+        rounds: rounds over the texts, after one that is not counted.
         lead_in: steps before the timed ones.
-        shape: of the model of 110 M parameters.
+        shape: shape of the model of 110 M parameters.
     """
 
     sizes: tuple[int, ...] = (4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def story_model(shared: Path, effort: Effort, *, compile: bool) -> None:
-    """tinystories-260k: one step in parts, then tokens a second by size of the Medusa tree."""
+    """tinystories-260k: parts of a step, then tokens per second by size of the Medusa tree."""
     base, loaded = load_pair(
         str(shared / "models" / "tinystories-260k-medusa"), str(shared / "models" / "tinystories-260k"), device="cpu"
     )
@@ -99,7 +99,7 @@ def story_model(shared: Path, effort: Effort, *, compile: bool) -> None:
     texts = [encode(prompt, base.tokenizer, chat_template=True)[0] for prompt in prompts.prompts[-effort.texts :]]
     trees = {n: build_tree(calibration, n, values="independent", weights="uniform") for n in effort.sizes}
     attention = base.model.config._attn_implementation
-    print(f"\ntinystories-260k, float32, {attention} attention, {loaded.heads.num_heads} heads with own LM heads")
+    print(f"\ntinystories-260k, float32, {attention} attention, {loaded.heads.num_heads} heads with separate LM heads")
     decoder = TreeDecoder(base, loaded.heads, trees[64])
     step, eager, heads = step_parts(decoder, loaded.heads, texts[0], effort, rounds=4)
     bare = f"the eager bare forward does {1 / eager:.0f}/s"
@@ -110,27 +110,27 @@ def story_model(shared: Path, effort: Effort, *, compile: bool) -> None:
         decoder = TreeDecoder(base, loaded.heads, trees[64], compile=True)
         step, _, _ = step_parts(decoder, loaded.heads, texts[0], effort, rounds=4)
         judged("steps/s at 64 nodes, compiled", 1 / step, 500, bare)
-    plain = TreeDecoder(base, None, Tree(()))
-    ways: dict[str, Callable[[list[int]], int]] = {
+    autoregressive = TreeDecoder(base, None, Tree(()))
+    baselines: dict[str, Callable[[list[int]], int]] = {
         "stock generate": lambda ids: stock_tokens(base, ids, effort.new_tokens),
-        "own loop": lambda ids: len(plain.generate(ids, effort.new_tokens).tokens),
+        "our loop": lambda ids: len(autoregressive.generate(ids, effort.new_tokens).tokens),
     }
     for nodes, tree in trees.items():
-        ways[f"{nodes} nodes"] = tokens_of(TreeDecoder(base, loaded.heads, tree), effort.new_tokens)
-    pace = tokens_a_second(ways, texts, effort.rounds)
-    print(f"{'':16}  tokens/s  to generate  to own loop   ({effort.new_tokens} tokens a text, the Medusa tree by size)")
+        baselines[f"{nodes} nodes"] = tokens_of(TreeDecoder(base, loaded.heads, tree), effort.new_tokens)
+    pace = tokens_per_second(baselines, texts, effort.rounds)
+    print(f"{'':16}  tokens/s  to generate  to our loop   ({effort.new_tokens} tokens a text, the Medusa tree by size)")
     for name, rate in pace.items():
-        print(f"{name:16}  {rate:8.0f}  {rate / pace['stock generate']:11.2f}  {rate / pace['own loop']:11.2f}")
+        print(f"{name:16}  {rate:8.0f}  {rate / pace['stock generate']:11.2f}  {rate / pace['our loop']:11.2f}")
     best = max((name for name in pace if "nodes" in name), key=pace.__getitem__)
     judged(f"{best}: tokens/s to stock generate", pace[best] / pace["stock generate"], 1.45)
-    judged(f"{best}: tokens/s to our own loop", pace[best] / pace["own loop"], 1.2)
+    judged(f"{best}: tokens/s to our loop", pace[best] / pace["our loop"], 1.2)
 
 
 def shape_100m(effort: Effort) -> None:
     """Llama of 110 M random weights: overhead in bfloat16, host cost at 64 nodes."""
-    base, shared, own = random_pair(effort.shape, torch.bfloat16, "cpu", "eager")
+    base, shared, separate = random_pair(effort.shape, torch.bfloat16, "cpu", "eager")
     print("\n100M shape (d 768, 12 layers, V 32,000), bfloat16, eager attention, 5 heads, context 256")
-    for name, heads, goal in (("sharing the LM head", shared, 1.35), ("own LM heads", own, 1.9)):
+    for name, heads, goal in (("sharing the LM head", shared, 1.35), ("separate LM heads", separate, 1.9)):
         judged(f"overhead of 8 nodes, {name}", overhead(base, heads, 8, effort, context=256), goal, most=True)
     decoder = TreeDecoder(base, shared, generic_growth(64, HEADS, VOCABULARY).tree())
     step, forward, heads_time = step_parts(decoder, shared, [7] * 256, dataclasses.replace(effort, steps=12), rounds=2)
@@ -140,10 +140,10 @@ def shape_100m(effort: Effort) -> None:
 
 def shape_7b(effort: Effort) -> None:
     """Llama-7B with random bfloat16 weights: overhead of 64 nodes at batch 1, eager and compiled."""
-    base, shared, own = random_pair(LARGE_SHAPE, torch.bfloat16, "cuda", "sdpa")
+    base, shared, separate = random_pair(LARGE_SHAPE, torch.bfloat16, "cuda", "sdpa")
     print(f"\n7B shape, bfloat16, sdpa attention, 5 heads, {torch.cuda.get_device_name()}")
     for context in (512, 1024):
-        for name, heads, goal in (("sharing the LM head", shared, 1.12), ("own LM heads", own, 1.2)):
+        for name, heads, goal in (("sharing the LM head", shared, 1.12), ("separate LM heads", separate, 1.2)):
             for compiled in (False, True):
                 value = overhead(base, heads, 64, effort, context=context, compile=compiled)
                 label = f"overhead of 64 nodes, context {context}, {name}, {'compiled' if compiled else 'eager'}"
@@ -157,18 +157,17 @@ def step_parts(
     """Median seconds of a step, of the model's bare forward on the same entries, and of the heads."""
     base, forward, tree = decoder.base, decoder.forward, decoder.tree
     assert tree is not None
-    assert forward.shape is not None
+    compiled = compile_tree(tree, base.device)
     heads = heads_like(base, heads)
     spent: list[tuple[float, float, float]] = []
     for _ in range(rounds):
         rows = decoder.prefill([ids], effort.steps * (tree.depth + 1))
         for number in range(effort.steps):
-            session = rows._session
-            assert isinstance(session._masks, TreeMasks)
+            session = rows.session
             length, tokens = session.lengths[0], torch.full((1, tree.nodes), 5, device=base.device)
             given = {
-                "attention_mask": session._masks.at(length),
-                "position_ids": forward.shape.depths + length,
+                "attention_mask": forward.masks(compiled, length, session.cache.capacity).at(length),
+                "position_ids": (compiled.position_ids + length)[None],
                 "past_key_values": session.cache,
                 "use_cache": True,
                 "output_hidden_states": -1,
@@ -177,7 +176,7 @@ def step_parts(
             forward.verifier.model(tokens, **given)
             session.cache.truncate(length)
             after_forward = now(base)
-            heads(rows._hidden, base.lm_head, tree.depth)
+            heads(rows.hidden, base.lm_head, tree.depth)
             after_heads = now(base)
             decoder.step(rows)
             end = now(base)
@@ -191,7 +190,7 @@ def step_parts(
 def overhead(
     base: Base, heads: MedusaHeads, nodes: int, effort: Effort, *, context: int, compile: bool = False
 ) -> float:
-    """Seconds of a tree step over seconds of a one-token step of our own loop, in turn; medians."""
+    """Seconds of a tree step over seconds of an autoregressive step of our loop, measured in turn; medians."""
     tree, steps = generic_growth(nodes, HEADS, base.vocab_size).tree(), effort.steps
     decoders = [
         TreeDecoder(base, heads, tree, compile=compile),
@@ -201,30 +200,30 @@ def overhead(
     rows = [decoder.prefill([[7] * context], steps * (tree.depth + 1)) for decoder in decoders]
     for number in range(steps):
         for which, decoder in enumerate(decoders):
-            decoder.step(rows[which])  # right after the other's step the processor's caches are cold: not counted
+            decoder.step(rows[which])  # not timed: the processor's caches hold the other decoder's data
             begin = now(base)
             decoder.step(rows[which])
             if number >= effort.lead_in:
                 spent[which].append(now(base) - begin)
-            if rows[which]._session.lengths[0] > context + steps:  # both stay near the same context
+            if rows[which].session.lengths[0] > context + steps:  # both stay near the same context
                 rows[which] = decoder.prefill([[7] * context], steps * (tree.depth + 1))
     return statistics.median(spent[0]) / statistics.median(spent[1])
 
 
-def tokens_a_second(
-    ways: dict[str, Callable[[list[int]], int]], texts: list[list[int]], repeats: int
+def tokens_per_second(
+    baselines: dict[str, Callable[[list[int]], int]], texts: list[list[int]], repeats: int
 ) -> dict[str, float]:
-    """Median over the rounds of tokens a second; in every round each text goes every way in turn."""
-    rounds: dict[str, list[float]] = {name: [] for name in ways}
+    """Median tokens per second over the rounds; in every round each text is decoded by every baseline in turn."""
+    rounds: dict[str, list[float]] = {name: [] for name in baselines}
     for number in range(repeats + 1):
-        spent, made = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0)
+        spent, made = dict.fromkeys(baselines, 0.0), dict.fromkeys(baselines, 0)
         for ids in texts:
-            for name, run in ways.items():
+            for name, run in baselines.items():
                 begin = time.perf_counter()
                 made[name] += run(ids)
                 spent[name] += time.perf_counter() - begin
         if number:
-            for name in ways:
+            for name in baselines:
                 rounds[name].append(made[name] / spent[name])
     return {name: statistics.median(rates) for name, rates in rounds.items()}
 
@@ -243,7 +242,7 @@ def stock_tokens(base: Base, ids: list[int], new_tokens: int) -> int:
 def random_pair(
     shape: Mapping[str, int], dtype: torch.dtype, device: str, attention: str
 ) -> tuple[Base, MedusaHeads, MedusaHeads]:
-    """A Llama of random weights, and heads that share its LM head or have their own."""
+    """A Llama of random weights, heads that share its LM head, and heads with separate LM heads."""
     torch.manual_seed(0)
     config = LlamaConfig(
         **shape, vocab_size=VOCABULARY, max_position_embeddings=2048, attn_implementation=attention, eos_token_id=None
@@ -256,12 +255,12 @@ def random_pair(
         return (torch.randn(size, device=device) * 0.02).to(dtype)
 
     weight, bias = random(1, HEADS, d, d), random(1, HEADS, d)
-    own = MedusaHeads.from_tensors(weight, bias, random(HEADS, VOCABULARY, d))
-    return Base(model, None, "random"), MedusaHeads.from_tensors(weight, bias, None), own
+    separate = MedusaHeads.from_tensors(weight, bias, random(HEADS, VOCABULARY, d))
+    return Base(model, None, "random"), MedusaHeads.from_tensors(weight, bias, None), separate
 
 
 def judged(name: str, value: float, goal: float, more: str = "", *, most: bool = False) -> None:
-    """A line that says whether a figure meets its goal, which is the least value or, with `most`, the largest."""
+    """Print a figure and whether it meets its goal, a lower bound or, with `most`, an upper bound."""
     met = value <= goal if most else value >= goal
     aim = f"at {'most' if most else 'least'} {goal:g}" + (f"; {more}" if more else "")
     print(f"{'met   ' if met else 'MISSED'}  {name}: {value:.4g} (goal: {aim})", flush=True)

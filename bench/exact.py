@@ -1,8 +1,8 @@
-"""Lossless and predicted = measured, prompt by prompt, for five very different trees on all prompts of a file.
+"""Losslessness and predicted = measured, prompt by prompt, for five trees on all prompts of a file.
 
     python bench/exact.py --heads HEADS --prompts PROMPTS --calibration calibration.safetensors
 
-The whole of what the test suite checks on a few prompts. One node, a chain, a wide tree, 64 and 256 nodes; float32.
+The tests check the same on a few prompts. Trees: one node, a chain, a wide tree, 64 and 256 nodes; float32.
 """
 
 from __future__ import annotations

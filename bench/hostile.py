@@ -1,10 +1,10 @@
-"""Hostile runs of the command line: none may end with exit status 1, the status of a bug, or print a traceback.
+"""Runs of the command line with damaged inputs: none may exit with status 1, a bug, or print a traceback.
 
     python bench/hostile.py            # all runs, one process each; --tiny runs a few
 
-Each run gets a fresh folder with a small model, its heads, prompts, a calibration, a tree and a drafter of its own, in
-which `prepare` may damage something. It must end with one of the documented statuses and at most one error; no input
-may be changed, and nothing half-written may be left.
+Each run gets a new folder with a small model, its heads, prompts, a calibration and a tree; `prepare` may damage them.
+The run must exit with a documented status and print at most one error. No input may change, and no temporary file may
+remain.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from treeopt.files.bundled import pocket
 
 DOCUMENTED = {0, 2, 3, 4, 5, 6, 130, 141}  # exit statuses of the README; 1 is a bug
 SECONDS = 240
-TINY = 120  # of so many runs one
+TINY = 120  # with --tiny, one run of so many
 
 
 def make_folder(folder: Path) -> None:
-    """The files that a run finds: a model with heads, prompts, a calibration and a tree."""
+    """Write the files of a run: a model with heads, prompts, a calibration and a tree."""
     shutil.copytree(pocket(), folder / "model", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     rows = [json.dumps({"text": f"def f{i}(x):\n    return", "category": "code"}) for i in range(6)]
     (folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
@@ -42,7 +42,7 @@ def make_folder(folder: Path) -> None:
 
 
 def outcome(run: Run, template: Path, folder: Path) -> tuple[int, list[str]]:
-    """The exit status of a run, and what is wrong with how it ended."""
+    """The exit status of a run, and the faults found in it."""
     shutil.copytree(template, folder)
     before = Path.cwd()
     os.chdir(folder)
@@ -55,11 +55,11 @@ def outcome(run: Run, template: Path, folder: Path) -> tuple[int, list[str]]:
         faults = [] if done.returncode in DOCUMENTED else [f"exit {done.returncode}: {said.strip()[-300:]}"]
         faults += ["a traceback"] * ("Traceback" in said) + ["more than one error"] * (said.count("error[E") > 1)
         faults += ["control characters"] * ("\x1b" in said)
-        faults += ["nothing said"] * (done.returncode not in (0, 141) and not said.strip())
+        faults += ["no message"] * (done.returncode not in (0, 141) and not said.strip())
         faults += [f"{name} changed" for name, digest in inputs.items() if _hashes().get(name) != digest]
         faults += [f"{name} left" for name in _hashes() if Path(name).name.startswith(".")]
     except subprocess.TimeoutExpired:
-        return -1, [f"no end after {SECONDS} s"]
+        return -1, [f"not finished after {SECONDS} s"]
     finally:
         os.chdir(before)
     return done.returncode, faults
@@ -77,7 +77,7 @@ def _environment() -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="runs whose description holds this text")
+    parser.add_argument("--only", default="", help="only runs whose description contains this text")
     add_tiny(parser)
     options = parser.parse_args()
     runs = [run for run in all_runs() if options.only in run.what][:: TINY if options.tiny else 1]

@@ -1,4 +1,4 @@
-"""The hostile runs of `hostile.py`: what is wrong, the command line, and what is damaged before."""
+"""The runs of `hostile.py`: a description, the command line, and the damage done before."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CALIBRATE = ["calibrate", *SHORT, "-o", "new.safetensors"]
 
 @dataclass(frozen=True)
 class Run:
-    """One hostile run.
+    """One run.
 
     Args:
-        what: what is hostile about it.
-        arguments: of the program.
-        prepare: changes made in the run's folder before.
-        stdin: what standard input holds.
+        what: description of the damage.
+        arguments: arguments of the program.
+        prepare: changes the run's folder before.
+        stdin: content of standard input.
     """
 
     what: str
@@ -41,7 +41,7 @@ def write(name: str, content: str | bytes) -> Callable[[], object]:
 
 
 def edit(name: str, **changes: object) -> Callable[[], object]:
-    """A preparation that changes keys of a JSON file; None takes a key out."""
+    """A preparation that changes keys of a JSON file; None removes a key."""
 
     def change() -> None:
         data = json.loads(Path(name).read_text()) | changes
@@ -62,7 +62,7 @@ def flip(name: str, place: int) -> Callable[[], object]:
 
 
 def remove(name: str, folder: bool = False) -> Callable[[], object]:
-    """A preparation that removes a file, and makes a folder in its place where that is said."""
+    """A preparation that removes a file; with `folder` it makes a folder of that name."""
 
     def change() -> None:
         Path(name).unlink()
@@ -73,7 +73,7 @@ def remove(name: str, folder: bool = False) -> Callable[[], object]:
 
 
 def index(content: str) -> Callable[[], object]:
-    """A preparation that moves the model's weights out of its folder, and writes an index of shards."""
+    """A preparation that moves the model's weights to another folder and writes an index of shards."""
 
     def change() -> None:
         Path("model/model.safetensors").rename("elsewhere.safetensors")
@@ -94,12 +94,12 @@ def paths(*ranks: str) -> str:
 
 
 def header(text: bytes, length: int | None = None) -> bytes:
-    """The begin of a safetensors file with any header."""
+    """The first bytes of a safetensors file, with any header."""
     return struct.pack("<Q", len(text) if length is None else length) + text
 
 
 def wrong_trees() -> Iterator[Run]:
-    """Tree files and choices lists, through every command that takes one."""
+    """Damaged tree files and choices lists, in every command that reads one."""
     files: dict[str, str | bytes] = {
         "a tree of YAML tags": tree("nodes: !!python/object/apply:os.system [ls]", "paths: []"),
         "a tree with an anchor": tree("nodes: &a 1", "paths: []", "reference: *a"),
@@ -115,7 +115,9 @@ def wrong_trees() -> Iterator[Run]:
         "a path of 4,000 ranks": paths(", ".join(["0"] * 4000)),
         "a drafter file outside": tree("nodes: 1", "drafter: {id: x, file: ../../../../etc/passwd}", "paths: []"),
         "expected figures of another tree": tree(
-            "nodes: 1", "expected_tokens_per_step: {independent: 9.0, replay: 9.0, top_k: 1, of: x}", "paths: []"
+            "nodes: 1",
+            "expected_tokens_per_step: {independent: 9.0, replay: 9.0, top_k: 1, paths_sha256: x}",
+            "paths: []",
         ),
         "a choices list of code": "__import__('os').system('ls')\n",
         "a choices list of truths": "[[True], [False]]\n",
@@ -146,7 +148,7 @@ def wrong_trees() -> Iterator[Run]:
 
 
 def wrong_numbers() -> Iterator[Run]:
-    """Options at and beyond their limits."""
+    """Options at and outside their limits."""
     huge = "9" * 40
     for arguments in (
         ["build", "--nodes", huge],
@@ -223,7 +225,7 @@ def wrong_numbers() -> Iterator[Run]:
 
 
 def wrong_prompts() -> Iterator[Run]:
-    """Prompt files of every kind of damage, through calibrate, validate and distill."""
+    """Damaged prompt files, in calibrate, validate and distill."""
     files: dict[str, str | bytes] = {
         "empty": "",
         "blank lines": "\n\n\n",
@@ -266,7 +268,7 @@ def wrong_prompts() -> Iterator[Run]:
 
 
 def wrong_models() -> Iterator[Run]:
-    """Model and heads folders with damage."""
+    """Damaged folders of models and heads."""
     weights, heads = "model/model.safetensors", "model/heads/medusa_lm_head.safetensors"
     for what, prepare in {
         "weights cut off": lambda: os.truncate(weights, 1000),
@@ -302,7 +304,7 @@ def wrong_models() -> Iterator[Run]:
 
 
 def wrong_files() -> Iterator[Run]:
-    """Calibrations, profiles, drafters and outputs."""
+    """Damaged calibrations and profiles, and impossible outputs."""
     calibration = Path("calibration.safetensors")
     for what, prepare in {
         "calibration cut off": lambda: os.truncate(calibration, 100),

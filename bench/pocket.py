@@ -11,14 +11,17 @@ base and heads did learn from.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from timing import add_tiny, machine
 
-from treeopt.calibrate.pipeline import as_calibration, trace_texts
-from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance
+from treeopt.calibrate.pipeline import as_calibration
+from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks
+from treeopt.drafting.heads import HeadsProposer
+from treeopt.drafting.trace import trace_texts
 from treeopt.files.bundled import data_root
 from treeopt.files.strict_yaml import load
 from treeopt.models.pair import load_pair
@@ -51,13 +54,14 @@ def main() -> None:
     for ids in base.tokenizer([d.text for d in seen], verbose=False).input_ids:
         np.add.at(followers, (ids[:-1], ids[1:]), 1)
 
+    proposer = HeadsProposer(base, loaded.heads)
+
+    def traced(part: Sequence[Text]) -> list[Ranks]:
+        return [one.ranks for one in trace_texts(base, [proposer] * len(part), part, MAX_RANKS)]
+
     def traces(prompts: PromptSet) -> tuple[Calibration, Calibration]:
         texts = continue_texts(base, encode_prompts(base, prompts, new_tokens).texts, new_tokens)
-        rows = [
-            ranks
-            for part in (texts[i : i + 16] for i in range(0, len(texts), 16))
-            for ranks in trace_texts(base, loaded.heads, part, MAX_RANKS)
-        ]
+        rows = [ranks for part in (texts[i : i + 16] for i in range(0, len(texts), 16)) for ranks in traced(part)]
         bigram = [bigram_ranks(text, followers, loaded.heads.num_heads) for text in texts]
         nowhere = Provenance("", "", "", "", {})
         return as_calibration(texts, rows, MAX_RANKS, nowhere), as_calibration(texts, bigram, MAX_RANKS, nowhere)

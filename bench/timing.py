@@ -1,4 +1,4 @@
-"""How the benches time: candidates in turn, again and again, so that the machine's moods hit all alike."""
+"""Timing of the benches: candidates run in turn, round after round, so that other load slows all of them alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 
 def add_tiny(parser: argparse.ArgumentParser) -> None:
-    """The option that every bench has: the suite runs each of them so, lest one is broken unnoticed."""
-    parser.add_argument("--tiny", action="store_true", help="a few seconds, to see that it runs; figures mean nothing")
+    """Add the option of every bench with which the tests run it."""
+    parser.add_argument("--tiny", action="store_true", help="run for a few seconds as a test; the figures mean nothing")
 
 
 def interleaved(candidates: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, float]:
@@ -28,10 +28,10 @@ def interleaved(candidates: Mapping[str, Callable[[], object]], *, repeats: int)
 
 
 def machine(threads: int) -> str:
-    """One line about where the numbers come from."""
+    """One line that describes the machine."""
     return f"{platform.machine()}, {os.cpu_count()} cores, {threads} thread(s), Python {platform.python_version()}"
 
 
 def verdict(name: str, value: float, limit: float, unit: str) -> str:
-    """A line that says whether a figure meets its goal."""
+    """A line with a figure, its goal, and whether it meets it."""
     return f"{'met   ' if value <= limit else 'MISSED'}  {name}: {value:.4g} {unit} (goal: at most {limit:g} {unit})"

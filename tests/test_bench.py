@@ -1,4 +1,4 @@
-"""The benches run: each of their scripts, at a size of a second or two, as a user would call it."""
+"""Each bench script runs, at a size of a second or two, with the command line of its documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treeopt.models.layouts import LoadedHeads
 from treeopt.texts.prompts import load_prompts
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
-# Script -> its calls. {shared} is the folder of shared data, {file} a calibration.
+# Script -> its command lines. {shared} is the folder of shared data, {file} a calibration.
 EXACT = (
     "--heads {shared}/models/tinystories-260k-medusa --prompts {shared}/data/story_openings.json --calibration {file}"
 )
@@ -51,7 +51,7 @@ def bench(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Bench]:
-    """Run a script in this process, as `python bench/NAME.py ... --tiny`; returns what it printed."""
+    """Run a script in this process, as `python bench/NAME.py ... --tiny`; the fixture's function returns its output."""
     known = set(sys.modules)
 
     def run(name: str, line: str) -> str:
@@ -69,13 +69,13 @@ def bench(
 
 
 def plain_calls() -> list[tuple[str, str]]:
-    """Every script with every call of it, but those that have a test of their own."""
+    """Every script with each of its command lines, except those with a separate test."""
     return [(name, line) for name, lines in CALLS.items() for line in lines if line not in (EXACT, TABLE)]
 
 
 @pytest.mark.parametrize(("name", "line"), plain_calls())
 def test_bench_runs(bench: Bench, name: str, line: str, tmp_path: Path) -> None:
-    """Every line that it prints is of figures that it has, and none of them is an error."""
+    """The script names the machine and prints figures, none of which is nan."""
     if "{file}" in line:
         save_calibration(random_calibration(1, sequences=120, length=12), tmp_path / "c.safetensors")
     printed = bench(name, line)
@@ -94,8 +94,8 @@ def test_exact_is_exact(bench: Bench, base: Base, loaded: LoadedHeads, shared: P
     assert all("lossless 2/2  steps as predicted 2/2" in line for line in lines[1:])
 
 
-def test_no_script_is_forgotten() -> None:
-    """Every script of bench/ is run here; every other module there is a part of one."""
+def test_every_script_is_run() -> None:
+    """Every script of bench/ is run here; every other module there is imported by one."""
     found = {path.stem: "__main__" in path.read_text() for path in BENCH.glob("*.py")}
     assert {name for name, runs in found.items() if runs} == set(CALLS)
     assert {name for name, runs in found.items() if not runs} == PARTS
@@ -109,7 +109,7 @@ def test_no_script_is_forgotten() -> None:
 
 
 def test_drafting_decodes_what_it_predicts(bench: Bench) -> None:
-    """The trees that the bench of drafting decodes are lossless, and take the predicted steps."""
+    """The trees that bench/drafting.py decodes are lossless and take the predicted steps."""
     lines = [line for line in bench("drafting", TABLE).splitlines() if "lossless" in line]
     assert len(lines) == 2
     for line in lines:

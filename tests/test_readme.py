@@ -1,4 +1,4 @@
-"""The README tells the truth: its commands exist as written, and its Python runs as pasted."""
+"""The README is right: its commands exist as written, its Python runs, its links lead to files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from conftest import ROOT_FOLDER
 from treeopt.cli.app import program
 
 README = (ROOT_FOLDER / "README.md").read_text()
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT_FOLDER / "docs").glob("*.md")))
 
 
-def code_blocks(language: str) -> list[str]:
-    """The README's fenced blocks in one language ('' is the command line)."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+def code_blocks(language: str, page: str = README) -> list[str]:
+    """A page's fenced blocks in one language ('' is the command line)."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
 def test_commands_parse_as_written() -> None:
-    """Every treeopt line names a command and options that exist."""
-    lines = [line for block in code_blocks("") for line in block.splitlines() if line.startswith("treeopt ")]
-    assert len(lines) >= 8
+    """Every treeopt line of the README and of docs/ names a command and options that exist."""
+    blocks = [block for name in PAGES for block in code_blocks("", (ROOT_FOLDER / name).read_text())]
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("treeopt ")]
+    assert len(lines) >= 20
     for line in lines:
         name, *arguments = shlex.split(line)[1:]
         command = program.get_command(click.Context(program), name)
@@ -48,7 +50,16 @@ def test_python_runs_as_pasted(
     assert capsys.readouterr().out
 
 
-def test_pictures_exist() -> None:
-    """Every picture that the README shows is in the repository."""
-    for path in re.findall(r"!\[.*?\]\((.*?)\)", README):
-        assert (ROOT_FOLDER / path).is_file()
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_to_files(name: str) -> None:
+    """Every picture and page that a page links to is in the repository."""
+    page = ROOT_FOLDER / name
+    paths = re.findall(r"\]\((?!http)(.*?)\)", page.read_text())
+    assert [path for path in paths if not (page.parent / path).is_file()] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_benches_named_exist(name: str) -> None:
+    """Every bench script that a page names is in the repository."""
+    for script in re.findall(r"bench/\w+\.py", (ROOT_FOLDER / name).read_text()):
+        assert (ROOT_FOLDER / script).is_file()

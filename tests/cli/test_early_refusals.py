@@ -59,8 +59,8 @@ WORK = {
 
 
 BEGUN = {  # where work begins, by module
-    "calibrate.measure": ("run_calibration",),
-    "calibrate.texts": ("encode", "encode_prompts"),
+    "calibrate.pipeline": ("run_calibration",),
+    "texts.encode": ("encode", "encode_prompts"),
     "evaluate.profile": ("TimedStep",),
 }
 

@@ -21,7 +21,8 @@ from treeopt.files.trees import load_tree, save_tree
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify.buffers import compile_tree, load_buffers
+from treeopt.verify.buffer_files import load_buffers
+from treeopt.verify.buffers import compile_tree
 
 WIDTH = 80
 

@@ -7,20 +7,23 @@ import torch
 from helpers import random_tree
 
 from treeopt.decode import accept
+from treeopt.drafting.interface import Drafts
 from treeopt.tree import ROOT, Tree
-from treeopt.verify.shapes import Shape
+from treeopt.verify.buffers import compile_parents, compile_tree
 
 
-def shape_of(*trees: Tree) -> Shape:
-    """The shape of these trees, one a row."""
+def drafts_of(trees: list[Tree], tokens: list[list[int]]) -> Drafts:
+    """Tokens in these trees, one a row."""
     parents = torch.tensor([tree.parents for tree in trees])
-    return Shape.from_parents(parents, max(tree.depth for tree in trees))
+    return Drafts(torch.tensor(tokens), compile_parents(parents, max(tree.depth for tree in trees)))
 
 
 def accepted(tree: Tree, tokens: list[int], choice: list[int]) -> int:
     """The node that `accept.greedy` takes."""
-    found = accept.greedy(torch.tensor([tokens]), torch.tensor([choice]), shape_of(tree))
+    found = accept.greedy(drafts_of([tree], [tokens]), torch.tensor([choice]))
     assert found.shape == (1,)
+    shared = Drafts(torch.tensor([tokens]), compile_tree(tree))  # the same tree, compiled for all rows
+    assert accept.greedy(shared, torch.tensor([choice])).equal(found)
     return int(found)
 
 
@@ -63,7 +66,7 @@ def test_greedy_row_by_row(seed: int) -> None:
     tokens = [sibling_tokens(tree, vocab, seed + row) for row, tree in enumerate(trees)]
     choice = torch.randint(vocab, (6, 20), generator=torch.Generator().manual_seed(seed))
     wanted = [walked(*row) for row in zip(trees, tokens, choice.tolist(), strict=True)]
-    assert accept.greedy(torch.tensor(tokens), choice, shape_of(*trees)).tolist() == wanted
+    assert accept.greedy(drafts_of(trees, tokens), choice).tolist() == wanted
     assert len(set(wanted)) > 1
 
 
@@ -115,9 +118,8 @@ def test_greedy_root_only() -> None:
 
 def test_greedy_inputs_unchanged(small_tree: Tree) -> None:
     """The function is pure: what it was given is as before."""
-    tokens, choice = torch.arange(6)[None], torch.arange(6)[None]
-    shape = shape_of(small_tree)
-    given = (tokens, choice, shape.parents, shape.depths, shape.ancestors)
+    drafts, choice = drafts_of([small_tree], [list(range(6))]), torch.arange(6)[None]
+    given = (drafts.tokens, choice, drafts.tree.parents, drafts.tree.position_ids, drafts.tree.attention_mask)
     before = [tensor.clone() for tensor in given]
-    accept.greedy(tokens, choice, shape)
+    accept.greedy(drafts, choice)
     assert all(map(torch.equal, before, given))

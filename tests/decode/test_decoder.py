@@ -13,10 +13,12 @@ from helpers import random_tree
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
 
-from treeopt.calibrate.pipeline import as_calibration, trace_texts
+from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import NONE, Provenance
 from treeopt.decode.decoder import Decoded, TreeDecoder
-from treeopt.drafting import heads as propose
+from treeopt.drafting.heads import HeadsProposer, HeadsSession
+from treeopt.drafting.interface import Drafts
+from treeopt.drafting.trace import trace_texts
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.validate import predict
 from treeopt.models.base import Base, load_base
@@ -84,7 +86,7 @@ class Oracle:
         self.rng = np.random.default_rng(seed)
         self.planted: list[int] = []  # accepted drafts that each step should show
 
-    def drafts(self, root: Tensor, _logits: Tensor, _buffers: Buffers) -> Tensor:
+    def fill(self, root: Tensor, _states: Tensor, compiled: Buffers) -> Drafts:
         """A token for every node; `at` is the root's place in the text."""
         assert root.tolist() == [self.text[self.at]]
         upcoming = [*self.text[self.at + 1 :], *[VOCAB] * self.tree.depth]  # beyond the text nothing is right
@@ -95,7 +97,7 @@ class Oracle:
             on_path = bool(self.tree.ancestors[node, i])
             tokens.append(true % VOCAB if on_path else (true + 1 + int(self.rng.integers(VOCAB - 2))) % VOCAB)
         self.planted.append(min(self.tree.depths[node], len(self.text) - self.at - 1))
-        return torch.tensor([tokens])
+        return Drafts(torch.tensor([tokens]), compiled)
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -106,7 +108,7 @@ def test_generate_lossless_planted_drafts(family: str, seed: int, monkeypatch: p
     prompt = prompt_of(seed)
     text = stock(base, prompt, 60)
     oracle = Oracle(tree, text, seed)
-    monkeypatch.setattr(propose, "plain_drafts", oracle.drafts)
+    monkeypatch.setattr(HeadsSession, "fill", lambda _session, *given: oracle.fill(*given))
     lengths = []
     for step in TreeDecoder(base, random_heads(base, HEADS), tree).start(prompt, 60):
         assert step == text[oracle.at : oracle.at + len(step)]
@@ -313,7 +315,7 @@ def test_generate_shuffled_traces(story: tuple[Base, MedusaHeads], story_texts: 
     """The prediction rests on the traces: with their rows shuffled within each text it is another."""
     base, heads = story
     tree, rng = STORY_TREES["random 24"], np.random.default_rng(0)
-    rows = trace_texts(base, heads, story_texts, 253)
+    rows = [one.ranks for one in trace_texts(base, [HeadsProposer(base, heads)] * len(story_texts), story_texts, 253)]
     shuffled = []
     for row in rows:
         whole = np.flatnonzero((row != NONE).all(axis=1))  # rows near the end keep their place, with their `NONE`
@@ -410,7 +412,7 @@ def test_nan_while_decoding_says_where(batch: bool, monkeypatch: pytest.MonkeyPa
         return out
 
     monkeypatch.setattr(base.model, "forward", spoiled)
-    with pytest.raises(TreeoptError, match="not numbers") as caught:
+    with pytest.raises(TreeoptError, match="not finite") as caught:
         decoder.generate([[3, 8], [4, 9, 2]] if batch else [3, 8], 20)
     assert caught.value.code is Code.NOT_FINITE
     assert caught.value.at.startswith(f"prompt {int(batch)}, after ")

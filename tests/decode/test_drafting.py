@@ -1,4 +1,4 @@
-"""Corrected and dynamic drafting: the text is the base's own, steps are those predicted, mismatches are refused."""
+"""Rescored drafts and per-step trees: the text is the base's own, steps are those predicted, mismatches are refused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from treeopt.calibration import MISS, NONE
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafter import Drafter, Level
-from treeopt.drafting.heads import NO_TOKEN, Drafts, PlainProposer
-from treeopt.drafting.ngram import DraftModel
-from treeopt.drafting.plans import CorrectedProposer, DynamicProposer, check_plan, num_candidates, proposer_of
+from treeopt.drafting.interface import Drafts, ProposerSession
+from treeopt.drafting.ngram import NgramSession
+from treeopt.drafting.plans import TreeSource, check_plan, trees_for
+from treeopt.drafting.scores import num_candidates
 from treeopt.drafting.trace import windows
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.validate import predict, trace, validate
@@ -96,7 +97,7 @@ def test_steps_of_policies(made: Made, nodes: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("correct", [False, True])
-def test_orders_are_the_proposers(made: Made, correct: bool) -> None:
+def test_node_ranks_are_the_decoders(made: Made, correct: bool) -> None:
     """The true path lies in the tree that the decoder itself would grow exactly where its traced order says so."""
     drafter = made.drafters[correct]
     text = made.texts[3]
@@ -105,31 +106,31 @@ def test_orders_are_the_proposers(made: Made, correct: bool) -> None:
     [hidden] = hidden_states(made.base, [text])
     whole = [*text.prompt, *text.answer]
     for nodes in (2, 5, 16, 64, 253):
-        proposer = DynamicProposer(made.base, made.heads, TreePolicy(nodes, drafter.depth, drafter.id), drafter)
+        trees = trees_for(made.base, made.heads, TreePolicy(nodes, drafter.depth, drafter.id), drafter)
         for i in range(0, len(text.answer), 3):
             end = len(text.prompt) + i + 1
-            recent = np.array([([NO_TOKEN] * proposer.context + whole[:end])[-proposer.context :]])
-            held = paths_of(proposer, torch.tensor([text.answer[i]]), hidden[i : i + 1], recent)
+            held = paths_of(drafts_of(trees, [whole[:end]], hidden[i : i + 1]))
             for depth in range(1, min(drafter.depth, len(whole) - end) + 1):
                 assert (tuple(whole[end : end + depth]) in held) == (steps.node_rank[i, depth - 1] < nodes)
 
 
 @torch.inference_mode()
-def paths_of(
-    proposer: DynamicProposer, root: torch.Tensor, hidden: torch.Tensor, recent: np.ndarray
-) -> set[tuple[int, ...]]:
+def drafts_of(trees: TreeSource, texts: Sequence[Sequence[int]], hidden: torch.Tensor) -> Drafts:
+    """What a step drafts behind these texts, whose last tokens are the roots."""
+    root = torch.tensor([text[-1] for text in texts])
+    return trees.draft(trees.start(texts), root, hidden)
+
+
+def paths_of(drafts: Drafts) -> set[tuple[int, ...]]:
     """The token paths of one row's tree, walked node by node."""
-    drafts = proposer.propose(root, hidden, recent)
-    assert drafts.shape is not None
-    tokens, parents = drafts.tokens[0].tolist(), drafts.shape.parents[0].tolist()
-    assert tokens[0] == int(root)
+    tokens, parents = drafts.tokens[0].tolist(), drafts.tree.parents[0].tolist()
     paths: list[tuple[int, ...]] = [()]
     for token, parent in list(zip(tokens, parents, strict=True))[1:]:
         paths.append((*paths[parent], token))
     return set(paths)
 
 
-def test_orders_of_a_small_tree_end() -> None:
+def test_node_ranks_of_a_small_tree_end() -> None:
     """Where a step's tree has fewer nodes than places are traced, a token outside it is a miss."""
     base = tiny_base("llama", 4)
     drafter = Drafter.heads_only(1, 4)
@@ -149,19 +150,18 @@ def test_plain_numbers_draft_the_plain_tree(made: Made) -> None:
     rng = np.random.default_rng(0)
     hidden = torch.from_numpy(rng.normal(size=(5, made.base.hidden_size)).astype(np.float32))
     recent = rng.integers(0, made.base.vocab_size, (5, 32))
-    root = torch.from_numpy(recent[:, -1])
-    wanted = PlainProposer(made.base, made.heads, tree).propose(root, hidden).tokens
+    recent = recent.tolist()
+    wanted = drafts_of(trees_for(made.base, made.heads, tree), recent, hidden).tokens
     levels = (Level(),) * table.depth
     for drafter in (
         Drafter.heads_only(3, 6),
         Drafter(levels[:3], 3, 6),
         dataclasses.replace(table, levels=levels, top=made.base.vocab_size),
     ):
-        proposer = CorrectedProposer(made.base, made.heads, tree, drafter)
-        found = proposer.propose(root, hidden, recent[:, -proposer.context :])
-        assert found.tokens.equal(wanted)
-    corrected = CorrectedProposer(made.base, made.heads, tree, table)
-    assert not corrected.propose(root, hidden, recent[:, -corrected.context :]).tokens.equal(wanted)
+        own = dataclasses.replace(tree, drafter=drafter.id)
+        assert drafts_of(trees_for(made.base, made.heads, own, drafter), recent, hidden).tokens.equal(wanted)
+    own = dataclasses.replace(tree, drafter=table.id)
+    assert not drafts_of(trees_for(made.base, made.heads, own, table), recent, hidden).tokens.equal(wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,27 +220,27 @@ def test_repeated_candidates_are_never_accepted(made: Made, rule: Rule, monkeypa
     drafter = made.drafters[True]
     ranks = range(drafter.top, num_candidates(drafter))
     tree = Tree.from_paths([(rank,) for rank in ranks] + [(rank, 0) for rank in ranks], drafter=drafter.id)
-    voids: list[torch.Tensor] = []
-    propose = CorrectedProposer.propose
+    drafted: list[Drafts] = []
+    fill = ProposerSession.fill
 
-    def noted(self: CorrectedProposer, *given: torch.Tensor) -> Drafts:
-        drafts = propose(self, *given)
-        voids.append(drafts.void if drafts.void is not None else torch.zeros_like(drafts.tokens).bool())
-        return drafts
+    def noted(self: NgramSession, *given: object) -> Drafts:
+        drafted.append(fill(self, *given))  # type: ignore[arg-type]
+        return drafted[-1]
 
-    monkeypatch.setattr(CorrectedProposer, "propose", noted)
-    decoder = TreeDecoder(made.base, made.heads, tree, drafter=drafter, acceptance=rule)
-    told = decoder._told
+    monkeypatch.setattr(NgramSession, "fill", noted)
     accepted: list[bool] = []
 
-    def judged(drafts: Drafts, root: torch.Tensor, node: torch.Tensor) -> object:
-        accepted.append(bool(voids[-1][0, node]))
-        return told(drafts, root, node)
+    class Noted(type(rule)):  # type: ignore[misc]  # any of the three rules
+        def judge(self, drafts: Drafts, *given: object) -> tuple[torch.Tensor, torch.Tensor]:
+            node, root = super().judge(drafts, *given)
+            accepted.append(drafts.void is not None and bool(drafts.void[0, node]))
+            return node, root
 
-    monkeypatch.setattr(decoder, "_told", judged)
+    rule = Noted(**{field.name: getattr(rule, field.name) for field in dataclasses.fields(rule) if field.init})
+    decoder = TreeDecoder(made.base, made.heads, tree, drafter=drafter, acceptance=rule)
     for text in made.texts:
         decoder.generate(text.prompt, NEW)
-    assert sum(bool(void.any()) for void in voids) > 20
+    assert sum(drafts.void is not None for drafts in drafted) > 20
     assert not any(accepted)
 
 
@@ -302,7 +302,7 @@ def test_other_drafters_are_refused(made: Made) -> None:
     """A plan of another drafter, of one that is not given, and of none, are E223 in decoder and validation."""
     for plan, drafter in mismatches(made):
         calls: Sequence[object] = (
-            lambda plan=plan, drafter=drafter: proposer_of(made.base, made.heads, plan, drafter),
+            lambda plan=plan, drafter=drafter: trees_for(made.base, made.heads, plan, drafter),
             lambda plan=plan, drafter=drafter: TreeDecoder(made.base, made.heads, plan, drafter=drafter),
             lambda plan=plan, drafter=drafter: validate(made.base, made.heads, plan, made.texts, drafter=drafter),
             lambda plan=plan, drafter=drafter: predict(made.base, made.heads, plan, made.texts, drafter),
@@ -340,7 +340,7 @@ def test_tree_deeper_than_the_drafter_is_refused(made: Made) -> None:
         TreeDecoder(made.base, made.heads, deep, drafter=drafter)
     assert caught.value.code is Code.TREE_TOO_DEEP
     policy = TreePolicy(8, 200, drafter.id)
-    assert proposer_of(made.base, made.heads, policy, drafter).depth == drafter.depth
+    assert trees_for(made.base, made.heads, policy, drafter).depth == drafter.depth
 
 
 def test_no_heads_is_one_error(made: Made) -> None:
@@ -355,11 +355,10 @@ def test_prices_choose_sizes(made: Made) -> None:
     """Free nodes are all taken, dear ones never; without size_cost every step has the same number."""
     drafter = made.drafters[True]
     hidden = torch.randn(3, made.base.hidden_size, generator=torch.Generator().manual_seed(0))
-    recent = np.random.default_rng(0).integers(0, 61, (3, 32))
+    recent = np.random.default_rng(0).integers(0, 61, (3, 32)).tolist()
     for size_cost, nodes in (((), 16), (((1, 0.0), (16, 0.0)), 16), (((1, 0.0), (16, 20.0)), 1)):
-        proposer = DynamicProposer(made.base, made.heads, TreePolicy(16, 3, drafter.id, size_cost), drafter)
-        found = proposer.propose(torch.from_numpy(recent[:, -1]), hidden, recent)
-        assert found.tokens.shape == (3, nodes)
+        trees = trees_for(made.base, made.heads, TreePolicy(16, 3, drafter.id, size_cost), drafter)
+        assert drafts_of(trees, recent, hidden).tokens.shape == (3, nodes)
 
 
 def test_matches_are_looked_up_in_the_prompt() -> None:
@@ -393,25 +392,25 @@ def test_recent_holds_the_root() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_corrected_tokens_path_by_path(made: Made, seed: int) -> None:
+def test_rescored_tokens_path_by_path(made: Made, seed: int) -> None:
     """Every node of a bushy tree holds what walking its own path alone finds, in every row."""
     drafter = made.drafters[True]
     tree = dataclasses.replace(random_tree(seed, nodes=40, depth=drafter.depth, ranks=3), drafter=drafter.id)
     rng = np.random.default_rng(seed)
     hidden = torch.from_numpy(rng.normal(size=(3, made.base.hidden_size)).astype(np.float32))
-    recent = rng.integers(0, made.base.vocab_size, (3, 32))
-    proposer = CorrectedProposer(made.base, made.heads, tree, drafter)
-    found = proposer.propose(torch.from_numpy(recent[:, -1]), hidden, recent).tokens
-    model, one = DraftModel(drafter), np.zeros(1, np.int64)
+    recent = rng.integers(0, made.base.vocab_size, (3, 32)).tolist()
+    trees = trees_for(made.base, made.heads, tree, drafter)
+    found = drafts_of(trees, recent, hidden).tokens
+    one = np.zeros(1, np.int64)
     for row in range(3):
+        session = trees.start([recent[row]])
         with torch.inference_mode():
-            logits = made.heads(hidden[row : row + 1], made.base.lm_head)
-        start = model.begin(logits, recent[row : row + 1], drafter.depth)
+            root = session.begin(torch.tensor(recent[row][-1:]), hidden[row : row + 1])
         for node, path in enumerate(tree.paths, start=1):
-            nodes = start.root
+            nodes = root
             for rank in path:
-                token = model.children(start, nodes).tokens[:, rank]
-                nodes = model.follow(start, nodes, one, token)
+                token = session.candidates(nodes).tokens[:, rank]
+                nodes = session.follow(nodes, one, token)
             assert found[row, node] == token[0]
 
 
@@ -423,14 +422,13 @@ def test_batch_takes_the_size_that_most_gains(made: Made) -> None:
     gain = steps.expected_tokens[:, STEP_SIZES.index(16)] - 1
     size_cost = ((1, 0.0), (16, float(np.median(gain))))  # half of the rows are worth it
     policy = TreePolicy(16, drafter.depth, drafter.id, size_cost)
-    proposer = DynamicProposer(made.base, made.heads, policy, drafter)
+    trees = trees_for(made.base, made.heads, policy, drafter)
     [hidden] = hidden_states(made.base, [text])
-    recent, root = windows(text, proposer.context), torch.tensor(text.answer)
+    recent = windows(text, trees.window)
 
     def size(rows: slice) -> int:
-        with torch.inference_mode():
-            return proposer.propose(root[rows], hidden[rows], recent[rows]).tokens.shape[1]
+        return drafts_of(trees, recent[rows], hidden[rows]).tokens.shape[1]
 
-    alone = [size(slice(i, i + 1)) for i in range(len(root))]
+    alone = [size(slice(i, i + 1)) for i in range(len(recent))]
     assert set(alone) == {1, 16}
     assert size(slice(None)) == 16

@@ -12,7 +12,7 @@ import pytest
 import torch
 from chances import ALPHA, LENGTH, PROMPT, SMALL, p_value, small_base, text_probabilities
 from drafters import PRICES, quick_drafter
-from proposers import RandomProposer
+from random_trees import RandomTrees
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
 from transformers import (
@@ -134,8 +134,8 @@ def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) 
     """Processors see each node's own path too where every row has a tree of its own at every step."""
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
     stock = model.generate(**options)
-    proposer = RandomProposer(Base(model, None, "tiny"), nodes=40, depth=3)
-    ours = model.generate(**options, custom_generate=tree_generate, proposer=proposer, return_dict_in_generate=True)
+    trees = RandomTrees(Base(model, None, "tiny"), nodes=40, depth=3)
+    ours = model.generate(**options, custom_generate=tree_generate, tree=trees, return_dict_in_generate=True)
     assert ours.sequences.tolist() == stock.tolist()
     assert ours.tokens_per_step > 1
 
@@ -406,3 +406,9 @@ def test_sampling_distribution_with_drafters(dynamic: bool) -> None:
         for text in texts[:, len(PROMPT) :].tolist():
             counts[int(np.polyval(text, SMALL))] += 1
     assert p_value(counts, text_probabilities(base, Sample())) > ALPHA
+
+
+def test_no_tree_is_refused(model: PreTrainedModel) -> None:
+    """Without a tree there is nothing to verify."""
+    with pytest.raises(ValueError, match="takes a tree"):
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=tree_generate)

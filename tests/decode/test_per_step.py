@@ -1,4 +1,4 @@
-"""Dynamic trees: whatever tree each row is given at each step, the text is the base model's own."""
+"""Per-step trees: whatever tree each row is given at each step, the text is the base model's own."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import pytest
 import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
 from decoding import stock
-from numpy.typing import NDArray
-from proposers import RandomProposer
+from random_trees import RandomTrees
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
-from torch import Tensor
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
-from treeopt.drafting.heads import NO_TOKEN, Drafts, PlainProposer
+from treeopt.drafting.heads import HeadsProposer
+from treeopt.drafting.interface import Drafts
+from treeopt.drafting.plans import StaticTree
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import Tree
-from treeopt.verify.shapes import Shape
+from treeopt.verify.buffers import compile_parents, compile_tree
 
 NEW = 24
 PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer than the sliding windows
@@ -26,7 +26,7 @@ PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer
 
 def decoder_of(base: Base, *, nodes: int = 16, depth: int = 4, rule: Rule | None = None, seed: int = 0) -> TreeDecoder:
     """A decoder with random trees."""
-    return TreeDecoder(base, None, proposer=RandomProposer(base, nodes, depth, seed), acceptance=rule)
+    return TreeDecoder(base, None, RandomTrees(base, nodes, depth, seed), acceptance=rule)
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -92,77 +92,103 @@ def test_typical_runs_lossily() -> None:
 def test_sample_distribution(rule: Sample) -> None:
     """Texts through random trees are distributed as plain sampling distributes them; many drafts are accepted."""
     base = small_base()
-    proposer = RandomProposer(base, 12, 3, planted=False)
-    decoder = TreeDecoder(base, None, proposer=proposer, acceptance=rule, probe=False)
+    trees = RandomTrees(base, 12, 3, planted=False)
+    decoder = TreeDecoder(base, None, trees, acceptance=rule, probe=False)
     assert p_value(counted(decoder), text_probabilities(base, rule)) > ALPHA
     decoded = decoder.generate([[1, 4, 2]] * 64, 8)
     assert np.mean([len(one.step_lengths) for one in decoded]) < 0.8 * 8
 
 
-class Shared(RandomProposer):
+class Shared(RandomTrees):
     """One random tree a step for all rows, with the first row's tokens below every root."""
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
-        drafts = super().propose(root[:1], hidden, None if recent is None else recent[:1])
-        tokens = drafts.tokens.repeat(len(root), 1)
-        tokens[:, 0] = root
-        return Drafts(tokens, drafts.shape)
+    def grown(self, roots: list[int], recent: list[list[int]] | None) -> Drafts:
+        drafts = super().grown(roots[:1], None if recent is None else recent[:1])
+        tokens = drafts.tokens.repeat(len(roots), 1)
+        tokens[:, 0] = torch.tensor(roots)
+        path = Tree.from_paths(node_paths(drafts))
+        return Drafts(tokens, compile_tree(path))
 
 
-def test_one_shape_for_all_rows() -> None:
-    """A step's shape may be shared by the rows."""
+def node_paths(drafts: Drafts) -> list[tuple[int, ...]]:
+    """Rank paths of the first row's tree: a node's rank is its place among its siblings."""
+    paths: list[tuple[int, ...]] = [()]
+    children = [0] * drafts.tokens.shape[1]
+    for parent in drafts.tree.parents[0, 1:].tolist():
+        paths.append((*paths[parent], children[parent]))
+        children[parent] += 1
+    return paths[1:]
+
+
+def test_one_tree_for_all_rows() -> None:
+    """A step's tree may be shared by the rows."""
     base = tiny_base("qwen2-mixed", 3)
-    decoded = TreeDecoder(base, None, proposer=Shared(base, 16, 3)).generate(PROMPTS, NEW)
-    assert [one.tokens for one in decoded] == [stock(base, prompt, NEW) for prompt in PROMPTS]
-    assert any(max(one.step_lengths) > 1 for one in decoded)
+    chains = [Shared(base, nodes, depth) for nodes, depth in ((4, 3), (2, 1))]  # one order of nodes whatever the ranks
+    for trees in chains:
+        decoded = TreeDecoder(base, None, trees).generate(PROMPTS, NEW)
+        assert [one.tokens for one in decoded] == [stock(base, prompt, NEW) for prompt in PROMPTS]
+        assert any(max(one.step_lengths) > 1 for one in decoded)
 
 
-class Asking(RandomProposer):
-    """Looks at the last `context` tokens, and notes what it is shown."""
+class Asking(RandomTrees):
+    """Reads the last `window` tokens, and notes them."""
 
-    def __init__(self, base: Base, context: int) -> None:
+    def __init__(self, base: Base, window: int) -> None:
         super().__init__(base, 12, 3)
-        self.context = context
+        self.window = window
         self.shown: list[list[list[int]] | None] = []
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
-        self.shown.append(None if recent is None else recent.tolist())
-        return super().propose(root, hidden, None)
+    def grown(self, roots: list[int], recent: list[list[int]] | None) -> Drafts:
+        self.shown.append(recent)
+        return super().grown(roots, None)
 
 
-@pytest.mark.parametrize("context", [0, 1, 2, 5, 40])
-def test_recent_tokens(context: int) -> None:
-    """A proposer is shown the end of each row's prompt and text, root included, also when rows have left."""
+@pytest.mark.parametrize("window", [0, 1, 2, 5, 40])
+def test_recent_tokens(window: int) -> None:
+    """A drafter knows the end of each row's prompt and text, root included, also when rows have left."""
     base = tiny_base("llama", 2)
-    proposer = Asking(base, context)
-    decoder = TreeDecoder(base, None, proposer=proposer)
+    trees = Asking(base, window)
+    decoder = TreeDecoder(base, None, trees)
     rows, texts = decoder.prefill(PROMPTS, 60), [list(prompt) for prompt in PROMPTS]
     for left in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [1], [1]):
         rows.keep([row for row, index in enumerate(rows.indices) if index in left])
         whole = [[*texts[index], root] for index, root in zip(rows.indices, rows.roots, strict=True)]
         for index, step in zip(rows.indices, decoder.step(rows), strict=True):
             texts[index] += step
-        padded = [([NO_TOKEN] * context + text)[-context:] for text in whole]
-        assert proposer.shown[-1] == (padded if context else None)
+        assert trees.shown[-1] == ([text[-window:] for text in whole] if window else None)
     assert texts[1][1:] == stock(base, PROMPTS[1], len(texts[1]) - 1)
 
 
-def test_plain_proposer_is_the_tree() -> None:
-    """A decoder given heads and a tree is one given their proposer."""
+def test_static_tree_of_the_heads_is_the_tree() -> None:
+    """A decoder given heads and a tree is one given their source of trees."""
     base, tree = tiny_base("llama", 2), Tree.from_paths([(rank,) for rank in range(VOCAB)])
     heads = random_heads(base, 2)
-    proposer = PlainProposer(base, heads, tree)
-    given, made = TreeDecoder(base, None, proposer=proposer), TreeDecoder(base, heads, tree)
+    trees = StaticTree(HeadsProposer(base, heads), tree, base.device)
+    given, made = TreeDecoder(base, None, trees), TreeDecoder(base, heads, tree)
     assert given.tree == made.tree == tree
     assert given.generate(PROMPTS, NEW) == made.generate(PROMPTS, NEW)
 
 
-def test_either_tree_or_proposer() -> None:
-    """Both at once and neither are refused."""
-    base = tiny_base("llama")
-    for tree, proposer in ((None, None), (Tree(()), RandomProposer(base, 4, 2))):
-        with pytest.raises(ValueError, match="either a tree or a proposer"):
-            TreeDecoder(base, None, tree, proposer=proposer)
+@pytest.mark.parametrize("seed", range(3))
+def test_rewound_rows_step_alike(seed: int) -> None:
+    """Rows that are rewound to a mark take the same steps again, and reach the text of stock generate."""
+    base = tiny_base("mistral", seed)
+    trees = RandomTrees(base, 16, 4, seed)
+    decoder = TreeDecoder(base, None, trees)
+    rows = decoder.prefill(PROMPTS, 60)
+    decoder.step(rows)
+    mark, lengths = rows.mark(), rows.session.lengths
+    session = rows.drafting
+    known = [list(text) for text in session.texts]
+    lost = [decoder.step(rows) for _ in range(3)]
+    rows.rewind(mark)
+    session.texts = known  # the random trees' own texts have no mark
+    assert rows.session.lengths == lengths
+    again = [decoder.step(rows) for _ in range(3)]
+    for row in range(len(PROMPTS)):
+        one, other = ([token for step in steps for token in step[row]] for steps in (lost, again))
+        shared = min(len(one), len(other))
+        assert one[:shared] == other[:shared]
 
 
 def test_errors_are_the_decoders() -> None:
@@ -180,25 +206,20 @@ def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -
     """Traced whole by torch.compile's tracer, trees that change leave the forward's shapes alone."""
     base = tiny_base("llama", 6)
     monkeypatch.setattr(torch, "compile", lambda model: torch._dynamo.optimize("eager")(model))
-    plain, compiled = (
-        TreeDecoder(base, None, proposer=RandomProposer(base, 12, 3, 6), compile=asked) for asked in (False, True)
-    )
+    plain, compiled = (TreeDecoder(base, None, RandomTrees(base, 12, 3, 6), compile=asked) for asked in (False, True))
     for prompts in (PROMPTS[0], PROMPTS[1:3]):
         assert compiled.generate(prompts, 12) == plain.generate(prompts, 12)
 
 
-def test_senseless_shapes_cost_steps_only() -> None:
-    """Another row's shape under a row's tokens loses most right drafts, and changes no text."""
+def test_senseless_trees_cost_steps_only() -> None:
+    """Another row's tree under a row's tokens loses most right drafts, and changes no text."""
     base = tiny_base("llama", 2)
 
-    class Off(RandomProposer):
-        def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
-            drafts = super().propose(root, hidden, recent)
-            assert drafts.shape is not None
-            return Drafts(drafts.tokens, Shape.from_parents(drafts.shape.parents.roll(1, 0), self.depth))
+    class Off(RandomTrees):
+        def grown(self, roots: list[int], recent: list[list[int]] | None) -> Drafts:
+            drafts = super().grown(roots, recent)
+            return Drafts(drafts.tokens, compile_parents(drafts.tree.parents.roll(1, 0), self.depth))
 
-    right, off = (
-        TreeDecoder(base, None, proposer=kind(base, 30, 3)).generate(PROMPTS, NEW) for kind in (RandomProposer, Off)
-    )
+    right, off = (TreeDecoder(base, None, kind(base, 30, 3)).generate(PROMPTS, NEW) for kind in (RandomTrees, Off))
     assert [one.tokens for one in off] == [one.tokens for one in right]
     assert sum(len(one.step_lengths) for one in off) > sum(len(one.step_lengths) for one in right)

@@ -18,9 +18,10 @@ from torch import Tensor
 from treeopt.decode import accept
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
+from treeopt.drafting.interface import Drafts
 from treeopt.models.base import Base
 from treeopt.tree import Tree
-from treeopt.verify.shapes import Shape
+from treeopt.verify.buffers import compile_parents, compile_tree
 
 SETTINGS = {
     "plain": Sample(),
@@ -72,35 +73,29 @@ def test_sample_accepts_drafts(small: Base) -> None:
 class DrawnPerChild(Sample):
     """Wrong: a draw for every child instead of one for every node, so drafted tokens come too often."""
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        choice = self.choose(logits, tokens, shape, generator)
-        at_parents = logits.index_select(1, shape.parents[0])
-        own = self.choose(at_parents, tokens, shape, generator)  # a draw at the parent, for each node
-        right = (own == tokens)[:, None, :] | ~shape.ancestors
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        choice = self.choose(logits, drafts, generator)
+        at_parents = logits.index_select(1, drafts.tree.parents)
+        own = self.choose(at_parents, drafts, generator)  # a draw at the parent, for each node
+        right = (own == drafts.tokens)[:, None, :] | ~drafts.tree.attention_mask
         right[:, :, 0] = True
-        node = right.all(-1).mul(torch.arange(tokens.shape[1])).amax(-1)
+        node = right.all(-1).mul(torch.arange(drafts.tokens.shape[1])).amax(-1)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 
 class GreedyNext(Sample):
     """Wrong: drafts are judged by draws, but the token after them is the most likely one."""
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        node, _ = super().judge(tokens, logits, shape, generator)
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        node, _ = super().judge(drafts, logits, generator)
         return node, accept.best(logits)[torch.arange(len(node)), node]
 
 
 class ColdInside(Sample):
     """Wrong: the temperature is 20 percent lower at nodes than at the first token."""
 
-    def choose(
-        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
-    ) -> Tensor:
-        return super().choose(logits if tokens is None else logits * 1.2, tokens, shape, generator)
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
+        return super().choose(logits if drafts is None else logits * 1.2, drafts, generator)
 
 
 @pytest.mark.parametrize("wrong", [DrawnPerChild, GreedyNext, ColdInside])
@@ -184,15 +179,8 @@ def typical_by_hand(
 
 def taken(tree: Tree, tokens: Tensor, logits: Tensor, temperature: float, epsilon: float, delta: float) -> list[int]:
     """The nodes that `accept.typical` takes for a batch."""
-    found = accept.typical(
-        tokens,
-        logits,
-        Shape.of_tree(tree, tokens.device),
-        temperature=temperature,
-        epsilon=epsilon,
-        delta=delta,
-    )
-    return found.tolist()
+    drafts = Drafts(tokens, compile_tree(tree))
+    return accept.typical(drafts, logits, temperature=temperature, epsilon=epsilon, delta=delta).tolist()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -220,9 +208,10 @@ def test_typical_brute_force_own_trees(seed: int) -> None:
     tokens, logits = rng.integers(12, size=(5, 25)), rng.normal(size=(5, 25, 12)) * 1.5
     rows = zip(trees, tokens.tolist(), logits, strict=True)
     wanted = [typical_by_hand(*row, 0.7, 0.09, 0.3) for row in rows]
-    shape = Shape.from_parents(torch.tensor([tree.parents for tree in trees]), 6)
-    given = torch.from_numpy(tokens), torch.from_numpy(logits).float()
-    assert accept.typical(*given, shape, temperature=0.7, epsilon=0.09, delta=0.3).tolist() == wanted
+    compiled = compile_parents(torch.tensor([tree.parents for tree in trees]), 6)
+    drafts = Drafts(torch.from_numpy(tokens), compiled)
+    found = accept.typical(drafts, torch.from_numpy(logits).float(), temperature=0.7, epsilon=0.09, delta=0.3)
+    assert found.tolist() == wanted
     assert len(set(wanted)) > 1
 
 

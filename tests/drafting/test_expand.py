@@ -13,18 +13,44 @@ from hypothesis import strategies as st
 from naive_draft import Case, random_case
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.expand import MAX_PARENTS, Expansion, expand, orders_of
-from treeopt.drafting.ngram import DraftModel
+from treeopt.drafting.expand import MAX_PARENTS, Expansion, expand, node_ranks
+from treeopt.drafting.interface import Candidates, Features, Ints, Nodes, ProposerSession
+from treeopt.drafting.scores import Scorer
 
 Path = tuple[int, ...]
 
 
+class Begun(ProposerSession):
+    """The session of a step whose logits are given."""
+
+    def __init__(self, scorer: Scorer, logits: torch.Tensor, recent: Ints, depth: int) -> None:
+        self._scorer, self._step = scorer, scorer.begin(logits, recent, depth)
+
+    def begin(self, roots: torch.Tensor, states: torch.Tensor) -> Nodes:
+        return self._step.root
+
+    def candidates(self, nodes: Nodes) -> Candidates:
+        return self._scorer.candidates(self._step, nodes)
+
+    def features(self, nodes: Nodes) -> Features:
+        return self._scorer.features(self._step, nodes)
+
+    def follow(self, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
+        return self._scorer.follow(self._step, nodes, parents, tokens)
+
+
+def tree_of(scorer: Scorer, logits: torch.Tensor, recent: Ints, nodes: int, depth: int) -> Expansion:
+    """The trees of all rows."""
+    session = Begun(scorer, logits, recent, depth)
+    return expand(session, session.begin(logits, logits), nodes, depth)
+
+
 def grown(case: Case, nodes: int, depth: int | None = None) -> Expansion:
     """The trees of all rows of a case."""
-    model = DraftModel(case.drafter)
+    model = Scorer(case.drafter)
     depth = case.drafter.depth if depth is None else depth
     logits = torch.from_numpy(case.logits[: min(depth, case.drafter.num_heads)])
-    return expand(model, model.begin(logits, case.recent, depth), nodes, depth)
+    return tree_of(model, logits, case.recent, nodes, depth)
 
 
 def paths_of(expansion: Expansion, row: int) -> list[Path]:
@@ -54,7 +80,7 @@ def all_paths(case: Case, row: int, depth: int) -> dict[Path, float]:
 @pytest.mark.parametrize("seed", range(12))
 def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
     """With a parent for each node, no path outside the tree is likelier than one inside; likeliest first."""
-    case = random_case(seed, calibration_map=seed % 2 == 0)
+    case = random_case(seed, odds=seed % 2 == 0)
     depth = min(case.drafter.depth, 3)
     expansion = grown(case, nodes, depth)
     assert expansion.tokens.shape == (3, nodes - 1) or expansion.tokens.shape[1] < nodes - 1
@@ -73,7 +99,7 @@ def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_smaller_trees_begin_larger_ones(seed: int) -> None:
     """The first nodes of a tree of 64 are every smaller tree: tokens, parents, depths and log-probabilities."""
-    case = random_case(seed, calibration_map=seed % 2 == 0)
+    case = random_case(seed, odds=seed % 2 == 0)
     largest = grown(case, 64)
     for nodes in (1, 2, 3, 5, 8, 16, 17, 18, 25, 32, 63, 64):
         smaller = grown(case, nodes)
@@ -96,16 +122,16 @@ def test_rows_alone_equal_rows_in_a_batch(seed: int) -> None:
         assert alone.log_probability[0].tolist() == together.log_probability[row, :count].tolist()
 
 
-def two_rows(top: int) -> tuple[DraftModel, torch.Tensor]:
+def two_rows(top: int) -> tuple[Scorer, torch.Tensor]:
     """Two plain heads over three tokens, chances (0.5, 0.3, 0.2) and (0.7, 0.2, 0.1); in row 1 reversed."""
     chances = torch.tensor([[[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]], [[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]]])
-    return DraftModel(Drafter.heads_only(2, top)), chances.log()
+    return Scorer(Drafter.heads_only(2, top)), chances.log()
 
 
 def test_tree_by_hand() -> None:
     """0.5 of (0), 0.35 of (0 0), 0.3 of (1), 0.21 of (1 0), 0.2 of (2)."""
     model, logits = two_rows(3)
-    found = expand(model, model.begin(logits, np.zeros((2, 1), np.int64), 2), 6, 2)
+    found = tree_of(model, logits, np.zeros((2, 1), np.int64), 6, 2)
     assert found.tokens.tolist() == [[0, 0, 1, 0, 2], [2, 2, 1, 2, 0]]
     assert found.parents.tolist() == [[0, 1, 0, 3, 0]] * 2
     assert found.depths.tolist() == [[1, 2, 1, 2, 1]] * 2
@@ -116,7 +142,7 @@ def test_tree_by_hand() -> None:
 def test_fewer_candidates_than_nodes() -> None:
     """Two candidates a node and two levels are six drafts, whatever is asked for."""
     model, logits = two_rows(2)
-    found = expand(model, model.begin(logits, np.zeros((2, 1), np.int64), 2), 64, 2)
+    found = tree_of(model, logits, np.zeros((2, 1), np.int64), 64, 2)
     assert sorted(paths_of(found, 1)) == [(1,), (1, 1), (1, 2), (2,), (2, 1), (2, 2)]
 
 
@@ -135,14 +161,14 @@ def test_parents_are_limited() -> None:
     """Of 20 drafts of level 1 only the first `MAX_PARENTS` have children, though the other ones' would be likelier."""
     logits = torch.cat([torch.linspace(0.1, 0, 20), torch.full((20,), -30.0)]).expand(2, 1, 40).clone()
     logits[1] = torch.tensor([50.0] + [0.0] * 39)  # the child is as likely as its parent
-    model = DraftModel(Drafter.heads_only(2, 20))
-    found = expand(model, model.begin(logits, np.zeros((1, 1), np.int64), 2), 64, 2)
+    model = Scorer(Drafter.heads_only(2, 20))
+    found = tree_of(model, logits, np.zeros((1, 1), np.int64), 64, 2)
     paths = paths_of(found, 0)
     assert {path[0] for path in paths if len(path) == 2} == set(range(MAX_PARENTS))
     assert sum(len(path) == 1 for path in paths) == 20
 
 
-def naive_orders(paths: list[Path], true: list[int]) -> list[int]:
+def naive_places(paths: list[Path], true: list[int]) -> list[int]:
     """Number of each prefix among the paths, counted from 1."""
     orders = []
     for length in range(1, len(true) + 1):
@@ -153,7 +179,7 @@ def naive_orders(paths: list[Path], true: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("nodes", [1, 2, 6, 30])
 @pytest.mark.parametrize("seed", range(4))
-def test_orders_equal_a_naive_walk(seed: int, nodes: int) -> None:
+def test_places_equal_a_naive_walk(seed: int, nodes: int) -> None:
     """Every continuation of up to five tokens, the text's end among them, is looked up path by path."""
     case = random_case(seed, rows=1)
     expansion = grown(case, nodes)
@@ -162,23 +188,23 @@ def test_orders_equal_a_naive_walk(seed: int, nodes: int) -> None:
     rng = np.random.default_rng(seed)
     texts = [list(path) + rng.integers(-1, vocab, 3).tolist() for path in [(), *paths]]
     for true in [*texts, [], [-1, 0, 0], *map(list, itertools.product(range(vocab), repeat=2))]:
-        assert orders_of(expansion, np.array([true], np.int64)).tolist() == [naive_orders(paths, true)]
+        assert node_ranks(expansion, np.array([true], np.int64)).tolist() == [naive_places(paths, true)]
 
 
 SEVERAL = grown(random_case(5), 10)
 
 
 @given(st.lists(st.lists(st.integers(-1, 3), min_size=4, max_size=4), min_size=3, max_size=3))
-def test_orders_of_several_rows(true: list[list[int]]) -> None:
+def test_places_of_several_rows(true: list[list[int]]) -> None:
     """Each row is looked up in its own tree."""
-    naive = [naive_orders(paths_of(SEVERAL, row), true[row]) for row in range(3)]
-    assert orders_of(SEVERAL, np.array(true)).tolist() == naive
+    naive = [naive_places(paths_of(SEVERAL, row), true[row]) for row in range(3)]
+    assert node_ranks(SEVERAL, np.array(true)).tolist() == naive
 
 
-def test_orders_by_hand() -> None:
+def test_places_by_hand() -> None:
     """A tree of 0, 1 and 0 0: a miss at one level is a miss at all below, even where a later token is in the tree."""
     none = np.zeros((1, 3), np.float32)
     tree = Expansion(np.array([[0, 1, 0]]), np.array([[0, 0, 1]]), np.array([[1, 1, 2]]), none)
     wanted = {(0, 0, 0): [1, 3, 4], (1, 0, 0): [2, 4, 4], (2, 0, 0): [4, 4, 4], (0, -1, -1): [1, 4, 4]}
     for true, orders in wanted.items():
-        assert orders_of(tree, np.array([true])).tolist() == [orders]
+        assert node_ranks(tree, np.array([true])).tolist() == [orders]

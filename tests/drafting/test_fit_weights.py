@@ -15,21 +15,22 @@ from numpy.typing import NDArray
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.fit_weights import Evidence, evidence, fit_level, fit_odds
-from treeopt.drafting.ngram import Candidates, DraftModel
+from treeopt.drafting.interface import Features
+from treeopt.drafting.scores import Scorer
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int = 3) -> Candidates:
-    """Candidates as a text might give them; now and then one is repeated, and often one is prompt_lookup."""
+def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int = 3) -> Features:
+    """Features as a text might give them; now and then one is repeated, and often one is prompt_lookup."""
     rng = np.random.default_rng(seed)
     tokens = np.argsort(rng.random((positions, 30)), axis=1)[:, :slots]
     again = np.zeros(tokens.shape, np.bool_)
     again[:, -1] = rng.random(positions) < 0.3
     length = rng.integers(0, longest + 1, positions)
     tokens[again[:, -1], -1] = tokens[again[:, -1], 0]
-    return Candidates(
+    return Features(
         tokens=tokens,
         again=again,
         head=rng.normal(-2.0, 1.5, tokens.shape).astype(np.float32),
@@ -40,7 +41,7 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
     )
 
 
-def scores_of(found: Candidates, level: Level) -> Floats:
+def scores_of(found: Features, level: Level) -> Floats:
     """Each candidate's score, -inf for repeated ones, with the outside's in a last column."""
     weight = np.array([0.0, *level.prompt_lookup])[np.minimum(found.length, MAX_MATCH)]
     scores = level.head * found.head + level.prior * found.prior + level.ngram * found.ratios
@@ -48,7 +49,7 @@ def scores_of(found: Candidates, level: Level) -> Floats:
     return np.concatenate([scores, np.full((len(scores), 1), level.other_logit)], axis=1)
 
 
-def drawn(seed: int, found: Candidates, level: Level) -> Ints:
+def drawn(seed: int, found: Features, level: Level) -> Ints:
     """Tokens that came, by the level's own chances; a token that is no candidate where none of them did."""
     scores = scores_of(found, level)
     noise = np.random.default_rng(seed).gumbel(size=scores.shape)
@@ -107,7 +108,7 @@ def test_one_sided_evidence_gives_a_level_that_drafters_accept(hits: str) -> Non
     assert Drafter((level,), 1, 6).depth == 1
 
 
-def naive_evidence(found: Candidates, true: Ints) -> tuple[list[list[list[float]]], list[list[bool]], list[int]]:
+def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]], list[list[bool]], list[int]]:
     """The same, candidate by candidate."""
     numbers, shut, came = [], [], []
     for at in range(len(true)):
@@ -141,17 +142,17 @@ def test_evidence_equals_a_naive_loop(seed: int) -> None:
 def test_numbers_weigh_as_drafting_does(seed: int) -> None:
     """A drafter's scores are its numbers times the evidence: what is fitted is what is drafted by."""
     case = random_case(seed)
-    model = DraftModel(case.drafter)
+    model = Scorer(case.drafter)
     start = model.begin(torch.from_numpy(case.logits), case.recent, case.drafter.depth)
-    children = model.children(start, start.root)
-    made = evidence(model.candidates(start, start.root), np.zeros(3, np.int64))
+    children = model.candidates(start, start.root)
+    made = evidence(model.features(start, start.root), np.zeros(3, np.int64))
     level = case.drafter.levels[0]
     weights = np.array([level.head, level.prior, level.ngram, *level.prompt_lookup, level.other_logit])
     scores = np.where(made.shut, -np.inf, made.numbers @ weights)
     assert np.sort(scores[:, :-1]).tolist() == [
         pytest.approx(row, abs=1e-5) for row in np.sort(children.scores).tolist()
     ]
-    assert scores[:, -1].tolist() == [pytest.approx(children.other_logit)] * 3
+    assert scores[:, -1].tolist() == [pytest.approx(level.other_logit)] * 3
 
 
 def accepted(odds: tuple[tuple[float, float], ...]) -> bool:
@@ -208,7 +209,7 @@ def test_certain_estimates_count_as_one() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_order_of_equal_estimates_does_not_matter(seed: int) -> None:
-    """Candidates with the same estimate share what came of them, also where all the hits stand at the end."""
+    """Features with the same estimate share what came of them, also where all the hits stand at the end."""
     rng = np.random.default_rng(seed)
     estimated = np.log(rng.choice([0.01, 0.1, 0.3, 0.8], 1000))
     came = (rng.random(1000) < 0.3).astype(np.int64)

@@ -68,8 +68,8 @@ def test_every_fold_leaves_its_own_texts_out() -> None:
         assert len(others) < len(texts)
         assert same(drafter.ngram_table, table_of(base, others))
         assert drafter.levels == found.drafter.levels
-    for text, model in zip(texts, found.models(texts), strict=True):
-        assert model.drafter is found.folds[found.fold_of[text.prompt_id]]
+    for text, model in zip(texts, found.proposers(base, heads, texts), strict=True):
+        assert model.scorer.drafter is found.folds[found.fold_of[text.prompt_id]]
     assert found.tokens == sum(len(text.prompt) + len(text.answer) - 1 for text in texts)
 
 

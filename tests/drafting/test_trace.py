@@ -10,13 +10,14 @@ import torch
 from drafters import answered, learned, planted, prompts_of
 from tiny import VOCAB
 
-from treeopt.calibrate.pipeline import trace_texts
 from treeopt.calibration import MISS, NONE
 from treeopt.drafter import Drafter
-from treeopt.drafting import trace as drafts
 from treeopt.drafting.expand import expand
-from treeopt.drafting.ngram import DraftModel
-from treeopt.drafting.trace import trace_drafts, windows
+from treeopt.drafting.heads import HeadsProposer
+from treeopt.drafting.interface import ProposerSession
+from treeopt.drafting.ngram import NgramProposer
+from treeopt.drafting.plans import proposer_for
+from treeopt.drafting.trace import trace_texts, windows
 from treeopt.policy import STEP_SIZES
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
@@ -35,11 +36,25 @@ def test_ranks_of_plain_drafter_are_the_heads() -> None:
     base, heads = planted()
     texts = answered(base, prompts_of(0, 5))
     for top in (VOCAB, 3):
-        traced = trace_drafts(base, heads, [DraftModel(Drafter.heads_only(3, top))] * 5, texts, 253, steps=0)
-        for one, ranks in zip(traced, trace_texts(base, heads, texts, 253), strict=True):
-            kept = np.where((ranks >= top) & (ranks != NONE), MISS, ranks)
-            np.testing.assert_array_equal(one.ranks, kept)
+        traced = trace_texts(base, [HeadsProposer(base, heads, Drafter.heads_only(3, top))] * 5, texts, 253)
+        for one, other in zip(traced, trace_texts(base, [HeadsProposer(base, heads)] * 5, texts, 253), strict=True):
+            ranks = other.ranks
+            np.testing.assert_array_equal(one.ranks, np.where((ranks >= top) & (ranks != NONE), MISS, ranks))
             assert one.steps is None
+
+
+def test_ranks_on_the_device_are_those_of_the_candidates() -> None:
+    """The heads' ranks, found without sorting, are the places among their candidates."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(0, 4))
+    fast, slow = HeadsProposer(base, heads), HeadsProposer(base, heads)
+
+    class Sorted(type(slow.start([], 3))):  # type: ignore[misc]  # the session's class with the interface's own rank
+        rank = ProposerSession.rank
+
+    slow.start = lambda texts, depth: Sorted(slow, depth)  # type: ignore[method-assign]
+    pairs = zip(*(trace_texts(base, [one] * 4, texts, 253) for one in (fast, slow)), strict=True)
+    assert all(np.array_equal(one.ranks, other.ranks) for one, other in pairs)
 
 
 def test_ranks_position_by_position() -> None:
@@ -47,26 +62,24 @@ def test_ranks_position_by_position() -> None:
     base, heads = planted()
     texts = answered(base, prompts_of(0, 10))
     drafter = learned(base, heads, texts).drafter
-    model = DraftModel(drafter)
+    proposer = NgramProposer(base, heads, drafter)
     [text] = answered(base, prompts_of(9, 1))
-    [traced] = trace_drafts(base, heads, [model], [text], 5, steps=drafter.depth)
+    [traced] = trace_texts(base, [proposer], [text], 5, step_depth=drafter.depth)
     [hidden] = hidden_states(base, [text])
     assert traced.steps is not None
     for i in range(len(text.answer)):
+        session = proposer.start([[*text.prompt, *text.answer[: i + 1]]], drafter.depth)
         with torch.inference_mode():
-            start = model.begin(
-                heads(hidden[i : i + 1], base.lm_head), windows(text, model.window)[i : i + 1], drafter.depth
-            )
-        nodes = start.root
+            nodes = root = session.begin(torch.tensor(text.answer[i : i + 1]), hidden[i : i + 1])
         for level, token in enumerate(text.answer[i + 1 :][: drafter.depth]):
-            children = model.children(start, nodes)
+            children = session.candidates(nodes)
             found = children.tokens[0][np.isfinite(children.scores[0])].tolist()
             rank = found.index(token) if token in found else 99
             assert traced.ranks[i, level] == (rank if rank < 5 else MISS)
-            likely = np.exp(model.log_probability(level, children.scores)[0, 0])
+            likely = np.exp(children.log_probability[0, 0])
             assert traced.steps.confidence[i, level] == pytest.approx(float(likely), rel=2e-3)
-            nodes = model.follow(start, nodes, np.zeros(1, np.int64), np.array([token]))
-        tree = expand(model, start, 254, drafter.depth)
+            nodes = session.follow(nodes, np.zeros(1, np.int64), np.array([token]))
+        tree = expand(session, root, 254, drafter.depth)
         total = 1 + np.exp(tree.log_probability[0].astype(np.float64)).cumsum()
         wanted = [1.0, *(total[min(size - 1, len(total)) - 1] for size in STEP_SIZES[1:])]
         np.testing.assert_allclose(traced.steps.expected_tokens[i], wanted, rtol=1e-5)
@@ -78,11 +91,10 @@ def test_pieces_change_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> N
     base, heads = planted()
     texts = answered(base, prompts_of(0, 6))
     drafter = learned(base, heads, texts).drafter
-    alone = [trace_drafts(base, heads, [DraftModel(drafter)], [text], 253, steps=5)[0] for text in texts]
-    monkeypatch.setattr(drafts, "_PIECE", piece)
-    for one, other in zip(
-        trace_drafts(base, heads, [DraftModel(drafter)] * 6, texts, 253, steps=5), alone, strict=True
-    ):
+    proposer = NgramProposer(base, heads, drafter)
+    alone = [trace_texts(base, [proposer], [text], 253, step_depth=5)[0] for text in texts]
+    monkeypatch.setattr(proposer, "rows_at_once", piece)
+    for one, other in zip(trace_texts(base, [proposer] * 6, texts, 253, step_depth=5), alone, strict=True):
         np.testing.assert_array_equal(one.ranks, other.ranks)
         assert one.steps is not None
         assert other.steps is not None
@@ -93,8 +105,8 @@ def test_each_text_has_its_own_model() -> None:
     """Texts of one batch are traced by the models that stand at their places."""
     base, heads = planted()
     texts = answered(base, prompts_of(0, 2))
-    models = [DraftModel(Drafter.heads_only(3, VOCAB)), DraftModel(Drafter.heads_only(3, 1))]
-    first, second = trace_drafts(base, heads, models, texts, 253, steps=0)
+    proposers = [proposer_for(base, heads, Drafter.heads_only(3, top)) for top in (VOCAB, 1)]
+    first, second = trace_texts(base, proposers, texts, 253)
     assert set(np.unique(second.ranks)) <= {0, MISS, NONE}
     assert ((first.ranks > 0) & (first.ranks < MISS)).any()
 
@@ -103,6 +115,6 @@ def test_answer_of_one_token() -> None:
     """There is nothing to draft behind it."""
     base, heads = planted()
     text = dataclasses.replace(prompts_of(0, 1)[0], answer=[3])
-    [traced] = trace_drafts(base, heads, [DraftModel(Drafter.heads_only(3, 4))], [text], 253, steps=3)
+    [traced] = trace_texts(base, [HeadsProposer(base, heads, Drafter.heads_only(3, 4))], [text], 253, step_depth=3)
     assert traced.steps is not None
     assert traced.ranks.tolist() == traced.steps.node_rank.tolist() == [[NONE] * 3]

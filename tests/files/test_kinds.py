@@ -23,7 +23,8 @@ from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify.buffers import compile_tree, save_buffers
+from treeopt.verify.buffer_files import save_buffers
+from treeopt.verify.buffers import compile_tree
 
 
 def _calibration(path: Path) -> None:

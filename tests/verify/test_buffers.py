@@ -13,7 +13,8 @@ from helpers import random_tree
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
-from treeopt.verify.buffers import PAD, compile_tree, load_buffers, save_buffers
+from treeopt.verify.buffer_files import load_buffers, save_buffers
+from treeopt.verify.buffers import BUFFER_NAMES, PAD, Buffers, compile_tree
 
 RankPath = tuple[int, ...]
 PUBLISHED = (
@@ -201,3 +202,27 @@ def test_load_buffers_other_files(tmp_path: Path, small_tree: Tree) -> None:
             load_buffers(tmp_path / f"{name}.safetensors")
         codes.append(caught.value.code)
     assert codes == [Code.FILE_MISSING, Code.FILE_INVALID, Code.FILE_INVALID]
+
+
+def wrong_buffers() -> dict[str, Buffers]:
+    """Compiled trees with one number changed."""
+    right = compile_tree(Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]))
+    wrong = {}
+    for name in BUFFER_NAMES:
+        tensor = getattr(right, name).clone()
+        place = (3, 2) if tensor.ndim == 2 else (4,)
+        if name == "retrieve_indices":
+            place = (1, 1)
+        tensor[place] = ~tensor[place] if tensor.dtype is torch.bool else tensor[place] + 1
+        wrong[name] = dataclasses.replace(right, **{name: tensor})
+    return wrong | {"top_k": dataclasses.replace(right, top_k=3)}
+
+
+@pytest.mark.parametrize("name", [*BUFFER_NAMES, "top_k"])
+def test_load_buffers_refuses_what_is_not_one_tree(tmp_path: Path, name: str) -> None:
+    """A flipped bit of the mask, or any other number that is not the tree's, is refused when the file is loaded."""
+    file = tmp_path / "buffers.safetensors"
+    save_buffers(wrong_buffers()[name], Tree(()), file)
+    with pytest.raises(TreeoptError, match="not a compiled tree") as caught:
+        load_buffers(file)
+    assert caught.value.code is Code.FILE_INVALID

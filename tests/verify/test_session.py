@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,9 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import ROOT, Tree
+from treeopt.verify.buffers import Buffers, compile_parents, compile_tree
 from treeopt.verify.probe import check_trees
 from treeopt.verify.session import TreeForward
-from treeopt.verify.shapes import Frame, Shape
 
 PREFIX = 2 * WINDOW + 5  # longer than any sliding window here
 
@@ -48,9 +50,9 @@ def test_verify_equals_paths(family: str, seed: int) -> None:
     base = tiny_base(family, seed)
     tree = random_tree(seed, nodes=(1, 9, 40)[seed], depth=5, ranks=6)
     prefix, tokens = tokens_of(seed, PREFIX), tokens_of(seed + 100, tree.nodes)
-    forward = TreeForward(base, tree)
+    forward = TreeForward(base, tree.nodes, tree.depth)
     session, first, _ = forward.begin([prefix], 20)
-    logits, _ = session.verify(tokens[None])
+    logits, _ = session.verify(tokens[None], compile_tree(tree))
     torch.testing.assert_close(first[0], base.model(prefix[None]).logits[0, -1], rtol=0, atol=1e-4)
     torch.testing.assert_close(logits[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
 
@@ -62,11 +64,11 @@ def test_verify_after_keeps(family: str) -> None:
     base, tree = tiny_base(family, 5), random_tree(5, nodes=12, depth=4, ranks=5)
     rng = np.random.default_rng(5)
     prefix = tokens_of(5, WINDOW - 4)  # the window begins to move during the test
-    forward = TreeForward(base, tree)
+    forward = TreeForward(base, tree.nodes, tree.depth)
     session, _, _ = forward.begin([prefix], 60)
     for step in range(6):
         tokens = tokens_of(10 + step, tree.nodes)
-        logits, _ = session.verify(tokens[None])
+        logits, _ = session.verify(tokens[None], compile_tree(tree))
         torch.testing.assert_close(logits[0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
         kept = int(rng.integers(tree.nodes))
         session.keep([tuple(path_to(tree, kept))])
@@ -81,15 +83,17 @@ def test_verify_window_inside_tree(family: str) -> None:
     base, tree = tiny_base(family, sliding_window=3), random_tree(7, nodes=40, depth=8, ranks=3)
     assert tree.depth >= 6
     prefix, tokens = tokens_of(7, 9), tokens_of(8, tree.nodes)
-    forward = TreeForward(base, tree)
+    forward = TreeForward(base, tree.nodes, tree.depth)
     session, _, _ = forward.begin([prefix], 10)
-    torch.testing.assert_close(session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        session.verify(tokens[None], compile_tree(tree))[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4
+    )
 
 
-def own_trees(seed: int, rows: int, nodes: int, depth: int) -> tuple[list[Tree], Shape]:
-    """A random tree of this size for every row, and their shape."""
+def own_trees(seed: int, rows: int, nodes: int, depth: int) -> tuple[list[Tree], Buffers]:
+    """A random tree of this size for every row, and all of them compiled."""
     trees = [random_tree(10 * seed + row, nodes=nodes, depth=depth, ranks=6) for row in range(rows)]
-    return trees, Shape.from_parents(torch.tensor([tree.parents for tree in trees]), depth)
+    return trees, compile_parents(torch.tensor([tree.parents for tree in trees]), depth)
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -102,11 +106,11 @@ def test_verify_own_trees(family: str, lengths: list[int]) -> None:
     """
     base, rng = tiny_base(family, 4), np.random.default_rng(len(lengths))
     prefixes = [tokens_of(row, length) for row, length in enumerate(lengths)]
-    session, _, _ = TreeForward(base, Frame(nodes=14, depth=4)).begin(prefixes, 40)
+    session, _, _ = TreeForward(base, 14, 4).begin(prefixes, 40)
     for step in range(4):
-        trees, shape = own_trees(step, len(lengths), 14, 4)
+        trees, compiled = own_trees(step, len(lengths), 14, 4)
         tokens = torch.stack([tokens_of(100 * step + row, 14) for row in range(len(lengths))])
-        logits, _ = session.verify(tokens, shape)
+        logits, _ = session.verify(tokens, compiled)
         paths = []
         for row, tree in enumerate(trees):
             wanted = alone(base, prefixes[row], tree, tokens[row])
@@ -123,12 +127,12 @@ def test_verify_own_trees(family: str, lengths: list[int]) -> None:
 def test_verify_own_trees_window_inside(family: str, rows: int) -> None:
     """A window shorter than the rows' own trees are deep hides far ancestors by position."""
     base = tiny_base(family, sliding_window=3)
-    trees, shape = own_trees(7, rows, 40, 8)
-    assert shape.depths.max() >= 5
+    trees, compiled = own_trees(7, rows, 40, 8)
+    assert compiled.position_ids.max() >= 5
     prefixes = [tokens_of(row, 2 + 4 * row) for row in range(rows)]
     tokens = torch.stack([tokens_of(50 + row, 40) for row in range(rows)])
-    session, _, _ = TreeForward(base, Frame(nodes=40, depth=8)).begin(prefixes, 10)
-    logits, _ = session.verify(tokens, shape)
+    session, _, _ = TreeForward(base, 40, 8).begin(prefixes, 10)
+    logits, _ = session.verify(tokens, compiled)
     for row, tree in enumerate(trees):
         wanted = alone(base, prefixes[row], tree, tokens[row])
         torch.testing.assert_close(logits[row], wanted, rtol=0, atol=1e-4)
@@ -136,14 +140,32 @@ def test_verify_own_trees_window_inside(family: str, rows: int) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
 @torch.inference_mode()
-def test_verify_one_shape_for_all_rows(family: str) -> None:
-    """A step's shape may be one for all rows; it gives what the tree made ready beforehand gives, bit for bit."""
+def test_verify_one_tree_as_one_for_each_row(family: str) -> None:
+    """One compiled tree for all rows gives what the same tree compiled for each row gives, bit for bit."""
     base, tree = tiny_base(family), random_tree(3, nodes=12, depth=4, ranks=4)
     prefixes, tokens = [tokens_of(1, PREFIX), tokens_of(2, 6)], tokens_of(3, 24).view(2, 12)
-    ready, _, _ = TreeForward(base, tree).begin(prefixes, 10)
-    framed, _, _ = TreeForward(base, Frame(nodes=12, depth=4)).begin(prefixes, 10)
-    shape = Shape.of_tree(tree, base.device)
-    assert torch.equal(framed.verify(tokens, shape)[0], ready.verify(tokens)[0])
+    shared, _, _ = TreeForward(base, 12, 4).begin(prefixes, 10)
+    each, _, _ = TreeForward(base, 12, 4).begin(prefixes, 10)
+    rows = compile_parents(torch.tensor([tree.parents] * 2), 4)
+    assert torch.equal(each.verify(tokens, rows)[0], shared.verify(tokens, compile_tree(tree))[0])
+
+
+@torch.inference_mode()
+def test_verify_reads_the_compiled_mask() -> None:
+    """One flipped bit of the mask changes the logits of its node, and none but its descendants'."""
+    base, tree = tiny_base("llama", 2), random_tree(4, nodes=12, depth=4, ranks=4)
+    compiled, tokens = compile_tree(tree), tokens_of(4, 12)[None]
+    node = next(n for n in range(2, 12) if not compiled.attention_mask[n, n - 1])
+    mask = compiled.attention_mask.clone()
+    mask[node, node - 1] = True
+    flipped = dataclasses.replace(compiled, attention_mask=mask)
+    logits = [
+        TreeForward(base, 12, 4).begin([tokens_of(1, 9)], 5)[0].verify(tokens, one)[0][0] for one in (compiled, flipped)
+    ]
+    same = torch.isclose(*logits, rtol=0, atol=1e-6).all(-1)
+    assert not same[node]
+    unrelated = [n for n in range(12) if not tree.ancestors[n, node]]
+    assert same[unrelated].all()
 
 
 def capped(base: Base, logits: Tensor) -> Tensor:
@@ -157,9 +179,9 @@ def capped(base: Base, logits: Tensor) -> Tensor:
 def test_verify_hidden_states(family: str) -> None:
     """The hidden states returned are what the LM head reads: it gives the logits back."""
     base, tree = tiny_base(family, 1), random_tree(1, nodes=10, depth=3, ranks=4)
-    forward = TreeForward(base, tree)
+    forward = TreeForward(base, tree.nodes, tree.depth)
     session, first, state = forward.begin([tokens_of(1, 7)], 9)
-    logits, hidden = session.verify(tokens_of(2, tree.nodes)[None])
+    logits, hidden = session.verify(tokens_of(2, tree.nodes)[None], compile_tree(tree))
     torch.testing.assert_close(capped(base, base.lm_head(state)), first)
     torch.testing.assert_close(capped(base, base.lm_head(hidden)), logits)
 
@@ -172,21 +194,23 @@ def test_verify_both_attentions(family: str, attention: str) -> None:
     base, tree = tiny_base(family, attn_implementation=attention), random_tree(2, nodes=15, depth=4, ranks=4)
     assert base.model.config._attn_implementation == attention
     prefix, tokens = tokens_of(3, PREFIX), tokens_of(4, tree.nodes)
-    forward = TreeForward(base, tree)
+    forward = TreeForward(base, tree.nodes, tree.depth)
     session, _, _ = forward.begin([prefix], 10)
-    torch.testing.assert_close(session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        session.verify(tokens[None], compile_tree(tree))[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4
+    )
 
 
 @torch.inference_mode()
 def test_begin_second_text() -> None:
     """A second text, longer or shorter than the first, starts from nothing."""
     base, tree = tiny_base("mistral"), random_tree(3, nodes=10, depth=3, ranks=4)
-    forward, tokens = TreeForward(base, tree), tokens_of(9, 10)
+    forward, tokens = TreeForward(base, tree.nodes, tree.depth), tokens_of(9, 10)
     for seed, length in ((1, 20), (2, 60), (3, 5)):
         prefix = tokens_of(seed, length)
         session, _, _ = forward.begin([prefix], 10)
         torch.testing.assert_close(
-            session.verify(tokens[None])[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4
+            session.verify(tokens[None], compile_tree(tree))[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4
         )
 
 
@@ -220,7 +244,7 @@ def test_tree_forward_other_attention(monkeypatch: pytest.MonkeyPatch, attention
     base = tiny_base("llama")
     monkeypatch.setattr(base.model.config, "_attn_implementation_internal", attention)
     with pytest.raises(TreeoptError) as caught:
-        TreeForward(base, Tree(()))
+        TreeForward(base, 1, 0)
     assert caught.value.code is Code.NO_TREES
     assert attention in caught.value.what
     assert "sdpa" in caught.value.fix
@@ -229,7 +253,7 @@ def test_tree_forward_other_attention(monkeypatch: pytest.MonkeyPatch, attention
 @pytest.mark.parametrize(("prompt", "new"), [(40, 1), (1, 40), (30, 11), (41, 0)])
 def test_begin_context_full(prompt: int, new: int) -> None:
     """One token more than the context holds is refused, with both numbers and the limit."""
-    forward = TreeForward(tiny_base("llama", max_position_embeddings=40), Tree(()))
+    forward = TreeForward(tiny_base("llama", max_position_embeddings=40), 1, 0)
     with pytest.raises(TreeoptError) as caught:
         forward.begin([tokens_of(0, prompt)], new)
     assert caught.value.code is Code.CONTEXT_FULL
@@ -239,7 +263,7 @@ def test_begin_context_full(prompt: int, new: int) -> None:
 
 def test_begin_empty_prompt() -> None:
     """An empty prompt has no state to draft from and is refused."""
-    forward = TreeForward(tiny_base("llama"), Tree(()))
+    forward = TreeForward(tiny_base("llama"), 1, 0)
     with pytest.raises(TreeoptError) as caught:
         forward.begin([tokens_of(0, 0)], 5)
     assert caught.value.code is Code.CONTEXT_FULL

@@ -26,7 +26,8 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     record = load_tree(tree)  # first: what is no tree is not an output either
     check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS)
     check_suffix(target, ".safetensors")
-    from treeopt.verify.buffers import BUFFER_NAMES, compile_tree, save_buffers
+    from treeopt.verify.buffer_files import save_buffers
+    from treeopt.verify.buffers import BUFFER_NAMES, compile_tree
 
     buffers = compile_tree(record)
     save_buffers(buffers, record, target)

@@ -54,7 +54,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.stream import stream_text, whole_text
     from treeopt.drafting.plans import check_plan
-    from treeopt.evaluate.clock import now
+    from treeopt.models.clock import now
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import asked
     from treeopt.verify.probe import check_trees

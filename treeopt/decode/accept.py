@@ -1,7 +1,7 @@
-"""Accept: which of the verified drafts are kept. Pure functions on tensors, all rows of a batch at once.
+"""Which of the verified drafts are accepted: pure functions on tensors, all rows of a batch at once.
 
 `greedy` is exact for any choice that the target makes once at every node: its most likely token, or one draw from its
-distribution. `typical` is lossy: it keeps what is likely enough.
+distribution. `typical` is lossy: it accepts drafts that are likely enough.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import functools
 import torch
 from torch import Tensor
 
-from treeopt.verify.shapes import Shape
+from treeopt.drafting.interface import Drafts
 
-NOT_A_NUMBER = -1  # in place of a chosen token, where the scores were no numbers: no draft equals it
-_MANY = 1 << 20  # scores, from which on a CPU looks for the largest in two stages
+NOT_A_NUMBER = -1  # instead of a chosen token, where scores were not finite: no draft equals it
+_MANY = 1 << 20  # scores from which a CPU searches for the largest in two stages
 EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
 
 
@@ -24,7 +24,7 @@ def best(scores: Tensor) -> Tensor:
     if not part:
         top = scores.max(-1)  # as argmax, several times faster in bfloat16 on a CPU, and it hands NaN on
         return top.indices.masked_fill_(top.values.isnan(), NOT_A_NUMBER)
-    # A CPU finds the largest value in a tenth of the time that its place takes: so the place is sought in one part.
+    # A CPU finds the largest value in a tenth of the time that its index takes, so the index is searched in one part.
     parts = scores.float().reshape(*scores.shape[:-1], -1, part)  # [..., V / part, part]
     top = parts.amax(-1).max(-1)
     held = top.indices[..., None, None].expand(*top.indices.shape, 1, part)
@@ -48,43 +48,36 @@ def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return best(scores.softmax(-1).div_(waits))
 
 
-def greedy(tokens: Tensor, choice: Tensor, shape: Shape) -> Tensor:
+def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
     """The deepest node whose every draft is what the target itself chooses there.
 
     A draft is right when it equals the choice at its parent. Siblings that are not void hold different tokens, so all
     right nodes lie on one path; nodes are sorted by depth, so the last of them is the deepest. No path is padded, so
-    nothing else than a draft can be accepted, whatever its token id.
+    nothing but a draft can be accepted, whatever its token id.
 
     Args:
-        tokens: int64 [B, N], each node's token.
+        drafts: the trees of all rows.
         choice: int64 [B, N], the target's choice after each node; one for all the paths that go through it.
-        shape: which node hangs on which, in each row or in all.
 
     Returns:
         int64 [B]: the accepted node; 0, the root, where no draft is right.
     """
-    right = _right(tokens != shape.at_parents(choice), shape)
+    tokens = drafts.tokens
+    right = _right(tokens != drafts.tree.at_parents(choice), drafts)
     return right.mul(torch.arange(tokens.shape[1], device=tokens.device)).amax(-1)
 
 
 def typical(
-    tokens: Tensor,
-    logits: Tensor,
-    shape: Shape,
-    *,
-    temperature: float,
-    epsilon: float = EPSILON,
-    delta: float = DELTA,
+    drafts: Drafts, logits: Tensor, *, temperature: float, epsilon: float = EPSILON, delta: float = DELTA
 ) -> Tensor:
     """The end of the longest path of likely enough drafts (arXiv:2401.10774, section 2.3.1). LOSSY.
 
     A draft is kept where p(draft) > min(epsilon, delta * exp(-H(p))), with p the base's distribution at its parent and
-    H its entropy in nats. The root stays whatever it is; of equally long paths the likeliest wins, then the first.
+    H its entropy in nats. The root is always kept; of equally long paths the likeliest wins, then the first.
 
     Args:
-        tokens: int64 [B, N], each node's token.
+        drafts: the trees of all rows.
         logits: float [B, N, V], the base's logits after each node.
-        shape: which node hangs on which, in each row or in all.
         temperature: of p, above 0.
         epsilon: no draft needs more than this probability.
         delta: how much of exp(-H), the probability of a token in an even distribution of that entropy, a draft needs.
@@ -92,19 +85,20 @@ def typical(
     Returns:
         int64 [B]: the accepted node; 0, the root, where no draft is likely enough.
     """
+    tree = drafts.tree
     p = (logits.float() / temperature).softmax(-1)
     bar = (torch.special.entr(p).sum(-1).neg().exp() * delta).clamp_max(epsilon)  # [B, N]
-    rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-    likely = p[rows, shape.parents, tokens]  # [B, N], each draft's probability at its parent
-    wrong = ~(likely > shape.at_parents(bar))
-    length = _right(wrong, shape) * (shape.depths + 1)
+    rows = torch.arange(len(drafts.tokens), device=logits.device)[:, None]
+    likely = p[rows, tree.parents, drafts.tokens]  # [B, N], each draft's probability at its parent
+    wrong = ~(likely > tree.at_parents(bar))
+    length = _right(wrong, drafts) * (tree.position_ids + 1)
     longest = length == length.amax(-1, keepdim=True)
-    steps = torch.where(wrong, 0.0, likely.log())  # paths with a wrong node are out already; -inf * 0 would be NaN
-    path = shape.along(steps)  # log likelihood of each node's path
+    steps = torch.where(wrong, 0.0, likely.log())  # paths with a wrong node are excluded; -inf * 0 would be NaN
+    path = tree.along_paths(steps)  # log likelihood of each node's path
     return torch.where(longest, path, -torch.inf).argmax(-1)
 
 
-def _right(wrong: Tensor, shape: Shape) -> Tensor:
-    """bool [B, N]: whether no node of a path is wrong, the root aside: it was chosen before the tree was drawn."""
-    wrong = wrong if shape.void is None else wrong | shape.void
-    return shape.along(wrong.float()) == 0  # a count, so exact
+def _right(wrong: Tensor, drafts: Drafts) -> Tensor:
+    """bool [B, N]: whether no draft of a node's path is wrong; the root was chosen before the tree was drafted."""
+    wrong = wrong if drafts.void is None else wrong | drafts.void
+    return drafts.tree.along_paths(wrong.float()) == 0  # a count, so exact

@@ -1,17 +1,30 @@
-"""Rows: texts in progress, one a row of a batch, between two steps of the decoder."""
+"""The rows of a batch: texts in progress between two steps of the decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from treeopt.decode.accept import NOT_A_NUMBER
-from treeopt.drafting.heads import NO_TOKEN
+from treeopt.drafting.interface import Drafts, Kept, ProposerSession
 from treeopt.errors import Code, TreeoptError
+from treeopt.verify.buffers import PAD
 from treeopt.verify.session import Session
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """The place of rows in their texts, for `Rows.rewind`."""
+
+    lengths: list[int]
+    drafting: Any
+    roots: list[int]
+    root: Tensor
+    hidden: Tensor
 
 
 class Rows:
@@ -19,59 +32,82 @@ class Rows:
 
     Args:
         session: the prompts, prefilled.
-        root: int64 [B], the token that was chosen after each.
+        drafting: the drafter's session for the same rows.
+        roots: each row's first token.
+        root: the same as int64 [B] on the model's device.
         hidden: float [B, d], the states that chose the roots.
         generator: of the draws to come.
-        texts: the last `context` - 1 tokens of each prompt, or all there are; nothing is looked at where the context
-            is 0.
-        context: how many tokens of each text the proposer wants, the root counted.
 
     Attributes:
-        indices: which prompt each row came from.
+        indices: the prompt of each row.
         roots: each row's next token, chosen but not yet emitted; the next step emits it first.
-        recent: int64 [B, R], as `Proposer.propose` takes it. On the host, which knows every token anyway.
     """
 
     def __init__(
         self,
         session: Session,
+        drafting: ProposerSession,
+        roots: list[int],
         root: Tensor,
         hidden: Tensor,
         generator: torch.Generator | None,
-        texts: Sequence[Sequence[int]] = (),
-        context: int = 0,
     ) -> None:
-        self.indices = list(range(len(session.lengths)))
-        self.roots: list[int] = root.tolist()
-        self._session = session
-        self._root = root
-        self._hidden = hidden
-        self._generator = generator
-        begin = [NO_TOKEN] * context
-        ends = [[*begin, *text, own][-context:] for text, own in zip(texts, self.roots, strict=True)] if context else []
-        self.recent = np.array(ends, np.int64) if context else None
+        self.indices = list(range(len(roots)))
+        self.session, self.drafting = session, drafting
+        self.roots, self.root, self.hidden = roots, root, hidden
+        self.generator = generator
 
-    def advance_(self, steps: Sequence[Sequence[int]], roots: list[int], root: Tensor, hidden: Tensor) -> None:
-        """Go on behind a step that emitted `steps`, each row's old root and its accepted drafts."""
-        if self.recent is not None:
-            went = zip(self.recent, steps, roots, strict=True)
-            self.recent = np.stack([np.append(text, [*step[1:], own])[-len(text) :] for text, step, own in went])
-        self.roots, self._root, self._hidden = roots, root, hidden
+    def advance_(self, drafts: Drafts, verified: tuple[Tensor, Tensor], node: Tensor, root: Tensor) -> list[list[int]]:
+        """Keep each row's path to the accepted node, and continue behind it. The device is waited for once.
+
+        Args:
+            drafts: what was verified.
+            verified: logits [B, N, V] and hidden states [B, N, d] of all nodes.
+            node: int64 [B], the accepted nodes.
+            root: int64 [B], the tokens chosen after them.
+
+        Returns:
+            For each row its old root and the accepted drafts.
+        """
+        logits, hidden = verified
+        paths = drafts.tree.paths_to(node)  # [B, D+1]
+        tokens = drafts.tokens.gather(1, paths.clamp(min=0))
+        columns: list[list[int]] = torch.cat([root[:, None], paths, tokens], dim=1).tolist()
+        width = paths.shape[1]
+        known = [[step for step in row[1 : width + 1] if step != PAD] for row in columns]
+        emitted = [row[width + 1 :][: len(path)] for row, path in zip(columns, known, strict=True)]
+        roots = [row[0] for row in columns]
+        self.session.keep(known, paths)
+        new = [[*step[1:], next_root] for step, next_root in zip(emitted, roots, strict=True)]
+        self.drafting.keep(Kept(new, paths, logits, hidden))
+        rows = torch.arange(len(node), device=node.device)
+        self.roots, self.root, self.hidden = roots, root, hidden[rows, node]
+        return emitted
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows (0 .. B-1, ascending) only; they are numbered anew."""
+        """Continue with these rows (0 .. B-1, ascending) only; they are numbered anew."""
         if len(rows) == len(self.indices):
             return
         self.indices = [self.indices[row] for row in rows]
         self.roots = [self.roots[row] for row in rows]
         if rows:
-            self.recent = None if self.recent is None else self.recent[list(rows)]
-            self._session.select(rows)
-            self._root, self._hidden = self._root[list(rows)], self._hidden[list(rows)]
+            self.drafting.select(rows)
+            self.session.select(rows)
+            self.root, self.hidden = self.root[list(rows)], self.hidden[list(rows)]
+
+    def mark(self) -> Mark:
+        """The place in the texts, for `rewind`."""
+        return Mark(self.session.lengths, self.drafting.mark(), self.roots, self.root, self.hidden)
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget the steps since `mark`; the rows must be the same."""
+        self.session.rewind(mark.lengths)
+        self.drafting.rewind(mark.drafting)
+        self.roots, self.root, self.hidden = mark.roots, mark.root, mark.hidden
 
     def check(self) -> None:
-        """Raise E504 where a row's next token was chosen from scores that are no numbers."""
+        """Raise E504 where a row's next token was chosen from scores that are not finite."""
         if NOT_A_NUMBER in self.roots:
             row = self.roots.index(NOT_A_NUMBER)
-            where = f"prompt {self.indices[row]}, after {self._session.lengths[row]} tokens of prompt and text"
-            raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not numbers", at=where)
+            where = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
+            raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not finite", at=where)

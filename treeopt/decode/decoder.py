@@ -1,12 +1,12 @@
-"""The decoder: propose, verify, accept, keep, on a stock model; one text or a batch, by any rule of acceptance.
+"""The decoder: draft, verify, accept, keep, on a stock model; one text or a batch, under any rule of acceptance.
 
-Nothing is lost under an exact rule: greedy text is the one that plain greedy decoding gives (up to rounding of the
-model's own forward), sampled text is distributed as plain sampling distributes it. The typical rule is lossy.
+Exact rules lose nothing: greedy text is that of plain greedy decoding (up to rounding of the model's own forward),
+sampled text has the distribution of plain sampling. The typical rule is lossy.
 
-Whoever has a loop of their own embeds the decoder by two calls:
+A loop of your own embeds the decoder by two calls:
 
     rows = decoder.prefill([[1, 403, 407], [1, 311]], max_new_tokens=64)
-    while rows.indices:                      # which of the prompts are still in progress
+    while rows.indices:                      # the prompts still in progress
         for tokens in decoder.step(rows):    # one forward: a list for each row, its root and the accepted drafts
             ...
         rows.keep([...])                     # drop the rows whose text has ended
@@ -14,7 +14,6 @@ Whoever has a loop of their own embeds the decoder by two calls:
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,16 +27,16 @@ from transformers import PreTrainedModel
 from treeopt.decode.batch import Rows
 from treeopt.decode.rules import Greedy, Rule
 from treeopt.drafter import Drafter
-from treeopt.drafting.heads import Drafts, Proposer
-from treeopt.drafting.plans import proposer_of
+from treeopt.drafting.interface import Proposer
+from treeopt.drafting.plans import TreeSource, trees_for
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.files.policies import GivenPlan, as_plan_for
+from treeopt.files.drafters import load_drafter
+from treeopt.files.policies import GivenPlan, as_plan, as_plan_for
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.tree import ROOT
+from treeopt.verify.buffers import Buffers
 from treeopt.verify.probe import check_trees
-from treeopt.verify.session import NodePath, TreeForward, pick
-from treeopt.verify.shapes import Frame
+from treeopt.verify.session import TreeForward
 
 Prompt = Tensor | Sequence[int]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -57,58 +56,49 @@ class Decoded:
 
 
 class TreeDecoder:
-    """A base model, what drafts for it, and a rule, ready to decode any number of texts.
+    """A base model, a drafter's trees and a rule of acceptance, ready to decode any number of texts.
 
     Args:
         base: a loaded `Base`, or any stock causal language model of `transformers`.
-        heads: its draft heads; None only with the one-node tree, which is plain decoding on the same loop, or with a
-            proposer.
-        tree: at most as deep as there are heads, or as its drafter has levels; or the policy that chooses one per step;
-            a list of paths, a file of either or a name of the zoo will do; not with a proposer, which brings its own.
-        drafter: what the tree or policy was made for, or its file, where that is not the heads' plain guesses; the one
-            that a tree's file names need not be given.
-        proposer: what drafts, where it is not the heads' guesses in one tree.
+        heads: its draft heads; None where the drafter has none, and with the one-node tree, which decodes
+            autoregressively in the same loop.
+        tree: at most as deep as the drafter has levels; or the policy that chooses one per step; a list of paths, a
+            file of either, a name of the zoo, or compiled tensors, which are used as they are; or a source of trees of
+            your own, which needs no heads and no drafter.
+        drafter: the record that the tree or policy was made for, or its file, or a drafter made ready already; None for
+            the heads' own guesses, and where the tree's file names its drafter.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
-        compile: run the tree's forward through `torch.compile`: the first two steps then take many seconds, later ones
-            less. Rounding differs from the eager forward.
+        compile: run the forward over trees through `torch.compile`: the first two steps then take many seconds, later
+            ones less. Rounding differs from the eager forward.
         probe: check that the base can verify trees (once for each model); off where that is known.
 
     Raises:
-        TreeoptError: E101, E102 where the tree asks for more than the heads give, E212 where the heads do not fit the
-            base, E223 where the drafter does not, or the tree was made for another, E502 where the base cannot verify
-            trees.
-        ValueError: unless either a tree or a proposer is given.
+        TreeoptError: E101, E102 where the tree asks for more than the drafter gives, E212 where the heads do not fit
+            the base, E223 where the drafter does not, or the tree was made for another, E502 where the base cannot
+            verify trees.
 
-    For which base and heads a tree was made is not compared here, as text and prediction hold for any; the command line
-    warns where they are others.
+    The base and heads that a tree was built for are not compared here, because text and prediction hold for any; the
+    command line warns where they differ.
     """
 
     def __init__(
         self,
         base: Base | PreTrainedModel,
         heads: MedusaHeads | None,
-        tree: GivenPlan | None = None,
+        tree: GivenPlan | Buffers | TreeSource,
         *,
-        drafter: Drafter | str | os.PathLike[str] | None = None,
-        proposer: Proposer | None = None,
+        drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
         acceptance: Rule | None = None,
         compile: bool = False,
         probe: bool = True,
     ) -> None:
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
         self.acceptance: Rule = acceptance or Greedy()
-        if (tree is None) is (proposer is None):
-            raise ValueError("a decoder takes either a tree or a proposer")
-        if tree is not None:
-            plan, drafter = as_plan_for(tree, drafter)
-            proposer = proposer_of(self.base, heads, plan, drafter)
-        assert proposer is not None
-        self.proposer: Proposer = proposer
-        self.tree = proposer.tree
+        self.trees = _trees(self.base, heads, tree, drafter)
+        self.tree = self.trees.tree
         if probe:
             check_trees(self.base)
-        frame = Frame(proposer.nodes, proposer.depth) if self.tree is None else self.tree
-        self.forward = TreeForward(self.base, frame, compile=compile)
+        self.forward = TreeForward(self.base, self.trees.nodes, self.trees.depth, compile=compile)
 
     @overload
     def generate(self, ids: Prompt, max_new_tokens: int) -> Decoded: ...
@@ -130,7 +120,7 @@ class TreeDecoder:
 
         Raises:
             TreeoptError: E503 where a prompt is empty or does not fit into the context with the new tokens, E504 where
-                the model's logits are no numbers.
+                the model's logits are not finite.
             ValueError: where the ids are no token ids of the model.
         """
         prompts, alone = _prompts(ids, self.base)
@@ -168,7 +158,7 @@ class TreeDecoder:
 
         Args:
             ids: prompts as for `generate`.
-            max_new_tokens: room made in each row; a row must not be stepped on when its budget is spent.
+            max_new_tokens: room made in each row; do not step a row whose budget is spent.
 
         Raises:
             TreeoptError: as `generate`.
@@ -178,61 +168,54 @@ class TreeDecoder:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, not a whole number")
         if max_new_tokens < 1:
             raise TreeoptError(
-                Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one"
+                Code.CONTEXT_FULL, f"max_new_tokens is {max_new_tokens}", fix="generate at least one token"
             )
         session, logits, hidden = self.forward.begin(prompts, max_new_tokens)
         seed, generator = self.acceptance.seed, None
         if seed is not None:
             generator = torch.Generator(self.base.device).manual_seed(seed)
-        context = self.proposer.context
-        texts = [prompt[max(0, len(prompt) + 1 - context) :].tolist() for prompt in prompts] if context else []
-        return Rows(session, self.acceptance.first(logits, generator), hidden, generator, texts, context)
+        root = self.acceptance.first(logits, generator)
+        roots: list[int] = root.tolist()
+        window = self.trees.window
+        texts = [prompt[max(0, len(prompt) + 1 - window) :].tolist() if window else [] for prompt in prompts]
+        drafting = self.trees.start([[*text, first] for text, first in zip(texts, roots, strict=True)])
+        return Rows(session, drafting, roots, root, hidden, generator)
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> list[list[int]]:
         """Verify one tree a row, all in one forward; the rows are advanced in place.
 
-        The device is waited for once. Ends of text and budgets are the caller's: a run of tokens is not cut.
+        The device is waited for once. Ends of text and budgets are the caller's: the tokens of a step are not cut.
 
         Returns:
             For each row its root and the accepted drafts, 1 to D + 1 tokens.
 
         Raises:
-            TreeoptError: E504 where a root was chosen from logits that are no numbers.
+            TreeoptError: E504 where a root was chosen from logits that are not finite.
         """
         rows.check()
-        drafts = self.proposer.propose(rows._root, rows._hidden, rows.recent)
-        shape = self.forward.shape if drafts.shape is None else drafts.shape
-        assert shape is not None, "the proposer has no tree, and proposed none"
-        if drafts.void is not None:
-            shape = dataclasses.replace(shape, void=drafts.void)
-        logits, hidden = rows._session.verify(drafts.tokens, drafts.shape)
-        node, root = self.acceptance.judge(drafts.tokens, logits, shape, rows._generator)  # [B], [B]
-        tokens, roots, paths = self._told(drafts, root, node)
-        rows._session.keep(paths)
-        steps = [[row[i] for i in path] for row, path in zip(tokens, paths, strict=True)]
-        rows.advance_(steps, roots, root, pick(hidden, [path[-1] for path in paths]))
-        return steps
-
-    def _told(self, drafts: Drafts, root: Tensor, node: Tensor) -> tuple[list[list[int]], list[int], list[NodePath]]:
-        """By one transfer to the host: each row's tokens (and more), its next root, its path to the accepted node."""
-        columns = [drafts.tokens, root[:, None], node[:, None]]
-        if drafts.shape is not None:
-            columns.append(drafts.shape.parents.expand(drafts.tokens.shape))
-        told: list[list[int]] = torch.cat(columns, dim=1).tolist()
-        n = drafts.tokens.shape[1]
-        roots, nodes = [row[n] for row in told], [row[n + 1] for row in told]
-        if drafts.shape is None:
-            return told, roots, [self.forward.paths[node] for node in nodes]
-        return told, roots, [_path_to(node, row[n + 2 :]) for row, node in zip(told, nodes, strict=True)]
+        drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden)
+        verified = rows.session.verify(drafts.tokens, drafts.tree)
+        node, root = self.acceptance.judge(drafts, verified[0], rows.generator)
+        return rows.advance_(drafts, verified, node, root)
 
 
-def _path_to(node: int, parents: Sequence[int]) -> NodePath:
-    """The nodes from the root to a node."""
-    path = [node]
-    while path[0] != ROOT:
-        path.insert(0, parents[path[0]])
-    return tuple(path)
+def _trees(
+    base: Base,
+    heads: MedusaHeads | None,
+    tree: GivenPlan | Buffers | TreeSource,
+    drafter: Drafter | Proposer | str | os.PathLike[str] | None,
+) -> TreeSource:
+    if isinstance(tree, TreeSource):
+        return tree
+    if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):  # made ready already
+        plan = tree if isinstance(tree, Buffers) else as_plan(tree)
+        return trees_for(base, heads, plan, drafter)
+    if isinstance(tree, Buffers):
+        record = load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
+        return trees_for(base, heads, tree, record)
+    plan, record = as_plan_for(tree, drafter)
+    return trees_for(base, heads, plan, record)
 
 
 def advance(
@@ -241,9 +224,9 @@ def advance(
     """Step until every row has ended.
 
     Args:
-        decoder: who steps.
+        decoder: the decoder.
         rows: the texts in progress.
-        left: each prompt's budget; counted down here. Who sets one to 0 between two steps ends that text.
+        left: each prompt's remaining budget, counted down here; a caller ends a text by setting it to 0 between steps.
         eos: tokens that end a text.
 
     Yields:

@@ -1,4 +1,4 @@
-"""Processed: the rule inside stock `generate`, which at every node asks its processors about that node's own path."""
+"""The rule of acceptance inside stock `generate`: its logits processors are applied to the path of every node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treeopt.decode import accept
 from treeopt.decode.batch import Rows
 from treeopt.decode.processor_state import Watch, watched
 from treeopt.decode.rules import Exact
-from treeopt.verify.shapes import Level, Shape
+from treeopt.drafting.interface import Drafts
 
 # Processors that look at scores alone, never at the text; all nodes go through them in one call.
 _TEXT_FREE = (
@@ -36,8 +36,11 @@ _BY_ROW = (
 )
 
 
+Level = tuple[list[int], Tensor]  # the n nodes of one depth, and their paths int64 [n, depth + 1]
+
+
 class Processed(Exact):
-    """What stock `generate` would choose after every node: its processors see that node's own path.
+    """The choice of stock `generate` after every node: its processors are called with the node's path.
 
     Where trees have one node, processors are called as `generate` calls them: once a token, with all rows of the batch.
 
@@ -45,7 +48,7 @@ class Processed(Exact):
         processors: as `generate` made them.
         prompts: int64 [B, T], padded on the left.
         sample: whether tokens are drawn.
-        pad: what stands for the tokens of a row that has ended.
+        pad: token id of rows that have ended.
         stateless: as `tree_generate`.
     """
 
@@ -69,7 +72,7 @@ class Processed(Exact):
         self._chosen: dict[int, int] = {}  # with one node, of each row the token that was chosen last
 
     def verify_trees(self, nodes: int) -> None:
-        """Tell how many nodes trees have; of several, processors must have no state of their own.
+        """Set how many nodes the trees have; with more than one, processors must have no state.
 
         Raises:
             TreeoptError: E510 where the state of a processor cannot be seen. Where it changes in a call, `choose`
@@ -80,48 +83,51 @@ class Processed(Exact):
             self._watch = Watch(watched(self._processors, self._stateless))
 
     def follow(self, rows: Rows, ends: Collection[int]) -> None:
-        """Tell which rows are judged from now on, and which tokens end a text."""
+        """Set the rows that are judged from now on, and the tokens that end a text."""
         self._rows = rows
         self._ends = ends
 
-    def choose(
-        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         scores = logits.float()
         if self._processors:
-            scores = self._process(scores.clone(), tokens, shape)
+            scores = self._process(scores.clone(), drafts)
             self._watch.check()
         choice = accept.draw(scores, generator) if self._sample else accept.best(scores)
         if self._one_node and self._processors:
-            rows = range(len(choice)) if tokens is None else self._rows.indices
+            rows = range(len(choice)) if drafts is None else self._rows.indices
             self._chosen = dict(zip(rows, choice.flatten().tolist(), strict=True))
         return choice
 
-    def _process(self, scores: Tensor, tokens: Tensor | None, shape: Shape | None) -> Tensor:
-        if tokens is None or shape is None:
+    def _process(self, scores: Tensor, drafts: Drafts | None) -> Tensor:
+        if drafts is None:
             processed: Tensor = self._processors(self._prompts, scores)
             return processed
         if self._one_node:
-            return self._process_batch(scores, tokens)
+            return self._process_batch(scores, drafts.tokens)
         if all(type(one) in _TEXT_FREE for one in self._processors):
             flat = scores.flatten(0, 1)
             processed = self._processors(self._prompts.new_zeros(len(flat), 0), flat)
             return processed.view_as(scores)
-        levels = shape.levels
+        depths, paths = drafts.tree.position_ids, drafts.tree.paths
+        if not drafts.tree.per_row:
+            depths, paths = depths.expand(len(scores), -1), paths.expand(len(scores), -1, -1)
         for row, index in enumerate(self._rows.indices):
-            text = torch.tensor(self.texts[index], device=tokens.device)
-            processors = self._of_row(index)
-            own = levels[row if len(levels) > 1 else 0]
-            # The nodes of one depth: their texts are equally long, so stock processors take them together.
-            for nodes, paths in own if processors else _one_by_one(own):
-                ids = torch.cat([text.expand(len(nodes), -1), tokens[row, paths]], dim=1)
-                if processors:
-                    scores[row, nodes] = processors(ids, scores[row, nodes])
-                else:  # whoever knows rows apart finds the node where its row stands in the batch
-                    copies = len(self._prompts)
-                    out = self._processors(ids.expand(copies, -1), scores[row, nodes].repeat(copies, 1))
-                    scores[row, nodes] = out[index]
+            self._process_row(index, scores[row], drafts.tokens[row], _by_depth(depths[row], paths[row]))
         return scores
+
+    def _process_row(self, index: int, scores: Tensor, tokens: Tensor, levels: list[Level]) -> None:
+        """Process the scores [N, V] of one row in place."""
+        text = torch.tensor(self.texts[index], device=tokens.device)
+        processors = self._of_row(index)
+        # The texts of the nodes of one depth are equally long, so stock processors take them together.
+        for nodes, paths in levels if processors else _one_node_each(levels):
+            ids = torch.cat([text.expand(len(nodes), -1), tokens[paths]], dim=1)
+            if processors:
+                scores[nodes] = processors(ids, scores[nodes])
+            else:  # a processor that tells rows apart finds the node where its row lies in the batch
+                copies = len(self._prompts)
+                out = self._processors(ids.expand(copies, -1), scores[nodes].repeat(copies, 1))
+                scores[nodes] = out[index]
 
     def _process_batch(self, scores: Tensor, tokens: Tensor) -> Tensor:
         """One call for all rows of the batch, those that have ended among them: [B, 1, V] and [B, 1] of the others.
@@ -154,6 +160,16 @@ class Processed(Exact):
         return found
 
 
-def _one_by_one(levels: Sequence[Level]) -> list[Level]:
-    """The same nodes, each by itself."""
+def _by_depth(depths: Tensor, paths: Tensor) -> list[Level]:
+    """The nodes of one tree by depth: depths [N], paths [N, D+1]."""
+    known = depths.tolist()
+    levels = []
+    for depth in range(known[-1] + 1):
+        nodes = [node for node, at in enumerate(known) if at == depth]
+        levels.append((nodes, paths[nodes, : depth + 1]))
+    return levels
+
+
+def _one_node_each(levels: Sequence[Level]) -> list[Level]:
+    """The same nodes, one at a time."""
     return [([node], paths[i : i + 1]) for nodes, paths in levels for i, node in enumerate(nodes)]

@@ -1,6 +1,6 @@
-"""The rules of acceptance that a decoder takes: greedy and sample are exact, typical is lossy.
+"""The rules of acceptance: greedy and sample are exact, typical is lossy.
 
-A rule sees the base's logits after every node, and says which node is accepted and which token comes after it.
+A rule gets the base's logits after every node, and returns the accepted node and the token after it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from treeopt.decode import accept
+from treeopt.drafting.interface import Drafts
 from treeopt.sampling import check_seed, check_temperature
-from treeopt.verify.shapes import Shape
 
 Score = Callable[[Tensor], Tensor]
 
 
 class Rule(Protocol):
-    """What a decoder asks of a rule."""
+    """The interface of a rule."""
 
     @property
     def lossy(self) -> bool:
@@ -31,21 +31,18 @@ class Rule(Protocol):
 
     @property
     def seed(self) -> int | None:
-        """Of the draws of one text or batch; None draws from torch's own generator."""
+        """Seed of the draws of one text or batch; None draws from torch's default generator."""
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """The token after each prompt: float [B, V] -> int64 [B]."""
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """The accepted node int64 [B], and the token that follows it int64 [B].
 
         Args:
-            tokens: int64 [B, N], each node's token.
+            drafts: the trees of all rows.
             logits: float [B, N, V], the base's logits after each node.
-            shape: which node hangs on which, in each row or in all.
-            generator: for what is drawn at random.
+            generator: of random draws.
         """
 
 
@@ -56,26 +53,21 @@ class Exact(ABC):
     seed: int | None = None
 
     @abstractmethod
-    def choose(
-        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         """One token a row: float [..., V] -> int64 [...].
 
         Args:
             logits: float [B, N, V] after every node, or [B, V] at roots.
-            tokens: int64 [B, N], each node's token; None at roots.
-            shape: which node hangs on which; None at roots.
-            generator: for what is drawn at random.
+            drafts: the trees of all rows; None at roots.
+            generator: of random draws.
         """
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return self.choose(logits, None, None, generator)
+        return self.choose(logits, None, generator)
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        choice = self.choose(logits, tokens, shape, generator)
-        node = accept.greedy(tokens, choice, shape)
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        choice = self.choose(logits, drafts, generator)
+        node = accept.greedy(drafts, choice)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 
@@ -83,9 +75,7 @@ class Exact(ABC):
 class Greedy(Exact):
     """The base's most likely token everywhere: the text of plain greedy decoding."""
 
-    def choose(
-        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         return accept.best(logits)
 
 
@@ -100,7 +90,7 @@ class Sample(Exact):
         temperature: of the base's distribution; 0 is greedy.
         top_k: only the so many likeliest tokens; 0 is all.
         top_p: only the likeliest tokens that make up this probability; 1 is all.
-        seed: equal seeds give equal texts on one machine; None draws from torch's own generator.
+        seed: equal seeds give equal texts on one machine; None draws from torch's default generator.
 
     Raises:
         ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^63.
@@ -131,9 +121,7 @@ class Sample(Exact):
             warpers.append(TopPLogitsWarper(float(self.top_p)))
         object.__setattr__(self, "_warpers", warpers)
 
-    def choose(
-        self, logits: Tensor, tokens: Tensor | None, shape: Shape | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         if self.temperature == 0:
             return accept.best(logits)
         rows = logits.float().flatten(0, -2)
@@ -144,7 +132,7 @@ class Sample(Exact):
 
 @dataclass(frozen=True)
 class Typical:
-    """Keep what is likely enough (`accept.typical`); roots are the base's most likely tokens. LOSSY.
+    """Accept drafts that are likely enough (`accept.typical`); roots are the base's most likely tokens. LOSSY.
 
     Args:
         temperature: of the distribution that judges the drafts; 0 is greedy, and then exact.
@@ -173,21 +161,12 @@ class Typical:
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return accept.best(logits)
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = accept.best(logits)
         if self.temperature == 0:
-            node = accept.greedy(tokens, choice, shape)
+            node = accept.greedy(drafts, choice)
         else:
-            node = accept.typical(
-                tokens,
-                logits,
-                shape,
-                temperature=self.temperature,
-                epsilon=self.epsilon,
-                delta=self.delta,
-            )
+            node = accept.typical(drafts, logits, temperature=self.temperature, epsilon=self.epsilon, delta=self.delta)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.drafter import MAX_MATCH, Level
-from treeopt.drafting.ngram import Candidates
+from treeopt.drafting.interface import Features
 
 RIDGE = 1e-4  # keeps near 0 what the text says nothing about
 _STEPS = 60
@@ -47,7 +47,7 @@ class Evidence:
         return Evidence(self.numbers[chosen], self.shut[chosen], self.came[chosen])
 
 
-def evidence(found: Candidates, true: NDArray[np.int64]) -> Evidence:
+def evidence(found: Features, true: NDArray[np.int64]) -> Evidence:
     """The evidence of one level.
 
     Args:
@@ -104,7 +104,7 @@ def fit_level(parts: Sequence[Evidence]) -> Level:
 def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[tuple[float, float], ...]:
     """How often candidates of each estimated probability came: a rising curve, in log-odds.
 
-    Candidates are put into groups of like estimates; groups that would fall are joined with their neighbours until none
+    Features are put into groups of like estimates; groups that would fall are joined with their neighbours until none
     does (isotonic regression by pooling adjacent violators; Ayer et al. 1955).
 
     Args:

@@ -1,120 +1,143 @@
-"""Propose: which tokens are verified at each step, and how they hang together."""
+"""The `heads` drafter: a node of rank r at level h gets the guess of rank r of head h, whatever its parent's token."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from treeopt.calibration import MAX_RANKS
+from treeopt.drafter import Drafter
+from treeopt.drafting.interface import NO_CANDIDATE, Candidates, Drafts, Features, Ints, Nodes, ProposerSession
+from treeopt.drafting.scores import Scorer, Step, num_candidates
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.ranks import top_ids
-from treeopt.tree import Tree, check_tree_fits
-from treeopt.verify.buffers import Buffers, compile_tree
-from treeopt.verify.shapes import Shape
+from treeopt.models.ranks import rank_of, top_ids
+from treeopt.texts.hidden_states import LOGITS_BYTES
+from treeopt.verify.buffers import Buffers
 
-NO_TOKEN = -1  # among a row's recent tokens, before the text's begin
-
-
-@dataclass(frozen=True, eq=False)
-class Drafts:
-    """What one step verifies.
-
-    Args:
-        tokens: int64 [B, N], a token for every node of every row, the root's first; siblings that are not void hold
-            different tokens.
-        shape: which node hangs on which, N nodes no deeper than the proposer's depth; None is the proposer's tree.
-        void: bool [B, N], nodes that hold no draft and must not be accepted; None where there are none.
-    """
-
-    tokens: Tensor
-    shape: Shape | None = None
-    void: Tensor | None = None
+_SCORED_AT_ONCE = 256  # rows whose scores are computed together: their arrays stay in the processor's cache
 
 
-class Proposer(Protocol):
-    """What a decoder asks of whoever drafts."""
-
-    @property
-    def nodes(self) -> int:
-        """N of every tree, the root counted."""
-
-    @property
-    def depth(self) -> int:
-        """The greatest depth of any node of any tree."""
-
-    @property
-    def tree(self) -> Tree | None:
-        """The tree of all rows and steps; None where each step has its own."""
-
-    @property
-    def context(self) -> int:
-        """R: how many of the last tokens of each text it looks at, the root counted; 0 where it looks at none."""
-
-    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
-        """The drafts of one step.
-
-        Args:
-            root: int64 [B], the token that was chosen for each row.
-            hidden: float [B, d], the states that chose the roots.
-            recent: int64 [B, R], the last tokens of each row's prompt and text, the root in the last column,
-                `NO_TOKEN` before the begin; None where R is 0.
-        """
-
-
-class PlainProposer:
-    """One tree for all steps, filled with the heads' guesses: rank r of head h, whatever its parent's token is.
+class HeadsProposer:
+    """Medusa heads as a drafter.
 
     Args:
         base: the base model.
-        heads: its draft heads; None only with the one-node tree.
-        tree: at most as deep as there are heads.
+        heads: its draft heads; None has no levels, and drafts the one-node tree alone.
+        drafter: a record without an n-gram table, whose numbers map scores to probabilities; None leaves them as the
+            heads give them.
 
     Raises:
-        TreeoptError: E101, E102 where the tree asks for more than the heads give, E212 where the heads do not fit the
-            base.
+        TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not fit the heads.
     """
 
-    context = 0
+    window = 0
 
-    def __init__(self, base: Base, heads: MedusaHeads | None, tree: Tree) -> None:
+    def __init__(self, base: Base, heads: MedusaHeads | None, drafter: Drafter | None = None) -> None:
         if heads is not None:
             check_heads_fit(base, heads, "given")
-            heads = heads_like(base, heads)
-        elif tree.depth:
-            what = f"no heads were given, and the tree drafts {tree.depth} tokens ahead"
-            raise TreeoptError(Code.TREE_TOO_DEEP, what, fix="heads=treeopt.load_heads(...).heads")
-        num_heads = heads.num_heads if heads is not None else 0
-        check_tree_fits(tree, heads=num_heads, ranks=base.vocab_size, holder="the model")
-        self.nodes, self.depth, self.tree = tree.nodes, tree.depth, tree
-        self.heads = heads
-        self._base = base
-        self._buffers = compile_tree(tree, base.device)
+        if drafter is not None:
+            check_drafter(drafter, base, heads)
+        self.base = base
+        self.heads = None if heads is None else heads_like(base, heads)
+        self.depth = 0 if heads is None else heads.num_heads
+        self.num_candidates = base.vocab_size if drafter is None else num_candidates(drafter, base.vocab_size)
+        self.rows_at_once = rows_at_once(base, self.depth, scored=drafter is not None)
+        self._drafter = drafter
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None = None) -> Drafts:
-        if not self.depth:
-            return Drafts(root[:, None])
-        assert self.heads is not None
-        logits = self.heads(hidden, self._base.lm_head, self.depth)  # [D, B, V]
-        return Drafts(plain_drafts(root, logits, self._buffers))
+    @functools.cached_property
+    def scorer(self) -> Scorer:
+        """The scores of candidates; of the most that a trace can tell apart where there is no record."""
+        top = min(MAX_RANKS, self.base.vocab_size)
+        return Scorer(self._drafter or Drafter.heads_only(self.depth, top))
+
+    def logits(self, states: Tensor, depth: int) -> Tensor:
+        """float [depth, B, V]: the logits of the first heads at states [B, d]."""
+        assert self.heads is not None, "a drafter without heads has no levels"
+        logits: Tensor = self.heads(states, self.base.lm_head, depth)
+        return logits
+
+    def start(self, texts: Sequence[Sequence[int]] | Ints, depth: int) -> HeadsSession:
+        return HeadsSession(self, depth)
 
 
-def plain_drafts(roots: Tensor, logits: Tensor, buffers: Buffers) -> Tensor:
-    """Rank r of head h for every node that ends in rank r at depth h.
+class HeadsSession(ProposerSession):
+    """Drafting by heads, which read the hidden states alone: nothing of the texts is stored."""
 
-    Args:
-        roots: int64 [B], the token that was chosen for each row.
-        logits: float [D, B, V], the first D heads' logits at the positions that chose the roots.
-        buffers: the compiled tree of depth D.
+    def __init__(self, proposer: HeadsProposer, depth: int) -> None:
+        self._proposer = proposer
+        self._depth = depth
+        self._step: Step | None = None
 
-    Returns:
-        int64 [B, N]: a token for every node, the root's first.
-    """
-    guesses = top_ids(logits, buffers.top_k).transpose(0, 1)  # [B, D, top_k]
-    candidates = torch.cat([roots[:, None], guesses.flatten(1)], dim=1)
-    return candidates.index_select(1, buffers.tree_indices)
+    def begin(self, roots: Tensor, states: Tensor) -> Nodes:
+        self._logits = self._proposer.logits(states, self._depth)  # [D, B, V]
+        self._step = None
+        return Nodes(0, np.arange(len(roots)))
+
+    def candidates(self, nodes: Nodes) -> Candidates:
+        return self._proposer.scorer.candidates(self._scored(), nodes)
+
+    def features(self, nodes: Nodes) -> Features:
+        return self._proposer.scorer.features(self._scored(), nodes)
+
+    def follow(self, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
+        return Nodes(nodes.depth + 1, nodes.row.take(parents))
+
+    def rank(self, nodes: Nodes, tokens: Ints) -> Ints:
+        """As `ProposerSession.rank`, on the model's device and without sorting."""
+        logits = self._logits[nodes.depth]
+        if not np.array_equal(nodes.row, np.arange(len(logits))):
+            logits = logits[torch.from_numpy(nodes.row).to(logits.device)]
+        ranks = rank_of(logits, torch.from_numpy(tokens).to(logits.device)).numpy(force=True).astype(np.int64)
+        return np.where(ranks < self._proposer.num_candidates, ranks, NO_CANDIDATE)
+
+    def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
+        """As `ProposerSession.fill`, on the model's device alone: rank r of head h for a node of rank r at depth h."""
+        if not tree.depth:
+            return Drafts(roots[:, None], tree)
+        self.begin(roots, states)
+        guesses = top_ids(self._logits, tree.top_k).transpose(0, 1)  # [B, D, top_k]
+        candidates = torch.cat([roots[:, None], guesses.flatten(1)], dim=1)
+        return Drafts(candidates.index_select(1, tree.tree_indices), tree)
+
+    def check_finite(self, first: int) -> None:
+        check_logits(self._logits, first)
+
+    def _scored(self) -> Step:
+        """The step on the host; fetched when it is first needed."""
+        if self._step is None:
+            roots = np.zeros((self._logits.shape[1], 1), np.int64)
+            self._step = self._proposer.scorer.begin(self._logits, roots, self._depth)
+        return self._step
+
+
+def rows_at_once(base: Base, num_heads: int, *, scored: bool) -> int:
+    """Rows whose logits under all heads fit into memory; fewer where their scores are computed on the host."""
+    size = 4 if scored else torch.finfo(base.dtype).bits // 8
+    rows = max(1, LOGITS_BYTES // (max(1, num_heads) * base.vocab_size * size))
+    return min(rows, _SCORED_AT_ONCE) if scored else rows
+
+
+def check_logits(logits: Tensor, first: int) -> None:
+    """Raise E504 where the heads' logits of rows `first` and on are not finite; their hidden states were checked."""
+    if not torch.isfinite(logits.sum(dtype=torch.float32)):
+        raise TreeoptError(Code.NOT_FINITE, f"the heads give logits that are not finite, in rows {first} and on")
+
+
+def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None) -> None:
+    """Raise E223 unless the drafter was made for as many heads and the same vocabulary."""
+    faults = []
+    num_heads = 0 if heads is None else heads.num_heads
+    if drafter.num_heads != num_heads:
+        faults.append(f"it was made for {drafter.num_heads} heads, there are {num_heads}")
+    table = drafter.ngram_table
+    if table is not None and table.vocab_size != base.vocab_size:
+        faults.append(f"its vocabulary holds {table.vocab_size} tokens, the base's {base.vocab_size}")
+    if faults:
+        what = f"the drafter does not fit {base.name}: {'; '.join(faults)}"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt learn")

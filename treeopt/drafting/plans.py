@@ -1,6 +1,9 @@
-"""Corrected and dynamic drafting: proposers that look at the tokens before each draft."""
+"""Which trees a decoder verifies: one for all steps, or one chosen for each row at each step."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -8,210 +11,188 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.expand import Expansion, expand, tokens_by_size
-from treeopt.drafting.heads import Drafts, PlainProposer, Proposer
-from treeopt.drafting.ngram import DraftModel, Floats, Ints, Start
-from treeopt.drafting.trace import check_drafter
+from treeopt.drafting.expand import Expansion, expand, expected_tokens
+from treeopt.drafting.heads import HeadsProposer
+from treeopt.drafting.interface import Drafts, Floats, Ints, Proposer, ProposerSession
+from treeopt.drafting.ngram import NgramProposer
+from treeopt.drafting.scores import num_candidates
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import STEP_SIZES, Plan, TreePolicy
 from treeopt.tree import Tree, check_tree_fits
-from treeopt.verify.shapes import Shape
+from treeopt.verify.buffers import Buffers, compile_parents, compile_ranks
 
 
-def proposer_of(base: Base, heads: MedusaHeads | None, plan: Plan, drafter: Drafter | None) -> Proposer:
-    """Who drafts for a tree or a policy.
+@runtime_checkable
+class TreeSource(Protocol):
+    """The trees of a decoder's steps."""
+
+    @property
+    def nodes(self) -> int:
+        """N, the most nodes of any tree, the root counted."""
+
+    @property
+    def depth(self) -> int:
+        """The greatest depth of any node of any tree."""
+
+    @property
+    def window(self) -> int:
+        """How many of the last tokens of each text are read, the root included; 0 where none are."""
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree of all rows and steps; None where each step has its own."""
+
+    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+        """A drafting session for a batch: for each row the end of its prompt and its first root."""
+
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+        """The trees of one step: roots int64 [B], and the states float [B, d] that chose them."""
+
+
+class StaticTree:
+    """One tree for all rows and steps, filled with the candidates of a drafter.
+
+    Args:
+        proposer: the drafter.
+        tree: at most as deep as the drafter has levels; or its compiled form, which is then used as it is.
 
     Raises:
-        TreeoptError: as `check_plan` and the proposers.
+        TreeoptError: E101, E102 where the tree asks for more than the drafter gives, E103 where compiled tensors are
+            not those of a tree.
     """
-    check_plan(plan, drafter)
-    if isinstance(plan, Tree) and not plan.drafter:
-        return PlainProposer(base, heads, plan)
-    assert drafter is not None
-    if heads is None:
-        raise TreeoptError(Code.TREE_TOO_DEEP, "no heads were given", fix="heads=treeopt.load_heads(...).heads")
-    if isinstance(plan, Tree):
-        return CorrectedProposer(base, heads, plan, drafter)
-    return DynamicProposer(base, heads, plan, drafter)
+
+    def __init__(self, proposer: Proposer, tree: Tree | Buffers, device: torch.device) -> None:
+        if isinstance(tree, Tree):
+            self.tree, self.compiled = tree, compile_ranks(tree, device)
+        else:
+            self.tree, self.compiled = tree.tree(), tree.to(device)
+        _check_ranks(self.tree, proposer.depth, proposer.num_candidates, holder="the drafter")
+        self.proposer = proposer
+        self.nodes, self.depth, self.window = self.tree.nodes, self.tree.depth, proposer.window
+
+    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+        return self.proposer.start(texts, self.depth)
+
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+        return session.fill(roots, states, self.compiled)
+
+
+class PerStepTrees:
+    """At every step and for every row the nodes that are most likely to be accepted, by the drafter's estimates.
+
+    Args:
+        proposer: the drafter.
+        policy: how many nodes.
+    """
+
+    tree = None
+
+    def __init__(self, proposer: Proposer, policy: TreePolicy) -> None:
+        self.proposer = proposer
+        self.nodes, self.window = policy.nodes, proposer.window
+        self.depth = min(policy.depth, proposer.depth)
+        self._sizes = np.array(policy.sizes)
+        self._costs = np.array([cost for _, cost in policy.size_cost])
+
+    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+        return self.proposer.start(texts, self.depth)
+
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+        found = expand(session, session.begin(roots, states), self.nodes, self.depth)
+        tokens, parents = _in_order_of_depth(found, self._size(found.log_probability))
+        device = roots.device
+        drafts = torch.from_numpy(tokens).to(device)
+        tree = compile_parents(torch.from_numpy(parents).to(device), self.depth)
+        return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree)
+
+    def _size(self, log_probability: Floats) -> int:
+        """Nodes of this step: the size that the row with the most to gain from a larger tree takes."""
+        if len(self._sizes) == 1:
+            return self.nodes
+        total = expected_tokens(log_probability)[:, np.searchsorted(STEP_SIZES, self._sizes)]
+        return int(self._sizes[(total - self._costs).argmax(1).max()])
+
+
+def _in_order_of_depth(found: Expansion, nodes: int) -> tuple[Ints, Ints]:
+    """Tokens [B, N-1] of the likeliest drafts and parents [B, N] of all nodes, ordered by depth."""
+    rows, drafts = len(found.tokens), min(nodes - 1, found.tokens.shape[1])
+    order = found.depths[:, :drafts].argsort(1, kind="stable")
+    each = np.arange(rows)[:, None]
+    number: NDArray[np.int64] = np.zeros((rows, drafts + 1), np.int64)
+    number[each, order + 1] = np.arange(1, drafts + 1)
+    parents = np.zeros((rows, drafts + 1), np.int64)
+    parents[:, 1:] = number[each, found.parents[each, order]]
+    return found.tokens[each, order], parents
+
+
+def trees_for(
+    base: Base, heads: MedusaHeads | None, plan: Plan | Buffers, drafter: Drafter | Proposer | None = None
+) -> TreeSource:
+    """The trees of a decoder.
+
+    Args:
+        base: the base model.
+        heads: its draft heads; None where the drafter has none, and for the one-node tree.
+        plan: a tree, its compiled form, or a policy.
+        drafter: the record that the plan was made for; None for a tree of the heads' guesses. Or any drafter that is
+            made ready already.
+
+    Raises:
+        TreeoptError: as `check_plan`, and as the drafters and trees.
+    """
+    if isinstance(drafter, Drafter) or drafter is None:
+        if not isinstance(plan, Buffers):
+            check_plan(plan, drafter)
+        proposer = proposer_for(base, heads, drafter)
+        if heads is None and drafter is None and (depth := plan.depth):
+            what = f"no heads were given, and the tree drafts {depth} tokens ahead"
+            raise TreeoptError(Code.TREE_TOO_DEEP, what, fix="heads=treeopt.load_heads(...).heads")
+    else:
+        proposer = drafter
+    if isinstance(plan, TreePolicy):
+        return PerStepTrees(proposer, plan)
+    return StaticTree(proposer, plan, base.device)
+
+
+def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None) -> Proposer:
+    """A drafter made ready for a model: a record, or the heads' own guesses where there is none.
+
+    Raises:
+        TreeoptError: E101 where heads are needed and none are given, E212 and E223 where heads or record do not fit.
+    """
+    if drafter is not None and (drafter.ngram_table is not None or heads is None):
+        return NgramProposer(base, heads, drafter)
+    return HeadsProposer(base, heads, drafter)
 
 
 def check_plan(plan: Plan, drafter: Drafter | None) -> None:
-    """What can be checked of a tree or policy and its drafter before any model is loaded.
+    """Check a tree or policy against its drafter before any model is loaded.
 
     Raises:
         TreeoptError: E223 where the plan was made for another drafter, or for one and none is given; E101, E102 where a
             tree asks for more levels or candidates than its drafter has.
     """
-    wanted = plan.drafter
-    if wanted and (drafter is None or drafter.id != wanted):
+    if plan.drafter and (drafter is None or drafter.id != plan.drafter):
         given = "none was given" if drafter is None else f"the one given is {drafter.id}"
-        what = f"the tree was made for drafter {wanted}; {given}"
+        what = f"the tree was made for drafter {plan.drafter}; {given}"
         raise TreeoptError(
             Code.DRAFTER_MISMATCH, what, fix="--drafter FILE, or in Python drafter=treeopt.load_drafter(FILE)"
         )
-    if isinstance(plan, Tree) and not wanted and drafter is not None:
-        what = f"the tree was made for the heads' plain guesses, not for drafter {drafter.id}"
+    if isinstance(plan, Tree) and not plan.drafter and drafter is not None:
+        what = f"the tree was made for the heads' own guesses, not for drafter {drafter.id}"
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave the drafter out, or build a tree for it")
     if isinstance(plan, Tree) and drafter is not None:
-        _check_candidates(plan, drafter)
+        _check_ranks(plan, drafter.depth, num_candidates(drafter), holder="the drafter")
 
 
-def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
-    """Candidates of each node: the likeliest tokens of its level, the successors of its context, and one match.
-
-    Args:
-        drafter: the drafter.
-        vocab_size: of the base, which bounds them; None where it is not known yet.
-    """
-    table = drafter.ngram_table
-    if table is None:
-        return min(drafter.top, vocab_size or drafter.top)
-    return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1, table.vocab_size)
-
-
-def _check_candidates(tree: Tree, drafter: Drafter, vocab_size: int | None = None) -> None:
+def _check_ranks(tree: Tree, depth: int, candidates: int, *, holder: str) -> None:
     """Raise E101 or E102 where a tree asks for a level or a candidate that its drafter does not have."""
-    count = num_candidates(drafter, vocab_size)
-    check_tree_fits(tree, heads=drafter.depth, ranks=max(count, tree.max_rank + 1), holder="the drafter")
-    if tree.max_rank >= count:
-        path = next(path for path in tree.paths if max(path) >= count)
-        what = f"the tree asks for rank {max(path)}; its drafter has {count} candidates a level, ranks 0 to {count - 1}"
-        raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {count - 1}")
-
-
-class _Drafting:
-    """What both have in common: heads, drafter, and the start of a step."""
-
-    def __init__(self, base: Base, heads: MedusaHeads, drafter: Drafter, depth: int) -> None:
-        check_heads_fit(base, heads, "given")
-        check_drafter(drafter, base, heads)
-        self.heads = heads_like(base, heads)
-        self.depth = depth
-        self._base = base
-        self._model = DraftModel(drafter)
-        self.context = self._model.window
-
-    def _start(self, hidden: Tensor, recent: NDArray[np.int64] | None) -> Start:
-        assert recent is not None, "this proposer looks at recent tokens"
-        wanted = min(self.depth, self.heads.num_heads)
-        return self._model.begin(self.heads(hidden, self._base.lm_head, wanted), recent, self.depth)
-
-    def _sent(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
-        return torch.from_numpy(array).to(self._base.device)
-
-
-class CorrectedProposer(_Drafting):
-    """One tree for all steps; a node's rank counts among the candidates that its own parent's token leaves.
-
-    Where a node has fewer different candidates than the tree asks for, the nodes beyond them repeat a sibling; they
-    are void and never accepted, as replay counts them.
-
-    Args:
-        base: the base model.
-        heads: its draft heads.
-        tree: at most as deep as the drafter has levels.
-        drafter: what corrects the heads.
-
-    Raises:
-        TreeoptError: E101, E102 where the tree asks for more than the drafter gives, E212 or E223 where heads or
-            drafter do not fit the base.
-    """
-
-    def __init__(self, base: Base, heads: MedusaHeads, tree: Tree, drafter: Drafter) -> None:
-        super().__init__(base, heads, drafter, tree.depth)
-        _check_candidates(tree, drafter, base.vocab_size)
-        self.nodes, self.tree = tree.nodes, tree
-        self._levels = _levels(tree)
-        # The likeliest tokens of a level all differ; a candidate beyond them may repeat one of them.
-        self._distinct = min(drafter.top, base.vocab_size)
-
-    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
-        start = self._start(hidden, recent)
-        rows = len(start.root.row)
-        tokens = np.empty((rows, self.nodes), np.int64)
-        tokens[:, 0] = start.after[:, start.after.shape[1] - self.depth - 1]
-        void = np.zeros((rows, self.nodes), np.bool_)
-        nodes, first = start.root, 1
-        for parents, ranks, inner, within in self._levels:
-            children = self._model.children(start, nodes)
-            ordered = children.tokens.reshape(rows, -1, children.tokens.shape[1])
-            drafts = ordered[:, parents, ranks]  # [B, n]
-            tokens[:, first : first + len(ranks)] = drafts
-            if ranks.max() >= self._distinct:
-                scores = children.scores.reshape(ordered.shape)[:, parents, ranks]
-                void[:, first : first + len(ranks)] = ~np.isfinite(scores)
-            first += len(ranks)
-            if len(inner):
-                places = (np.arange(rows)[:, None] * ordered.shape[1] + within).ravel()
-                nodes = self._model.follow(start, nodes, places, drafts[:, inner].ravel())
-        return Drafts(self._sent(tokens), void=self._sent(void) if void.any() else None)
-
-
-Level = tuple[Ints, Ints, Ints, Ints]
-
-
-def _levels(tree: Tree) -> list[Level]:
-    """For each depth: of its nodes the parents (counted among the inner nodes above) and ranks; which of them are inner
-    nodes (counted among themselves), and those ones' parents.
-    """
-    depths, parents = np.array(tree.depths), np.array(tree.parents)
-    inner = np.zeros(tree.nodes, np.bool_)
-    inner[parents[1:]] = True
-    number = np.zeros(tree.nodes, np.int64)
-    found = []
-    for depth in range(1, tree.depth + 1):
-        nodes = np.flatnonzero(depths == depth)
-        above = number[parents[nodes]]
-        ranks = np.array([tree.paths[node - 1][-1] for node in nodes])
-        going = np.flatnonzero(inner[nodes])
-        number[nodes[going]] = np.arange(len(going))
-        found.append((above, ranks, going, above[going]))
-    return found
-
-
-class DynamicProposer(_Drafting):
-    """At every step and for every row the nodes that are likeliest to be accepted.
-
-    Args:
-        base: the base model.
-        heads: its draft heads.
-        policy: how many nodes.
-        drafter: whose estimates choose them.
-
-    Raises:
-        TreeoptError: as `CorrectedProposer`.
-    """
-
-    tree = None
-
-    def __init__(self, base: Base, heads: MedusaHeads, policy: TreePolicy, drafter: Drafter) -> None:
-        super().__init__(base, heads, drafter, min(policy.depth, drafter.depth))
-        self.nodes = policy.nodes
-        self._sizes = np.array(policy.sizes)
-        self._prices = np.array([price for _, price in policy.size_cost])
-
-    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
-        start = self._start(hidden, recent)
-        tree = expand(self._model, start, self.nodes, self.depth)
-        tokens = start.after[:, start.after.shape[1] - self.depth - 1]
-        return self._laid_out(tokens, tree, self._size(tree.log_probability))
-
-    def _size(self, log_probability: Floats) -> int:
-        """Nodes of this step: what the row that gains most from a larger tree asks for."""
-        if len(self._sizes) == 1:
-            return self.nodes
-        total = tokens_by_size(log_probability)[:, np.searchsorted(STEP_SIZES, self._sizes)]
-        return int(self._sizes[(total - self._prices).argmax(1).max()])
-
-    def _laid_out(self, roots: Ints, tree: Expansion, nodes: int) -> Drafts:
-        """The tree's likeliest nodes in order of their depths, as tensors."""
-        rows, drafts = len(roots), min(nodes - 1, tree.tokens.shape[1])
-        order = tree.depths[:, :drafts].argsort(1, kind="stable")
-        each = np.arange(rows)[:, None]
-        number = np.zeros((rows, drafts + 1), np.int64)
-        number[each, order + 1] = np.arange(1, drafts + 1)
-        tokens = np.concatenate([roots[:, None], tree.tokens[each, order]], axis=1)
-        parents = np.concatenate([np.zeros((rows, 1), np.int64), number[each, tree.parents[each, order]]], axis=1)
-        return Drafts(self._sent(tokens), Shape.from_parents(self._sent(parents), self.depth))
+    check_tree_fits(tree, heads=depth, ranks=max(candidates, tree.max_rank + 1), holder=holder)
+    if tree.max_rank >= candidates:
+        path = next(path for path in tree.paths if max(path) >= candidates)
+        what = f"the tree asks for rank {max(path)}; its drafter has {candidates} candidates a level"
+        raise TreeoptError(
+            Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {candidates - 1}"
+        )

@@ -1,11 +1,12 @@
-"""Trace a drafter: which rank, and which place in a step's tree, it gives to the tokens that came.
+"""Traces: the rank, and the place in a per-step tree, that a drafter gives to the tokens of finished texts.
 
-Every position is a step that might begin there: the heads' logits of that state, the text so far, and level by level
-the candidates after the true tokens. It is the decoder's own code that ranks them, so replay stays exact.
+Every position is a step that might begin there: the hidden state of that position, the text so far, and level by level
+the candidates after the true tokens. The drafter's own code ranks them, so replay is exact.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,66 +16,107 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.calibration import MISS, NONE, Ranks, StepTraces
-from treeopt.drafter import Drafter
-from treeopt.drafting.expand import Expansion, expand, orders_of, tokens_by_size
-from treeopt.drafting.ngram import DraftModel, Ints, Start
-from treeopt.errors import Code, TreeoptError
+from treeopt.drafting.expand import expand, expected_tokens, node_ranks
+from treeopt.drafting.interface import Ints, Nodes, Proposer, ProposerSession
 from treeopt.models.base import Base
-from treeopt.models.heads import MedusaHeads
-from treeopt.policy import STEP_SIZES
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import LOGITS_BYTES, check_finite, hidden_states
+from treeopt.texts.hidden_states import hidden_states
 
-_PIECE = 256  # positions worked on together: their arrays stay in the processor's cache
-_PLACES = 253  # places of a step's tree that are told apart
-_ENDED = -5  # in place of tokens beyond the end of a text; no token, and none of the drafter's own marks
+_PLACES = 253  # places in a per-step tree that are stored
+_ENDED = -5  # instead of tokens beyond the end of a text; equals no token and no mark of a drafter
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """Some positions of one text.
+class Traced:
+    """uint8 [G, L] ranks of one text, and the traces of its per-step trees; None where they were not traced."""
+
+    ranks: Ranks
+    steps: StepTraces | None
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Positions of texts as the rows of one step.
 
     Args:
-        first: the first of them.
-        start: a step at each.
-        true: int64 [n, L], the tokens that came after each root; negative beyond the end.
+        session: the drafter's, its step begun.
+        root: the roots as nodes.
+        true: int64 [n, L], the tokens after each root; negative beyond the end.
     """
 
-    first: int
-    start: Start
+    session: ProposerSession
+    root: Nodes
     true: Ints
 
 
-@torch.inference_mode()
-def pieces(
-    base: Base,
-    heads: MedusaHeads,
-    model: DraftModel,
-    text: Text,
-    hidden: Tensor,
-    chosen: NDArray[np.bool_] | None = None,
-) -> Iterator[Piece]:
-    """The positions of a text's answer as steps, a few at a time.
+def trace_texts(
+    base: Base, proposers: Sequence[Proposer], texts: Sequence[Text], top_k: int, *, step_depth: int = 0
+) -> list[Traced]:
+    """Ranks of the tokens of answers among the candidates of a drafter; one forward for all texts.
+
+    Row i of a text is the step in which token g[i] of its answer is the root. Column h-1 is the rank of g[i+h] at level
+    h: `MISS` from `top_k` on and where the token is no candidate, `NONE` beyond the end.
 
     Args:
         base: the base model.
-        heads: its heads.
-        model: the drafter.
-        text: prompt and answer.
-        hidden: [G, d], the states that chose the answer's tokens.
-        chosen: bool [G], only these positions; all where None.
+        proposers: the drafter of each text.
+        texts: prompts and answers.
+        top_k: ranks that are stored.
+        step_depth: depth of the per-step trees that are traced too; 0 traces none.
+
+    Raises:
+        TreeoptError: E504 where states or scores are not finite.
     """
-    depth = model.drafter.depth
-    recent, true = windows(text, model.window), _true(text, depth)
+    states = hidden_states(base, texts)
+    traced: list[Traced] = []
+    while len(traced) < len(texts):
+        first = len(traced)
+        run = slice(first, _end_of_run(proposers, first))
+        found = [
+            _trace(positions, top_k, step_depth)
+            for positions in positions_of(proposers[first], texts[run], states[run])
+        ]
+        ends = np.cumsum([len(text.answer) for text in texts[run]])[:-1]
+        ranks = np.split(np.concatenate([one.ranks for one in found]), ends)
+        steps = [one.steps for one in found if one.steps is not None]
+        whole = StepTraces.joined(steps) if steps else None
+        rows = itertools.starmap(slice, itertools.pairwise([0, *ends.tolist(), None]))
+        traced += [Traced(ranks_of, whole and whole.rows(part)) for ranks_of, part in zip(ranks, rows, strict=True)]
+    return traced
+
+
+def _end_of_run(proposers: Sequence[Proposer], first: int) -> int:
+    """Texts whose positions are traced together: all of the same drafter where it reads no text, else one text."""
+    end = first + 1
+    while not proposers[first].window and end < len(proposers) and proposers[end] is proposers[first]:
+        end += 1
+    return end
+
+
+@torch.inference_mode()
+def positions_of(
+    proposer: Proposer, texts: Sequence[Text], states: Sequence[Tensor], chosen: NDArray[np.bool_] | None = None
+) -> Iterator[Positions]:
+    """The positions of the texts' answers as steps, a few at a time.
+
+    Args:
+        proposer: the drafter.
+        texts: prompts and answers.
+        states: of each text [G, d], the hidden states that chose the answer's tokens.
+        chosen: bool [sum of G], only these positions; all where None.
+    """
+    recent = np.concatenate([windows(text, max(1, proposer.window)) for text in texts])
+    true = np.concatenate([_true(text, proposer.depth) for text in texts])
+    hidden = torch.cat(list(states))
     if chosen is not None:
         hidden, recent, true = hidden[torch.from_numpy(chosen).to(hidden.device)], recent[chosen], true[chosen]
-    room = LOGITS_BYTES // (heads.num_heads * base.vocab_size * 4)
-    size = max(1, min(_PIECE, room))
-    for first in range(0, len(true), size):
-        part = slice(first, first + size)
-        logits = heads(hidden[part], base.lm_head)  # [H, n, V]
-        check_finite(logits, first)
-        yield Piece(first, model.begin(logits, recent[part], depth), true[part])
+    for first in range(0, len(true), proposer.rows_at_once):
+        part = slice(first, first + proposer.rows_at_once)
+        session = proposer.start(recent[part], proposer.depth)
+        roots = torch.tensor(recent[part, -1], device=hidden.device)
+        root = session.begin(roots, hidden[part])
+        session.check_finite(first)
+        yield Positions(session, root, true[part])
 
 
 def windows(text: Text, size: int) -> Ints:
@@ -90,84 +132,27 @@ def _true(text: Text, depth: int) -> Ints:
     return np.lib.stride_tricks.sliding_window_view(tokens, depth + 1)[:, 1:]
 
 
-@dataclass(frozen=True, eq=False)
-class Traced:
-    """uint8 [G, L] ranks of one text, and the traces of its steps' trees."""
-
-    ranks: Ranks
-    steps: StepTraces | None
-
-
-def trace_drafts(
-    base: Base,
-    heads: MedusaHeads,
-    models: Sequence[DraftModel],
-    texts: Sequence[Text],
-    top_k: int,
-    *,
-    steps: int,
-) -> list[Traced]:
-    """The ranks of answers' tokens among their drafters' candidates; one forward for all texts.
-
-    Args:
-        base: the base model.
-        heads: its heads.
-        models: the drafter of each text.
-        texts: prompts and answers.
-        top_k: ranks from there on, and tokens that are no candidates, are `MISS`.
-        steps: how deep the trees chosen per step are that are traced too; 0 traces none.
-    """
-    states = hidden_states(base, texts)
-    return [
-        _traced(pieces(base, heads, model, text, hidden), model, top_k, steps)
-        for model, text, hidden in zip(models, texts, states, strict=True)
-    ]
+def _trace(positions: Positions, top_k: int, step_depth: int) -> Traced:
+    session, true = positions.session, positions.true
+    ranks = np.full(true.shape, NONE, np.uint8)
+    confidence = np.zeros(true.shape, np.float16)
+    nodes, each = positions.root, np.arange(len(true))
+    for level in range(true.shape[1]):
+        tokens = np.maximum(true[:, level], 0)
+        rank = session.rank(nodes, tokens)
+        ranks[:, level] = np.where(true[:, level] < 0, NONE, np.where(rank < top_k, rank, MISS))
+        if step_depth:
+            confidence[:, level] = np.exp(session.candidates(nodes).log_probability[:, 0])
+        if level + 1 < true.shape[1]:
+            nodes = session.follow(nodes, each, tokens)
+    return Traced(ranks, _trace_steps(positions, confidence, step_depth) if step_depth else None)
 
 
-def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads) -> None:
-    """Raise E223 unless the drafter was made for as many heads and the same vocabulary."""
-    faults = []
-    if drafter.num_heads != heads.num_heads:
-        faults.append(f"it was made for {drafter.num_heads} heads, there are {heads.num_heads}")
-    table = drafter.ngram_table
-    if table is not None and table.vocab_size != base.vocab_size:
-        faults.append(f"its vocabulary holds {table.vocab_size} tokens, the base's {base.vocab_size}")
-    if faults:
-        what = f"the drafter does not fit {base.name}: {'; '.join(faults)}"
-        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt learn")
-
-
-def _traced(steps_of_text: Iterator[Piece], model: DraftModel, top_k: int, steps: int) -> Traced:
-    depth = model.drafter.depth
-    ranks = [np.zeros((0, depth), np.uint8)]
-    traced = [StepTraces(ranks[0], np.zeros((0, len(STEP_SIZES)), np.float32), np.zeros((0, depth), np.float16))]
-    for piece in steps_of_text:
-        own, confidence = _ranks(model, piece, top_k)
-        ranks.append(own)
-        if steps:
-            tree = expand(model, piece.start, _PLACES + 1, min(steps, depth))
-            traced.append(StepTraces(_orders(tree, piece.true), tokens_by_size(tree.log_probability), confidence))
-    return Traced(np.concatenate(ranks), StepTraces.joined(traced) if steps else None)
-
-
-def _ranks(model: DraftModel, piece: Piece, top_k: int) -> tuple[Ranks, NDArray[np.float16]]:
-    """Ranks uint8 [n, L], and the estimated probability of rank 0, float16 [n, L]."""
-    ranks = np.full(piece.true.shape, NONE, np.uint8)
-    confidence = np.zeros(piece.true.shape, np.float16)
-    nodes, each = piece.start.root, np.arange(len(ranks))
-    for level in range(piece.true.shape[1]):
-        true = piece.true[:, level]
-        children = model.children(piece.start, nodes)
-        hit = (children.tokens == true[:, None]) & np.isfinite(children.scores)
-        rank = np.where(hit.any(1), hit.argmax(1), MISS)
-        ranks[:, level] = np.where(true < 0, NONE, np.where(rank < top_k, rank, MISS))
-        confidence[:, level] = np.exp(model.log_probability(level, children.scores)[:, 0])
-        nodes = model.follow(piece.start, nodes, each, np.maximum(true, 0))
-    return ranks, confidence
-
-
-def _orders(tree: Expansion, true: Ints) -> Ranks:
-    """uint8 [n, L]: places of the true paths."""
-    orders = orders_of(tree, true)
-    held = min(_PLACES, tree.tokens.shape[1])  # a number beyond the tree's own nodes is that of no node
-    return np.where(true < 0, NONE, np.where(orders <= held, orders, MISS)).astype(np.uint8)
+def _trace_steps(positions: Positions, confidence: NDArray[np.float16], depth: int) -> StepTraces:
+    """The per-step trees of the same positions, `depth` levels deep."""
+    true = positions.true
+    tree = expand(positions.session, positions.root, _PLACES + 1, min(depth, true.shape[1]))
+    held = min(_PLACES, tree.tokens.shape[1])  # larger places are not in the tree
+    places = node_ranks(tree, true)
+    found = np.where(true < 0, NONE, np.where(places <= held, places, MISS)).astype(np.uint8)
+    return StepTraces(found, expected_tokens(tree.log_probability), confidence)

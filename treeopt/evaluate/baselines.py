@@ -13,8 +13,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import first_line
-from treeopt.evaluate.clock import now
 from treeopt.models.base import Base
+from treeopt.models.clock import now
 from treeopt.texts.answers import cut_at_end, left_padded
 from treeopt.tree import Tree
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter
+from treeopt.drafting.interface import Drafts
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.clock import now
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.latency import (
     DEFAULT_CONTEXT,
@@ -31,6 +31,7 @@ from treeopt.latency import (
     LatencyProfile,
 )
 from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.clock import now
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
@@ -40,7 +41,6 @@ from treeopt.policy import STEP_SIZES, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 from treeopt.verify.probe import check_trees
-from treeopt.verify.shapes import Shape
 from treeopt.version import VERSION
 
 MOST_NODES = 16_384  # of a timed step; its mask takes 1 GB in float32
@@ -149,11 +149,9 @@ class AcceptDeepest(Greedy):
     Random text accepts nothing, but keeping a deep path means moving cache entries, which a timed step must include.
     """
 
-    def judge(
-        self, tokens: Tensor, logits: Tensor, shape: Shape, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        node, root = super().judge(tokens, logits, shape, generator)
-        return node.fill_(tokens.shape[1] - 1), root
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        node, root = super().judge(drafts, logits, generator)
+        return node.fill_(drafts.tokens.shape[1] - 1), root
 
 
 class TimedStep:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.pipeline import as_calibration, trace_texts
+from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import MAX_RANKS, Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
-from treeopt.drafting.ngram import DraftModel
-from treeopt.drafting.trace import trace_drafts
+from treeopt.drafting.plans import proposer_for
+from treeopt.drafting.trace import trace_texts
 from treeopt.evaluate.baselines import TREE, Run, all_baselines
 from treeopt.evaluate.divergence import Difference, first_difference
 from treeopt.evaluate.memory import memory_as_error
@@ -159,21 +159,18 @@ def _steps(tree: Plan) -> int:
 
 
 def predict(
-    base: Base, heads: MedusaHeads, tree: Plan, texts: Sequence[Text], drafter: Drafter | None = None
+    base: Base, heads: MedusaHeads | None, tree: Plan, texts: Sequence[Text], drafter: Drafter | None = None
 ) -> Replay:
     """Replay over teacher-forced traces of these texts; nothing is decoded."""
     return _replayed(tree, trace(base, heads, texts, drafter, steps=_steps(tree)))
 
 
 def trace(
-    base: Base, heads: MedusaHeads, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: int = 0
+    base: Base, heads: MedusaHeads | None, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: int = 0
 ) -> Calibration:
     """Ranks on these texts, one teacher-forced pass a text; with `steps`, also the trees per step of that depth."""
     top_k = min(MAX_RANKS, base.vocab_size)
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
-    if drafter is None:
-        rows = [trace_texts(base, heads, [text], top_k)[0] for text in texts]
-        return as_calibration(texts, rows, top_k, provenance)
-    model = [DraftModel(drafter)]
-    traced = [trace_drafts(base, heads, model, [text], top_k, steps=steps)[0] for text in texts]
+    proposer = [proposer_for(base, heads, drafter)]
+    traced = [trace_texts(base, proposer, [text], top_k, step_depth=steps)[0] for text in texts]
     return as_calibration(texts, [one.ranks for one in traced], top_k, provenance, [one.steps for one in traced])

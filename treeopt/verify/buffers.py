@@ -1,4 +1,4 @@
-"""Compile: a tree as the tensors that an inference loop needs.
+"""The compiled tree: the tensors that `compile` writes and that the decoder verifies and accepts with.
 
 Example, the tree {(0,), (1,), (0, 0)} with top_k 2; nodes are the root and these paths in this order:
     attention_mask    1 0 0 0    a row is a node, a column what it may see: its ancestors and itself
@@ -13,7 +13,7 @@ Example, the tree {(0,), (1,), (0, 0)} with top_k 2; nodes are the root and thes
 
 from __future__ import annotations
 
-import os
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,27 +22,30 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.marks import BUFFERS_SCHEMA as SCHEMA
-from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.tree import ROOT, Tree, as_tree
 
-PAD = -1  # in `retrieve_indices`, beyond the end of a short path
-MEDUSA_TOP_K = 10  # guesses a head that the original code draws, whatever the tree
+PAD = -1  # in `retrieve_indices` and `paths`, beyond the end of a short path
+MEDUSA_TOP_K = 10  # guesses of each head in the original code, whatever the tree
 MAX_NODES = 1 << 15  # the mask of a larger tree takes more than a gigabyte
 BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
 
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """The compiled tree of N nodes (root counted), L leaves and depth D.
+    """A compiled tree of N nodes (root counted), L leaves and depth D, or one such tree for each of B rows.
+
+    `compile_tree` gives the tensors of one tree, `compile_parents` those of a tree for each row of a batch. The latter
+    have a leading dimension B, and one row of `retrieve_indices` for each node, because the leaves of a tree that was
+    chosen on the device are not known to the host.
 
     Args:
-        attention_mask: bool [N, N], True where the row's node sees the column's.
-        position_ids: int64 [N], depth of each node: position = length of the cached text + this.
-        tree_indices: int64 [N], each node's token among the 1 + D * top_k candidates [root, head 1's guesses, ...].
-        retrieve_indices: int64 [L, D+1], nodes from the root to each leaf, leaves ascending; `PAD` beyond the end. Take
-            real path lengths from it: an index of -1 would silently read the last node.
-        top_k: guesses a head must give, the largest rank + 1.
+        attention_mask: bool [N, N] or [B, N, N], True where the row's node sees the column's.
+        position_ids: int64 [N] or [B, N], depth of each node: position = length of the cached text + this.
+        tree_indices: int64 [N] or [B, N], each node's token among the candidates: 1 + D * top_k of them,
+            [root, head 1's guesses, ...]; of trees chosen per step the root and the drafts themselves.
+        retrieve_indices: int64 [L, D+1] or [B, N, D+1], nodes from the root to each leaf, leaves ascending; `PAD`
+            beyond the end. Take path lengths from it: an index of -1 would silently read the last node.
+        top_k: guesses a head must give, the largest rank + 1; 0 where candidates are the drafts themselves.
     """
 
     attention_mask: Tensor
@@ -50,6 +53,77 @@ class Buffers:
     tree_indices: Tensor
     retrieve_indices: Tensor
     top_k: int
+
+    @property
+    def nodes(self) -> int:
+        """N, the root counted."""
+        return self.position_ids.shape[-1]
+
+    @property
+    def depth(self) -> int:
+        """D; of trees chosen per step the most that any could have."""
+        return self.retrieve_indices.shape[-1] - 1
+
+    @property
+    def per_row(self) -> bool:
+        """Whether each row of a batch has a tree of its own."""
+        return self.position_ids.ndim == 2
+
+    @functools.cached_property
+    def paths(self) -> Tensor:
+        """int64 [N, D+1] or [B, N, D+1]: the nodes from the root to each node, `PAD` beyond."""
+        if self.per_row:
+            return self.retrieve_indices
+        leaf, column = (self.retrieve_indices != PAD).nonzero(as_tuple=True)
+        through = self.position_ids.new_zeros(self.nodes)
+        through[self.retrieve_indices[leaf, column]] = leaf  # any leaf below the node will do
+        columns = torch.arange(self.depth + 1, device=through.device)
+        return self.retrieve_indices[through].masked_fill(columns > self.position_ids[:, None], PAD)
+
+    @functools.cached_property
+    def parents(self) -> Tensor:
+        """int64 [N] or [B, N]: each node's parent; the root is its own."""
+        above = (self.position_ids - 1).clamp_(min=0)
+        return self.paths.gather(-1, above[..., None])[..., 0]
+
+    @functools.cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The drafts of one tree by depth, on the host."""
+        assert not self.per_row, "levels are those of one tree"
+        return _levels(self)
+
+    def tree(self) -> Tree:
+        """The tree of these tensors, by `tree_indices` and `retrieve_indices`.
+
+        Raises:
+            TreeoptError: E103 where they are not those of a tree.
+        """
+        ranks = ((self.tree_indices - 1) % max(self.top_k, 1)).tolist()
+        rows = [[node for node in path[1:] if node != PAD] for path in self.paths.tolist()[1:]]
+        return Tree(tuple(tuple(ranks[node] for node in path) for path in rows))
+
+    def paths_to(self, nodes: Tensor) -> Tensor:
+        """int64 [B, D+1]: the path to one node of each row, `nodes` int64 [B]."""
+        if self.per_row:
+            return self.paths[torch.arange(len(nodes), device=nodes.device), nodes]
+        return self.paths[nodes]
+
+    def at_parents(self, values: Tensor) -> Tensor:
+        """Each node's value is its parent's: [B, N] -> [B, N]."""
+        return values.gather(1, self.parents.expand(values.shape))
+
+    def along_paths(self, values: Tensor) -> Tensor:
+        """Sums over the drafts of each node's path, without the root: float32 [B, N] -> [B, N]."""
+        if self.per_row:
+            return torch.bmm(self._drafts, values[..., None])[..., 0]
+        return values @ self._drafts.T
+
+    @functools.cached_property
+    def _drafts(self) -> Tensor:
+        """float32 [.., N, N]: the mask without the root's column."""
+        drafts = self.attention_mask.float()
+        drafts[..., ROOT] = 0.0
+        return drafts
 
     def to(self, device: torch.device | str) -> Buffers:
         """The same on another device."""
@@ -78,6 +152,36 @@ class Buffers:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Level:
+    """The n drafts of one depth, on the host.
+
+    Args:
+        parents: int64 [n], each one's parent among the inner nodes of the depth above.
+        ranks: int64 [n].
+        inner: int64 [m], which of them have children, in order; these are the inner nodes of this depth.
+    """
+
+    parents: np.ndarray
+    ranks: np.ndarray
+    inner: np.ndarray
+
+
+def _levels(tree: Buffers) -> tuple[Level, ...]:
+    depths, parents = tree.position_ids.numpy(force=True), tree.parents.numpy(force=True)
+    ranks = (tree.tree_indices.numpy(force=True) - 1) % max(tree.top_k, 1)
+    has_children = np.zeros(len(depths), np.bool_)
+    has_children[parents[1:]] = True
+    number = np.zeros(len(depths), np.int64)  # of the inner nodes, each among those of its depth
+    levels = []
+    for depth in range(1, int(depths.max()) + 1):
+        nodes = np.flatnonzero(depths == depth)
+        inner = np.flatnonzero(has_children[nodes])
+        levels.append(Level(number[parents[nodes]], ranks[nodes], inner))
+        number[nodes[inner]] = np.arange(len(inner))
+    return tuple(levels)
+
+
 def compile_tree(tree: Tree | Iterable[Sequence[int]], device: torch.device | str = "cpu") -> Buffers:
     """The tensors of a tree, or of a list of paths such as `[[0], [0, 0], [1]]`; see the module's example.
 
@@ -85,62 +189,56 @@ def compile_tree(tree: Tree | Iterable[Sequence[int]], device: torch.device | st
         TreeoptError: E103 where a list is not a tree, E105 where the tree was made for a drafter or is too large.
     """
     tree = as_tree(tree)
-    if tree.nodes > MAX_NODES:
-        what = f"the tree has {tree.nodes:,} nodes; at most {MAX_NODES:,} are compiled"
-        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, why="the mask holds a byte for each pair of nodes")
     if tree.drafter:
         raise TreeoptError(
             Code.TREE_NOT_EXPORTABLE,
             f"the tree was made for drafter {tree.drafter}",
-            why="its ranks count among corrected candidates, which differ by the token before; these tensors hold "
-            "ranks of the heads' plain guesses",
+            why="its ranks are those of rescored candidates, which depend on the token before; an engine that reads "
+            "these tensors takes them for ranks of the heads' guesses",
             fix="treeopt calibrate --drafter heads, and treeopt build; or treeopt generate with this tree",
         )
-    depths = np.array(tree.depths)
-    top_k = tree.max_rank + 1
-    last_ranks = np.array([0, *(path[-1] for path in tree.paths)])
-    indices = 1 + (depths - 1) * top_k + last_ranks
-    indices[ROOT] = ROOT
-    buffers = Buffers(
-        attention_mask=torch.from_numpy(tree.ancestors.copy()),
-        position_ids=torch.from_numpy(depths).long(),
-        tree_indices=torch.from_numpy(indices).long(),
-        retrieve_indices=torch.from_numpy(_leaf_paths(tree)).long(),
-        top_k=top_k,
-    )
-    return buffers.to(device)
+    return compile_ranks(tree, device)
 
 
-def _leaf_paths(tree: Tree) -> np.ndarray:
-    """int64 [L, D+1]: the nodes from the root to each leaf, padded with `PAD`."""
-    parents, depths = np.array(tree.parents), np.array(tree.depths)
-    leaves = np.array(tree.leaves)
-    rows = np.full((len(leaves), tree.depth + 1), PAD)
-    node, at = leaves, depths[leaves]
-    for _ in range(tree.depth + 1):  # all leaves climb together; at the root they write the same again
-        rows[np.arange(len(leaves)), at] = node
-        node, at = parents[node], np.maximum(at - 1, 0)
-    return rows
-
-
-def save_buffers(buffers: Buffers, tree: Tree, path: str | os.PathLike[str]) -> None:
-    """Write the tensors as safetensors; equal trees give equal bytes. An existing file is replaced."""
-    header = {"schema": SCHEMA, "top_k": buffers.top_k, "nodes": tree.nodes, "depth": tree.depth}
-    arrays = {name: getattr(buffers, name).cpu().numpy() for name in BUFFER_NAMES}
-    write_arrays(path, arrays, header, overwrite=True)
-
-
-def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Buffers:
-    """Read what `save_buffers` wrote.
+def compile_ranks(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
+    """As `compile_tree`, of a tree for any drafter: ranks are those of the drafter's own candidates.
 
     Raises:
-        TreeoptError: E201 where it is missing, E203 where it is damaged or something else.
+        TreeoptError: E105 where the tree is too large.
     """
-    arrays, header = read_arrays(path, SCHEMA)
-    missing = [name for name in BUFFER_NAMES if name not in arrays]
-    if missing:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks {', '.join(missing)}")
-    tensors = {name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}
-    if not isinstance(header.get("top_k"), int):
-        raise TreeoptError(Code.FILE_INVALID, f"{path} does not say its top_k")
-    return Buffers(**tensors, top_k=header["top_k"]).to(device)
+    if tree.nodes > MAX_NODES:
+        what = f"the tree has {tree.nodes:,} nodes; at most {MAX_NODES:,} are compiled"
+        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, why="the mask holds a byte for each pair of nodes")
+    mask, depths, paths = (tensor[0] for tensor in _from_parents(torch.tensor([tree.parents]), tree.depth))
+    top_k = tree.max_rank + 1
+    last_ranks = torch.tensor([0, *(path[-1] for path in tree.paths)])
+    indices = 1 + (depths - 1) * top_k + last_ranks
+    indices[ROOT] = ROOT
+    return Buffers(mask, depths, indices, paths[list(tree.leaves)], top_k).to(device)
+
+
+def compile_parents(parents: Tensor, depth: int) -> Buffers:
+    """The trees of a batch, one for each row. The device is not waited for.
+
+    Args:
+        parents: int64 [B, N]; a node's parent comes before it; the root, node 0, is its own. Depths ascend along a row.
+        depth: D, at least the depth of any node.
+    """
+    mask, depths, paths = _from_parents(parents, depth)
+    indices = torch.arange(parents.shape[1], device=parents.device).expand(parents.shape)
+    return Buffers(mask, depths, indices, paths, top_k=0)
+
+
+def _from_parents(parents: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mask bool [B, N, N], depths int64 [B, N] and paths int64 [B, N, depth + 1] of trees given by `parents` [B, N]."""
+    rows, nodes = parents.shape
+    climb = [torch.arange(nodes, device=parents.device).expand(rows, -1)]
+    for _ in range(depth):
+        climb.append(parents.gather(1, climb[-1]))
+    ancestors = torch.stack(climb, dim=2)  # [B, N, depth + 1], the node first; the root repeats
+    mask = torch.zeros(rows, nodes, nodes, dtype=torch.bool, device=parents.device)
+    mask.scatter_(2, ancestors, True)
+    depths = mask.sum(-1) - 1
+    steps_up = depths[..., None] - torch.arange(depth + 1, device=parents.device)
+    paths = ancestors.gather(2, steps_up.clamp(min=0)).masked_fill_(steps_up < 0, PAD)
+    return mask, depths, paths

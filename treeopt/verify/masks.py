@@ -2,9 +2,9 @@
 
 A node sees the whole prefix and its own ancestors, each within the layer's sliding window. Windows are measured
 between positions, not cache indices: inside a tree the two differ. The rule does not depend on the prefix's length, so
-one right-aligned buffer [longest prefix | ancestors] serves all: shorter prefixes are views of it, and the rows of a
-batch, each with its own prefix, are gathered from it. A tree that stays has its buffer built once, for every step;
-trees that are chosen anew have theirs put together at each step, the prefix's part from a table by depth.
+one right-aligned buffer [longest prefix | tree] serves all lengths: shorter prefixes are views of it, and the rows of a
+batch, each with its own prefix, are gathered from it. The mask of one tree for all steps is built once; those of trees
+chosen per step are built at each step, the prefix's part from a table by depth.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import Tree
-from treeopt.verify.shapes import Shape
+from treeopt.models.base import Base
+from treeopt.verify.buffers import Buffers
 
 _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
@@ -53,11 +53,11 @@ class TreeMasks:
     """Masks of trees behind prefixes of any length up to `capacity`, taken from one buffer for each kind of layer.
 
     The additive float form (0 = see, the dtype's minimum = hide) is the one that eager and sdpa attention both read
-    rightly; models with several kinds of layers take a mapping by kind.
+    correctly; models with several kinds of layers take a mapping by kind.
 
     Args:
         buffers: by kind of layer, float [B, 1, N, capacity + N + 1]: the longest prefix, the tree, and one column that
-            nobody sees; one for all rows where the first size is 1.
+            is hidden from all nodes; one for all rows where the first size is 1.
         capacity: of the prefix.
     """
 
@@ -65,11 +65,6 @@ class TreeMasks:
         self.capacity = capacity
         self._buffers = buffers
         self._end = next(iter(buffers.values())).shape[-1] - 1
-
-    @staticmethod
-    def of_tree(tree: Tree, windows: Windows, capacity: int, dtype: torch.dtype, device: torch.device) -> TreeMasks:
-        """The masks of one tree for all rows and steps."""
-        return PrefixMasks(tree.depth, windows, capacity, dtype, device).before(Shape.of_tree(tree, device), capacity)
 
     def at(self, length: int) -> Mask:
         """The masks after prefixes of `length` tokens: [B, 1, N, length + N], or one such for each kind of layer."""
@@ -92,44 +87,45 @@ class TreeMasks:
 
 
 class PrefixMasks:
-    """What a node sees of a prefix depends on its depth alone; a step's trees are set behind it.
+    """The part of a mask that a prefix needs: what a node sees of it depends on the node's depth alone.
 
     Args:
         depth: the greatest of any node.
         windows: of each kind of attention layer.
         capacity: of the prefix.
-        dtype: of the masks.
-        device: of the masks.
+        base: whose dtype and device the masks have.
     """
 
-    def __init__(self, depth: int, windows: Windows, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, depth: int, windows: Windows, capacity: int, base: Base) -> None:
         self.capacity = capacity
         self._windows = windows
+        dtype, device = base.dtype, base.device
         self._see = torch.zeros((), dtype=dtype, device=device)
         self._hide = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
         place = torch.arange(-capacity, 0, device=device)  # positions relative to the root
         depths = torch.arange(depth + 1, device=device)[:, None]
-        self._prefix = {  # [D+1, capacity]; without a window one row says it all
+        self._prefix = {  # [D+1, capacity]; without a window one row serves all depths
             kind: self._see.expand(1, capacity) if window is None else self._masked(place > depths - window)
             for kind, window in windows.items()
         }
 
-    def before(self, shape: Shape, length: int) -> TreeMasks:
-        """The masks of these trees, one a row, behind prefixes of up to `length` tokens."""
-        made = {kind: self._buffer(shape, length, kind) for kind in self._windows}
-        return TreeMasks(made, length)
+    def before(self, tree: Buffers, length: int) -> TreeMasks:
+        """The masks of a compiled tree, or of one for each row, behind prefixes of up to `length` tokens."""
+        return TreeMasks({kind: self._buffer(tree, length, kind) for kind in self._windows}, length)
 
-    def _buffer(self, shape: Shape, length: int, kind: str) -> Tensor:
-        """[B, 1, N, length + N + 1]."""
-        window, prefix, visible = self._windows[kind], self._prefix[kind][:, self.capacity - length :], shape.ancestors
-        rows, nodes = shape.parents.shape
+    def _buffer(self, tree: Buffers, length: int, kind: str) -> Tensor:
+        """[B, 1, N, length + N + 1]; B is 1 for one tree."""
+        window, prefix = self._windows[kind], self._prefix[kind][:, self.capacity - length :]
+        depths = tree.position_ids.view(-1, tree.nodes)
+        visible = tree.attention_mask.view(-1, tree.nodes, tree.nodes)
+        rows, nodes = depths.shape
         if window is None:
             seen = prefix.expand(rows, nodes, -1)
         else:
-            seen = prefix[shape.depths]
-            visible = visible & (shape.depths[:, None, :] > shape.depths[:, :, None] - window)
-        nobody = self._hide.expand(rows, nodes, 1)
-        return torch.cat([seen, self._masked(visible), nobody], dim=-1)[:, None]
+            seen = prefix[depths]
+            visible = visible & (depths[:, None, :] > depths[:, :, None] - window)
+        hidden = self._hide.expand(rows, nodes, 1)
+        return torch.cat([seen, self._masked(visible), hidden], dim=-1)[:, None]
 
     def _masked(self, visible: Tensor) -> Tensor:
         return torch.where(visible, self._see, self._hide)

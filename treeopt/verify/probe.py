@@ -1,7 +1,7 @@
-"""The probe: one small tree against its paths run alone. The only reliable test that a model can verify trees.
+"""The probe: one small tree against its paths run alone, the only reliable test that a model can verify trees.
 
-Some models take a tree mask without complaint and compute something else (positions from the cache index, recurrent
-state, local layers); a config does not tell.
+Some models accept a tree mask and compute something else (positions from the cache index, recurrent state, local
+layers), and their config does not say so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base, check_base_finite
 from treeopt.tree import Tree
+from treeopt.verify.buffers import compile_tree
 from treeopt.verify.session import TreeForward
 
 _TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
@@ -52,8 +53,8 @@ def _run(base: Base) -> None:
     tokens = (torch.arange(length + _TREE.nodes, device=base.device) * 7 + 3) % base.vocab_size
     prefix, nodes = tokens[:length], tokens[length:]
     try:
-        session, _, _ = TreeForward(base, _TREE).begin([prefix], _TREE.nodes)
-        logits = session.verify(nodes[None])[0][0]
+        session, _, _ = TreeForward(base, _TREE.nodes, _TREE.depth).begin([prefix], _TREE.nodes)
+        logits = session.verify(nodes[None], compile_tree(_TREE, base.device))[0][0]
         alone = _paths_alone(base, prefix, nodes)
     except TreeoptError:
         raise

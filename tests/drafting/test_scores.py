@@ -13,14 +13,15 @@ from naive_draft import Case, Table, naive_match, random_case, random_table
 from numpy.typing import NDArray
 
 from treeopt.drafter import MAX_MATCH, NO_CHANCE, Drafter, Level
-from treeopt.drafting.ngram import Candidates, Children, DraftModel, Nodes, Start
+from treeopt.drafting.interface import Candidates, Features, Nodes
 from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.scores import Scorer, Step
 from treeopt.models.ranks import top_ids
 
 FLAT = Table({(): {0: 0.0}}, {(): 0.0}, (-1.0,) * 60)  # knows nothing of sixty tokens
 
 
-def begin(case: Case, model: DraftModel) -> Start:
+def begin(case: Case, model: Scorer) -> Step:
     """A step of all rows of a case."""
     return model.begin(torch.from_numpy(case.logits), case.recent, case.drafter.depth)
 
@@ -40,30 +41,30 @@ def random_paths(seed: int, case: Case, depth: int, count: int) -> list[tuple[in
     return paths
 
 
-def nodes_of(model: DraftModel, start: Start, paths: Sequence[tuple[int, list[int]]]) -> Nodes:
+def nodes_of(model: Scorer, start: Step, paths: Sequence[tuple[int, list[int]]]) -> Nodes:
     """The nodes at the ends of paths of one depth, all together."""
     parents, nodes = np.array([row for row, _ in paths]), start.root
     if not paths[0][1]:
-        return Nodes(0, nodes.row[parents], nodes.context[parents], nodes.matched[parents])
+        return Nodes(0, nodes.row[parents], tuple(array[parents] for array in nodes.state))
     for level in range(len(paths[0][1])):
         nodes = model.follow(start, nodes, parents, np.array([path[level] for _, path in paths]))
         parents = np.arange(len(paths))
     return nodes
 
 
-def listed(children: Children, node: int) -> list[tuple[int, float]]:
+def listed(children: Candidates, node: int) -> list[tuple[int, float]]:
     """Tokens and scores of one node, the repeated ones left out."""
     pairs = zip(children.tokens[node].tolist(), children.scores[node].tolist(), strict=True)
     return [(token, score) for token, score in pairs if score != -math.inf]
 
 
 def check_against_naive(case: Case, seed: int) -> None:
-    """Children of random nodes of every depth."""
-    model = DraftModel(case.drafter)
+    """Candidates of random nodes of every depth."""
+    model = Scorer(case.drafter)
     start = begin(case, model)
     for depth in range(case.drafter.depth):
         paths = random_paths(seed, case, depth, 6)
-        children = model.children(start, nodes_of(model, start, paths))
+        children = model.candidates(start, nodes_of(model, start, paths))
         for node, (row, path) in enumerate(paths):
             naive = case.naive(row)
             found, candidates = listed(children, node), naive.candidates(path)
@@ -84,13 +85,13 @@ def test_children_equal_the_naive_ones(seed: int) -> None:
 def test_window_of_none_copies_nothing(seed: int) -> None:
     """Without a window only heads and transitions speak; the last tokens are still its context."""
     case = random_case(seed, window=0)
-    assert DraftModel(case.drafter).window == 4
+    assert Scorer(case.drafter).window == 4
     check_against_naive(case, seed)
 
 
 def test_window_of_plain_is_the_root() -> None:
     """Heads alone want to see no text."""
-    assert DraftModel(Drafter.heads_only(2, 3)).window == 1
+    assert Scorer(Drafter.heads_only(2, 3)).window == 1
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -99,11 +100,11 @@ def test_equal_scores_keep_the_order_of_proposal(seed: int) -> None:
     case = random_case(seed)
     equal = replace(Level(), head=0.0)
     case = replace(case, drafter=replace(case.drafter, levels=(equal,) * case.drafter.depth))
-    model = DraftModel(case.drafter)
+    model = Scorer(case.drafter)
     start = begin(case, model)
     for depth in range(case.drafter.depth):
         paths = random_paths(seed, case, depth, 4)
-        children = model.children(start, nodes_of(model, start, paths))
+        children = model.candidates(start, nodes_of(model, start, paths))
         for node, (row, path) in enumerate(paths):
             assert [token for token, _ in listed(children, node)] == case.naive(row).candidates(path)
 
@@ -112,26 +113,25 @@ def test_equal_scores_keep_the_order_of_proposal(seed: int) -> None:
 def test_rows_and_nodes_alone_equal_those_in_a_batch(seed: int) -> None:
     """Bit for bit, whatever goes through each operation together."""
     case = random_case(seed)
-    model = DraftModel(case.drafter)
+    model = Scorer(case.drafter)
     start = begin(case, model)
     for depth in range(case.drafter.depth):
         paths = random_paths(seed, case, depth, 5)
-        together = model.children(start, nodes_of(model, start, paths))
+        together = model.candidates(start, nodes_of(model, start, paths))
         for node, (row, path) in enumerate(paths):
             one = replace(case, logits=case.logits[:, row : row + 1], recent=case.recent[row : row + 1])
             alone = begin(one, model)
-            children = model.children(alone, nodes_of(model, alone, [(0, path)]))
+            children = model.candidates(alone, nodes_of(model, alone, [(0, path)]))
             assert children.tokens.tolist() == together.tokens[node : node + 1].tolist()
             assert children.scores.tolist() == together.scores[node : node + 1].tolist()
-            assert children.other_logit == together.other_logit
 
 
-def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0) -> Candidates:
-    """Candidates at the end of a path, of a drafter that only copies."""
+def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0) -> Features:
+    """Features at the end of a path, of a drafter that only copies."""
     drafter = Drafter((Level(),) * 30, 1, 1, window or len(recent), FLAT.record())
-    model = DraftModel(drafter)
+    model = Scorer(drafter)
     start = model.begin(torch.zeros(1, 1, 60), np.array([recent]), len(path) + 1)
-    return model.candidates(start, nodes_of(model, start, [(0, list(path))]))
+    return model.features(start, nodes_of(model, start, [(0, list(path))]))
 
 
 def copied_after(recent: list[int], path: Sequence[int] = ()) -> tuple[int, int]:
@@ -190,15 +190,15 @@ def test_weight_of_a_match_is_that_of_its_length(length: int) -> None:
     """Lengths beyond `MAX_MATCH` weigh as it does, at the root and below; a root without a match weighs nothing."""
     weights = tuple(float(number) for number in range(1, MAX_MATCH + 1))
     drafter = Drafter((replace(Level(), head=0.0, prompt_lookup=weights),) * 8, 1, 10, 64, FLAT.record())
-    model = DraftModel(drafter)
+    model = Scorer(drafter)
     text = list(range(1, 31))
     recent = [*text[: length + 7], 50, *text[:length]]
     start = model.begin(torch.zeros(1, 1, 60), np.array([[-1] * (64 - len(recent)) + recent]), 7)
     for depth in range(7):
-        children = model.children(start, nodes_of(model, start, [(0, text[length : length + depth])]))
+        children = model.candidates(start, nodes_of(model, start, [(0, text[length : length + depth])]))
         assert children.tokens[0, 0] == text[length + depth]
         assert children.scores[0, 0] == min(length + depth, MAX_MATCH)
-    nothing = model.children(start, nodes_of(model, start, [(0, [0])]))
+    nothing = model.candidates(start, nodes_of(model, start, [(0, [0])]))
     assert set(nothing.scores[0].tolist()) == {0.0, -math.inf}
 
 
@@ -211,11 +211,11 @@ def test_backs_off_to_the_longest_stored_context() -> None:
         (3, 4, 5, 6): {3: 4.0},
     }
     table = Table(rows, {(): 0.0, (6,): -1.0, (5, 6): -2.0, (3, 4, 5, 6): -4.0}, (-1.0,) * 10)
-    model = DraftModel(Drafter((Level(),) * 5, 1, 10, 0, table.record()))
+    model = Scorer(Drafter((Level(),) * 5, 1, 10, 0, table.record()))
 
     def above_backoff(recent: list[int], path: list[int]) -> dict[int, float]:
         start = model.begin(torch.zeros(1, 1, 10), np.array([recent]), 5)
-        found = model.candidates(start, nodes_of(model, start, [(0, path)]))
+        found = model.features(start, nodes_of(model, start, [(0, path)]))
         ratios = dict(zip(found.tokens[0].tolist(), found.ratios[0].tolist(), strict=True))
         return {token: ratio for token, ratio in ratios.items() if ratio != min(ratios.values())}
 
@@ -232,19 +232,21 @@ def test_backs_off_to_the_longest_stored_context() -> None:
 def test_levels_beyond_the_heads_take_the_most_frequent() -> None:
     """Without a head its candidates are the frequent tokens, equal ones by id, and no head's score enters."""
     table = Table({(): {0: 0.0}}, {(): 0.0}, (-3.0, -1.0, -2.0, -1.0))
-    model = DraftModel(Drafter((Level(), Level(prior=0.5)), 1, 3, 0, table.record()))
+    model = Scorer(Drafter((Level(), Level(prior=0.5)), 1, 3, 0, table.record()))
     start = model.begin(torch.tensor([[[9.0, 0.0, 0.0, 1.0]]]), np.array([[0, 0, 0, 0]]), 2)
-    children = model.children(start, nodes_of(model, start, [(0, [2])]))
+    children = model.candidates(start, nodes_of(model, start, [(0, [2])]))
     assert listed(children, 0) == [(1, -0.5), (3, -0.5), (2, -1.0), (0, -1.5)]
 
 
 def test_fewer_levels_than_heads() -> None:
     """A shallow step needs only its own heads' logits."""
     case = random_case(3, rows=1)
-    model = DraftModel(case.drafter)
+    model = Scorer(case.drafter)
     one = model.begin(torch.from_numpy(case.logits[:1]), case.recent, 1)
     all_levels = begin(case, model)
-    assert model.children(one, one.root).scores.tolist() == model.children(all_levels, all_levels.root).scores.tolist()
+    assert (
+        model.candidates(one, one.root).scores.tolist() == model.candidates(all_levels, all_levels.root).scores.tolist()
+    )
 
 
 def tied(seed: int, dtype: torch.dtype, vocab: int) -> torch.Tensor:
@@ -274,34 +276,34 @@ def test_plain_drafts_are_the_heads_own(vocab: int, seed: int, dtype: torch.dtyp
         Drafter((empty,) * 2, 2, top, 8, NgramCounts(vocab).table()),
     ]
     for drafter in drafters:
-        model = DraftModel(drafter)
+        model = Scorer(drafter)
         recent = rng.integers(vocab, size=(3, model.window))
         start = model.begin(logits, recent, 2)
         below = model.follow(start, start.root, np.arange(3), rng.integers(vocab, size=3))
         for level, nodes in enumerate((start.root, below)):
-            assert model.children(start, nodes).tokens[:, :top].tolist() == wanted[level].tolist()
+            assert model.candidates(start, nodes).tokens[:, :top].tolist() == wanted[level].tolist()
 
 
 def test_plain_scores_are_log_probabilities() -> None:
     """Logits 2, 1, 0 -> 2, 1 and 0 less log(e^2 + e + 1) = 2.4076, weighed by the head's number."""
-    model = DraftModel(Drafter((Level(head=0.5),), 1, 2))
+    model = Scorer(Drafter((Level(head=0.5),), 1, 2))
     start = model.begin(torch.tensor([[[1.0, 2.0, 0.0]]]), np.array([[0]]), 1)
-    children = model.children(start, start.root)
+    children = model.candidates(start, start.root)
     assert children.tokens.tolist() == [[1, 0]]
     assert children.scores[0].tolist() == pytest.approx([-0.2038, -0.7038], abs=1e-4)
-    assert children.other_logit == NO_CHANCE
+    assert model.drafter.levels[0].other_logit == NO_CHANCE
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("calibration_map", [False, True])
+@pytest.mark.parametrize("odds", [False, True])
 def test_log_probability_equals_the_naive_one(seed: int, odds: bool) -> None:
     """The softmax over candidates and what is outside, mapped to the odds found where there are any."""
-    case = random_case(seed, calibration_map=odds)
-    model = DraftModel(case.drafter)
+    case = random_case(seed, odds=odds)
+    model = Scorer(case.drafter)
     start = begin(case, model)
     for depth in range(case.drafter.depth):
         paths = random_paths(seed, case, depth, 4)
-        children = model.children(start, nodes_of(model, start, paths))
+        children = model.candidates(start, nodes_of(model, start, paths))
         likely = model.log_probability(depth, children.scores)
         for node, (row, path) in enumerate(paths):
             wanted = case.naive(row).log_probabilities(path)
@@ -314,14 +316,14 @@ def test_log_probability_equals_the_naive_one(seed: int, odds: bool) -> None:
 def scored(scores: list[float], level: Level) -> NDArray[np.float64]:
     """Log-probabilities of one node's candidates."""
     table = random_table(np.random.default_rng(0), 3).record()
-    model = DraftModel(Drafter((level,), 1, 3, 0, table))
+    model = Scorer(Drafter((level,), 1, 3, 0, table))
     likely: NDArray[np.float32] = model.log_probability(0, np.array([scores], np.float32))[0]
     return likely.astype(np.float64)
 
 
-@pytest.mark.parametrize("other_logit", [-40.0, -1.0, 30.0, 200.0])
+@pytest.mark.parametrize("outside", [-40.0, -1.0, 30.0, 200.0])
 def test_log_probability_adds_up_to_one(outside: float) -> None:
-    """Candidates and what is outside share one; never is a log above 0."""
+    """Features and what is outside share one; never is a log above 0."""
     scores = [3.0, 1.0, -2.0, -80.0, -math.inf]
     likely = scored(scores, Level(other_logit=outside))
     total = math.exp(outside) + sum(map(math.exp, scores))

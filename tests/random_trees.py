@@ -1,20 +1,50 @@
-"""A proposer for tests: trees and tokens at random, anew for every row and step, some of them right."""
+"""Trees for tests: nodes and tokens at random, anew for every row and step, some of them right."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NoReturn
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.drafting.heads import NO_TOKEN, Drafts
+from treeopt.drafting.interface import Drafts, Kept, Nodes, ProposerSession
 from treeopt.models.base import Base
-from treeopt.verify.shapes import Shape
+from treeopt.verify.buffers import compile_parents
 
 WHOLE = 400  # recent tokens that hold any text here
 
 
-class RandomProposer:
+class TextSession(ProposerSession):
+    """Knows the end of each row's text, the root included, and proposes nothing."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], window: int) -> None:
+        self.window = window
+        self.texts = [list(text) for text in texts]
+
+    def keep(self, kept: Kept) -> None:
+        for text, tokens in zip(self.texts, kept.tokens, strict=True):
+            text.extend(tokens)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.texts = [self.texts[row] for row in rows]
+
+    @property
+    def recent(self) -> list[list[int]]:
+        """The last tokens of each row, as many as there are up to the window."""
+        return [text[-self.window :] if self.window else [] for text in self.texts]
+
+    def begin(self, roots: Tensor, states: Tensor) -> Nodes:
+        return Nodes(0, np.arange(len(roots)))
+
+    def _nothing(self, *_given: object) -> NoReturn:
+        raise AssertionError("random trees ask for no candidates")
+
+    candidates = features = follow = _nothing
+
+
+class RandomTrees:
     """Random trees of `nodes` nodes, siblings with different tokens; the greedy continuation is planted in every other.
 
     Args:
@@ -30,21 +60,29 @@ class RandomProposer:
 
     def __init__(self, base: Base, nodes: int, depth: int, seed: int = 0, *, planted: bool = True) -> None:
         self.nodes, self.depth = nodes, depth
-        self.context = WHOLE if planted else 0
+        self.window = WHOLE if planted else 0
         self._base = base
         self._rng = np.random.default_rng(seed)
 
-    def propose(self, root: Tensor, hidden: Tensor, recent: NDArray[np.int64] | None) -> Drafts:
-        """A tree for every row."""
-        right: list[list[int]] = [[]] * len(root)
-        if recent is not None:
-            assert recent[:, -1].tolist() == root.tolist()
-            right = [self._continued(row[row != NO_TOKEN]) for row in recent]
-        rows = [self._grown(first, path) for first, path in zip(root.tolist(), right, strict=True)]
-        tokens, parents = torch.tensor(rows).unbind(1)
-        return Drafts(tokens, Shape.from_parents(parents, self.depth))
+    def start(self, texts: Sequence[Sequence[int]]) -> TextSession:
+        return TextSession(texts, self.window)
 
-    def _continued(self, recent: NDArray[np.int64]) -> list[int]:
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+        """A tree for every row."""
+        assert isinstance(session, TextSession)
+        return self.grown(roots.tolist(), session.recent if self.window else None)
+
+    def grown(self, roots: list[int], recent: list[list[int]] | None) -> Drafts:
+        """The same from each row's root and recent tokens."""
+        right: list[list[int]] = [[]] * len(roots)
+        if recent is not None:
+            assert [row[-1] for row in recent] == roots
+            right = [self._continued(np.array(row)) for row in recent]
+        rows = [self._grown(first, path) for first, path in zip(roots, right, strict=True)]
+        tokens, parents = torch.tensor(rows).unbind(1)
+        return Drafts(tokens, compile_parents(parents, self.depth))
+
+    def _continued(self, recent: np.ndarray) -> list[int]:
         """Up to `depth` tokens of the base's greedy continuation, or none."""
         text = torch.from_numpy(recent)
         path: list[int] = []

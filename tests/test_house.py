@@ -1,0 +1,378 @@
+"""The limits of the house: sizes of files and functions, repeats, private attributes, retired words, and the map.
+
+Each check is a function from a folder of sources to a list of faults; each has a test on a planted fault.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import itertools
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT_FOLDER
+
+PACKAGE = ROOT_FOLDER / "treeopt"
+MAP = ROOT_FOLDER / "docs" / "architecture.md"
+FILE_LINES = 320
+CODE_LINES = 40  # of a function's body: neither blank, comment nor docstring
+PARAMETERS = 8  # self and cls not counted
+REPEATED_LINES = 6
+WALKS = {"From a prompt to the trace file": 10, "From `build` to `accept`": 14}  # heading -> most files
+
+# Attributes of other libraries' objects that have no public name.
+FOREIGN_PRIVATE = {
+    "_attn_implementation",  # transformers, a model's config: the attention that it was loaded with
+    "_n_gpu",  # transformers, training arguments: set, so that one process trains on one device
+    "_pad_token_tensor",  # transformers, a generation config: the token that stock generate pads with
+    "_version",  # torch, a tensor: how often it was written in place
+}
+
+# Words that gave way to a term of the field, with the rooms and records in which one of them means something else.
+RETIRED_NAMES = {
+    "one_by_one": (),  # autoregressive
+    "way": (),  # baseline
+    "ways": (),
+    "transition": (),  # n-gram table
+    "transitions": (),
+    "corrected": (),  # heads+ngram
+    "copied": (),  # prompt lookup
+    "extra_levels": (),  # extra depth
+    "orders": ("drafter.py", "drafting"),  # node_rank; in these: lengths of n-grams
+    "mass": (),  # expected_tokens
+    "prices": (),  # size_cost
+    "outside": (),  # other_logit
+    "odds": (),  # calibration_map
+    "unseen": ("train",),  # cross_validated; in train/: modules that the built-in model never saw
+    "sink": (),  # text_streamer
+    "told": (),
+    "wanted": (),
+    "own": (),
+    "came": (),
+    "asked": (),
+    "seven": (),
+}
+STANDARD_NAMES = {"log_odds", "own_lm_head"}  # terms of the field that hold a retired word
+RETIRED_PHRASES = (  # in docstrings and messages, too; each exempt in the same rooms as the name
+    "one by one",
+    "transitions",
+    "corrected",
+    "unseen",
+    "paper's tree",
+    "levels beyond the heads",
+    "plain drafter",
+)
+# Field names of files written by 0.x: a reader in files/ may name them, each as a whole string.
+OLD_FIELDS = {
+    "orders",
+    "mass",
+    "prices",
+    "outside",
+    "odds",
+    "transition",
+    "transitions",
+    "copied",
+    "of",
+    "unseen",
+    "seen",
+}
+
+Fault = str
+Check = Callable[[Path], list[Fault]]
+
+
+parse = functools.cache(ast.parse)
+
+
+def sources(folder: Path) -> Iterator[tuple[str, str, ast.Module]]:
+    """Path below the folder, text and syntax tree of each source file."""
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        yield path.relative_to(folder).as_posix(), text, parse(text)
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
+    """Every function, and whether it is a method that is given self or cls."""
+    for parent in ast.walk(tree):
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in node.decorator_list)
+                yield node, isinstance(parent, ast.ClassDef) and not static
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    """Lines that docstrings take."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return lines
+
+
+@functools.cache
+def code_lines(text: str) -> dict[int, str]:
+    """Line number and stripped text of each line that is neither blank, comment nor docstring."""
+    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    numbers: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in silent:
+            numbers.update(range(token.start[0], token.end[0] + 1))
+    lines = text.splitlines()
+    return {n: lines[n - 1].strip() for n in sorted(numbers - docstring_lines(parse(text))) if lines[n - 1].strip()}
+
+
+def long_files(folder: Path) -> list[Fault]:
+    """Files above the limit."""
+    counted = ((name, len(text.splitlines())) for name, text, _ in sources(folder))
+    return [f"{name}: {lines} lines" for name, lines in counted if lines > FILE_LINES]
+
+
+def long_functions(folder: Path) -> list[Fault]:
+    """Functions whose body has too many lines of code."""
+    faults = []
+    for name, text, tree in sources(folder):
+        code = code_lines(text)
+        for function, _ in functions(tree):
+            body = range(function.body[0].lineno, (function.end_lineno or 0) + 1)
+            count = sum(number in code for number in body)
+            if count > CODE_LINES:
+                faults.append(f"{name}:{function.lineno} {function.name}: {count} lines of code")
+    return faults
+
+
+def wide_functions(folder: Path) -> list[Fault]:
+    """Functions with too many parameters."""
+    faults = []
+    for name, _, tree in sources(folder):
+        for function, method in functions(tree):
+            given = function.args
+            count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - method
+            count += (given.vararg is not None) + (given.kwarg is not None)
+            if count > PARAMETERS:
+                faults.append(f"{name}:{function.lineno} {function.name}: {count} parameters")
+    return faults
+
+
+def comparable_lines(text: str, tree: ast.Module) -> list[tuple[int, str]]:
+    """Code lines that hold a word and belong to no import."""
+    imports: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return [(n, line) for n, line in code_lines(text).items() if n not in imports and re.search(r"\w", line)]
+
+
+def repeats(folder: Path) -> list[Fault]:
+    """Pairs of places with equal consecutive lines of code, the first line of each run named."""
+    places: dict[tuple[str, ...], list[tuple[str, int, int]]] = defaultdict(list)
+    for name, text, tree in sources(folder):
+        lines = comparable_lines(text, tree)
+        for i in range(len(lines) - REPEATED_LINES + 1):
+            window = tuple(line for _, line in lines[i : i + REPEATED_LINES])
+            places[window].append((name, i, lines[i][0]))
+    faults, known = [], set()
+    for window, found in places.items():
+        for (one, i, line), (other, j, other_line) in itertools.pairwise(found):
+            if one == other and j - i < REPEATED_LINES:
+                continue
+            if (one, i - 1, other, j - 1) not in known:
+                faults.append(f"{one}:{line} = {other}:{other_line}: {window[0]}")
+            known.add((one, i, other, j))
+    return faults
+
+
+def private_access(folder: Path) -> list[Fault]:
+    """Private attributes of an object other than self or cls."""
+    faults = []
+    for name, _, tree in sources(folder):
+        for node in ast.walk(tree):
+            if (
+                not isinstance(node, ast.Attribute)
+                or not re.match(r"_(?!_)", node.attr)
+                or node.attr in FOREIGN_PRIVATE
+            ):
+                continue
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                faults.append(f"{name}:{node.lineno} {ast.unparse(node)}")
+    return faults
+
+
+def names_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every identifier."""
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        for field in ("id", "attr", "arg", "name", "asname"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                yield line, value
+
+
+def strings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every string, docstrings among them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+
+
+def retired_words(folder: Path) -> list[Fault]:
+    """Identifiers, and strings that name a field, with a retired word; strings with a retired phrase."""
+    faults = []
+    for name, _, tree in sources(folder):
+        room = name.split("/")[0]
+        words = {word for word, rooms in RETIRED_NAMES.items() if room not in rooms}
+        phrases = [phrase for phrase in RETIRED_PHRASES if room not in RETIRED_NAMES.get(phrase, ())]
+        strings = [one for one in strings_of(tree) if not (room == "files" and one[1] in OLD_FIELDS)]
+        fields = [(line, text) for line, text in strings if re.fullmatch(r"[A-Za-z_]+", text)]
+        for line, text in [*names_of(tree), *fields]:
+            parts = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower().strip("_")
+            if parts not in STANDARD_NAMES and any(f"_{word}_" in f"_{parts}_" for word in words):
+                faults.append(f"{name}:{line} {text}")
+        for line, text in strings:
+            said = " ".join(text.lower().split())
+            found = [phrase for phrase in phrases if re.search(rf"\b{phrase}\b", said)]
+            faults += [f"{name}:{line} {phrase!r}" for phrase in found if said not in words]
+    return faults
+
+
+CHECKS: tuple[Check, ...] = (long_files, long_functions, wide_functions, repeats, private_access, retired_words)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_house_keeps_its_limits(check: Check) -> None:
+    """No file of treeopt/ breaks the limit."""
+    faults = check(PACKAGE)
+    assert not faults, "\n".join([f"{len(faults)} faults", *faults])
+
+
+def lines_of(count: int, text: str = "    x = {}\n") -> str:
+    """So many lines of code, each another."""
+    return "".join(text.format(i) for i in range(count))
+
+
+FUNCTION = 'def f():\n    """A docstring\n\n    of three lines."""\n\n    # a comment\n'
+SAME = lines_of(6)
+PLANTED: tuple[tuple[Check, str, str], ...] = (  # check, a source at the limit, a source beyond it
+    (long_files, "x = 1\n" * 320, "x = 1\n" * 321),
+    (long_functions, FUNCTION + lines_of(40), FUNCTION + lines_of(41)),
+    (long_functions, FUNCTION + lines_of(40), "class A:\n    def f(self):\n" + lines_of(41, "        x = {}\n")),
+    (wide_functions, "def f(a, b, c, d, e, f, g, *, h): ...\n", "def f(a, b, c, d, e, f, g, *, h, **i): ...\n"),
+    (
+        wide_functions,
+        "class A:\n    def f(self, a, b, c, d, e, f, g, h): ...\n",
+        "class A:\n    def f(self, a, b, c, d, e, f, g, h, i): ...\n",
+    ),
+    (
+        repeats,
+        f"def f():\n{lines_of(5)}def g():\n{lines_of(5)}",
+        f"def f():\n{SAME}    y = 1\ndef g():\n    # other\n{SAME}",
+    ),
+    (repeats, "x = 1\n" * 11, lines_of(6, "x = {}\n") * 2),
+    (
+        repeats,
+        "y = (\n" + lines_of(4, "{},\n") + ")\ny = (\n" + lines_of(4, "{},\n") + ")\n",
+        lines_of(6, "y({})\n") * 2,
+    ),
+    (repeats, "from a import (\n    b,\n    c,\n    d,\n    e,\n)\n" * 2, f"if a:\n{SAME}else:\n{SAME}"),
+    (private_access, "self._a = cls._b = a.__b__ = config._attn_implementation\n", "a._b = 1\n"),
+    (private_access, "self._a.b()\n", "self._a._b()\n"),
+    (retired_words, "toll = brown = wayside = {}\n", "x_told = 1\n"),
+    (retired_words, "a.order = 'own words'\n", "a.own = 1\n"),
+    (retired_words, "f(other_logit=1)\n", "f(outside=1)\n"),
+    (retired_words, "x = {'ngram_table': 1}\n", "x = {'transitions': 1}\n"),
+    (retired_words, "class NgramCounts: ...\n", "class TransitionCounts: ...\n"),
+    (retired_words, "x = 'transitional; uncorrected'\n", "x = 'Unseen: texts left out'\n"),
+    (retired_words, "x = f'the Medusa tree of {y}'\n", "x = f'{y} of the paper\\'s\\ntree'\n"),
+)
+
+
+@pytest.mark.parametrize(("check", "allowed", "fault"), PLANTED)
+def test_check_finds_a_planted_fault(check: Check, allowed: str, fault: str, tmp_path: Path) -> None:
+    """A source at the limit passes, one beyond it is found once, with its file."""
+    path = tmp_path / "planted.py"
+    path.write_text(allowed)
+    assert check(tmp_path) == []
+    path.write_text(fault)
+    assert [one.split(":")[0] for one in check(tmp_path)] == ["planted.py"]
+
+
+def test_retired_words_know_their_rooms(tmp_path: Path) -> None:
+    """A word that means something else in a room passes there; files/ may name fields of 0.x, as whole strings."""
+    for room, text in (("train", "unseen = 'unseen modules'\n"), ("files", "x = {'prices': 1}\n")):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "planted.py").write_text(text)
+    assert retired_words(tmp_path) == []
+    (tmp_path / "files" / "planted.py").write_text("prices = {'prices': 1}\n")
+    assert retired_words(tmp_path) == ["files/planted.py:1 prices"]
+
+
+def section(text: str, heading: str) -> str:
+    """The lines below a heading, up to the next heading."""
+    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert found, f"no section {heading!r}"
+    return found[1]
+
+
+def walk_files(text: str, heading: str) -> list[str]:
+    """The files of a walk, in its order: the code at the start of each numbered line."""
+    return re.findall(r"^\d+\. `([^`]+)`", section(text, heading), flags=re.MULTILINE)
+
+
+def map_faults(text: str, package: Path) -> list[Fault]:
+    """Rooms of the map that are no folders, folders that it leaves out, walks that are too long or name no files."""
+    listed = re.findall(r"^\| `(\w+)/` \|", section(text, "The rooms"), flags=re.MULTILINE)
+    folders = {path.parent.name for path in package.glob("*/__init__.py")} | {
+        path.name for path in package.iterdir() if path.is_dir() and path.name == "data"
+    }
+    records = re.findall(r"^\| `(\w+)\.py` \|", section(text, "The records"), flags=re.MULTILINE)
+    modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("__")}
+    faults = [f"room {room}" for room in sorted(set(listed) ^ folders)]
+    faults += [f"record {module}" for module in sorted(set(records) ^ modules)]
+    for heading, most in WALKS.items():
+        files = walk_files(text, heading)
+        faults += [f"{heading}: {file} is no file" for file in files if not (package / file).is_file()]
+        if not 2 <= len(set(files)) <= most:
+            faults.append(f"{heading}: {len(set(files))} files, at most {most}")
+        if len(set(files)) != len(files):
+            faults.append(f"{heading}: a file is listed twice")
+    return faults
+
+
+def test_map_lists_the_rooms_and_walks() -> None:
+    """docs/architecture.md names exactly the rooms and records that exist, and its walks are short."""
+    assert map_faults(MAP.read_text(), PACKAGE) == []
+
+
+def test_map_check_finds_planted_faults(tmp_path: Path) -> None:
+    """A room that is missing, one that is not there, a record, a file of a walk and a long walk are found."""
+    for name in ("files", "new", "decode"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "tree.py").touch()
+    (tmp_path / "files" / "trees.py").touch()
+    walks = iter(WALKS)
+    lines = [
+        *("## The rooms", "| `files/` | a |", "| `decode/` | b |", "| `gone/` | c |"),
+        *("## The records", "| `tree.py` | a |"),
+        *(f"## {next(walks)}", "1. `files/trees.py` a", "2. `files/gone.py` b"),
+        *(f"## {next(walks)}", *(f"{i}. `files/{i}.py` a" for i in range(15))),
+    ]
+    for i in range(15):
+        (tmp_path / "files" / f"{i}.py").touch()
+    assert map_faults("\n".join(lines) + "\n", tmp_path) == [
+        "room gone",
+        "room new",
+        "From a prompt to the trace file: files/gone.py is no file",
+        "From `build` to `accept`: 15 files, at most 14",
+    ]

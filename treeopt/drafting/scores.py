@@ -1,0 +1,234 @@
+"""Scores of candidates, by the numbers of a drafter record, the heads' logits and the tokens before each draft.
+
+Numpy on the host, whatever device the model runs on: a level is some thirty operations on small arrays, which take four
+times as long in torch on a CPU, and as many kernel launches on a GPU (docs/method.md). The heads' logits are fetched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from treeopt.drafter import CONTEXT, MAX_MATCH, Drafter, context_keys
+from treeopt.drafting.interface import Candidates, Features, Floats, Ints, Nodes
+from treeopt.models.ranks import top_ids
+
+_NOWHERE = -2  # equals no token, and not the -1 before the beginning of a text
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What a step knows before its first level; B rows.
+
+    Args:
+        logits: float32 [H', B, V], of the heads.
+        norms: float32 [H', B], log of the sum of their exponentials.
+        top: int64 [H', B, M], the heads' likeliest tokens, the likeliest first.
+        past: int64 [B, R - 1 + depth], the last tokens before the root, and `depth` places without a token.
+        after: int64 [B, R + depth], the last tokens with the root, and the root again in these places.
+        root: the roots as nodes.
+    """
+
+    logits: Floats
+    norms: Floats
+    top: Ints
+    past: Ints
+    after: Ints
+    root: Nodes
+
+
+class Scorer:
+    """A drafter record made ready to score; it holds nothing of any text.
+
+    The state of its nodes is (context, matched): int64 [P, CONTEXT], the last tokens on the way to each node, the last
+    first; and float32 [P, R - 1], for place j of the text 1 + how many tokens up to place j + depth equal those that
+    lead to the node.
+
+    Attributes:
+        drafter: the record.
+        window: R, how many of a text's last tokens it reads, the root included.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.window = max(drafter.window, CONTEXT) if drafter.ngram_table else 1
+        # Matches grow by one a level; those beyond MAX_MATCH have its weight. Nodes hold 1 + length.
+        beyond = drafter.depth + 1
+        self._lookup_weight = np.array(
+            [(0.0, 0.0, *level.prompt_lookup, *level.prompt_lookup[-1:] * beyond) for level in drafter.levels],
+            np.float32,
+        )
+        self._recency = np.arange(self.window - 1, dtype=np.float32)
+        self._maps = [np.array(level.calibration_map, np.float64).T for level in drafter.levels]
+        table = drafter.ngram_table
+        if table is None:
+            return
+        # Key 0, which no context has, is row 0; one behind all others keeps a search inside.
+        self._keys = np.concatenate([[0], table.keys, [np.iinfo(np.int64).max]])
+        self._tokens, self._prior = table.tokens, table.unigram.astype(np.float32)
+        # A row's ratios, and its backoff behind them.
+        self._ratios = np.concatenate([table.ratios, table.backoff[:, None]], axis=1).astype(np.float32)
+        self._frequent = np.argsort(-self._prior, kind="stable")[: drafter.top]
+
+    def begin(self, logits: Tensor, recent: Ints, depth: int) -> Step:
+        """Prepare a step of every row.
+
+        Args:
+            logits: float [H', B, V], of the first min(depth, H) heads, at the states that chose the roots.
+            recent: int64 [B, window], the last tokens with the root as the last; -1 where there are none.
+            depth: levels of the step.
+        """
+        top = top_ids(logits, min(self.drafter.top, logits.shape[-1]))
+        scores = logits.float()
+        norms = scores.logsumexp(-1)
+        roots = recent[:, -1:]
+        past = np.full((len(recent), recent.shape[1] - 1 + depth), _NOWHERE)
+        past[:, : recent.shape[1] - 1] = recent[:, :-1]
+        state = recent[:, -1 : -CONTEXT - 1 : -1], self._matched(recent)
+        return Step(
+            logits=scores.numpy(force=True),
+            norms=norms.numpy(force=True),
+            top=top.numpy(force=True),
+            past=past,
+            after=np.concatenate([recent, np.repeat(roots, depth, axis=1)], axis=1),
+            root=Nodes(0, np.arange(len(recent)), state),
+        )
+
+    def _matched(self, recent: Ints) -> Floats:
+        """1 + how many tokens (`MAX_MATCH` at most) up to each place equal the last ones: [B, R] -> [B, R - 1]."""
+        matched = np.ones((len(recent), recent.shape[1] - 1), np.float32)
+        if not self.drafter.window:
+            return matched
+        going = np.ones(matched.shape, np.bool_)
+        for back in range(min(MAX_MATCH, matched.shape[1])):
+            last = recent[:, -1 - back, None]
+            going[:, back:] &= (recent[:, : matched.shape[1] - back] == last) & (last >= 0)
+            going[:, :back] = False
+            if not going.any():
+                break
+            matched += going
+        return matched
+
+    def follow(self, step: Step, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
+        """Children of nodes as nodes; arguments as those of `ProposerSession.follow`."""
+        depth, row = nodes.depth + 1, nodes.row.take(parents)
+        above, matched = nodes.state
+        if self.drafter.ngram_table is None:
+            return Nodes(depth, row, (tokens[:, None], matched.take(parents, 0)))
+        context = np.empty((len(parents), CONTEXT), np.int64)
+        context[:, 0] = tokens
+        context[:, 1:] = above[:, :-1].take(parents, 0)
+        if self.drafter.window:
+            places = step.past[:, depth : depth + matched.shape[1]].take(row, 0)
+            matched = matched.take(parents, 0) * (places == tokens[:, None]) + np.float32(1)
+        else:
+            matched = matched.take(parents, 0)
+        return Nodes(depth, row, (context, matched))
+
+    def candidates(self, step: Step, nodes: Nodes) -> Candidates:
+        """Candidates of each node in order of their scores; of equal scores the first by source."""
+        level = self.drafter.levels[nodes.depth]
+
+        def estimate(scores: Floats) -> Floats:
+            return self.log_probability(nodes.depth, scores)
+
+        if self.drafter.ngram_table is None:
+            tokens = step.top[nodes.depth].take(nodes.row, 0)
+            return Candidates(tokens, self._head(step, nodes, tokens) * np.float32(level.head), estimate)
+        found = self.features(step, nodes)
+        scores = found.head * np.float32(level.head)
+        scores += found.prior * np.float32(level.prior)
+        scores += found.ratios * np.float32(level.ngram)
+        scores += found.prompt_lookup * self._lookup_weight[nodes.depth].take(found.length + 1)[:, None]
+        scores[found.again] = -np.inf
+        order = (-scores).argsort(1, kind="stable")
+        each = np.arange(len(order))[:, None]
+        return Candidates(found.tokens[each, order], scores[each, order], estimate)
+
+    def log_probability(self, depth: int, scores: Floats) -> Floats:
+        """Estimated log-probability of candidates: scores [P, C] of the children of nodes of one depth -> [P, C]."""
+        level = self.drafter.levels[depth]
+        highest = np.maximum(scores.max(1, keepdims=True), np.float32(level.other_logit))
+        shares = np.exp(scores - highest)
+        total = shares.sum(1, keepdims=True) + np.exp(np.float32(level.other_logit) - highest)
+        if not level.calibration_map:
+            plain: Floats = scores - highest - np.log(total)
+            return plain
+        with np.errstate(divide="ignore"):  # log-odds of 0 and 1 are infinite, and so beyond the last pairs
+            log_odds = np.log(shares) - np.log(total - shares)
+        mapped = np.interp(log_odds, *self._maps[depth]).astype(np.float32)
+        likely: Floats = np.where(np.isneginf(scores), np.float32(-np.inf), -np.logaddexp(np.float32(0), -mapped))
+        return likely
+
+    def features(self, step: Step, nodes: Nodes) -> Features:
+        """Of each node: its head's top, the successors of its context, and what followed the latest longest match."""
+        if self.drafter.ngram_table is None:
+            return self._head_features(step, nodes)
+        context, matched = nodes.state
+        top = step.top[nodes.depth].take(nodes.row, 0) if nodes.depth < len(step.top) else self._frequent
+        row = self._rows(context)
+        successors, ratios = self._tokens.take(row, 0), self._ratios.take(row, 0)
+        # The longest match, and of equals the latest: places count from 0 to R - 2, so both fit into one number.
+        latest = (matched * np.float32(self.window) + self._recency).argmax(1)
+        place = np.arange(len(latest))
+        length = matched[place, latest].astype(np.int64) - 1
+        first, width = top.shape[-1], successors.shape[1]
+        tokens = np.empty((len(latest), first + width + 1), np.int64)
+        tokens[:, :first] = top
+        tokens[:, first:-1] = successors
+        # Without any match this is the root once more, which has no weight then.
+        tokens[:, -1] = step.after[nodes.row, latest + (nodes.depth + 1)]
+        same = tokens[:, :, None] == tokens[:, None, :]  # [P, C, C]
+        again = same.argmax(2) != np.arange(tokens.shape[1])  # the first that equals it is another
+        looked_up = same[:, :, -1].copy()
+        same[:, :, -1] = True  # what equals no successor has the ratio behind them, the backoff
+        return Features(
+            tokens=tokens,
+            again=again,
+            head=self._head(step, nodes, tokens),
+            prior=self._prior.take(tokens),
+            ratios=ratios[place[:, None], same[:, :, first:].argmax(2)],
+            prompt_lookup=looked_up,
+            length=length,
+        )
+
+    def _head_features(self, step: Step, nodes: Nodes) -> Features:
+        """Of a drafter without an n-gram table: the head's log-probability is the only term."""
+        tokens = step.top[nodes.depth].take(nodes.row, 0)
+        head, zeros = self._head(step, nodes, tokens), np.zeros(tokens.shape, np.float32)
+        no = np.zeros(tokens.shape, np.bool_)
+        return Features(tokens, no, head, zeros, zeros, no, np.zeros(len(tokens), np.int64))
+
+    def _rows(self, context: Ints) -> Ints:
+        """Row of the longest stored context: int64 [P, CONTEXT] -> [P]."""
+        keys = context_keys(context)
+        places = self._keys.searchsorted(keys)
+        rows: Ints = (places * (self._keys.take(places) == keys)).max(1)  # longer contexts lie behind shorter ones
+        return rows
+
+    def _head(self, step: Step, nodes: Nodes, tokens: Ints) -> Floats:
+        """Log-probabilities of tokens [P, C] by the level's head."""
+        if nodes.depth >= len(step.logits):
+            return np.zeros(tokens.shape, np.float32)
+        logits, norms = step.logits[nodes.depth], step.norms[nodes.depth]
+        found: Floats
+        if len(logits) == 1:
+            found = logits[0].take(tokens) - norms[0]
+        else:
+            found = logits[nodes.row[:, None], tokens] - norms.take(nodes.row)[:, None]
+        return found
+
+
+def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
+    """Candidates of each node: the likeliest tokens of its level, the successors of its context, and one match.
+
+    Args:
+        drafter: the record.
+        vocab_size: of the base, which bounds them; None where it is not known yet.
+    """
+    table = drafter.ngram_table
+    if table is None:
+        return min(drafter.top, vocab_size or drafter.top)
+    return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1, table.vocab_size)

@@ -1,0 +1,64 @@
+"""Files of compiled trees: safetensors, checked on loading against the tree that they hold."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.marks import BUFFERS_SCHEMA as SCHEMA
+from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.tree import Tree
+from treeopt.verify.buffers import BUFFER_NAMES, Buffers, compile_ranks
+
+_FIX = "treeopt compile writes the file again"
+
+
+def save_buffers(buffers: Buffers, tree: Tree, path: str | os.PathLike[str]) -> None:
+    """Write the tensors as safetensors; equal trees give equal bytes. An existing file is replaced."""
+    header = {"schema": SCHEMA, "top_k": buffers.top_k, "nodes": tree.nodes, "depth": tree.depth}
+    arrays = {name: getattr(buffers, name).cpu().numpy() for name in BUFFER_NAMES}
+    write_arrays(path, arrays, header, overwrite=True)
+
+
+def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Buffers:
+    """Read what `save_buffers` wrote.
+
+    The tree is read from `tree_indices` and `retrieve_indices` and compiled again; all tensors must equal the file's.
+
+    Raises:
+        TreeoptError: E201 where the file is missing, E203 where it is damaged, of another kind, or its tensors are not
+            those of one tree.
+    """
+    arrays, header = read_arrays(path, SCHEMA)
+    missing = [name for name in BUFFER_NAMES if name not in arrays]
+    if missing:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks {', '.join(missing)}", fix=_FIX)
+    top_k = header.get("top_k")
+    if not isinstance(top_k, int) or isinstance(top_k, bool):
+        raise TreeoptError(Code.FILE_INVALID, f"{path} does not say its top_k", fix=_FIX)
+    found = Buffers(**{name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}, top_k=top_k)
+    fault = _fault(found, arrays)
+    if fault:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not a compiled tree: {fault}", fix=_FIX)
+    return found.to(device)
+
+
+def _fault(found: Buffers, arrays: dict[str, np.ndarray]) -> str:
+    """How the tensors differ from those of the tree that they hold; empty where they do not."""
+    try:
+        expected = compile_ranks(found.tree())
+    except (TreeoptError, IndexError, RuntimeError, ValueError) as error:  # indices of any value
+        return f"its indices are not those of a tree ({type(error).__name__})"
+    for name in BUFFER_NAMES:
+        right = getattr(expected, name).numpy()
+        wrong = arrays[name]
+        if (wrong.dtype, wrong.shape) != (right.dtype, right.shape):
+            return f"{name} is {wrong.dtype} {list(wrong.shape)}, its tree's is {right.dtype} {list(right.shape)}"
+        places = np.argwhere(wrong != right)
+        if len(places):
+            place = tuple(places[0].tolist())
+            return f"{name}{list(place)} is {wrong[place]}, its tree's is {right[place]}"
+    return "" if found.top_k == expected.top_k else f"top_k is {found.top_k}, its tree's is {expected.top_k}"
