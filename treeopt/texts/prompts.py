@@ -96,9 +96,9 @@ class PromptSet:
     prompts: tuple[Prompt, ...]
 
 
-def asked(text: str) -> Prompt:
+def request(text: str) -> Prompt:
     """The prompt of one request."""
-    return Prompt("asked", ({"role": "user", "content": text},), None, None)
+    return Prompt("request", ({"role": "user", "content": text},), None, None)
 
 
 def load_prompts(
