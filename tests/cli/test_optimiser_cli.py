@@ -19,6 +19,7 @@ from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.grow import grow
 from treeopt.optimize.held_out import Judgement, judge, split
@@ -187,7 +188,7 @@ def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calib
     data = treeopt_json("build", "--nodes", "auto", "--profile", "profile.yaml", "-o", "t.yaml")
     assert data["nodes"] == data["auto"]["best"]["nodes"] == 8
     best, at_64 = data["auto"]["best"], data["auto"]["at_64"]
-    assert best["overhead"] == pytest.approx(profile.seconds(8) / profile.seconds(1))
+    assert best["overhead"] == pytest.approx(step_seconds(profile, 8) / step_seconds(profile, 1))
     assert best["speedup"] == pytest.approx(best["tokens_per_step"] / best["overhead"])
     assert at_64["nodes"] == 64
     assert at_64["speedup"] < best["speedup"]
@@ -311,7 +312,7 @@ def test_curve_with_profile_marks_the_best(profile: LatencyProfile) -> None:
     assert data["points"][-1]["nodes"] == 80
     assert data["best"] == max(data["points"], key=lambda point: float(point["speedup"]))["nodes"] == 8
     for point in data["points"]:
-        assert point["overhead"] == profile.seconds(point["nodes"]) / profile.seconds(1)
+        assert point["overhead"] == step_seconds(profile, point["nodes"]) / step_seconds(profile, 1)
         assert point["speedup"] == point["tokens_per_step"] / point["overhead"]
     rows = [line.split("\t") for line in treeopt("curve", "--profile", "profile.yaml").stdout.splitlines()]
     assert rows[0] == ["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"]

@@ -11,6 +11,7 @@ from helpers import make_calibration, random_tree
 from treeopt.calibration import MISS, NONE, Calibration, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import policy_curve
 from treeopt.optimize.per_step import build_policy, fastest_policy, replay_policy, sizes_of, steps_by_size
 from treeopt.optimize.replay import replay
@@ -153,7 +154,7 @@ SECONDS = {1: 1.0, 2: 1.05, 8: 1.2, 32: 1.9, 128: 5.0, 254: 11.0}
 def rate(calibration: Calibration, policy: TreePolicy, profile: LatencyProfile) -> float:
     """Tokens a second on the traces, by the naive loop."""
     _, sizes = naive(policy, calibration)
-    return calibration.positions / sum(profile.seconds(size) for size in sizes)
+    return calibration.positions / sum(step_seconds(profile, size) for size in sizes)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -169,7 +170,7 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
         assert found > 1.1 * max(*fixed, 1.0)
         # Prices are time at the policy's own rate: no other is faster, but for the steps beginning elsewhere.
         for other in np.linspace(0.5, 2.0, 16) * found:
-            size_cost = tuple((size, other * profile.seconds(size)) for size in STEP_SIZES[1:])
+            size_cost = tuple((size, other * step_seconds(profile, size)) for size in STEP_SIZES[1:])
             assert rate(calibration, TreePolicy(254, 3, "d1", size_cost), profile) <= 1.02 * found
     steps, sizes = naive(policy, calibration)
     assert policy.expected is not None
@@ -179,11 +180,11 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
 
 def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[int]) -> tuple[float, int]:
     """The rate that size_cost of the best round are at, and its largest size, by twelve rounds of the naive loop."""
-    value, reached, best, largest = 1 / profile.seconds(1), 0.0, 0.0, 2
+    value, reached, best, largest = 1 / step_seconds(profile, 1), 0.0, 0.0, 2
     for _ in range(12):
-        size_cost = tuple((size, value * profile.seconds(size)) for size in sizes)
+        size_cost = tuple((size, value * step_seconds(profile, size)) for size in sizes)
         _, taken = naive(TreePolicy(sizes[-1], calibration.num_heads, "d1", size_cost), calibration)
-        found = calibration.positions / sum(profile.seconds(size) for size in taken)
+        found = calibration.positions / sum(step_seconds(profile, size) for size in taken)
         if found <= reached:
             break
         best, reached, largest = value, found, max(taken)
@@ -204,7 +205,7 @@ def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, 
     policy = fastest_policy(calibration, profile)
     assert [size for size, _ in policy.size_cost] == [size for size in sizes if size <= largest]
     assert [price for _, price in policy.size_cost] == pytest.approx(
-        [value * profile.seconds(size) for size in sizes if size <= largest], rel=1e-6
+        [value * step_seconds(profile, size) for size in sizes if size <= largest], rel=1e-6
     )
 
 
@@ -212,7 +213,7 @@ def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, 
 def test_fastest_policy_with_wrong_estimates(seed: int) -> None:
     """Estimates that know nothing cost speed, but the best of all rounds is kept."""
     calibration, profile = traced(seed, sequences=40), profile_of(SECONDS)
-    first = tuple((size, profile.seconds(size)) for size in STEP_SIZES[1:])
+    first = tuple((size, step_seconds(profile, size)) for size in STEP_SIZES[1:])
     found = rate(calibration, fastest_policy(calibration, profile), profile)
     assert found >= rate(calibration, TreePolicy(254, 3, "d1", first), profile) * (1 - 1e-6)
 
