@@ -23,6 +23,9 @@ MAP = ROOT_FOLDER / "docs" / "architecture.md"
 FILE_LINES = 320
 CODE_LINES = 40  # of a function's body: neither blank, comment nor docstring
 PARAMETERS = 8  # self and cls not counted
+# The first five are those that transformers passes to a `custom_generate`, the others are options of `model.generate`,
+# which takes them by the names in this signature alone.
+WIDE = {"decode/generate.py tree_generate"}
 REPEATED_LINES = 6
 WALKS = {"From a prompt to the trace file": 10, "From `build` to `accept`": 14}  # heading -> most files
 
@@ -160,7 +163,7 @@ def wide_functions(folder: Path) -> list[Fault]:
             given = function.args
             count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - method
             count += (given.vararg is not None) + (given.kwarg is not None)
-            if count > PARAMETERS:
+            if count > PARAMETERS and f"{name} {function.name}" not in WIDE:
                 faults.append(f"{name}:{function.lineno} {function.name}: {count} parameters")
     return faults
 
