@@ -103,7 +103,7 @@ def test_every_second_is_of_the_decoders_own_step(base: Base, monkeypatch: pytes
 def timed(decoder: TreeDecoder, batch: int, depth: int = 3) -> TimedStep:
     """A step after `CONTEXT` random tokens."""
     prompts = torch.randint(VOCAB, (batch, CONTEXT), generator=torch.Generator().manual_seed(1))
-    return TimedStep(decoder, prompts, depth)
+    return TimedStep(decoder, decoder.prefill(list(prompts), depth + 1), prompts)
 
 
 def deepest(base: Base, tree: Tree) -> TreeDecoder:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter
@@ -111,7 +112,8 @@ def measure_profile(
         spent = np.empty((rounds, len(trees)))
         with memory_as_error("fewer nodes, shorter contexts or smaller batches"):
             prompts = _random_prompts(base, batch, context)
-            steps = [TimedStep(decoder, prompts, depth) for decoder in decoders]
+            cached = decoders[-1].prefill(list(prompts), depth + 1)
+            steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
             for row in range(rounds):
                 spent[row] = [_after_lead_in(step) for step in steps]
                 progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
@@ -155,20 +157,20 @@ class AcceptDeepest(Greedy):
 
 
 class TimedStep:
-    """A step of a decoder after these prompts, which can be run again and again.
+    """A step of a decoder after cached texts, which can be run again and again.
 
     Args:
         decoder: with `AcceptDeepest` as its rule.
-        prompts: int64 [B, T].
-        depth: of its trees, or greater.
-
-    Raises:
-        TreeoptError: as `TreeDecoder.prefill`.
+        cached: the texts in the cache of a decoder of the same base, whose trees are at least as large and as deep; all
+            sizes share the one cache.
+        prompts: int64 [B, T], the same texts.
     """
 
-    def __init__(self, decoder: TreeDecoder, prompts: Tensor, depth: int) -> None:
+    def __init__(self, decoder: TreeDecoder, cached: Rows, prompts: Tensor) -> None:
         self.decoder = decoder
-        self.rows = decoder.prefill(list(prompts), depth + 1)
+        texts = [[*text, root] for text, root in zip(prompts.tolist(), cached.roots, strict=True)]
+        drafting = decoder.trees.start(texts)
+        self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None)
         self._start = self.rows.mark()
 
     def seconds(self) -> float:

@@ -168,7 +168,7 @@ def predict(
 def trace(
     base: Base, heads: MedusaHeads | None, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: int = 0
 ) -> Calibration:
-    """Ranks on these texts, one teacher-forced pass a text; with `steps`, also the trees per step of that depth."""
+    """Ranks on these texts, one teacher-forced pass a text; with `steps`, also the per-step trees of that depth."""
     top_k = min(MAX_RANKS, base.vocab_size)
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
     proposer = [proposer_for(base, heads, drafter)]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_base_finite
 from treeopt.texts.encode import Text
 
@@ -29,9 +28,3 @@ def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
     logits, hidden = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=1)
     check_base_finite(base, logits, hidden)
     return [hidden[row, len(t.prompt) - 1 : len(t.prompt) - 1 + len(t.answer)] for row, t in enumerate(texts)]
-
-
-def check_finite(logits: Tensor, first: int) -> None:
-    """Raise E504 where logits of the heads, for rows from `first`, are not finite."""
-    if not torch.isfinite(logits.sum(dtype=torch.float32)):
-        raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")
