@@ -52,7 +52,7 @@ class LatencyPoint:
         for name in ("nodes", "batch", "context"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise _invalid(f"{name} is {value!r}, not an integer from 1")
+                raise _invalid(f"{name} is {value!r}, not a whole number from 1")
         if not 0.0 < self.low <= self.seconds <= self.high < math.inf:
             order = f"low {self.low}, seconds {self.seconds}, high {self.high}"
             raise _invalid(f"{_named(self.key)} has {order}; these must be positive and ascending")

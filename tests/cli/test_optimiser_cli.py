@@ -101,7 +101,7 @@ def test_build_prints_what_the_json_holds() -> None:
     assert "180 more prompts would halve that" in text
 
 
-def test_paper_options_are_exactly_the_paper(calibration: Calibration) -> None:
+def test_medusa_options_are_exactly_the_medusa(calibration: Calibration) -> None:
     """Independent values with uniform weights compete with nothing: growth on the accuracies."""
     data = treeopt_json("build", "--nodes", "24", "--values", "independent", "--weights", "uniform", "-o", "t.yaml")
     wanted = grow(IndependentValues(calibration.accuracy), 24).tree()
@@ -110,7 +110,7 @@ def test_paper_options_are_exactly_the_paper(calibration: Calibration) -> None:
     assert list(data["cross_validated_steps"]) == ["independent, uniform"]
 
 
-def test_too_few_texts_say_nothing_of_unseen_ones() -> None:
+def test_too_few_texts_are_not_cross_validated() -> None:
     """Below five texts there is no choice and no interval."""
     save_calibration(stretches(1, 4), "calibration.safetensors")
     data = treeopt_json("build", "--nodes", "8")
@@ -126,11 +126,11 @@ def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
     fitted, aside, _ = split(calibration, 20)
     tree = load_tree("t.yaml")
     assert tree == build_tree(fitted, 16)
-    paper = build_tree(fitted, 16, values="independent", weights="uniform")
+    medusa = build_tree(fitted, 16, values="independent", weights="uniform")
     judged = data["judged"]
     assert (judged["texts"], judged["dropped"]) == (20, 0)
     assert judged["tokens_per_step"] == replay(tree, aside).tokens_per_step
-    assert judged["medusa_tokens_per_step"] == replay(paper, aside).tokens_per_step
+    assert judged["medusa_tokens_per_step"] == replay(medusa, aside).tokens_per_step
     assert judged["interval"]["low"] < judged["tokens_per_step"] < judged["interval"]["high"]
     assert judged["gain"]["low"] < judged["gain"]["high"]
     text = treeopt("build", "--nodes", "16", "--holdout", "20").stdout

@@ -18,7 +18,7 @@ def profile_of(curve: dict[int, float], *, batch: int = 1, context: int = 512) -
 
 
 def test_budget_at_by_hand() -> None:
-    """2.5 tokens in 30 ms against one in 20 ms: overhead 1.5, speed-up 5/3; one node is one by one itself."""
+    """2.5 tokens in 30 ms against one in 20 ms: overhead 1.5, speed-up 5/3; one node is autoregressive itself."""
     expected = np.array([1.0, 1.5, 2.0, 2.5])
     profile = profile_of({1: 0.02, 4: 0.03})
     assert budget_at(expected, profile, 4) == Budget(4, 2.5, 0.03, pytest.approx(1.5), pytest.approx(5 / 3))

@@ -25,13 +25,13 @@ def traced(seed: int, *, sequences: int = 12, length: int = 40, heads: int = 3, 
     made = make_calibration([rng.geometric(0.5, (n, heads)) - 1 for n in lengths])
     steps = np.minimum(rng.geometric(rng.choice([0.6, 0.1, 0.02], made.positions)[:, None], made.ranks.shape), 200)
     places = np.minimum(np.cumsum(steps, axis=1), MISS)
-    orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
-    mass = 1 + (orders[:, :, None] < np.array(STEP_SIZES)).sum(1).astype(np.float32)
+    node_rank = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
+    expected_tokens = 1 + (node_rank[:, :, None] < np.array(STEP_SIZES)).sum(1).astype(np.float32)
     if not exact:
-        mass = 1 + np.sort(rng.random(mass.shape) * heads, axis=1).astype(np.float32)
-    confidence = np.full(orders.shape, 0.5, np.float16)
+        expected_tokens = 1 + np.sort(rng.random(expected_tokens.shape) * heads, axis=1).astype(np.float32)
+    confidence = np.full(node_rank.shape, 0.5, np.float16)
     provenance = dataclasses.replace(made.provenance, drafter_id="d1", drafter="d.safetensors")
-    return dataclasses.replace(made, provenance=provenance, steps=StepTraces(orders, mass, confidence))
+    return dataclasses.replace(made, provenance=provenance, steps=StepTraces(node_rank, expected_tokens, confidence))
 
 
 def profile_of(seconds: dict[int, float]) -> LatencyProfile:
@@ -47,8 +47,8 @@ def naive(policy: TreePolicy, calibration: Calibration) -> tuple[list[int], list
         at, count = int(calibration.offsets[s]), 0
         while at < calibration.offsets[s + 1]:
             size, gain = policy.nodes, -np.inf
-            for nodes, price in policy.size_cost:
-                estimated = float(calibration.steps.expected_tokens[at][STEP_SIZES.index(nodes)]) - price
+            for nodes, cost in policy.size_cost:
+                estimated = float(calibration.steps.expected_tokens[at][STEP_SIZES.index(nodes)]) - cost
                 if estimated > gain:
                     size, gain = nodes, estimated
             accepted = 0
@@ -96,8 +96,8 @@ def test_size_of_each_step_is_that_of_the_most_tokens_above_the_price(seed: int)
     assert calibration.steps is not None
     for size_cost in (((1, 0.0), (254, 2.0)), ((4, 0.1), (6, 0.1), (192, 0.7), (254, 0.7)), ((3, 0.0), (8, 0.0))):
         wanted = []
-        for mass in calibration.steps.expected_tokens.astype(float):
-            gains = [mass[STEP_SIZES.index(size)] - price for size, price in size_cost]
+        for expected_tokens in calibration.steps.expected_tokens.astype(float):
+            gains = [expected_tokens[STEP_SIZES.index(size)] - cost for size, cost in size_cost]
             wanted.append(size_cost[gains.index(max(gains))][0])
         policy = TreePolicy(size_cost[-1][0], 3, "d1", size_cost)
         assert sizes_of(policy, calibration.steps).tolist() == wanted
@@ -105,7 +105,7 @@ def test_size_of_each_step_is_that_of_the_most_tokens_above_the_price(seed: int)
 
 @pytest.mark.parametrize("nodes", [2, 3, 17, 254])
 def test_replay_of_every_size(nodes: int) -> None:
-    """Sizes between those whose mass was traced replay exactly too; the curve holds the same steps."""
+    """Sizes between those whose expected tokens were traced replay exactly too; the curve holds the same steps."""
     calibration = traced(7)
     steps, _ = naive(TreePolicy(nodes, 3, "d1"), calibration)
     assert steps_by_size(calibration, nodes).tolist() == steps
@@ -140,8 +140,8 @@ def test_expected_figures(seed: int) -> None:
     assert policy.expected.replay == pytest.approx(calibration.positions / sum(steps), rel=1e-6)
     assert policy.expected.nodes == 24
     visited = replay_policy(policy, calibration).visited
-    mass = calibration.steps.expected_tokens[visited, STEP_SIZES.index(24)].mean()
-    assert policy.expected.estimated == pytest.approx(float(mass), rel=1e-6)
+    expected_tokens = calibration.steps.expected_tokens[visited, STEP_SIZES.index(24)].mean()
+    assert policy.expected.estimated == pytest.approx(float(expected_tokens), rel=1e-6)
     assert policy.expected.low is not None
     assert policy.expected.high is not None
     assert policy.expected.low < policy.expected.replay < policy.expected.high
@@ -267,8 +267,8 @@ def test_interval_does_not_reach_below_nothing() -> None:
     """Two texts, of which one takes four tokens a step and the other one: the low end would be negative, and is 0."""
     made = dataclasses.replace(make_calibration([np.zeros((40, 3), int)] * 2), token_hashes=("fast", "slow"))
     places = np.where(np.arange(80)[:, None] < 40, [[1, 2, 3]], MISS)
-    orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
-    steps = StepTraces(orders, np.ones((80, len(STEP_SIZES)), np.float32), np.ones((80, 3), np.float16))
+    node_rank = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
+    steps = StepTraces(node_rank, np.ones((80, len(STEP_SIZES)), np.float32), np.ones((80, 3), np.float16))
     provenance = dataclasses.replace(made.provenance, drafter_id="d1")
     expected = build_policy(dataclasses.replace(made, steps=steps, provenance=provenance), 8).expected
     assert expected is not None
