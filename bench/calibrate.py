@@ -21,7 +21,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
 
 HIDDEN, VOCABULARY, LAYERS, HEADS = 768, 32_000, 12, 5
-TINY = (96, 500, 1)  # the first three of these, where figures mean nothing
+TINY = (96, 500, 1)  # the first three of these, for a quick run without meaningful figures
 TEXTS, PROMPT, ANSWER = 2, 64, 192
 GOAL = 1.3
 
@@ -59,11 +59,11 @@ def main() -> None:
 
     @torch.inference_mode()
     def matmuls() -> None:
-        for chunk in torch.split(hidden, 100):  # the chunk that the measuring pass takes at this vocabulary
+        for chunk in torch.split(hidden, 100):  # the chunk of the teacher-forced pass at this vocabulary
             heads(chunk)
 
-    ways = {"forward": forward, "heads": matmuls, "pass": lambda: trace_texts(base, proposers, texts, MAX_RANKS)}
-    seconds = interleaved(ways, repeats=options.repeats)
+    parts = {"forward": forward, "heads": matmuls, "pass": lambda: trace_texts(base, proposers, texts, MAX_RANKS)}
+    seconds = interleaved(parts, repeats=options.repeats)
     print(f"{machine(options.threads)}, torch {torch.__version__}, float32")
     forward_s, heads_s, pass_s = seconds["forward"], seconds["heads"], seconds["pass"]
     print(f"bare forward {forward_s:.3f} s + heads' products {heads_s:.3f} s; teacher-forced pass {pass_s:.3f} s")

@@ -1,15 +1,15 @@
-"""Corrected and dynamic drafting: tokens per step on texts not learned from, what each term gives, and the speed.
+"""The drafter heads+ngram and per-step trees: tokens per step on held-out texts, ablations, and speed.
 
     python bench/drafting.py table --model tinystories|pocket [--tokens 400000]
     python bench/drafting.py terms --model tinystories|pocket
     python bench/drafting.py speed --model tinystories|pocket
     python bench/drafting.py cost
 
-`table` learns and builds on the first half of the prompts (rows 0-255 of the story openings; pocket's modules are none
-that it was trained on) and judges on the second: the Medusa tree and the joint one on the heads' plain guesses, then
-static and dynamic trees of plain and corrected drafts. Figures are by replay over traces of the judging texts, which is
-what the decoder does, step by step; `--decode` decodes them too. `speed` times whole texts in turns in one run. `cost`
-times drafting alone, beyond the heads' matrix products, against a step of a 100M model with 32,000 tokens.
+`table` learns and builds on the first half of the prompts (rows 0-255 of the story openings; pocket was not trained on
+the modules of its prompts) and evaluates on the second: the Medusa tree, then static and per-step trees of the drafters
+heads and heads+ngram. Figures are by replay over traces of the second half, which equals decoding step by step;
+`--decode` also decodes. `speed` times whole texts, in turns, in one run. `cost` times drafting alone, without the
+heads' matrix products, against a step of a 100M model with 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from treeopt.tree import Tree
 SIZES = (8, 16, 32, 64)
 TOP_K = 32
 GOALS = {"static": (1.32, 1.38, 1.43, 1.47), "dynamic": (1.42, 1.49, 1.53, 1.56)}
-SPEED_GOALS = {"corrected static": 1.25, "corrected dynamic": 1.15}
+SPEED_GOALS = {"heads+ngram static": 1.25, "heads+ngram dynamic": 1.15}
 SPEED_NODES = 16
 
 
@@ -82,7 +82,7 @@ def load(name: str, shared: Path, *, tiny: bool) -> Pair:
 def traces(
     pair: Pair, *, judged: bool, drafter: Drafter | None = None, learning: Learning | None = None
 ) -> CalibrationRun:
-    """A calibration of one half, with trees of steps where a drafter is at work."""
+    """A calibration of one half, with per-step trees where there is a drafter."""
     return run_calibration(
         pair.base,
         pair.loaded,
@@ -97,36 +97,36 @@ def traces(
 
 @dataclass(frozen=True)
 class Half:
-    """What one drafter gave: traces to build from, traces to judge by, and the drafter."""
+    """The results of one drafter: traces to build from, traces to evaluate on, and the drafter."""
 
     fitted: Calibration
     judged: Calibration
     drafter: Drafter | None
 
     def plan(self, kind: str, nodes: int) -> Plan:
-        """The tree or policy of so many nodes."""
+        """The tree or policy with a number of nodes."""
         if kind == "dynamic":
             return build_policy(self.fitted, nodes)
-        if kind == "paper":
+        if kind == "medusa":
             return build_tree(self.fitted, nodes, top_k=TOP_K, values="independent", weights="uniform")
         return build_tree(self.fitted, nodes, top_k=TOP_K)
 
     def tau(self, kind: str, nodes: int) -> float:
-        """Tokens per step of that plan on the judging texts."""
+        """Tokens per step of that plan on the texts for evaluation."""
         plan = self.plan(kind, nodes)
         found = replay_policy(plan, self.judged) if isinstance(plan, TreePolicy) else replay(plan, self.judged)
         return found.tokens_per_step
 
 
 def fitted(pair: Pair, learning: Learning | None) -> Half:
-    """Learn on the first half and trace it; there is nothing to judge by yet."""
+    """Learn on the first half and trace it; there are no traces for evaluation yet."""
     run = traces(pair, judged=False, learning=learning)
     drafter = None if run.learned is None else run.learned.drafter
     return Half(run.calibration, run.calibration.select([]), drafter)
 
 
 def measured(pair: Pair, learning: Learning | None) -> Half:
-    """The same with the second half traced; texts that stand in both halves are dropped from it."""
+    """The same with traces of the second half, without texts that are in both halves."""
     half = fitted(pair, learning)
     judged = traces(pair, judged=True, drafter=half.drafter).calibration
     known = set(half.fitted.token_hashes)
@@ -138,32 +138,32 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
     """Tokens per step of every drafter and kind, as ratios to the Medusa tree of the same run."""
     plain = measured(pair, None)
     calibrated = measured(pair, Learning(ngram=False, top=TOP_K))
-    corrected = measured(pair, Learning(tokens=options.tokens))
+    rescored = measured(pair, Learning(tokens=options.tokens))
     sizes = options.sizes
-    paper = [plain.tau("paper", nodes) for nodes in sizes]
+    medusa = [plain.tau("medusa", nodes) for nodes in sizes]
     lines = {
-        "paper's tree": (plain, "paper"),
-        "plain static": (plain, "static"),
-        "plain dynamic": (calibrated, "dynamic"),
-        "corrected static": (corrected, "static"),
-        "corrected dynamic": (corrected, "dynamic"),
+        "Medusa tree": (plain, "medusa"),
+        "heads static": (plain, "static"),
+        "heads dynamic": (calibrated, "dynamic"),
+        "heads+ngram static": (rescored, "static"),
+        "heads+ngram dynamic": (rescored, "dynamic"),
     }
-    print(f"{'nodes':18}", *(f"{nodes:>14}" for nodes in sizes))
+    print(f"{'nodes':19}", *(f"{nodes:>14}" for nodes in sizes))
     for name, (half, kind) in lines.items():
         taus = [half.tau(kind, nodes) for nodes in sizes]
-        goals = GOALS.get(kind, ())[: len(sizes)] if name.startswith("corrected") else ()
-        cells = [f"{tau:.3f} ({tau / one:.3f})" for tau, one in zip(taus, paper, strict=True)]
-        print(f"{name:18}", *(f"{cell:>14}" for cell in cells))
+        goals = GOALS.get(kind, ())[: len(sizes)] if name.startswith("heads+ngram") else ()
+        cells = [f"{tau:.3f} ({tau / one:.3f})" for tau, one in zip(taus, medusa, strict=True)]
+        print(f"{name:19}", *(f"{cell:>14}" for cell in cells))
         if goals:
-            met = [tau / one >= goal for tau, one, goal in zip(taus, paper, goals, strict=True)]
+            met = [tau / one >= goal for tau, one, goal in zip(taus, medusa, goals, strict=True)]
             print(
-                f"{'  goal':18}",
+                f"{'  goal':19}",
                 *(f"{'met' if m else 'MISSED'} {goal:.2f}".rjust(14) for m, goal in zip(met, goals, strict=True)),
             )
-    print(f"judged on {corrected.judged.sequences} texts, {corrected.judged.positions} tokens")
-    error = reliability(corrected.judged).error
-    print("calibration error by level, judging texts:", " ".join(f"{one:.3f}" for one in error), "(goal: at most 0.02)")
-    drafter = corrected.drafter
+    print(f"evaluated on {rescored.judged.sequences} texts, {rescored.judged.positions} tokens")
+    error = reliability(rescored.judged).error
+    print("calibration error by level, second half:", " ".join(f"{one:.3f}" for one in error), "(goal: at most 0.02)")
+    drafter = rescored.drafter
     assert drafter is not None
     assert drafter.ngram_table is not None
     size = drafter.ngram_table.bytes / 1e6
@@ -172,11 +172,11 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
         f" {size:.1f} MB"
     )
     if options.decode:
-        decoded(pair, {name: line for name, line in lines.items() if name.startswith("corrected")}, sizes)
+        decoded(pair, {name: line for name, line in lines.items() if name.startswith("heads+ngram")}, sizes)
 
 
 def decoded(pair: Pair, lines: dict[str, tuple[Half, str]], sizes: Sequence[int]) -> None:
-    """The same by decoding: lossless, and in the predicted number of steps."""
+    """Decode, and compare texts with greedy decoding and tokens per step with the prediction."""
     judged = {prompt for half, _ in lines.values() for prompt in half.judged.prompt_ids}
     texts = [t for t in encode_prompts(pair.base, pair.judge, pair.new_tokens).texts if t.prompt_id in judged]
     plain = TreeDecoder(pair.base, None, Tree(()))
@@ -187,39 +187,42 @@ def decoded(pair: Pair, lines: dict[str, tuple[Half, str]], sizes: Sequence[int]
             made = [decoder.generate(text.prompt, pair.new_tokens) for text in texts]
             same = sum(one.tokens == text for one, text in zip(made, greedy, strict=True))
             tau = sum(len(one.tokens) for one in made) / sum(len(one.step_lengths) for one in made)
-            told = half.tau(kind, nodes)
-            print(f"{name} {nodes}: lossless {same}/{len(texts)}, measured {tau:.6f}, predicted {told:.6f}", flush=True)
+            predicted = half.tau(kind, nodes)
+            print(
+                f"{name} {nodes}: lossless {same}/{len(texts)}, measured {tau:.6f}, predicted {predicted:.6f}",
+                flush=True,
+            )
 
 
 def terms(pair: Pair, options: argparse.Namespace) -> None:
-    """What each part of the corrected drafter gives."""
+    """Tokens per step without parts of the drafter heads+ngram."""
     whole = Learning(tokens=options.tokens)
     variants = {
         "all": whole,
-        "no levels beyond the heads": dataclasses.replace(whole, extra_depth=0),
-        "no matches": dataclasses.replace(whole, window=0),
+        "no extra depth": dataclasses.replace(whole, extra_depth=0),
+        "no prompt lookup": dataclasses.replace(whole, window=0),
         "neither": dataclasses.replace(whole, window=0, extra_depth=0),
-        "greedy answers alone, no drawn text": dataclasses.replace(whole, tokens=0),
-        "drawn at temperature 1": dataclasses.replace(whole, temperature=1.0),
+        "greedy answers alone, no sampled text": dataclasses.replace(whole, tokens=0),
+        "sampled at temperature 1": dataclasses.replace(whole, temperature=1.0),
     }
     plain = measured(pair, None)
-    paper = [plain.tau("paper", nodes) for nodes in options.sizes]
+    medusa = [plain.tau("medusa", nodes) for nodes in options.sizes]
     for name, learning in list(variants.items())[: 2 if options.tiny else None]:
         half = measured(pair, learning)
         for kind in ("static", "dynamic"):
-            ratios = [half.tau(kind, nodes) / one for nodes, one in zip(options.sizes, paper, strict=True)]
+            ratios = [half.tau(kind, nodes) / one for nodes, one in zip(options.sizes, medusa, strict=True)]
             print(f"{name:38} {kind:8}", " ".join(f"{ratio:.3f}" for ratio in ratios))
 
 
 def speed(pair: Pair, options: argparse.Namespace) -> None:
     """Tokens a second at 16 nodes, whole texts in turns."""
-    plain, corrected = fitted(pair, None), fitted(pair, Learning(tokens=options.tokens))
+    plain, rescored = fitted(pair, None), fitted(pair, Learning(tokens=options.tokens))
     texts = encode_prompts(pair.base, pair.judge, pair.new_tokens).texts[: options.texts]
     plans = {
         "autoregressive": (plain, Tree(())),
-        "plain static": (plain, plain.plan("static", SPEED_NODES)),
-        "corrected static": (corrected, corrected.plan("static", SPEED_NODES)),
-        "corrected dynamic": (corrected, corrected.plan("dynamic", SPEED_NODES)),
+        "heads static": (plain, plain.plan("static", SPEED_NODES)),
+        "heads+ngram static": (rescored, rescored.plan("static", SPEED_NODES)),
+        "heads+ngram dynamic": (rescored, rescored.plan("dynamic", SPEED_NODES)),
     }
     decoders = {
         name: TreeDecoder(pair.base, pair.loaded.heads, plan, drafter=half.drafter)
@@ -232,12 +235,12 @@ def speed(pair: Pair, options: argparse.Namespace) -> None:
             tokens = sum(len(decoder.generate(text.prompt, pair.new_tokens).tokens) for text in texts)
             if round_number:
                 rates[name].append(tokens / (time.perf_counter() - begin))
-    base = rates["plain static"]
-    for name, own in rates.items():
-        ratio = statistics.median(a / b for a, b in zip(own, base, strict=True))
+    base = rates["heads static"]
+    for name, speeds in rates.items():
+        ratio = statistics.median(a / b for a, b in zip(speeds, base, strict=True))
         goal = SPEED_GOALS.get(name)
         verdict = "" if goal is None else f"  {'met' if ratio >= goal else 'MISSED'}, goal {goal}"
-        print(f"{name:18} {statistics.median(own):8.0f} tokens/s, {ratio:.2f} x plain static{verdict}")
+        print(f"{name:19} {statistics.median(speeds):8.0f} tokens/s, {ratio:.2f} x heads static{verdict}")
 
 
 def main() -> None:
@@ -245,8 +248,8 @@ def main() -> None:
     parser.add_argument("what", choices=("table", "terms", "speed", "cost"))
     parser.add_argument("--model", choices=("tinystories", "pocket"), default="tinystories")
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
-    parser.add_argument("--tokens", type=int, default=Learning().tokens, help="drawn to learn from")
-    parser.add_argument("--decode", action="store_true", help="table: decode the judging texts too")
+    parser.add_argument("--tokens", type=int, default=Learning().tokens, help="sampled tokens to learn from")
+    parser.add_argument("--decode", action="store_true", help="table: decode too")
     parser.add_argument("--texts", type=int, default=24, help="speed: texts of a round")
     parser.add_argument("--repeats", type=int, default=5, help="speed: rounds")
     add_tiny(parser)

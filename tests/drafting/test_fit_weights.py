@@ -14,7 +14,7 @@ from naive_draft import naive_mapped, random_case
 from numpy.typing import NDArray
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level
-from treeopt.drafting.fit_weights import Evidence, evidence, fit_level, fit_odds
+from treeopt.drafting.fit_weights import Evidence, evidence, fit_calibration_map, fit_level
 from treeopt.drafting.interface import Features
 from treeopt.drafting.scores import Scorer
 
@@ -171,7 +171,7 @@ def test_odds_of_a_known_curve_come_back(slope: float) -> None:
     rng = np.random.default_rng(int(10 * slope))
     estimated = rng.uniform(0.01, 0.9, 60_000)
     true = 1 / (1 + (1 / estimated - 1) ** slope)
-    odds = fit_odds(np.log(estimated), (rng.random(60_000) < true).astype(np.int64))
+    odds = fit_calibration_map(np.log(estimated), (rng.random(60_000) < true).astype(np.int64))
     assert accepted(odds)
     for chance in (0.03, 0.1, 0.3, 0.5, 0.7, 0.85):
         wanted = 1 / (1 + (1 / chance - 1) ** slope)
@@ -182,7 +182,7 @@ def test_odds_are_calibrated_group_by_group() -> None:
     """Two different estimates, three quarters and a tenth of which came: half a hit and half a miss are added."""
     estimated = np.log(np.repeat([0.2, 0.6], 200))
     came = np.concatenate([np.arange(200) < 20, np.arange(200) < 150]).astype(np.int64)
-    odds = fit_odds(estimated, came)
+    odds = fit_calibration_map(estimated, came)
     first, last = odds[0], odds[-1]
     assert len(odds) == 2
     assert first == pytest.approx((log_odds(0.2), log_odds(20.5 / 201)))
@@ -193,7 +193,7 @@ def test_falling_groups_are_pooled() -> None:
     """Where likelier candidates came less often, both get what came of them together."""
     estimated = np.log(np.repeat([0.2, 0.6], 50))
     came = np.concatenate([np.arange(50) < 30, np.arange(50) < 10]).astype(np.int64)
-    odds = fit_odds(estimated, came)
+    odds = fit_calibration_map(estimated, came)
     assert len(odds) == 1
     assert odds[0] == pytest.approx((log_odds(0.4), log_odds(40.5 / 101)))
 
@@ -202,7 +202,7 @@ def test_certain_estimates_count_as_one() -> None:
     """Estimates so near 1 that their odds cannot be told apart give one pair, though more came of the nearer one."""
     estimated = np.log(np.repeat([1 - 1e-12, 1.0], 100))
     came = np.concatenate([np.arange(100) < 50, np.ones(100)]).astype(np.int64)
-    odds = fit_odds(estimated, came)
+    odds = fit_calibration_map(estimated, came)
     assert len(odds) == 1
     assert accepted(odds)
 
@@ -214,21 +214,21 @@ def test_order_of_equal_estimates_does_not_matter(seed: int) -> None:
     estimated = np.log(rng.choice([0.01, 0.1, 0.3, 0.8], 1000))
     came = (rng.random(1000) < 0.3).astype(np.int64)
     by_hits = np.argsort(came, kind="stable")
-    odds, other = fit_odds(estimated, came), fit_odds(estimated[by_hits], came[by_hits])
+    odds, other = fit_calibration_map(estimated, came), fit_calibration_map(estimated[by_hits], came[by_hits])
     for chance in (0.005, 0.05, 0.2, 0.5, 0.9):
         assert naive_mapped(chance, odds) == pytest.approx(naive_mapped(chance, other), abs=1e-6)
-    same = fit_odds(np.full(1000, math.log(0.3)), came[by_hits])
+    same = fit_calibration_map(np.full(1000, math.log(0.3)), came[by_hits])
     assert math.exp(naive_mapped(0.3, same)) == pytest.approx(came.mean(), abs=0.001)
 
 
 def test_few_candidates_leave_estimates_alone() -> None:
     """Fewer than two groups of 50 show nothing; what has no chance to be in a tree does not count."""
     rng = np.random.default_rng(0)
-    assert fit_odds(np.zeros(0), np.zeros(0, np.int64)) == ()
-    assert fit_odds(np.log(rng.uniform(0.1, 0.9, 99)), rng.integers(0, 2, 99)) == ()
-    assert fit_odds(np.log(rng.uniform(0.1, 0.9, 100)), rng.integers(0, 2, 100)) != ()
+    assert fit_calibration_map(np.zeros(0), np.zeros(0, np.int64)) == ()
+    assert fit_calibration_map(np.log(rng.uniform(0.1, 0.9, 99)), rng.integers(0, 2, 99)) == ()
+    assert fit_calibration_map(np.log(rng.uniform(0.1, 0.9, 100)), rng.integers(0, 2, 100)) != ()
     unlikely = np.concatenate([np.log(rng.uniform(0.1, 0.9, 99)), np.full(500, -10.0), np.full(500, -np.inf)])
-    assert fit_odds(unlikely, rng.integers(0, 2, 1099)) == ()
+    assert fit_calibration_map(unlikely, rng.integers(0, 2, 1099)) == ()
 
 
 @settings(max_examples=60, deadline=None)
@@ -249,7 +249,7 @@ def test_odds_always_keep_the_rules(seed: int, size: int, hits: str, values: int
         "random": rng.integers(0, 2, size),
         "falling": (estimated < np.median(estimated)).astype(np.int64),
     }[hits]
-    odds = fit_odds(estimated, came)
+    odds = fit_calibration_map(estimated, came)
     assert accepted(odds)
     assert all(abs(found) <= log_odds((size + 0.5) / (size + 1)) + 1e-9 for _, found in odds)
     assert len(odds) <= 64

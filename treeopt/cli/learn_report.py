@@ -75,12 +75,12 @@ def learned_as_dict(learned: Learned) -> dict[str, Any]:
 def report_reliability(console: Console, calibration: Calibration) -> None:
     """Print the accuracy of top-1 guesses by their estimated probability, and the expected calibration error."""
     found = reliability(calibration)
-    trials, estimated, came = (table.sum(0) for table in (found.trials, found.estimated, found.correct))
+    trials, estimated, correct = (table.sum(0) for table in (found.trials, found.estimated, found.correct))
     shares = trials / max(trials.sum(), 1)
     rows = [
         [
             f"{b / BINS:.0%} to {(b + 1) / BINS:.0%}",
-            *(f"{part:.1%}" for part in (estimated[b] / trials[b], came[b] / trials[b], shares[b])),
+            *(f"{part:.1%}" for part in (estimated[b] / trials[b], correct[b] / trials[b], shares[b])),
         ]
         for b in range(BINS)
         if trials[b]

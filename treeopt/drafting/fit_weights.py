@@ -98,29 +98,29 @@ def fit_level(parts: Sequence[Evidence]) -> Level:
         estimated = (features @ weights).masked_fill(excluded, -torch.inf).log_softmax(-1)[:, :-1]
     hit = torch.nn.functional.one_hot(targets, features.shape[1])[:, :-1]
     likely, places = estimated.topk(min(_JUDGED, estimated.shape[1]), dim=1)
-    odds = fit_odds(likely.numpy().ravel(), hit.gather(1, places).numpy().ravel())
-    return Level(head, prior, ngram, tuple(prompt_lookup), other, odds)
+    calibration_map = fit_calibration_map(likely.numpy().ravel(), hit.gather(1, places).numpy().ravel())
+    return Level(head, prior, ngram, tuple(prompt_lookup), other, calibration_map)
 
 
-def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[tuple[float, float], ...]:
-    """How often candidates of each estimated probability came: a rising curve, in log-odds.
+def fit_calibration_map(estimated: NDArray[np.float64], hits: NDArray[np.int64]) -> tuple[tuple[float, float], ...]:
+    """The accuracy of candidates as a non-decreasing function of their estimated probability, in log-odds.
 
-    Candidates are put into groups of like estimates; groups that would fall are joined with their neighbours until none
-    does (isotonic regression).
+    The candidates are divided into groups of similar estimates, and groups that violate the order are joined with their
+    neighbours (isotonic regression).
 
     Args:
         estimated: float64 [n], log-probabilities.
-        came: int64 [n], 1 where the candidate came.
+        hits: int64 [n], 1 where the candidate was the true token.
 
     Returns:
-        Pairs of log-odds, estimated and found, as `treeopt.drafter.Level` holds them.
+        Pairs of log-odds, estimated and measured, as in `treeopt.drafter.Level`.
     """
-    chance = estimated > _UNLIKELY
-    estimated, came = estimated[chance], came[chance]
-    if len(came) < 2 * _GROUP:
+    likely = estimated > _UNLIKELY
+    estimated, hits = estimated[likely], hits[likely]
+    if len(hits) < 2 * _GROUP:
         return ()
-    _, alike, times = np.unique(estimated, return_inverse=True, return_counts=True)
-    rate = (np.bincount(alike, came) / times)[alike]  # equal estimates share their hits, whichever group they are in
+    _, value, times = np.unique(estimated, return_inverse=True, return_counts=True)
+    rate = (np.bincount(value, hits) / times)[value]  # equal estimates have equal rates, even in two groups
     order = np.argsort(estimated, kind="stable")
     groups = np.array_split(order, min(_GROUPS, len(order) // _GROUP))
     # [groups, 3]: sum of estimates, hits, candidates
@@ -129,14 +129,15 @@ def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[t
     starts = np.flatnonzero(np.append(True, fitted[:-1] < fitted[1:] * _AS_GOOD))
     pooled: list[tuple[float, float, float]] = [tuple(row) for row in np.add.reduceat(sums, starts).tolist()]
     pairs: list[tuple[float, float]] = []
-    for total, hits, size in pooled:
-        # Half a hit and half a miss more keep odds finite; where that makes them fall, or estimates are equal, none.
-        pair = _log_odds(total / size), _log_odds((hits + 0.5) / (size + 1))
+    for total, correct, size in pooled:
+        # Half a hit and half a miss are added, so that odds are finite. Pairs that then violate the order are dropped.
+        pair = _log_odds(total / size), _log_odds((correct + 0.5) / (size + 1))
         if not pairs or (pair[0] > pairs[-1][0] and pair[1] >= pairs[-1][1]):
             pairs.append(pair)
     return tuple(pairs)
 
 
 def _log_odds(probability: float) -> float:
-    kept = min(probability, 1 - 1e-9)
-    return math.log(kept) - math.log1p(-kept)
+    """The log-odds of a probability; finite where it is 1."""
+    below_one = min(probability, 1 - 1e-9)
+    return math.log(below_one) - math.log1p(-below_one)

@@ -1,7 +1,7 @@
 """Counts of the successors of short contexts, and the n-gram table from them.
 
-Counts are sparse and by hashed contexts, so memory grows with the text, not with the vocabulary. Texts are counted one
-by one, and counts can be merged. The estimate is interpolated absolute discounting (Ney, Essen and Kneser 1994): every
+Counts are sparse and by hashed contexts, so memory grows with the text, not with the vocabulary. Counts can be
+merged. The estimate is interpolated absolute discounting (Ney, Essen and Kneser 1994): every
 count of a context is reduced by `DISCOUNT`, and the probability that this leaves is that of the context that is one
 token shorter.
 """
@@ -60,12 +60,14 @@ class NgramCounts:
 
     Args:
         vocab_size: V.
+        unigram: int64 [V], counts of tokens to start with.
+        orders: counts of contexts to start with, by length.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, unigram: Ints | None = None, orders: Sequence[_Order] = ()) -> None:
         self.vocab_size = vocab_size
-        self.unigram = np.zeros(vocab_size, np.int64)
-        self._orders = [_Order.empty()] * CONTEXT
+        self.unigram = np.zeros(vocab_size, np.int64) if unigram is None else unigram
+        self._orders = list(orders) or [_Order.empty()] * CONTEXT
         self._waiting: list[list[_Order]] = [[] for _ in range(CONTEXT)]
         self._pending = 0
 
@@ -97,17 +99,15 @@ class NgramCounts:
             self._waiting[order].append(new)
         self._pending += len(text)
         if self._pending >= _PIECE:
-            self._settle()
+            self.joined()
 
     def merged(self, others: Sequence[NgramCounts]) -> NgramCounts:
         """These and other counts together; the result does not depend on order or grouping."""
-        both = NgramCounts(self.vocab_size)
         parts = [self, *others]
         assert all(part.vocab_size == self.vocab_size for part in parts)
-        both.unigram = sum((part.unigram for part in parts), np.zeros_like(self.unigram))
-        settled = [part._settle() for part in parts]
-        both._orders = [orders[0].join(orders[1:]) for orders in zip(*settled, strict=True)]
-        return both
+        unigram = sum((part.unigram for part in parts), np.zeros_like(self.unigram))
+        joined = zip(*(part.joined() for part in parts), strict=True)
+        return NgramCounts(self.vocab_size, unigram, [orders[0].join(orders[1:]) for orders in joined])
 
     def table(self, *, max_bytes: int = MAX_BYTES, row: int = ROW) -> NgramTable:
         """The n-gram table of the most frequent contexts.
@@ -117,7 +117,7 @@ class NgramCounts:
             row: most successors of a context.
         """
         row = min(row, self.vocab_size)
-        orders = _most_frequent(self._settle(), (max_bytes - 2 * self.vocab_size) // (8 + 6 * row + 2) - 1)
+        orders = _most_frequent(self.joined(), (max_bytes - 2 * self.vocab_size) // (8 + 6 * row + 2) - 1)
         frequency = (self.unigram + 1 / self.vocab_size) / (self.num_tokens + 1)
         prior = np.log(frequency).astype(np.float32)
         top = np.argsort(-frequency, kind="stable")[:row].astype(np.int32)
@@ -135,8 +135,8 @@ class NgramCounts:
             num_tokens=self.num_tokens,
         )
 
-    def _settle(self) -> list[_Order]:
-        """Join the counts since the last call, and return all counts."""
+    def joined(self) -> list[_Order]:
+        """The counts of contexts by length, each pair once."""
         for order, waiting in enumerate(self._waiting):
             if waiting:
                 self._orders[order] = self._orders[order].join(waiting)
