@@ -56,7 +56,7 @@ def gain(calibration: Calibration, chosen: NDArray[np.int64], nodes: int) -> tup
     """Percent over the Medusa tree on the other texts."""
     fitted, aside = halves(calibration, chosen)
     found = judge(fit(fitted, nodes).tree, fitted, aside, 0, Limits(nodes, TOP_K))
-    return 100 * (found.tokens_per_step / found.paper_tokens_per_step - 1), found
+    return 100 * (found.tokens_per_step / found.medusa_tokens_per_step - 1), found
 
 
 def table(calibration: Calibration, sizes: Sequence[int] = SIZES) -> None:
@@ -65,7 +65,7 @@ def table(calibration: Calibration, sizes: Sequence[int] = SIZES) -> None:
     for nodes, goal in zip(sizes, GOALS, strict=False):
         percent, found = gain(calibration, np.arange(calibration.sequences // 2), nodes)
         half, few = (_random_gains(calibration, texts, nodes) for texts in (calibration.sequences // 2, FEW))
-        paper = f"{found.paper_tokens_per_step:.4f} ({_ends(found.paper_interval)})"
+        paper = f"{found.medusa_tokens_per_step:.4f} ({_ends(found.medusa_interval)})"
         joint = f"{found.tokens_per_step:.4f} ({_ends(found.interval)})"
         reached = f"{percent:+.2f} % {'met' if percent >= goal else 'MISSED'} {goal}"
         print(f"{nodes:5} | {paper} | {joint} | {reached} | {_mean(half)} | {_mean(few)}, {few.min():+.2f}")

@@ -11,7 +11,7 @@ from treeopt.drafter import Drafter, Level
 from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.texts.answers import answer_all
+from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text
 
 PRICES = ((1, 0.1), (2, 0.2), (6, 0.5), (8, 0.9), (16, 1.4))  # by number of nodes, of policies
@@ -32,7 +32,7 @@ def prompts_of(seed: int, count: int, *, longest: int = 12, vocab: int = VOCAB) 
 
 def answered(base: Base, prompts: Sequence[Text], new: int = 20) -> list[Text]:
     """The prompts with the base's greedy answers."""
-    return answer_all(base, prompts, new, batch_size=8)[0]
+    return answer_all(base, prompts, AnswerOptions(max_new_tokens=new, batch_size=8))[0]
 
 
 def learned(

@@ -72,3 +72,14 @@ def stretches(seed: int, texts: int = 60) -> Calibration:
         easy, spread = rng.geometric(0.85, (80, 3)) - 1, rng.geometric(0.18, (80, 3)) - 1
         tables.append(np.where(hard[:, None], spread, easy))
     return dataclasses.replace(make_calibration(tables), token_hashes=tuple(f"{seed}-{text}" for text in range(texts)))
+
+
+def pooled(row: list[float]) -> list[float]:
+    """The nearest row that never rises: pool adjacent violators."""
+    pools: list[list[float]] = []
+    for value in row:
+        pools.append([value])
+        while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) < sum(pools[-1]) / len(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    return [sum(pool) / len(pool) for pool in pools for _ in pool]

@@ -168,13 +168,13 @@ def test_rank_beyond_kept_is_refused(rank: int) -> None:
     """A rank that was not kept must be stored as a miss."""
     ranks = two_texts().ranks.copy()
     ranks[0, 0] = rank
-    assert "4 were kept" in refusal(ranks=ranks).what
+    assert "top_k is 4" in refusal(ranks=ranks).what
 
 
 @pytest.mark.parametrize("top_k", [0, -1, 254, 256])
-def test_kept_out_of_range_is_refused(kept: int) -> None:
+def test_kept_out_of_range_is_refused(top_k: int) -> None:
     """Between 1 and 253 ranks are kept, so that the sentinels stay free."""
-    assert "ranks kept" in refusal(top_k=kept).what
+    assert "top_k is" in refusal(top_k=top_k).what
 
 
 def test_most_ranks_kept_leave_the_sentinels_free() -> None:
@@ -300,10 +300,10 @@ def test_merge_of_another_measurement_is_refused(change: dict[str, Any], word: s
 
 
 @pytest.mark.parametrize(("heads", "top_k"), [(3, 4), (2, 5)])
-def test_merge_of_another_shape_is_refused(heads: int, kept: int) -> None:
+def test_merge_of_another_shape_is_refused(heads: int, top_k: int) -> None:
     """Another number of heads or of ranks kept does not merge."""
     with pytest.raises(TreeoptError) as caught:
-        two_texts().merge(make_calibration([np.zeros((3, heads))], top_k=kept, ids=["set:00000009"]))
+        two_texts().merge(make_calibration([np.zeros((3, heads))], top_k=top_k, ids=["set:00000009"]))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
 
 
@@ -363,7 +363,7 @@ def test_merge_with_and_without_steps_is_refused() -> None:
     whole = with_steps(1)
     bare = dataclasses.replace(whole.select([0]), steps=None)
     for one, other in ((whole.select([1, 2]), bare), (bare, whole.select([1, 2]))):
-        with pytest.raises(TreeoptError, match="trees of steps") as caught:
+        with pytest.raises(TreeoptError, match="per-step trees") as caught:
             one.merge(other)
         assert caught.value.code is Code.CALIBRATION_MISMATCH
         assert "--kind" in caught.value.fix
@@ -407,7 +407,7 @@ def test_settings_count_where_they_are_to_be_compared() -> None:
         whole.check_comparable(other, settings=True)
     with pytest.raises(TreeoptError) as caught:
         whole.check_comparable(make_calibration([np.zeros((3, 3))], top_k=5), settings=False)
-    assert caught.value.at.splitlines() == ["levels: 2 and 3", "ranks kept: 4 and 5"]
+    assert caught.value.at.splitlines() == ["levels: 2 and 3", "ranks: 4 and 5"]
 
 
 def test_distinct_texts_are_those_with_tokens_and_a_hash_of_their_own() -> None:
@@ -452,11 +452,11 @@ STEP_FAULTS: dict[str, dict[str, Any]] = {
     "node_rank are": {"node_rank": np.ones((3, 4), np.uint8)},
     "expected_tokens are": {"expected_tokens": np.ones((3, 2), np.float32)},
     "confidence are": {"confidence": np.ones((3, 4), np.float16)},
-    "node_rank must be uint8": {
+    "node_rank is not uint8": {
         "node_rank": np.ones(random_calibration(1, sequences=5, length=9).ranks.shape, np.int64)
     },
     "NONE exactly": {"node_rank": np.ones(random_calibration(1, sequences=5, length=9).ranks.shape, np.uint8)},
-    "no number": {
+    "not finite": {
         "expected_tokens": np.full(
             (random_calibration(1, sequences=5, length=9).positions, len(STEP_SIZES)), np.nan, np.float32
         )
@@ -479,5 +479,5 @@ def test_part_after_the_whole_is_refused() -> None:
     orders = good.steps.node_rank.copy()
     row = int(np.flatnonzero(orders[:, 1] != NONE)[0])
     orders[row, :2] = (9, 4)
-    with pytest.raises(TreeoptError, match="lies before"):
+    with pytest.raises(TreeoptError, match="precedes"):
         with_steps(1, node_rank=orders)

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT_FOLDER
 
 from treeopt.cli.console import Console
-from treeopt.cli.generate_command import _prompt, _shown
+from treeopt.cli.generate_command import _prompt, _streamed
 from treeopt.decode.stream import Piece
 
 PYPROJECT = tomllib.loads((ROOT_FOLDER / "pyproject.toml").read_text())
@@ -89,7 +89,7 @@ def test_text_is_written_with_standard_output_closed(monkeypatch: pytest.MonkeyP
     """`generate` decodes on where nobody reads."""
     pieces = [Piece([1], "a"), Piece([2], "b")]
     monkeypatch.setattr(sys, "stdout", None)
-    assert list(_shown(iter(pieces), Console(as_json=False, quiet=False))) == pieces
+    assert list(_streamed(iter(pieces), Console(as_json=False, quiet=False))) == pieces
 
 
 def test_prompt_from_closed_standard_input_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:

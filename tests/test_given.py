@@ -68,7 +68,7 @@ def test_prompts_that_do_not_fit_are_named(model: PreTrainedModel) -> None:
     """A prompt too long for the context is left out of the proof, and named in it."""
     found = treeopt.validate(model, "pocket", [[0]], ["import os", "import os\n" * 2000], **SMALL)
     assert [one.reason for one in found.skipped] == ["too long for the context"]
-    assert len(found.figures.trials) == 1
+    assert len(found.metrics.trials) == 1
 
 
 def test_policy_with_its_drafter_is_proved_from_its_file(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_distill_and_train_from_objects(model: PreTrainedModel, tmp_path: Path) 
     assert done.rows == 2
     talk = treeopt.distill(model, treeopt.SelfTalk(1, opening_tokens=4), tmp_path / "s.jsonl", **SMALL)
     assert talk.rows == 1
-    settings = treeopt.Settings(num_heads=1, steps=1, shared_lm_head=True)
+    settings = treeopt.Settings(num_heads=1, steps=1, shared_lm_head=True, length=32)
     for i, texts in enumerate((tmp_path / "a.jsonl", str(tmp_path / "s.jsonl"), PROMPTS)):
-        trained = treeopt.train_heads(model, texts, tmp_path / f"heads{i}", settings, length=32)
+        trained = treeopt.train_heads(model, texts, tmp_path / f"heads{i}", settings)
         assert trained.steps == 1
         assert treeopt.load_heads(tmp_path / f"heads{i}").base == str(pocket())
 

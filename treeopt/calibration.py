@@ -1,4 +1,4 @@
-"""The calibration record: for each decode position, the rank that each head gave to the token that really came.
+"""The calibration record: for each decode position, the rank of the true token among each head's guesses.
 
 Everything else is derived from these traces: hits, trials, accuracies, standard errors, and by replay
 (`treeopt.optimize.replay`) the exact number of tokens per step of any tree.
@@ -19,24 +19,25 @@ from treeopt.policy import STEP_SIZES
 from treeopt.provenance import Provenance as Provenance
 from treeopt.provenance import merged
 
-MISS = 254  # the true token's rank lies beyond the ranks that were kept
-NONE = 255  # there is no true token: the text had ended
-MAX_RANKS = 253  # most ranks a calibration can keep
+MISS = 254  # the true token's rank is K or more
+NONE = 255  # there is no true token: the position is past the end of the text
+MAX_RANKS = 253  # the greatest K of a calibration
 
 Ranks = NDArray[np.uint8]
-_STEPS = "trees of steps"
+_STEPS = "per-step trees"
 T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, eq=False)
 class StepTraces:
-    """What the trees of single steps hold of the tokens that came: one row a position, as in `Calibration`.
+    """Traces of per-step trees: one row for each position, as in `Calibration`.
 
     Args:
-        node_rank: uint8 [P, H]; `node_rank[i, h-1]` is the place of the true path of h drafts in step i's
-            tree, the root's being 0 and the likeliest draft's 1; `MISS` beyond the places kept, `NONE` beyond the end.
-        expected_tokens: float32 [P, len(STEP_SIZES)], estimated tokens of a step whose tree has so many nodes.
-        confidence: float16 [P, H], estimated probability of the guess of rank 0.
+        node_rank: uint8 [P, H]; `node_rank[i, h-1]` is the index of the true path of h drafts among the nodes of
+            step i's tree, sorted by probability; the root has 0. `MISS` for larger indices than the traced ones,
+            `NONE` past the end of the text.
+        expected_tokens: float32 [P, len(STEP_SIZES)], estimated tokens of a step whose tree has that many nodes.
+        confidence: float16 [P, H], estimated probability of the token of rank 0.
     """
 
     node_rank: Ranks
@@ -44,12 +45,12 @@ class StepTraces:
     confidence: NDArray[np.float16]
 
     def rows(self, chosen: slice) -> StepTraces:
-        """Only these positions."""
+        """The rows of these positions."""
         return StepTraces(self.node_rank[chosen], self.expected_tokens[chosen], self.confidence[chosen])
 
     @classmethod
     def joined(cls, parts: Sequence[StepTraces]) -> StepTraces:
-        """One after the other."""
+        """The rows of all parts, in order."""
         arrays = ([getattr(part, name) for part in parts] for name in ("node_rank", "expected_tokens", "confidence"))
         return cls(*(np.concatenate(array) for array in arrays))
 
@@ -66,9 +67,9 @@ class Calibration:
         offsets: int64 [S+1]; sequence s is rows offsets[s] to offsets[s+1].
         prompt_ids: S strings `<prompt set>:<row>`, ascending; the set is a hash, the row has eight digits.
         token_hashes: S hashes of the generated tokens.
-        top_k: number of ranks kept per head, at most 253; ranks from there on are `MISS`.
+        top_k: K, the number of traced ranks of each head, at most 253; larger ranks are `MISS`.
         provenance: how it was measured.
-        steps: of trees chosen per step; None where they were not traced.
+        steps: traces of per-step trees; None where they were not traced.
 
     Raises:
         TreeoptError: E220 where a rule above is broken.
@@ -102,13 +103,13 @@ class Calibration:
         if any(a >= b for a, b in zip(self.prompt_ids, self.prompt_ids[1:], strict=False)):
             return "prompt ids are not ascending"
         if not 1 <= self.top_k <= MAX_RANKS:
-            return f"{self.top_k} ranks kept, not 1 to {MAX_RANKS}"
+            return f"top_k is {self.top_k}, not 1 to {MAX_RANKS}"
         if np.any((self.ranks >= self.top_k) & (self.ranks < MISS)):
-            return f"a rank is {self.top_k} or more although {self.top_k} were kept"
-        # Exactly the tokens beyond the end are NONE: replay relies on it to stop at the end of each text.
+            return f"a rank is {self.top_k} or more, but top_k is {self.top_k}"
+        # Replay stops at the end of each text because exactly the tokens past the end are NONE.
         beyond = np.arange(1, self.num_heads + 1)[None, :] >= self._rows_left()[:, None]
         if not np.array_equal(self.ranks == NONE, beyond):
-            return "NONE must stand exactly where the text had ended"
+            return "NONE is not exactly at the positions past the end of a text"
         return "" if self.steps is None else self._steps_fault(self.steps)
 
     def _steps_fault(self, steps: StepTraces) -> str:
@@ -121,15 +122,15 @@ class Calibration:
             if getattr(steps, name).shape != shape:
                 return f"{name} are {list(getattr(steps, name).shape)}, not {list(shape)}"
         if steps.node_rank.dtype != np.uint8 or not np.array_equal(steps.node_rank == NONE, self.ranks == NONE):
-            return "node_rank must be uint8, and NONE exactly where the text had ended"
+            return "node_rank is not uint8 with NONE exactly past the end of a text"
         if np.any(np.diff(steps.node_rank.astype(np.int64), axis=1) < 0):
-            return "a path's place in a step's tree lies before that of a part of it"
+            return "a path precedes its own prefix in a per-step tree"
         if not (np.isfinite(steps.expected_tokens).all() and np.isfinite(steps.confidence).all()):
-            return "an estimate is no number"
+            return "an estimate is not finite"
         return ""
 
     def _rows_left(self) -> NDArray[np.int64]:
-        """For each position, the rows from it to the end of its sequence, itself included: int64 [P]."""
+        """int64 [P]: rows from each position to the end of its sequence, itself included."""
         left: NDArray[np.int64] = np.repeat(self.offsets[1:], np.diff(self.offsets)) - np.arange(len(self.ranks))
         return left
 
@@ -156,27 +157,27 @@ class Calibration:
 
     @functools.cached_property
     def trials(self) -> NDArray[np.int64]:
-        """int64 [H]: positions at which head h had a true token to guess; deeper heads have fewer."""
+        """int64 [H]: positions that have a true token for head h; deeper heads have fewer."""
         return _frozen(np.sum(self.ranks != NONE, axis=0, dtype=np.int64))
 
     @functools.cached_property
     def accuracy(self) -> NDArray[np.float64]:
-        """float64 [H, top_k]: share of trials with rank r exactly (top-(r+1) minus top-r; the paper's a_k^(i))."""
+        """float64 [H, top_k]: share of trials with exactly rank r (top-(r+1) minus top-r; Medusa's a_k^(i))."""
         return _frozen(self.hits / np.maximum(self.trials, 1)[:, None])
 
     @functools.cached_property
     def distinct(self) -> int:
-        """The number of different texts, those without a token left out: what intervals and errors rest on."""
+        """The number of different texts, empty ones left out; intervals and standard errors depend on it."""
         return len({self.token_hashes[s] for s in np.flatnonzero(np.diff(self.offsets))})
 
     def standard_error(self, top_k: int) -> NDArray[np.float64]:
-        """float64 [H, top_k]: standard error of `accuracy`, clustered by text: a text's tokens are not independent.
+        """float64 [H, top_k]: standard error of `accuracy`, clustered by text, because a text's tokens are dependent.
 
-        The ratio estimator's: sqrt(S/(S-1) * sum over texts of (hits - accuracy * trials)^2) / trials, where equal
+        That of a ratio estimator: sqrt(S/(S-1) * sum over texts of (hits - accuracy * trials)^2) / trials, where equal
         texts are one and S is the number of different ones. NaN below two of them, and where there are no trials.
         """
         errors = np.full((self.num_heads, top_k), np.nan)
-        filled = np.flatnonzero(np.diff(self.offsets))  # reduceat gives a row of its own to empty sequences
+        filled = np.flatnonzero(np.diff(self.offsets))  # reduceat would add a row for an empty sequence
         if self.distinct < 2:
             return errors
         starts = self.offsets[filled]
@@ -195,16 +196,16 @@ class Calibration:
         return errors
 
     def check_comparable(self, other: Calibration, *, settings: bool) -> None:
-        """Raise E221 unless ranks mean the same in both: the same model, heads, drafter, levels and ranks kept.
+        """Raise E221 unless both have the same model, heads, drafter, levels and number of ranks.
 
         Args:
             other: the other calibration.
-            settings: whether both must have been measured alike, too, and trace trees of steps both or neither.
+            settings: whether the settings must be equal too, and traces of per-step trees in both or in neither.
         """
         sides = [record.provenance.mergeable() for record in (self, other)]
         for side, record in zip(sides, (self, other), strict=True):
             measured = side.pop("settings")
-            side |= {"levels": record.num_heads, "ranks kept": record.top_k}
+            side |= {"levels": record.num_heads, "ranks": record.top_k}
             if settings:
                 side |= {f"settings {name}": value for name, value in measured.items()}
             if settings and self.sequences and other.sequences:
@@ -222,7 +223,7 @@ class Calibration:
             )
 
     def merge(self, other: Calibration) -> Calibration:
-        """Both, by prompt id: associative and commutative; a prompt in both counts once.
+        """The texts of both, by prompt id; associative and commutative. A prompt in both counts once.
 
         Raises:
             TreeoptError: E221 where `check_comparable` finds a difference, or one prompt has two different traces.
@@ -249,7 +250,7 @@ class Calibration:
         )
 
     def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Calibration:
-        """Only these sequences (indices, ascending); with provenance and prompt ids as they are."""
+        """These sequences (indices, ascending), with unchanged provenance and prompt ids."""
         rows = [self.sequence(s) for s in chosen]
         return Calibration(
             ranks=np.concatenate([self.ranks[:0], *rows]),
@@ -266,7 +267,7 @@ class Calibration:
         return self.ranks[self.offsets[s] : self.offsets[s + 1]]
 
     def sequence_steps(self, s: int) -> StepTraces | None:
-        """The rows of one sequence."""
+        """The traces of per-step trees of one sequence."""
         return None if self.steps is None else self.steps.rows(slice(self.offsets[s], self.offsets[s + 1]))
 
 
@@ -275,19 +276,19 @@ def _offsets(rows: Sequence[Ranks]) -> NDArray[np.int64]:
 
 
 def _joined(parts: Sequence[StepTraces | None]) -> StepTraces | None:
-    """All of them; None where there are none."""
+    """The rows of all parts; None where no part has traces."""
     known = [part for part in parts if part is not None]
     assert len(known) in (0, len(parts))
     return StepTraces.joined(known) if known else None
 
 
 def _shown(value: object) -> str:
-    """A value of the provenance in a message."""
+    """A value of the provenance, for a message."""
     return "none" if value == "" else str(value) if isinstance(value, str) else repr(value)
 
 
 def _frozen(array: NDArray[T]) -> NDArray[T]:
-    """The array, read-only: what a record derives once must not change."""
+    """The array, made read-only because the record caches it."""
     array.setflags(write=False)
     return array
 

@@ -1,4 +1,4 @@
-"""The error registry: every fault a user can meet, its number and its exit status.
+"""The error registry: every error shown to users, with its number and exit status.
 
     E1xx  a tree, or a tree with its heads     E4xx  the environment
     E2xx  a file                               E5xx  decoding
@@ -13,7 +13,7 @@ import enum
 import errno
 from numbers import Integral
 
-# 0 is success, 2 a wrong command line (click's own).
+# 0 is success; 2 is a wrong command line (from click).
 EXIT_BUG = 1
 EXIT_INPUT = 3
 EXIT_ENVIRONMENT = 4
@@ -21,49 +21,53 @@ EXIT_NOT_LOSSLESS = 5
 EXIT_BELOW = 6
 EXIT_INTERRUPTED = 130
 
-# What torch says in a RuntimeError where memory is used up.
+# Texts of the RuntimeErrors that torch raises where memory is used up.
 _TORCH_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
 
 
 class Code(enum.Enum):
-    """Number, exit status and the rule that was broken."""
+    """Number, exit status and the rule that is broken."""
 
-    TREE_TOO_DEEP = ("E101", EXIT_INPUT, "depth d is drafted by head d, so a tree cannot be deeper than its heads")
-    RANK_TOO_LARGE = ("E102", EXIT_INPUT, "a path names ranks that were never scored")
-    TREE_INVALID = ("E103", EXIT_INPUT, "a tree is a prefix-closed set of different paths of ranks from 0")
+    TREE_TOO_DEEP = (
+        "E101",
+        EXIT_INPUT,
+        "depth d is drafted by head d, so a tree is at most as deep as there are heads",
+    )
+    RANK_TOO_LARGE = ("E102", EXIT_INPUT, "a path contains ranks that were not measured")
+    TREE_INVALID = ("E103", EXIT_INPUT, "a tree is a prefix-closed set of distinct paths of ranks from 0")
     TREE_UNKNOWN = ("E104", EXIT_INPUT, "a tree is a file of YAML or of a list of paths, or a name from `treeopt list`")
-    TREE_NOT_EXPORTABLE = ("E105", EXIT_INPUT, "the layout asked for cannot hold this tree")
-    FILE_MISSING = ("E201", EXIT_INPUT, "a file or folder that was named is not there")
-    FILE_EXISTS = ("E202", EXIT_INPUT, "what took long to make is not overwritten unasked")
+    TREE_NOT_EXPORTABLE = ("E105", EXIT_INPUT, "the layout cannot represent this tree")
+    FILE_MISSING = ("E201", EXIT_INPUT, "a file or folder does not exist")
+    FILE_EXISTS = ("E202", EXIT_INPUT, "files that took long to make are overwritten only with --force")
     FILE_INVALID = ("E203", EXIT_INPUT, "a file does not follow its schema")
     FILE_UNWRITABLE = ("E204", EXIT_INPUT, "the output cannot be written")
-    RESUME_INVALID = ("E205", EXIT_INPUT, "a run goes on with the settings and data that it was begun with")
+    RESUME_INVALID = ("E205", EXIT_INPUT, "a run is resumed with the settings and data that it was started with")
     PICKLE_REFUSED = ("E210", EXIT_INPUT, "only plain tensors are read from .pt files (weights_only=True)")
     HEADS_INVALID = ("E211", EXIT_INPUT, "a heads checkpoint does not have the Medusa layout")
-    HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads were not made for this base model")
-    CALIBRATION_INVALID = ("E220", EXIT_INPUT, "a calibration breaks one of its own rules")
+    HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads do not fit this base model")
+    CALIBRATION_INVALID = ("E220", EXIT_INPUT, "the values of a calibration are inconsistent")
     CALIBRATION_MISMATCH = (
         "E221",
         EXIT_INPUT,
-        "ranks of other models, heads, drafters or settings do not count together",
+        "ranks of different models, heads, drafters or settings cannot be merged",
     )
-    DRAFTER_INVALID = ("E222", EXIT_INPUT, "a drafter breaks one of its own rules")
-    DRAFTER_MISMATCH = ("E223", EXIT_INPUT, "traces and trees hold for the drafter that they were made with")
-    PROFILE_INVALID = ("E230", EXIT_INPUT, "a latency profile holds positive seconds, once for each size")
+    DRAFTER_INVALID = ("E222", EXIT_INPUT, "the values of a drafter are inconsistent")
+    DRAFTER_MISMATCH = ("E223", EXIT_INPUT, "traces and trees are valid for the drafter that they were made with")
+    PROFILE_INVALID = ("E230", EXIT_INPUT, "a latency profile has positive seconds, one value for each size")
     HUB_UNREACHABLE = ("E301", EXIT_ENVIRONMENT, "not on this machine, and the hub cannot be reached")
     PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `turns`, `instruction`, `prompt` or `text`")
-    PROMPTS_EMPTY = ("E303", EXIT_INPUT, "no prompt was left to run")
+    PROMPTS_EMPTY = ("E303", EXIT_INPUT, "there is no prompt to run")
     MODEL_INVALID = ("E304", EXIT_INPUT, "the base model cannot be loaded")
-    PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a program that was asked for is not installed")
-    OUT_OF_MEMORY = ("E403", EXIT_ENVIRONMENT, "this machine has too little memory or disk for it")
+    PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a required program or package is not installed")
+    OUT_OF_MEMORY = ("E403", EXIT_ENVIRONMENT, "this machine has too little memory or disk space")
     SYSTEM_REFUSED = ("E404", EXIT_ENVIRONMENT, "the operating system refused to read or write something")
-    DEVICE_UNUSABLE = ("E402", EXIT_ENVIRONMENT, "the device that was asked for is not usable here")
-    NOT_LOSSLESS = ("E501", EXIT_NOT_LOSSLESS, "tree decoding must give the text of plain greedy decoding")
-    BELOW_THRESHOLD = ("E505", EXIT_BELOW, "a figure must not be below the least that was asked for")
+    DEVICE_UNUSABLE = ("E402", EXIT_ENVIRONMENT, "the device cannot be used on this machine")
+    NOT_LOSSLESS = ("E501", EXIT_NOT_LOSSLESS, "tree decoding must give the text of greedy decoding")
+    BELOW_THRESHOLD = ("E505", EXIT_BELOW, "a metric is below its minimum")
     NO_TREES = ("E502", EXIT_INPUT, "this model cannot verify a tree in one forward pass")
     CONTEXT_FULL = ("E503", EXIT_INPUT, "prompt and new tokens must fit into the model's context")
-    NOT_FINITE = ("E504", EXIT_INPUT, "a model or its heads gave something that is not a number")
-    GENERATE_UNSUPPORTED = ("E510", EXIT_INPUT, "tree_generate stands in for greedy and sampling generate")
+    NOT_FINITE = ("E504", EXIT_INPUT, "outputs of the base model or its heads are not finite")
+    GENERATE_UNSUPPORTED = ("E510", EXIT_INPUT, "tree_generate supports greedy search and sampling")
 
     def __init__(self, number: str, exit_status: int, rule: str) -> None:
         self.number = number
@@ -72,13 +76,13 @@ class Code(enum.Enum):
 
 
 class TreeoptError(Exception):
-    """One fault, in the four parts that a user needs.
+    """One error, in the four parts that a user needs.
 
     Args:
-        code: which fault; decides the exit status.
-        what: what is wrong, with the values.
+        code: the error; it has the exit status.
+        what: the error in one sentence, with the values.
         at: where: `file:line:column`, an option, or several of them, one a line.
-        why: the rule in one sentence; the code's own rule where empty.
+        why: the rule in one sentence; the rule of `code` where empty.
         fix: a command or an edit that works.
     """
 
@@ -95,12 +99,12 @@ class TreeoptError(Exception):
         return self.code.exit_status
 
     def as_dict(self) -> dict[str, str | int]:
-        """The parts under the names that `--json` prints."""
+        """The parts, as printed with `--json`."""
         parts = {"what": self.what, "at": self.at, "why": self.why, "fix": self.fix}
         return {"error": self.code.number, **parts, "exit_status": self.exit_status}
 
     def __str__(self) -> str:
-        # A name from outside may hold a line end, which must not look like a line of ours.
+        # A name may contain a line end, which must not look like one of the four parts.
         lines = [f"error[{self.code.number}]: {_one_line(self.what)}"]
         for name, text in (("at", self.at), ("why", _one_line(self.why)), ("fix", _one_line(self.fix))):
             if text:
@@ -115,36 +119,36 @@ def _one_line(text: str) -> str:
 
 
 def check_counts(**counts: int) -> None:
-    """Raise ValueError, by its name, for a number that is not whole or is below 1."""
+    """Raise ValueError, with its name, for a number that is not whole or is below 1."""
     for name, value in counts.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} {value!r}: it is a whole number from 1")
+            raise ValueError(f"{name} {value!r}: it is not a whole number from 1")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory was used up: Python's, or torch's on the CPU or a device."""
+    """Whether an exception means that memory is used up: MemoryError, or that of torch on the CPU or a device."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_MEMORY)
     )
 
 
 def system_error(error: Exception) -> TreeoptError | None:
-    """What the system refused, as our error: E403 where memory, disk or quota is used up, else E404.
+    """An error of the operating system as ours: E403 where memory, disk or quota is used up, else E404.
 
-    None for an exception that no lack of memory and no system call raised.
+    None for an exception of another kind.
     """
     if out_of_memory(error):
         what = "out of memory" if isinstance(error, MemoryError) and not str(error) else first_line(error)
-        return TreeoptError(Code.OUT_OF_MEMORY, what, fix="ask for less, or use more memory")
+        return TreeoptError(Code.OUT_OF_MEMORY, what, fix="use smaller values, or a machine with more memory")
     if not isinstance(error, OSError) or error.errno is None:
         return None
     at = "" if error.filename is None else str(error.filename)
     what = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-        return TreeoptError(Code.OUT_OF_MEMORY, what, at=at, fix="make room, or write elsewhere")
+        return TreeoptError(Code.OUT_OF_MEMORY, what, at=at, fix="free some space, or write elsewhere")
     return TreeoptError(Code.SYSTEM_REFUSED, what, at=at)
 
 
 def first_line(error: BaseException) -> str:
-    """What a foreign exception says, in one line."""
+    """The first line of an exception's message; its type where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

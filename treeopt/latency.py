@@ -1,6 +1,6 @@
-"""The latency record: seconds of one decode step by the number of nodes, the batch and the length of the context.
+"""The latency record: seconds of a decode step by the number of nodes, the batch and the context length.
 
-The calibration gives the tokens of a step, this record its seconds; `treeopt.optimize.budget` divides one by the other.
+A calibration gives tokens per step, this record seconds per step; `treeopt.optimize.budget` divides the two.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
 
-ONE_NODE = 1  # the tree of the root alone: plain decoding, without heads; what overheads refer to
-DEFAULT_NODES = (ONE_NODE, 2, 4, 8, 16, 32, 64, 128, 256)  # the sizes that are measured unless others are asked for
-DEFAULT_CONTEXT = 512  # tokens in the cache: a prompt and some of its answer
-DEFAULT_REPEATS = 20  # steps of each size: quartiles rest on five of them each
-_FIX = "treeopt profile --sizes --context --batch measures what is asked for"
+ONE_NODE = 1  # the tree of the root alone: autoregressive decoding without heads, to which overheads refer
+DEFAULT_NODES = (ONE_NODE, 2, 4, 8, 16, 32, 64, 128, 256)  # the sizes that are measured by default
+DEFAULT_CONTEXT = 512  # tokens in the cache: a prompt and a part of its answer
+DEFAULT_REPEATS = 20  # steps of each size: five for each quartile
+_FIX = "measure it: treeopt profile --sizes ... --context ... --batch ..."
 
 
 @dataclass(frozen=True)
 class LatencyPoint:
     """Seconds of one decode step of a tree of `nodes` nodes (root counted): median, lower and upper quartile.
 
-    A step drafts with the heads, verifies `batch` x `nodes` tokens after `context` cached ones, accepts and keeps. The
-    step of `ONE_NODE` runs no heads, as a tree of the root alone needs none: overheads refer to it.
+    A step drafts with the heads, verifies `batch` x `nodes` tokens after `context` cached ones, accepts, and updates
+    the cache. The step of `ONE_NODE` runs no heads, because the root alone needs none; overheads refer to it.
 
     Args:
         nodes: N, at least 1.
@@ -52,14 +52,14 @@ class LatencyPoint:
         for name in ("nodes", "batch", "context"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise _invalid(f"{name} is {value!r}, not a whole number from 1")
+                raise _invalid(f"{name} is {value!r}, not an integer from 1")
         if not 0.0 < self.low <= self.seconds <= self.high < math.inf:
             order = f"low {self.low}, seconds {self.seconds}, high {self.high}"
             raise _invalid(f"{_named(self.key)} has {order}; these must be positive and ascending")
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """(batch, context, nodes): what a profile is sorted by, and holds once."""
+        """(batch, context, nodes): the sort key of a profile, in which it is unique."""
         return self.batch, self.context, self.nodes
 
 
@@ -69,7 +69,7 @@ class LatencyProfile:
 
     Args:
         points: at least one, sorted by (batch, context, nodes), each size once; `from_points` sorts.
-        provenance: where the seconds come from: made_by, model, heads, device, dtype, threads, attention, repeats,
+        provenance: how the seconds were measured: made_by, model, heads, device, dtype, threads, attention, repeats,
             versions.
 
     Raises:
@@ -83,7 +83,7 @@ class LatencyProfile:
         if not self.points:
             raise _invalid("it has no points")
         for i in repeated(self.points):
-            raise _invalid(f"{_named(self.points[i].key)} is there twice")
+            raise _invalid(f"{_named(self.points[i].key)} occurs twice")
         keys = [point.key for point in self.points]
         if keys != sorted(keys):
             raise _invalid("points are not sorted by (batch, context, nodes); LatencyProfile.from_points sorts them")
@@ -104,7 +104,7 @@ class LatencyProfile:
         return tuple(sorted({point.context for point in self.points}))
 
     def curve(self, batch: int = 1, context: int | None = None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The medians of one batch and context, as they were measured.
+        """The measured medians of one batch and context.
 
         Args:
             batch: texts decoded together.
@@ -116,12 +116,12 @@ class LatencyProfile:
         Raises:
             TreeoptError: E230 where this batch or context was not measured.
         """
-        wanted = self._largest_context(batch) if context is None else context
-        chosen = [point for point in self.points if (point.batch, point.context) == (batch, wanted)]
+        length = self._largest_context(batch) if context is None else context
+        chosen = [point for point in self.points if (point.batch, point.context) == (batch, length)]
         if not chosen:
             pairs = dict.fromkeys(f"batch {point.batch} with context {point.context}" for point in self.points)
-            asked = f"batch {batch}" + ("" if wanted is None else f" with context {wanted}")
-            raise _unmeasured(asked, ", ".join(pairs))
+            missing = f"batch {batch}" + ("" if length is None else f" with context {length}")
+            raise _unmeasured(missing, ", ".join(pairs))
         return np.array([point.nodes for point in chosen]), np.array([point.seconds for point in chosen])
 
     def largest(self, batch: int = 1, context: int | None = None) -> int:
@@ -131,9 +131,8 @@ class LatencyProfile:
     def seconds(self, nodes: int, batch: int = 1, context: int | None = None) -> float:
         """Seconds of a step of any size between the smallest and the largest measured one.
 
-        A larger tree does more of the same work, so a shorter time of it is noise: the medians are first made
-        non-decreasing (`monotone`), then interpolated linearly. All heads' cost lies between the first two sizes, so
-        measure 1 and 2 nodes.
+        A larger tree takes no less time, so a shorter time is noise: the medians are made non-decreasing (`monotone`),
+        then interpolated linearly. The heads run from 2 nodes on, so measure both 1 and 2 nodes.
 
         Args:
             nodes: N, root counted.
@@ -141,7 +140,7 @@ class LatencyProfile:
             context: as `curve`.
 
         Raises:
-            TreeoptError: E230 where the size lies outside the measured ones, and as `curve`.
+            TreeoptError: E230 where the size is outside the measured ones, and as `curve`.
         """
         sizes, medians = self.curve(batch, context)
         if not sizes[0] <= nodes <= sizes[-1]:
@@ -162,7 +161,8 @@ def repeated(points: Sequence[LatencyPoint]) -> list[int]:
 def monotone(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The non-decreasing sequence nearest in least squares: isotonic regression, all weights equal.
 
-    Pool adjacent violators: a value below the mean of the pool before it joins that pool.
+    By pooling adjacent violators: a value below the mean of the previous pool is added to that pool. Records use numpy
+    only, so this is not the function of `treeopt.optimize.isotonic`.
 
     Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
     """
@@ -187,8 +187,8 @@ def _invalid(fault: str) -> TreeoptError:
     return TreeoptError(Code.PROFILE_INVALID, f"not a latency profile: {fault}")
 
 
-def _unmeasured(asked: str, measured: str) -> TreeoptError:
-    why = "seconds are interpolated between measured sizes, never guessed beyond them"
+def _unmeasured(missing: str, measured: str) -> TreeoptError:
+    why = "seconds are interpolated between measured sizes, and not extrapolated"
     return TreeoptError(
-        Code.PROFILE_INVALID, f"the profile does not hold {asked}; it holds {measured}", why=why, fix=_FIX
+        Code.PROFILE_INVALID, f"the profile does not hold {missing}; it holds {measured}", why=why, fix=_FIX
     )

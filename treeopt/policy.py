@@ -1,7 +1,7 @@
-"""The policy record: a tree that is chosen anew at every step.
+"""The policy record: how the tree of each step is chosen.
 
-At a step the drafter estimates for every path of drafts how likely it is to be accepted, and the N likeliest nodes are
-verified. So there is no set of paths to store: only how many nodes, and whose estimates.
+At each step the drafter estimates the probability that a path of drafts is accepted, and the N most likely nodes are
+verified. So a policy has no paths, only the number of nodes and the drafter.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ STEP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 254)  # no
 
 @dataclass(frozen=True)
 class PolicyExpected:
-    """What a calibration expects of a policy, in tokens per step (the root counted).
+    """Expected tokens per step (root counted) of a policy, by its calibration.
 
-    `replay` is what a decoder yields on the calibration's own text, `estimated` what the drafter itself gave its trees
-    there, `nodes` the mean size of a step's tree; `low` to `high` where `replay` will lie on as many new prompts in
-    nine cases of ten, None where there were too few texts.
+    `replay` is the figure of a decoder on the calibration's texts, `estimated` the mean of the drafter's estimates,
+    `nodes` the mean size of a step's tree; `low` to `high` is the 90 % prediction interval of `replay` on as many new
+    prompts, None where there were too few texts.
     """
 
     replay: float
@@ -38,13 +38,13 @@ class TreePolicy:
     """How the tree of each step is chosen.
 
     Args:
-        nodes: most nodes of a step, the root counted; all of them at every step where there is no size_cost.
-        depth: most drafts in a row.
-        drafter: id of the drafter whose estimates choose.
-        size_cost: pairs of nodes and what a step of that size costs, in tokens that the same time yields otherwise;
-            each step takes the size whose estimated tokens exceed its cost most.
+        nodes: the largest size of a step, root counted; the size of every step where there is no size_cost.
+        depth: levels of drafts.
+        drafter: id of the drafter whose estimates choose the nodes.
+        size_cost: pairs of nodes and the cost of a step of that size, in tokens that are decoded in the same time;
+            each step takes the size with the greatest estimated tokens - cost.
         expected: tokens per step by the calibration it was made from.
-        source: where it comes from: made_by, calibration, profile; not compared.
+        source: made_by, calibration and the drafter's file; not compared.
 
     Raises:
         TreeoptError: E103 where a rule above is broken.
@@ -66,10 +66,10 @@ class TreePolicy:
             fault = f"{self.nodes} nodes, {self.depth} deep: from 2 to {STEP_SIZES[-1]} nodes, 1 deep or more"
         elif sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.nodes or not set(sizes) <= set(STEP_SIZES)):
             fault = f"size_cost of {sizes} nodes; ascending, some of {list(STEP_SIZES)}, the last {self.nodes}"
-        elif not all(0 <= price < math.inf for _, price in self.size_cost):
-            fault = "a price is no number from 0"
+        elif not all(0 <= cost < math.inf for _, cost in self.size_cost):
+            fault = "a cost is negative or not finite"
         if fault:
-            why = "a policy says how many nodes each step takes, and whose estimates choose them"
+            why = "a policy has the number of nodes of each step, and the drafter whose estimates choose them"
             raise TreeoptError(Code.TREE_INVALID, f"not a policy: {fault}", why=why)
 
     @property
@@ -78,4 +78,4 @@ class TreePolicy:
         return tuple(size for size, _ in self.size_cost) or (self.nodes,)
 
 
-Plan = Tree | TreePolicy  # what is verified at every step: one tree, or one that is chosen
+Plan = Tree | TreePolicy  # one tree for all steps, or one for each step

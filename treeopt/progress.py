@@ -1,4 +1,4 @@
-"""How long work tells its caller how far it is."""
+"""Callbacks that report the progress of long work."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Progress = Callable[[int, int, str], None]  # done, total, a note
 
 
 def silent(done: int, total: int, note: str) -> None:
-    """Says nothing: the default."""
+    """Do nothing: the default."""
 
 
 def late(progress: Progress, seconds: float = 2.0) -> Progress:
-    """The same, but for the first seconds silent: work that is done by then needs no line."""
+    """The same callback, but silent for the first seconds: short work needs no report."""
     begin = time.monotonic()
 
     def update(done: int, total: int, note: str) -> None:
@@ -24,7 +24,7 @@ def late(progress: Progress, seconds: float = 2.0) -> Progress:
 
 
 class Meter:
-    """Tells how many parts of one task are done; says nothing between tasks."""
+    """Counts the finished parts of one task at a time, and reports them to a callback."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -32,16 +32,16 @@ class Meter:
         self._done = self._total = 0
 
     def begin(self, parts: int) -> None:
-        """So many parts follow."""
+        """Start a task of so many parts."""
         self._done, self._total = 0, parts
 
     def add(self, parts: int) -> None:
-        """So many are done, or turned out not to be needed."""
+        """Count parts that are done or not needed."""
         self._done = min(self._done + parts, self._total)
         if parts and self._total:
             self.progress(self._done, self._total, self.note)
 
     def end(self) -> None:
-        """What had been expected and not done was not needed; what follows belongs to no task."""
+        """End the task: its remaining parts are not needed."""
         self.add(self._total - self._done)
         self.begin(0)

@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a calibration was measured, so that its numbers can be made again.
+    """How a calibration was measured, so that it can be repeated.
 
-    `model_id` and `heads_id` fingerprint the weights, `drafter_id` (empty for the heads' plain guesses) what corrects
-    them; with `settings` they decide what may be merged. `drafter` is the drafter's file. `prompts` names each prompt
-    file with its SHA-256; `made_by` the versions and device.
+    `model_id` and `heads_id` are fingerprints of the weights, `drafter_id` is that of the drafter (empty for the
+    `heads` drafter). Calibrations with equal ids and `settings` can be merged. `drafter` is the drafter's file,
+    `prompts` has the name of each prompt file by its SHA-256, `made_by` the versions and the device.
     """
 
     model: str
@@ -27,13 +27,13 @@ class Provenance:
     drafter: str = ""
 
     def mergeable(self) -> dict[str, Any]:
-        """What two calibrations must have in common."""
+        """The entries that two calibrations must have in common."""
         ids = {"model_id": self.model_id, "heads_id": self.heads_id, "drafter_id": self.drafter_id}
         return {**ids, "settings": dict(self.settings)}
 
 
 def merged(one: Provenance, other: Provenance) -> Provenance:
-    """Names and versions where both agree; else both, sorted, so that the order of merging leaves no trace."""
+    """The provenance of a merged calibration; differing values are sorted, so the order of merging is irrelevant."""
     made_by = {
         key: _both(one.made_by.get(key), other.made_by.get(key)) for key in sorted({*one.made_by, *other.made_by})
     }
@@ -44,7 +44,7 @@ def merged(one: Provenance, other: Provenance) -> Provenance:
         heads=min(one.heads, other.heads),
         heads_id=one.heads_id,
         settings=one.settings,
-        prompts=dict(sorted(dict(reversed(names)).items())),  # one name a file: the first in order
+        prompts=dict(sorted(dict(reversed(names)).items())),  # one name for each file, the first in order
         made_by=made_by,
         drafter_id=one.drafter_id,
         drafter=min(one.drafter, other.drafter),

@@ -1,4 +1,4 @@
-"""Seeds and temperatures that every generator and every softmax used here takes."""
+"""Checks of seeds and temperatures."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from numbers import Integral, Real
 
 LARGEST_SEED = 2**63 - 1
-LEAST_TEMPERATURE = 1e-6  # above 0: logits divided by less overflow, and are numbers no more
+LEAST_TEMPERATURE = 1e-6  # of those above 0: logits divided by a smaller number overflow
 
 
 def check_seed(seed: int) -> None:
-    """Raise ValueError unless the seed is a whole number that torch's generator takes."""
+    """Raise ValueError unless the seed is a whole number that the generator of torch takes."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed <= LARGEST_SEED:
         raise ValueError(f"seed {seed!r}: a seed is a whole number from 0 to {LARGEST_SEED}")
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise ValueError unless the temperature is 0, or from `LEAST_TEMPERATURE` on and finite."""
+    """Raise ValueError unless the temperature is 0, or finite and at least `LEAST_TEMPERATURE`."""
     number = isinstance(temperature, Real) and not isinstance(temperature, bool)
     if not number or (temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf):
-        what = f"temperature {temperature!r}: a temperature is 0, or a finite number from {LEAST_TEMPERATURE} on"
+        what = f"temperature {temperature!r}: a temperature is 0, or finite and at least {LEAST_TEMPERATURE}"
         raise ValueError(what)

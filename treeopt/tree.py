@@ -1,11 +1,11 @@
-"""The tree record: which guesses of which heads are verified in one forward pass.
+"""The tree record: the drafts that are verified in one forward pass, as paths of ranks.
 
-Words (the same in code, files and command line):
-    position t   the last hidden state there; the base's LM head predicts token t+1, the *root* of the tree
+Terms (the same in code, files and on the command line):
+    position t   from its hidden state the base's LM head predicts token t+1, the *root* of the tree
     head h       1..H; predicts token t+1+h from the same hidden state
     rank         0 = the head's most likely token; ties go to the smaller token id
-    path         one rank a head: `(0, 2)` = head 1's best guess, then head 2's third
-    nodes        the root counts: 64 nodes = the root and 63 paths
+    path         one rank for each head: `(0, 2)` = head 1's most likely token, then head 2's third
+    nodes        root counted: 64 nodes = the root and 63 paths
 Letters: H heads, K ranks, N nodes (root counted), L leaves, D depth, V vocabulary, d hidden size, B batch, P positions.
 """
 
@@ -29,19 +29,19 @@ Path = tuple[int, ...]
 
 ROOT = 0  # index of the root among the nodes; node i > 0 is the tree's i-th path
 MAX_FAULTS = 10  # faults of one tree listed together
-MAX_DEPTH = 127  # replay counts accepted drafts in one byte
-MAX_RANK = 2**31 - 1  # no vocabulary is larger; the compiled indices stay far inside int64
-_SHOWN_RANKS = 12  # of a path in an error
+MAX_DEPTH = 127  # replay counts accepted drafts in int8
+MAX_RANK = 2**31 - 1  # larger than any vocabulary; the compiled indices fit into int64
+_SHOWN_RANKS = 12  # of a path in an error message
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a calibration expects of a tree, in tokens per step (the root counted).
+    """Expected tokens per step (root counted) of a tree, by its calibration.
 
-    `independent` is the paper's estimate 1 + sum of the products of accuracies (arXiv:2401.10774, section 2.3.3),
-    `replay` what a decoder yields on the calibration's own text; `top_k` is the number K of ranks they rest on.
-    `cross_validated` is replay on texts left out of the fit (each part of the calibration in turn), `low` to `high`
-    the 90 % prediction interval of the figure on as many new prompts; None where there were too few texts.
+    `independent` is Medusa's estimate 1 + sum of the products of accuracies (arXiv:2401.10774, section 2.3.3), `replay`
+    the figure of a decoder on the calibration's texts; `top_k` is the number K of ranks. `cross_validated` is replay on
+    texts left out of the fit, `low` to `high` its 90 % prediction interval on as many new prompts; None where there
+    were too few texts.
     """
 
     independent: float
@@ -61,8 +61,8 @@ class Tree:
             empty tree is legal: it decodes one token a step.
         values: N - 1 estimated probabilities that the whole path is right, where the tree was built from a calibration.
         expected: tokens per step by the calibration the tree was built from.
-        source: where the tree comes from: made_by, calibration, method, reference, the drafter's file; not compared.
-        drafter: id of the drafter among whose candidates the ranks count; empty for the heads' plain guesses.
+        source: made_by, calibration, method, reference and the drafter's file; not compared.
+        drafter: id of the drafter whose candidates the ranks refer to; empty for the `heads` drafter.
 
     Raises:
         TreeoptError: E103, every fault (at most 10) at once.
@@ -76,7 +76,7 @@ class Tree:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paths", _as_paths(self.paths))
-        # Nothing to value: one record for the root alone.
+        # The root alone has no values, so that equal trees have equal records.
         object.__setattr__(self, "values", _as_values(self.values) if self.paths else None)
         faults = [text for _, text in path_faults(self.paths)]
         keys = [(len(path), path) for path in self.paths]
@@ -95,12 +95,12 @@ class Tree:
         given = None if values is None else list(values)
         if given is not None and len(given) != len(listed):
             raise TreeoptError(Code.TREE_INVALID, f"not a tree: {len(given)} values for {len(listed)} paths")
-        kept = None if given is None else tuple(given[i] for i in order)
-        return cls(tuple(listed[i] for i in order), kept, **more)
+        ordered = None if given is None else tuple(given[i] for i in order)
+        return cls(tuple(listed[i] for i in order), ordered, **more)
 
     @classmethod
     def chain(cls, depth: int) -> Self:
-        """Each head's best guess, one below the other: `depth` + 1 nodes."""
+        """The chain of each head's most likely token: `depth` + 1 nodes."""
         return cls(tuple((0,) * length for length in range(1, depth + 1)))
 
     @property
@@ -110,7 +110,7 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """D, the number of heads the tree asks for; the root alone has depth 0."""
+        """D, the number of levels below the root; 0 for the root alone."""
         return len(self.paths[-1]) if self.paths else 0
 
     @functools.cached_property
@@ -120,22 +120,22 @@ class Tree:
 
     @functools.cached_property
     def parents(self) -> tuple[int, ...]:
-        """Parent node of each of the N nodes; the root is its own."""
+        """Parent of each of the N nodes; the root is its own parent."""
         index = {path: node for node, path in enumerate(self.paths, start=1)}
         index[()] = ROOT
         return (ROOT, *(index[path[:-1]] for path in self.paths))
 
     @functools.cached_property
     def depths(self) -> tuple[int, ...]:
-        """Depth of each of the N nodes; the root has 0."""
+        """Depth of each of the N nodes; 0 for the root."""
         return (0, *map(len, self.paths))
 
     @functools.cached_property
     def ancestors(self) -> NDArray[np.bool_]:
-        """bool [N, N]: whether the column's node lies on the row's path; itself and the root included."""
+        """bool [N, N]: whether the column's node is on the row's path; the node itself and the root included."""
         matrix = np.eye(self.nodes, dtype=np.bool_)
         parents, depths = np.array(self.parents), np.array(self.depths)
-        for depth in range(1, self.depth + 1):  # a level at a time: the parents' rows are done
+        for depth in range(1, self.depth + 1):  # level by level: the parents' rows are complete
             level = np.flatnonzero(depths == depth)
             matrix[level] |= matrix[parents[level]]
         matrix.setflags(write=False)
@@ -156,7 +156,7 @@ def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
         raise TreeoptError(Code.TREE_TOO_DEEP, what, at=str(list(tree.paths[-1])), fix=fix)
     if tree.max_rank >= ranks:
         path = next(path for path in tree.paths if max(path) >= ranks)
-        what = f"the tree asks for rank {max(path)} but {holder} scored {ranks} ranks, 0 to {ranks - 1}"
+        what = f"the tree has rank {max(path)}, but {holder} has {ranks} ranks, 0 to {ranks - 1}"
         raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {ranks - 1}")
 
 

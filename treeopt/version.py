@@ -1,3 +1,3 @@
-"""The version, said once: the package, its files and `pyproject.toml` read it here."""
+"""The version of the package, of the files it writes, and of `pyproject.toml`."""
 
 VERSION = "0.1.0"

@@ -50,7 +50,7 @@ def test_both_options_build_exactly_that_method(shuffled: Calibration, values: s
     options = ["--values", values, "--weights", weights]
     data = treeopt_json("build", "--nodes", "12", *options, "-o", "t.yaml")
     assert data["method"].startswith(f"{values}, {weights}")
-    assert all(name.startswith(f"{values}, {weights}") for name in data["steps_on_unseen_texts"])
+    assert all(name.startswith(f"{values}, {weights}") for name in data["cross_validated_steps"])
     [chosen] = [m for m in candidates(values, weights, refined=False) if str(m) == data["method"]]
     assert load_tree("t.yaml") == Fitter(shuffled, tree_limits(shuffled, 12)).build([chosen])[0][1]
     assert treeopt_json("curve", "--largest", "12", *options)["method"].startswith(f"{values}, {weights}")
@@ -109,7 +109,7 @@ def test_progress_of_a_build_reaches_the_console(monkeypatch: pytest.MonkeyPatch
                 line for line in treeopt(*command).stderr.splitlines() if re.match(rf"{command[0]} \d+/\d+ ", line)
             ]
         assert len(lines) >= 5
-        assert "part 1 of 5" in lines[0]
+        assert "fold 1 of 5" in lines[0]
         assert "100%" in lines[-1]
         assert treeopt(*command, "-q").stderr == ""
 
@@ -152,14 +152,14 @@ def test_one_text_in_any_number_of_copies_has_no_interval(texts: int) -> None:
     """Neither build nor curve nor a holdout names an interval; programs read null."""
     save_calibration(copies(texts, 1), "calibration.safetensors")
     result = treeopt("build", "--nodes", "8")
-    assert "no interval without two different ones" in result.stderr
+    assert "an interval needs two different ones" in result.stderr
     assert " to " not in result.stdout
     found = treeopt_json("curve", "--largest", "8")
     assert {point["sampling"] for point in found["points"]} == {point["prediction"] for point in found["points"]}
     assert found["points"][0]["sampling"] is None
     assert (found["texts"], found["texts_distinct"]) == (texts, 1)
     shown = treeopt("curve", "--largest", "8")
-    assert "no interval" in shown.stderr
+    assert "an interval needs" in shown.stderr
     assert "\t-\t" in shown.stdout
     assert "nan" not in shown.stdout + shown.stderr + result.stdout + Path("curve.svg").read_text()
 
@@ -168,9 +168,9 @@ def test_holdout_of_one_text_has_no_interval(calibration: Calibration) -> None:
     """One text set aside gives two figures and no interval of either."""
     judged = treeopt_json("build", "--nodes", "8", "--holdout", "1")["judged"]
     assert (judged["texts"], judged["distinct"]) == (1, 1)
-    assert (judged["interval"], judged["paper_interval"], judged["gain"]) == (None, None, None)
+    assert (judged["interval"], judged["medusa_interval"], judged["gain"]) == (None, None, None)
     text = treeopt("build", "--nodes", "8", "--holdout", "1").stdout
-    assert re.search(r"judged on 1 texts set aside .*: \d\.\d{4}$", text, flags=re.MULTILINE)
+    assert re.search(r"judged on 1 texts held out .*: \d\.\d{4}$", text, flags=re.MULTILINE)
     assert calibration.distinct == 60
 
 
@@ -245,9 +245,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("top_k", [1, 16])
-def test_degenerate_traces_give_right_trees(name: str, kept: int) -> None:
+def test_degenerate_traces_give_right_trees(name: str, top_k: int) -> None:
     """Nothing to guess, nothing guessed, or everything: the tree is the root alone, or the chain of best guesses."""
-    made = make_calibration(HOSTILE[name], top_k=kept)
+    made = make_calibration(HOSTILE[name], top_k=top_k)
     made = dataclasses.replace(made, token_hashes=tuple(f"text {s}" for s in range(8)))
     save_calibration(made, "calibration.safetensors")
     data = treeopt_json("build", "--nodes", "6", "--values", "independent", "--weights", "uniform")

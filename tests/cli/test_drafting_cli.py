@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from program import error_number, treeopt, treeopt_json
 
+from treeopt.drafter import HEADS
 from treeopt.errors import TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
@@ -223,7 +224,7 @@ def test_static_tree_is_shown_and_drawn() -> None:
     drafter = load_drafter("d.safetensors").id
     assert drafter in treeopt("show", "static.yaml").stdout
     assert treeopt_json("show", "static.yaml")["drafter"] == drafter
-    assert treeopt_json("show", "plain.yaml")["drafter"] == "plain"
+    assert treeopt_json("show", "plain.yaml")["drafter"] == HEADS
     assert load_tree("static.yaml").drafter == drafter
     replayed = treeopt_json("show", "static.yaml", "--calibration", "c.safetensors")["replay"]
     expected = load_tree("static.yaml").expected

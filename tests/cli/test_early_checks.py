@@ -11,7 +11,7 @@ import pytest
 from program import error_number, treeopt, treeopt_json
 from tiny import chat_base, random_heads, tiny_base
 
-from treeopt.calibrate import pipeline as measure_module
+from treeopt.calibrate import pipeline
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter
 from treeopt.models import base as base_module
@@ -136,7 +136,7 @@ def test_models_that_cannot_verify_trees_are_refused(line: tuple[str, ...], monk
     def work(*_given: Any, **_options: Any) -> NoReturn:
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr(measure_module, "run_calibration", work)
+    monkeypatch.setattr(pipeline, "run_calibration", work)
     monkeypatch.setattr(medusa1, "train_heads", work)
     before = contents()
     assert error_number(treeopt(*line, "-q", status=3)) == "E502"
@@ -189,7 +189,7 @@ def test_interrupted_work_says_that_nothing_was_kept(command: str, monkeypatch: 
     def interrupted(*_given: Any, **_options: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure_module, "learn", interrupted)
+    monkeypatch.setattr(pipeline, "learn", interrupted)
     drafter = ("--drafter", "heads+ngram") if command == "calibrate" else ()
     before = contents()
     result = treeopt(command, "--heads", "base-heads", *FEW, *drafter, "-o", "x.safetensors", status=1)

@@ -59,9 +59,9 @@ WORK = {
 
 
 BEGUN = {  # where work begins, by module
-    "calibrate.measure": ("run_calibration",),
-    "calibrate.texts": ("encode", "encode_prompts"),
-    "runtime.profile": ("CachedText",),
+    "calibrate.pipeline": ("run_calibration",),
+    "texts.encode": ("encode", "encode_prompts"),
+    "evaluate.profile": ("TimedStep",),
 }
 
 

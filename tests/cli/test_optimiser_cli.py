@@ -79,8 +79,8 @@ def test_build_is_joint_and_visits_by_default(calibration: Calibration) -> None:
     assert data["expected_tokens_per_step"]["low"] < expected.cross_validated < data["expected_tokens_per_step"]["high"]
     assert data["method"].startswith("joint, visits, strength ")
     names = ["independent, uniform", *(f"joint, visits, strength {s}" for s in (64, 256, 1024))]
-    assert list(data["steps_on_unseen_texts"]) == names
-    steps = data["steps_on_unseen_texts"][data["method"]]
+    assert list(data["cross_validated_steps"]) == names
+    steps = data["cross_validated_steps"][data["method"]]
     assert expected.cross_validated == pytest.approx(calibration.positions / steps, rel=1e-6)
     assert [tuple(path) for path in data["paths"]] == list(tree.paths)
     assert data["values"] == list(tree.values or ())
@@ -95,7 +95,7 @@ def test_build_prints_what_the_json_holds() -> None:
     text = treeopt("build", "--nodes", "24").stdout
     assert re.search(r"^method +joint, visits, strength \d+$", text, flags=re.MULTILINE)
     for name in ("independent", "replay", "cross_validated"):
-        assert f"{expected[name]:.3f}  {name}: " in text
+        assert f"{expected[name]:.3f}  {name.replace('_', '-')}: " in text
     assert f"{expected['low']:.3f} to {expected['high']:.3f} on" in text
     assert "180 more prompts would halve that" in text
 
@@ -106,7 +106,7 @@ def test_paper_options_are_exactly_the_paper(calibration: Calibration) -> None:
     wanted = grow(IndependentValues(calibration.accuracy), 24).tree()
     assert load_tree("t.yaml") == wanted
     assert data["method"] == "independent, uniform"
-    assert list(data["steps_on_unseen_texts"]) == ["independent, uniform"]
+    assert list(data["cross_validated_steps"]) == ["independent, uniform"]
 
 
 def test_too_few_texts_say_nothing_of_unseen_ones() -> None:
@@ -115,7 +115,7 @@ def test_too_few_texts_say_nothing_of_unseen_ones() -> None:
     data = treeopt_json("build", "--nodes", "8")
     expected = data["expected_tokens_per_step"]
     assert (expected["cross_validated"], expected["low"], expected["high"]) == (None, None, None)
-    assert data["steps_on_unseen_texts"] == {}
+    assert data["cross_validated_steps"] == {}
     assert "cross_validated" not in treeopt("build", "--nodes", "8").stdout
 
 
@@ -129,12 +129,12 @@ def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
     judged = data["judged"]
     assert (judged["texts"], judged["dropped"]) == (20, 0)
     assert judged["tokens_per_step"] == replay(tree, aside).tokens_per_step
-    assert judged["paper_tokens_per_step"] == replay(paper, aside).tokens_per_step
+    assert judged["medusa_tokens_per_step"] == replay(paper, aside).tokens_per_step
     assert judged["interval"]["low"] < judged["tokens_per_step"] < judged["interval"]["high"]
     assert judged["gain"]["low"] < judged["gain"]["high"]
     text = treeopt("build", "--nodes", "16", "--holdout", "20").stdout
-    assert f"judged on 20 texts set aside (0 that stand in both dropped): {judged['tokens_per_step']:.4f}" in text
-    assert f"the Medusa tree there: {judged['paper_tokens_per_step']:.4f}" in text
+    assert f"judged on 20 texts held out (0 that were also fitted dropped): {judged['tokens_per_step']:.4f}" in text
+    assert f"the Medusa tree on them: {judged['medusa_tokens_per_step']:.4f}" in text
 
 
 def test_holdout_drops_texts_that_were_fitted() -> None:
@@ -172,7 +172,7 @@ def test_holdout_of_all_texts_is_one_error(texts: str) -> None:
 def test_refined_tree_competes(calibration: Calibration) -> None:
     """With time for refining, the best method competes refined as well, and the file can be made again."""
     data = treeopt_json("build", "--nodes", "8", "--refine", "60", "-o", "t.yaml")
-    trials = data["steps_on_unseen_texts"]
+    trials = data["cross_validated_steps"]
     assert len(trials) == 5
     assert sum(name.endswith(", refined") for name in trials) == 1
     tree = load_tree("t.yaml")
@@ -296,7 +296,7 @@ def test_curve_without_profile(calibration: Calibration) -> None:
     assert (data["best"], data["method"], data["output"]) == (None, "independent, uniform", "curve.svg")
     sizes = [point["nodes"] for point in data["points"]]
     assert sizes == default_sizes(24)
-    found = Fitter(calibration, tree_limits(calibration, 24)).unseen_by_size(MEDUSA, sizes)
+    found = Fitter(calibration, tree_limits(calibration, 24)).cross_validated_steps(MEDUSA, sizes)
     for point, steps in zip(data["points"], found, strict=True):
         assert point["tokens_per_step"] == calibration.positions / steps.sum()
         assert point["prediction"]["low"] <= point["sampling"]["low"] <= point["tokens_per_step"]

@@ -81,7 +81,7 @@ def test_table_and_defaults(heads_folder: Path) -> None:
     result = profile(heads_folder, "--sizes", "1,2,16")
     saved = load_profile("profile.yaml")
     lines = result.stdout.splitlines()
-    assert lines[0].split("\t") == ["nodes", "batch", "context", "ms per step", "spread", "to one node"]
+    assert lines[0].split("\t") == ["nodes", "batch", "context", "ms per step", "spread", "overhead"]
     assert [line.split("\t")[:3] for line in lines[1:4]] == [[n, "1", "60"] for n in ("1", "2", "16")]
     one = saved.points[0].seconds
     assert [line.split("\t")[5] for line in lines[1:4]] == [f"{p.seconds / one:.2f}" for p in saved.points]

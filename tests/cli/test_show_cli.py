@@ -55,7 +55,7 @@ def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
     at = lines.index("expected tokens per step, root counted:")
     assert lines[at + 1].split()[:2] == [f"{expected.independent:.4f}", "independent:"]
     assert lines[at + 2].split()[:2] == [f"{expected.replay:.4f}", "replay:"]
-    assert lines[at + 3].split()[:2] == [f"{expected.cross_validated:.4f}", "unseen:"]
+    assert lines[at + 3].split()[:2] == [f"{expected.cross_validated:.4f}", "cross-validated:"]
     assert f"{expected.low:.3f} to {expected.high:.3f} on as many new prompts" in lines[at + 3]
     assert not re.search(r"[{}]|None|': ", text)
     data = treeopt_json("show", "t.yaml")
@@ -67,10 +67,7 @@ def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
 
 def test_tree_without_figures_says_so() -> None:
     """A published tree has no figures, and the line says what gives some."""
-    assert (
-        "expected     no figures in the file; --calibration FILE replays traces"
-        in treeopt("show", "mc_sim_7b_63").stdout
-    )
+    assert "expected     not in the file; --calibration FILE replays traces" in treeopt("show", "mc_sim_7b_63").stdout
     assert treeopt_json("show", "mc_sim_7b_63")["expected_tokens_per_step"] is None
 
 
@@ -80,13 +77,13 @@ def test_policy_is_shown() -> None:
     save_policy(TreePolicy(4, 3, "d1", ((2, 1.5), (4, 1.75)), figures), "p.yaml")
     text = treeopt("show", "p.yaml").stdout
     assert text == (
-        "a tree chosen at every step: the likeliest nodes, at most 4 (root counted), 3 drafts deep\n"
+        "a tree for each step: at most the 4 most likely nodes (root counted), 3 drafts deep\n"
         "drafter      d1; its estimates choose the nodes\n"
         "expected tokens per step, root counted:\n"
-        "  2.7500     estimated: what the drafter itself expected there\n"
-        "  2.5000     replay: what a decoder yields on the calibration's texts\n"
-        "mean size    3.2 nodes a step\n"
-        "a step takes the size whose estimated tokens exceed its cost most:\n"
+        "  2.7500     estimated: by the drafter, on the same texts\n"
+        "  2.5000     replay: a decoder on the calibration's texts\n"
+        "mean size    3.2 nodes per step\n"
+        "a step takes the size with the greatest estimated tokens - cost:\n"
         "nodes\tcost in tokens\n2\t1.5000\n4\t1.7500\n"
     )
     data = treeopt_json("show", "p.yaml")
@@ -103,7 +100,7 @@ def test_traces_of_other_heads_are_told() -> None:
     Path("t.yaml").write_text(text)
     other = treeopt("show", "t.yaml", "--calibration", "c.safetensors")
     assert "warning: t.yaml was made for other heads (h2, these are h1)" in other.stderr
-    assert "(traces of other heads than the tree was built for): " in other.stdout
+    assert "(traces of other heads than those of the tree): " in other.stdout
     assert treeopt_json("show", "t.yaml", "--calibration", "c.safetensors")["replay"]["same_heads"] is False
     save_tree(Tree.chain(2), "chain.yaml")
     assert treeopt_json("show", "chain.yaml", "--calibration", "c.safetensors")["replay"]["same_heads"] is None

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.baselines import Run, Way, with_generate
+from treeopt.evaluate.baselines import Baseline, Run, with_generate
 from treeopt.files.trees import save_tree
 from treeopt.models.base import Base
 from treeopt.tree import Tree
@@ -78,8 +78,8 @@ def table(text: str, first: str) -> list[list[str]]:
     return rows
 
 
-def test_report_of_all_ways(validate: Callable[..., Result]) -> None:
-    """Every way has its line, speeds their quartiles over the repeats, and depths both their shares."""
+def test_report_of_all_baselines(validate: Callable[..., Result]) -> None:
+    """Every baseline has its line, speeds their quartiles over the repeats, and depths both their shares."""
     text = validate("--repeats", "2").stdout
     assert "lossless        yes: 2/2 texts, 48 tokens, against stock greedy generate in float32" in text
     speeds = table(text, "\ttokens/step")
@@ -93,7 +93,7 @@ def test_report_of_all_ways(validate: Callable[..., Result]) -> None:
 
 
 def test_json_holds_what_is_printed(validate: Callable[..., Result]) -> None:
-    """Medians and quartiles of each way, shares by depth, and no difference."""
+    """Medians and quartiles of each baseline, shares by depth, and no difference."""
     data = json.loads(validate("--repeats", "3", "--json").stdout)
     assert (data["lossless"], data["failures"], data["differences"], data["repeats"]) == (True, 0, [], 3)
     assert data["acceptance_by_depth"]["measured"] == data["acceptance_by_depth"]["predicted"]
@@ -116,7 +116,7 @@ def test_bug_exits_5(validate: Callable[..., Result]) -> None:
             r"row 0, token 23: greedy \d+ '.+', tree 300 '.+', gap \d.*: bug$", result.stderr, re.MULTILINE
         )
         assert "lossless        NO: 0/2 texts" in result.stdout
-    assert json.loads(validate("--json", status=5).stdout)["differences"][0]["verdict"] == "bug"
+    assert json.loads(validate("--json", status=5).stdout)["differences"][0]["cause"] == "bug"
 
 
 @pytest.mark.usefixtures("wrong_decoder")
@@ -125,7 +125,7 @@ def test_rounding_is_no_failure_in_bfloat16(validate: Callable[..., Result], mon
     monkeypatch.setattr("treeopt.evaluate.divergence._MARGIN", 1e9)  # whatever differs is taken for rounding
     result = validate("--dtype", "bfloat16", status=0)
     assert "lossless        no failure, but differences (2 rounding): 0/2 texts" in result.stdout
-    assert "differences that are no fault (2 rounding)" in result.stderr
+    assert "differences that are no failures (2 rounding)" in result.stderr
     assert "error[E501]: 2 of 2 texts" in validate("-q", status=5).stderr  # float32
 
 
@@ -134,20 +134,20 @@ def test_prompt_lookup_that_differs_is_not_our_failure(
 ) -> None:
     """Stock prompt lookup that gives another text is said so, and judges nobody."""
 
-    def spoiled(base: Base, **options: Any) -> Way:
-        way = with_generate(base, **options)
+    def spoiled(base: Base, **options: Any) -> Baseline:
+        baseline = with_generate(base, **options)
         if not options:
-            return way
+            return baseline
 
         def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
-            return [replace(found, tokens=[*found.tokens[:-1], 300]) for found in way(prompts, max_new_tokens)]
+            return [replace(found, tokens=[*found.tokens[:-1], 300]) for found in baseline(prompts, max_new_tokens)]
 
         return run
 
-    monkeypatch.setattr("treeopt.evaluate.validate.with_generate", spoiled)
+    monkeypatch.setattr("treeopt.evaluate.baselines.with_generate", spoiled)
     text = validate().stdout
     assert "lossless        yes: 2/2 texts" in text
-    assert "(beside it: prompt lookup differs from stock generate on 2 texts)" in text
+    assert "(not counted: prompt lookup differs from stock generate on 2 texts)" in text
 
 
 def test_batches(validate: Callable[..., Result]) -> None:
@@ -159,17 +159,17 @@ def test_batches(validate: Callable[..., Result]) -> None:
 
 
 def test_thresholds_exit_6_after_the_report(validate: Callable[..., Result]) -> None:
-    """A figure below the least that was asked for: the report, then one error that names both."""
+    """A metric below its minimum: the report, then one error that names both."""
     result = validate("-q", "--min-tokens-per-step", "7.5", "--min-speedup", "1000", status=6)
     assert "tokens per step" in result.stdout
-    assert re.search(r"error\[E505\]: \d\.\d+ tokens per step, at least 7.5 were asked for; speedup", result.stderr)
+    assert re.search(r"error\[E505\]: \d\.\d+ tokens per step, the minimum is 7\.5; speedup", result.stderr)
     assert "--min-tokens-per-step, --min-speedup" in result.stderr
     assert "E505" not in validate("--min-tokens-per-step", "1.01", "--min-speedup", "0.001").stderr
 
 
 def test_speedup_that_was_not_timed_is_below_any(validate: Callable[..., Result]) -> None:
     """One token a text times nothing."""
-    assert "no speedup could be timed" in validate("--max-new-tokens", "1", "--min-speedup", "0.1", status=6).stderr
+    assert "no speedup was measured" in validate("--max-new-tokens", "1", "--min-speedup", "0.1", status=6).stderr
 
 
 @pytest.mark.usefixtures("wrong_decoder")
@@ -179,7 +179,7 @@ def test_not_lossless_comes_before_a_threshold(validate: Callable[..., Result]) 
 
 
 def test_benchmark_rows_are_asked_turn_by_turn(validate: Callable[..., Result]) -> None:
-    """MT-bench's rows, one without a category and a second turn too long among them: figures for each part."""
+    """MT-bench's rows, one without a category and a second turn too long among them: metrics for each part."""
     rows: list[dict[str, Any]] = [
         {"question_id": 81, "category": "writing", "turns": ["One day", "Then the bird"], "reference": []},
         {"question_id": 82, "category": "math", "turns": ["Once upon a time"]},
@@ -205,19 +205,18 @@ def test_benchmark_rows_are_asked_turn_by_turn(validate: Callable[..., Result]) 
 
 
 def test_losing_tree_is_warned_of(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree whose steps cost more than they yield: both figures, what smaller ones yield, and the commands."""
-    monkeypatch.setattr("treeopt.evaluate.metrics.Figures._overhead", lambda *_inputs: 9.0)
+    """A tree whose steps cost more than they yield: both numbers, what smaller ones yield, and the commands."""
+    monkeypatch.setattr("treeopt.evaluate.metrics.Metrics._overhead", lambda *_inputs: 9.0)
     said = validate().stderr
-    assert re.search(
-        r"warning: the tree loses: a step of 8 nodes costs 9\.00 one-token steps and yields \d\.\d\d", said
-    )
-    assert re.search(r"most used nodes alone it yields: 4 nodes \d\.\d\d$", said, re.MULTILINE)
+    assert "the tree is slower than autoregressive decoding: a step of 8 nodes" in said
+    assert re.search(r"takes the time of 9\.00 autoregressive steps and yields \d\.\d\d tokens", said)
+    assert re.search(r"most used part of the tree yields, in tokens per step: 4 nodes \d\.\d\d$", said, re.MULTILINE)
     assert "treeopt profile" in said
 
 
 @pytest.mark.usefixtures("wrong_decoder")
 def test_judge_limits_what_is_decided(validate: Callable[..., Result]) -> None:
-    """Figures stand before the verdict; what was not judged is said, counted in JSON, and fails in float32 alone."""
+    """Metrics are printed before the judgement; unjudged texts are counted, and fail in float32 alone."""
     result = validate("--judge", "1", status=5)
     assert result.stdout.index("tokens per step") < result.stdout.index("lossless        NO: 0/2 texts")
     assert "1 of 2 differing texts judged" in result.stdout
@@ -232,8 +231,8 @@ def test_judge_limits_what_is_decided(validate: Callable[..., Result]) -> None:
 
 
 @pytest.mark.usefixtures("wrong_decoder")
-def test_figures_are_printed_before_judging(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever interrupts the judging has the figures."""
+def test_metrics_are_printed_before_judging(validate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption of the judging comes after the metrics."""
 
     def interrupted(_model: object) -> None:
         raise KeyboardInterrupt

@@ -412,7 +412,7 @@ def test_nan_while_decoding_says_where(batch: bool, monkeypatch: pytest.MonkeyPa
         return out
 
     monkeypatch.setattr(base.model, "forward", spoiled)
-    with pytest.raises(TreeoptError, match="not numbers") as caught:
+    with pytest.raises(TreeoptError, match="not finite") as caught:
         decoder.generate([[3, 8], [4, 9, 2]] if batch else [3, 8], 20)
     assert caught.value.code is Code.NOT_FINITE
     assert caught.value.at.startswith(f"prompt {int(batch)}, after ")

@@ -209,9 +209,9 @@ def test_every_candidate_is_predicted(made: Made, correct: bool) -> None:
     drafter, tree = made.drafters[correct], widest(made, correct)
     found = validate(made.base, made.heads, tree, made.texts, drafter=drafter, max_new_tokens=NEW)
     assert found.lossless
-    assert [one.steps for one in found.figures.trials] == [one.predicted_steps for one in found.figures.trials]
+    assert [one.steps for one in found.metrics.trials] == [one.predicted_steps for one in found.metrics.trials]
     batch = TreeDecoder(made.base, made.heads, tree, drafter=drafter).generate([t.prompt for t in made.texts], NEW)
-    assert [len(one.step_lengths) for one in batch] == [one.steps for one in found.figures.trials]
+    assert [len(one.step_lengths) for one in batch] == [one.steps for one in found.metrics.trials]
 
 
 @pytest.mark.parametrize("rule", [Greedy(), Sample(seed=3), Typical(0.7, 0.01, 0.1)])

@@ -135,7 +135,7 @@ def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) 
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
     stock = model.generate(**options)
     trees = RandomTrees(Base(model, None, "tiny"), nodes=40, depth=3)
-    ours = model.generate(**options, custom_generate=tree_generate, trees=trees, return_dict_in_generate=True)
+    ours = model.generate(**options, custom_generate=tree_generate, tree=trees, return_dict_in_generate=True)
     assert ours.sequences.tolist() == stock.tolist()
     assert ours.tokens_per_step > 1
 
@@ -406,3 +406,9 @@ def test_sampling_distribution_with_drafters(dynamic: bool) -> None:
         for text in texts[:, len(PROMPT) :].tolist():
             counts[int(np.polyval(text, SMALL))] += 1
     assert p_value(counts, text_probabilities(base, Sample())) > ALPHA
+
+
+def test_no_tree_is_refused(model: PreTrainedModel) -> None:
+    """Without a tree there is nothing to verify."""
+    with pytest.raises(ValueError, match="takes a tree"):
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=tree_generate)

@@ -26,7 +26,7 @@ PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer
 
 def decoder_of(base: Base, *, nodes: int = 16, depth: int = 4, rule: Rule | None = None, seed: int = 0) -> TreeDecoder:
     """A decoder with random trees."""
-    return TreeDecoder(base, None, trees=RandomTrees(base, nodes, depth, seed), acceptance=rule)
+    return TreeDecoder(base, None, RandomTrees(base, nodes, depth, seed), acceptance=rule)
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -93,7 +93,7 @@ def test_sample_distribution(rule: Sample) -> None:
     """Texts through random trees are distributed as plain sampling distributes them; many drafts are accepted."""
     base = small_base()
     trees = RandomTrees(base, 12, 3, planted=False)
-    decoder = TreeDecoder(base, None, trees=trees, acceptance=rule, probe=False)
+    decoder = TreeDecoder(base, None, trees, acceptance=rule, probe=False)
     assert p_value(counted(decoder), text_probabilities(base, rule)) > ALPHA
     decoded = decoder.generate([[1, 4, 2]] * 64, 8)
     assert np.mean([len(one.step_lengths) for one in decoded]) < 0.8 * 8
@@ -125,7 +125,7 @@ def test_one_tree_for_all_rows() -> None:
     base = tiny_base("qwen2-mixed", 3)
     chains = [Shared(base, nodes, depth) for nodes, depth in ((4, 3), (2, 1))]  # one order of nodes whatever the ranks
     for trees in chains:
-        decoded = TreeDecoder(base, None, trees=trees).generate(PROMPTS, NEW)
+        decoded = TreeDecoder(base, None, trees).generate(PROMPTS, NEW)
         assert [one.tokens for one in decoded] == [stock(base, prompt, NEW) for prompt in PROMPTS]
         assert any(max(one.step_lengths) > 1 for one in decoded)
 
@@ -148,7 +148,7 @@ def test_recent_tokens(window: int) -> None:
     """A drafter knows the end of each row's prompt and text, root included, also when rows have left."""
     base = tiny_base("llama", 2)
     trees = Asking(base, window)
-    decoder = TreeDecoder(base, None, trees=trees)
+    decoder = TreeDecoder(base, None, trees)
     rows, texts = decoder.prefill(PROMPTS, 60), [list(prompt) for prompt in PROMPTS]
     for left in ([0, 1, 2, 3], [0, 1, 2, 3], [1, 3], [1], [1]):
         rows.keep([row for row, index in enumerate(rows.indices) if index in left])
@@ -164,17 +164,9 @@ def test_static_tree_of_the_heads_is_the_tree() -> None:
     base, tree = tiny_base("llama", 2), Tree.from_paths([(rank,) for rank in range(VOCAB)])
     heads = random_heads(base, 2)
     trees = StaticTree(HeadsProposer(base, heads), tree, base.device)
-    given, made = TreeDecoder(base, None, trees=trees), TreeDecoder(base, heads, tree)
+    given, made = TreeDecoder(base, None, trees), TreeDecoder(base, heads, tree)
     assert given.tree == made.tree == tree
     assert given.generate(PROMPTS, NEW) == made.generate(PROMPTS, NEW)
-
-
-def test_either_tree_or_source() -> None:
-    """Both at once and neither are refused."""
-    base = tiny_base("llama")
-    for tree, trees in ((None, None), (Tree(()), RandomTrees(base, 4, 2))):
-        with pytest.raises(ValueError, match="either a tree or a source of trees"):
-            TreeDecoder(base, None, tree, trees=trees)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -182,7 +174,7 @@ def test_rewound_rows_step_alike(seed: int) -> None:
     """Rows that are rewound to a mark take the same steps again, and reach the text of stock generate."""
     base = tiny_base("mistral", seed)
     trees = RandomTrees(base, 16, 4, seed)
-    decoder = TreeDecoder(base, None, trees=trees)
+    decoder = TreeDecoder(base, None, trees)
     rows = decoder.prefill(PROMPTS, 60)
     decoder.step(rows)
     mark, lengths = rows.mark(), rows.session.lengths
@@ -214,9 +206,7 @@ def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -
     """Traced whole by torch.compile's tracer, trees that change leave the forward's shapes alone."""
     base = tiny_base("llama", 6)
     monkeypatch.setattr(torch, "compile", lambda model: torch._dynamo.optimize("eager")(model))
-    plain, compiled = (
-        TreeDecoder(base, None, trees=RandomTrees(base, 12, 3, 6), compile=asked) for asked in (False, True)
-    )
+    plain, compiled = (TreeDecoder(base, None, RandomTrees(base, 12, 3, 6), compile=asked) for asked in (False, True))
     for prompts in (PROMPTS[0], PROMPTS[1:3]):
         assert compiled.generate(prompts, 12) == plain.generate(prompts, 12)
 
@@ -230,8 +220,6 @@ def test_senseless_trees_cost_steps_only() -> None:
             drafts = super().grown(roots, recent)
             return Drafts(drafts.tokens, compile_parents(drafts.tree.parents.roll(1, 0), self.depth))
 
-    right, off = (
-        TreeDecoder(base, None, trees=kind(base, 30, 3)).generate(PROMPTS, NEW) for kind in (RandomTrees, Off)
-    )
+    right, off = (TreeDecoder(base, None, kind(base, 30, 3)).generate(PROMPTS, NEW) for kind in (RandomTrees, Off))
     assert [one.tokens for one in off] == [one.tokens for one in right]
     assert sum(len(one.step_lengths) for one in off) > sum(len(one.step_lengths) for one in right)

@@ -190,7 +190,7 @@ def test_merged_leaves_its_parts_alone() -> None:
     both.add([1, 2, 3], [2, 3, 4])
     assert same(one.table(), before[0])
     assert same(two.table(), before[1])
-    assert both.num_tokens == one.num_tokens + two.seen + 3
+    assert both.num_tokens == one.num_tokens + two.num_tokens + 3
 
 
 def test_merged_needs_one_vocabulary() -> None:
@@ -238,7 +238,7 @@ def test_successor_outside_the_vocabulary_is_refused() -> None:
     counts = NgramCounts(4)
     with pytest.raises(ValueError, match="broadcast"):
         counts.add([1, 2], [2, 4])
-    assert counts.seen == 0
+    assert counts.num_tokens == 0
 
 
 @pytest.mark.parametrize("limit", [0, 100, 400, 1000, 3000, 6000])

@@ -1,4 +1,4 @@
-"""Advice: said where the figures call for it, and nowhere else."""
+"""Advice: given where the metrics call for it, and nowhere else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from treeopt.evaluate.advice import advice
-from treeopt.evaluate.baselines import Run
-from treeopt.evaluate.metrics import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Figures, Trial
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Run
+from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.validation import Validation
 from treeopt.optimize.replay import Replay
 
@@ -17,24 +17,24 @@ MADE_BY = {"device": "cpu", "dtype": "float32", "attention": "sdpa"}
 
 
 def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
-    """A text of 100 tokens in 40 steps of the tree, decoded in so many seconds each way."""
+    """A text of 100 tokens in 40 steps of the tree, decoded in so many seconds by each baseline."""
     seconds = {GENERATE: stock, LOOKUP: lookup, AUTOREGRESSIVE: plain, TREE: tree}
-    lengths = {way: [1] * 100 for way in seconds} | {TREE: [61, *[1] * 39]}
-    runs = {way: [Run([7] * 100, lengths[way], 1, 0.1, seconds[way])] for way in seconds}
+    lengths = {name: [1] * 100 for name in seconds} | {TREE: [61, *[1] * 39]}
+    runs = {name: [Run([7] * 100, lengths[name], 1, 0.1, seconds[name])] for name in seconds}
     nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)
-    figures = Figures((Trial("a:0", None, 1, runs, 40),))
-    return Validation(figures, (), nothing, (), None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, MADE_BY, ())
+    metrics = Metrics((Trial("a:0", None, 1, runs, 40),))
+    return Validation(metrics, (), nothing, (), None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, MADE_BY, ())
 
 
-def test_fastest_way_needs_no_advice() -> None:
+def test_fastest_tree_needs_no_advice() -> None:
     """The tree wins: nothing is said."""
     assert advice(found(tree=1.0, plain=2.0, stock=1.9, lookup=1.5)) == ()
 
 
 def test_losing_tree() -> None:
-    """Overhead 3 against 2.5 tokens: both figures, and what smaller parts yield."""
+    """Overhead 3 against 2.5 tokens: both numbers, and what smaller parts yield."""
     (text,) = advice(found(tree=2.4, plain=2.0, stock=2.5, lookup=2.5))
-    assert "64 nodes costs 3.00 one-token steps and yields 2.50 tokens" in text
+    assert "64 nodes takes the time of 3.00 autoregressive steps and yields 2.50 tokens" in text
     assert "8 nodes 1.90, 16 nodes 2.10" in text
 
 
@@ -58,6 +58,6 @@ def test_slow_attention() -> None:
         assert advice(replace(fast, made_by=made_by)) == ()
 
 
-def test_untimed_is_not_judged() -> None:
+def test_untimed_gives_no_advice() -> None:
     """Without seconds there is nothing to compare."""
     assert advice(found(tree=0.0, plain=0.0, stock=0.0, lookup=0.0)) == ()

@@ -1,4 +1,4 @@
-"""Verdict: planted ties, planted rounding and planted bugs are told apart, in float32 and in bfloat16."""
+"""Divergence: planted ties, planted rounding and planted bugs are told apart, in float32 and in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import TREE_FAMILIES, tiny_base
 
-from treeopt.evaluate.divergence import ENDED, Difference, Judge, Verdict, _in_float64, first_difference, forgiven
+from treeopt.evaluate.divergence import ENDED, Cause, Difference, Judge, _in_float64, first_difference, tolerated
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 
@@ -60,19 +60,19 @@ def test_tie(dtype: torch.dtype) -> None:
     """Two equal rows of the LM head: a tie, whichever is chosen, and nothing is lost in any dtype."""
     base = Base(tiny_base("llama").model.to(dtype), None, "tiny")
     found = judged(base, 4, twin(base, 4))
-    assert (found.verdict, found.position) == (Verdict.TIE, 4)
+    assert (found.cause, found.position) == (Cause.TIE, 4)
     assert found.gap < 1e-12
-    assert forgiven(found, name_of(dtype))
+    assert tolerated(found, name_of(dtype))
 
 
 @pytest.mark.parametrize(("dtype", "fine"), [(torch.float32, False), (torch.bfloat16, True)])
 def test_rounding(dtype: torch.dtype, fine: bool) -> None:
-    """A row that is one unit in the last place lower: rounding, which half precision is forgiven and float32 not."""
+    """A row that is one unit in the last place lower: rounding, tolerated in half precision and not in float32."""
     base = Base(tiny_base("llama").model.to(dtype), None, "tiny")
     found = judged(base, 4, twin(base, 4, step=1.0))
-    assert found.verdict is Verdict.ROUNDING
+    assert found.cause is Cause.ROUNDING
     assert 1e-12 < found.gap < found.resolution
-    assert forgiven(found, name_of(dtype)) is fine
+    assert tolerated(found, name_of(dtype)) is fine
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -84,11 +84,11 @@ def test_bug(dtype: torch.dtype, rank: int) -> None:
     exact = tiny_base("llama").model.to(dtype).double()
     logits = exact(torch.tensor([[*PROMPT, *greedy[:6]]])).logits[0, -1].detach()
     found = judged(base, 6, int(logits.argsort(descending=True)[rank]))
-    assert found.verdict is Verdict.BUG
+    assert found.cause is Cause.BUG
     assert (found.position, found.greedy_token) == (6, greedy[6])
     assert found.gap == pytest.approx(float(logits.max() - logits[found.found_token]), abs=1e-4)
     assert found.gap > 2 * found.resolution > 0
-    assert not forgiven(found, name_of(dtype))
+    assert not tolerated(found, name_of(dtype))
 
 
 def test_two_wrong_tokens_are_a_bug() -> None:
@@ -98,7 +98,7 @@ def test_two_wrong_tokens_are_a_bug() -> None:
         base.lm_head.weight[50] = base.lm_head.weight[51]
     greedy = stock(base)
     found = decided(Judge(base, 8), [*greedy[:3], 50], [*greedy[:3], 51])
-    assert found.verdict is Verdict.BUG
+    assert found.cause is Cause.BUG
 
 
 def test_ended_text_is_a_bug() -> None:
@@ -107,7 +107,7 @@ def test_ended_text_is_a_bug() -> None:
     for greedy, found, tokens in (([4, 5], [4], (5, ENDED)), ([4], [4, 5], (ENDED, 5))):
         difference = decided(Judge(base, 8), greedy, found)
         assert (difference.greedy_token, difference.found_token, difference.position) == (*tokens, 1)
-        assert (difference.verdict, forgiven(difference, "bfloat16")) == (Verdict.BUG, False)
+        assert (difference.cause, tolerated(difference, "bfloat16")) == (Cause.BUG, False)
         assert math.isnan(difference.gap)
 
 
@@ -177,7 +177,7 @@ def test_copy_is_never_made_on_the_device() -> None:
 
 
 def test_undecided_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the model cannot be copied the verdict is left open, and not forgiven."""
+    """Where the model cannot be copied the cause is undecided, and not tolerated."""
     base = tiny_base("llama")
     judge = Judge(base, 8)
 
@@ -186,11 +186,11 @@ def test_undecided_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("treeopt.evaluate.divergence.copy.deepcopy", refuse)
     found = decided(judge, [4, 5], [4, 6])
-    assert (found.verdict, forgiven(found, "bfloat16")) == (Verdict.UNDECIDED, False)
+    assert (found.cause, tolerated(found, "bfloat16")) == (Cause.UNDECIDED, False)
 
 
 def test_undecided_where_the_copy_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the copy's forward fails the verdict is left open too."""
+    """Where the copy's forward fails the cause is undecided too."""
     base = tiny_base("llama")
     judge = Judge(base, 8)
 
@@ -199,16 +199,16 @@ def test_undecided_where_the_copy_does_not_run(monkeypatch: pytest.MonkeyPatch) 
 
     assert judge._exact is not None
     monkeypatch.setattr(judge._exact, "forward", fail)
-    assert decided(judge, [4, 5], [4, 6]).verdict is Verdict.UNDECIDED
+    assert decided(judge, [4, 5], [4, 6]).cause is Cause.UNDECIDED
 
 
 def test_unjudged_fails_in_float32_alone() -> None:
     """A difference that nobody judged is a failure in float32, and none in half precision; it holds no figures."""
     found = first_difference(Text("a:0", PROMPT, [4, 5, 6]), "tree", [4, 7])
-    assert (found.verdict, found.position, found.greedy_token, found.found_token) == (Verdict.UNJUDGED, 1, 5, 7)
+    assert (found.cause, found.position, found.greedy_token, found.found_token) == (Cause.UNJUDGED, 1, 5, 7)
     assert math.isnan(found.gap)
     assert math.isnan(found.resolution)
-    assert [forgiven(found, dtype) for dtype in ("float32", "bfloat16", "float16")] == [False, True, True]
+    assert [tolerated(found, dtype) for dtype in ("float32", "bfloat16", "float16")] == [False, True, True]
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -226,7 +226,7 @@ def test_judge_every_family(family: str) -> None:
     assert whole.dtype == torch.float64
     error = (run - whole).abs().max()
     assert 1e-8 < error < 1e-4  # float32's own rounding
-    assert judged(base, 5, (stock(base)[5] + 1) % 61).verdict is Verdict.BUG
+    assert judged(base, 5, (stock(base)[5] + 1) % 61).cause is Cause.BUG
     assert (whole - longer).abs().max() < 1e-4
 
 

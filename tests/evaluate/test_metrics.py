@@ -1,4 +1,4 @@
-"""Figures: sums before ratios, ratios within a repeat, spread over repeats; and ways that count what they do."""
+"""Metrics: sums before ratios, ratios within a repeat, spread over repeats; and baselines that count what they do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from tiny import cycle_base, cycle_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.baselines import Run, with_decoder, with_generate
-from treeopt.evaluate.metrics import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Figures, Spread, Trial
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Run, with_decoder, with_generate
+from treeopt.evaluate.metrics import Metrics, Spread, Trial
 from treeopt.tree import Tree
 
 
@@ -23,44 +23,44 @@ def trial(name: str, tree: list[Run], plain: list[Run], *, category: str | None 
     return Trial(name, category, turn, runs, predicted_steps=len(tree[0].step_lengths))
 
 
-def test_figures_hand_written() -> None:
+def test_metrics_hand_written() -> None:
     """120 tokens in 40 steps of 30 ms against steps of 10 ms: tau 3, overhead 3, speed-up 1."""
-    figures = Figures((trial("a:0", [run(120, 40, 1.2)], [run(120, 120, 1.2)]),))
-    assert figures.tokens_per_step() == 3.0
-    assert figures.overhead == Spread(*[pytest.approx(3.0)] * 3)
-    assert figures.speedup() == Spread(*[pytest.approx(1.0)] * 3)
-    assert figures.tokens_per_second() == Spread(*[pytest.approx(119 / 1.2)] * 3)
-    assert figures.prefill_seconds() == 0.5
+    metrics = Metrics((trial("a:0", [run(120, 40, 1.2)], [run(120, 120, 1.2)]),))
+    assert metrics.tokens_per_step() == 3.0
+    assert metrics.overhead == Spread(*[pytest.approx(3.0)] * 3)
+    assert metrics.speedup() == Spread(*[pytest.approx(1.0)] * 3)
+    assert metrics.tokens_per_second() == Spread(*[pytest.approx(119 / 1.2)] * 3)
+    assert metrics.prefill_seconds() == 0.5
 
 
-def test_figures_sum_before_they_divide() -> None:
+def test_metrics_sum_before_they_divide() -> None:
     """tau of 10 tokens in 2 steps and 2 in 2 is 12 / 4, not the mean of 5 and 1."""
     plain = [run(10, 10, 1.0)]
-    figures = Figures((trial("a:0", [run(10, 2, 1.0)], plain), trial("a:1", [run(2, 2, 1.0)], [run(2, 2, 1.0)])))
-    assert figures.tokens_per_step() == figures.predicted_tokens_per_step == 3.0
-    assert (figures.tokens, figures.steps) == (12, 4)
+    metrics = Metrics((trial("a:0", [run(10, 2, 1.0)], plain), trial("a:1", [run(2, 2, 1.0)], [run(2, 2, 1.0)])))
+    assert metrics.tokens_per_step() == metrics.predicted_tokens_per_step == 3.0
+    assert (metrics.tokens, metrics.steps) == (12, 4)
 
 
-def test_figures_spread_over_repeats() -> None:
-    """A ratio is formed within each repeat: where both ways slow down alike in one, the speed-up does not move."""
+def test_metrics_spread_over_repeats() -> None:
+    """A ratio is formed within each repeat: where both decoders slow down alike in one, the speed-up does not move."""
     tree = [run(100, 50, seconds) for seconds in (1.0, 10.0, 1.0, 2.0, 2.0)]
     plain = [run(100, 100, seconds) for seconds in (1.5, 15.0, 1.5, 3.0, 3.0)]
-    figures = Figures((trial("a:0", tree, plain),))
-    assert figures.speedup() == Spread(*[pytest.approx(1.5)] * 3)
-    assert figures.overhead == Spread(*[pytest.approx(4 / 3)] * 3)
-    assert figures.tokens_per_second() == Spread(*map(pytest.approx, (99 / 2, 99 / 2, 99)))
-    assert figures.speedup(AUTOREGRESSIVE) == Spread(1.0, 1.0, 1.0)
+    metrics = Metrics((trial("a:0", tree, plain),))
+    assert metrics.speedup() == Spread(*[pytest.approx(1.5)] * 3)
+    assert metrics.overhead == Spread(*[pytest.approx(4 / 3)] * 3)
+    assert metrics.tokens_per_second() == Spread(*map(pytest.approx, (99 / 2, 99 / 2, 99)))
+    assert metrics.speedup(AUTOREGRESSIVE) == Spread(1.0, 1.0, 1.0)
 
 
-def test_figures_of_each_repeat() -> None:
+def test_metrics_of_each_repeat() -> None:
     """Overheads 2, 4 and 8 in three repeats: the median is 4, the quartiles lie half-way to the others."""
     tree = [run(100, 50, seconds) for seconds in (1.0, 2.0, 4.0)]
-    figures = Figures((trial("a:0", tree, [run(100, 100, 1.0)] * 3),))
-    assert figures.overhead == Spread(*map(pytest.approx, (4, 3, 6)))
-    assert figures.speedup() == Spread(*map(pytest.approx, (0.5, 0.375, 0.75)))
+    metrics = Metrics((trial("a:0", tree, [run(100, 100, 1.0)] * 3),))
+    assert metrics.overhead == Spread(*map(pytest.approx, (4, 3, 6)))
+    assert metrics.speedup() == Spread(*map(pytest.approx, (0.5, 0.375, 0.75)))
 
 
-def test_figures_of_parts() -> None:
+def test_metrics_of_parts() -> None:
     """Categories in the order of the file, turns in their own; rows without a category are in none."""
     plain = [run(4, 4, 1.0)]
     trials = (
@@ -69,14 +69,14 @@ def test_figures_of_parts() -> None:
         trial("a:1", [run(4, 4, 1.0)], plain, category="math"),
         trial("a:2", [run(4, 2, 1.0)], plain),
     )
-    figures = Figures(trials)
-    assert {name: part.trials for name, part in figures.by_category.items()} == {
+    metrics = Metrics(trials)
+    assert {name: part.trials for name, part in metrics.by_category.items()} == {
         "writing": trials[:2],
         "math": trials[2:3],
     }
-    assert list(figures.by_category) == ["writing", "math"]
-    assert {turn: part.steps for turn, part in figures.by_turn.items()} == {1: 7, 2: 2}
-    assert figures.by_category["writing"].tokens_per_step() == 8 / 3
+    assert list(metrics.by_category) == ["writing", "math"]
+    assert {turn: part.steps for turn, part in metrics.by_turn.items()} == {1: 7, 2: 2}
+    assert metrics.by_category["writing"].tokens_per_step() == 8 / 3
 
 
 def test_prompt_lookup_counts_its_forwards() -> None:
@@ -104,32 +104,32 @@ def test_prompt_lookup_in_the_prefill() -> None:
     assert found.prefilled == found.step_lengths[0] == 11
 
 
-def test_ways_give_the_same_text() -> None:
+def test_baselines_give_the_same_text() -> None:
     """Stock, our loop and a tree, each timed, with one token known when the prompt is read."""
     base = cycle_base(1)
     tree = TreeDecoder(base, cycle_heads(base, 3, 1), Tree.chain(3))
     plain = TreeDecoder(base, None, Tree(()))
-    runs = [way([[3, 8]], 20)[0] for way in (with_generate(base), with_decoder(plain), with_decoder(tree))]
+    runs = [baseline([[3, 8]], 20)[0] for baseline in (with_generate(base), with_decoder(plain), with_decoder(tree))]
     assert runs[0].tokens == runs[1].tokens == runs[2].tokens
     assert [len(one.step_lengths) for one in runs] == [20, 20, 5]
     assert all(one.prefilled == 1 and one.seconds > 0 and one.prefill_seconds > 0 for one in runs)
 
 
-def test_ways_of_a_batch_give_each_row_its_own_text_and_steps() -> None:
+def test_baselines_of_a_batch_give_each_row_its_own_text_and_steps() -> None:
     """Rows of other lengths, decoded together, are those decoded alone; each has its share of the seconds."""
     base = cycle_base(1)
     base.model.generation_config.eos_token_id = with_generate(base)([[3, 8]], 9)[0].tokens[-1]  # rows end apart
     tree = TreeDecoder(base, cycle_heads(base, 3, 1), Tree.chain(3))
     prompts = [[3, 8], [5], [7, 7, 9, 2]]
-    for way in (with_generate(base), with_decoder(TreeDecoder(base, None, Tree(()))), with_decoder(tree)):
-        together = way(prompts, 20)
-        alone = [way([prompt], 20)[0] for prompt in prompts]
+    for baseline in (with_generate(base), with_decoder(TreeDecoder(base, None, Tree(()))), with_decoder(tree)):
+        together = baseline(prompts, 20)
+        alone = [baseline([prompt], 20)[0] for prompt in prompts]
         assert [run.tokens for run in together] == [run.tokens for run in alone]
         assert [run.step_lengths for run in together] == [run.step_lengths for run in alone]
         assert len({run.seconds for run in together}) == 1
 
 
-def test_stock_way_of_a_text_that_ends_at_once() -> None:
+def test_stock_generate_of_a_text_that_ends_at_once() -> None:
     """A first token that ends the text is a run of one token, all of it prefill."""
     base = tiny_base("llama")
     first = base.generate(torch.tensor([[3, 5]]), torch.ones(1, 2).long(), 1)[0, 2].item()

@@ -1,4 +1,4 @@
-"""Profile: every size is timed by the decoder's own step, and the cache is left as it was. Nothing about speed."""
+"""Profile: every size is timed by `TreeDecoder.step`, always after the same text. Nothing about speed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from drafters import quick_drafter
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
+from torch import Tensor
 
+from treeopt.decode.batch import Rows
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter, Level
-from treeopt.drafting.heads import plain_drafts
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import profile as profile_module
-from treeopt.evaluate.profile import CachedText, TimedStep, generic_growth, largest_context, measure_profile
+from treeopt.evaluate.profile import AcceptDeepest, TimedStep, generic_growth, largest_context, measure_profile
 from treeopt.models.base import Base
 from treeopt.models.fingerprint import fingerprint
+from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
+from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify.buffers import compile_tree
-from treeopt.verify.cache import TreeCache
-from treeopt.verify.session import TreeForward
 
 CONTEXT = 20
 
@@ -73,8 +75,8 @@ def test_rounds_interleave_and_the_first_is_not_counted(base: Base, monkeypatch:
     """Sizes take turns in every round; what counts is the last of each turn's four steps, after the first round."""
     order: list[int] = []
 
-    def planted(step: TimedStep, _text: CachedText) -> float:
-        order.append(step.tree.nodes)
+    def planted(step: TimedStep) -> float:
+        order.append(step.decoder.tree.nodes)
         return 100.0 if len(order) <= 8 or len(order) % 4 else len(order) / 4
 
     monkeypatch.setattr(TimedStep, "seconds", planted)
@@ -83,60 +85,104 @@ def test_rounds_interleave_and_the_first_is_not_counted(base: Base, monkeypatch:
     assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(1, 5.0, 7.0, 9.0), (5, 6.0, 8.0, 10.0)]
 
 
+def test_every_second_is_of_the_decoders_own_step(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that `TreeDecoder.step` alone moves gives each size the seconds of its step, and nothing else."""
+    clock = [0.0]
+    step = TreeDecoder.step
+
+    def slow(decoder: TreeDecoder, rows: Rows) -> list[list[int]]:
+        clock[0] += decoder.tree.nodes
+        return step(decoder, rows)
+
+    monkeypatch.setattr(TreeDecoder, "step", slow)
+    monkeypatch.setattr("treeopt.evaluate.profile.now", lambda _base: clock[0])
+    profile = measure_profile(base, loaded_heads(base), nodes=(4, 9), contexts=(8,), batches=(2,), repeats=2)
+    assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(n, n, n, n) for n in (1, 4, 9)]
+
+
+def timed(decoder: TreeDecoder, batch: int, depth: int = 3) -> TimedStep:
+    """A step after `CONTEXT` random tokens."""
+    prompts = torch.randint(VOCAB, (batch, CONTEXT), generator=torch.Generator().manual_seed(1))
+    return TimedStep(decoder, decoder.prefill(list(prompts), depth + 1), prompts)
+
+
+def deepest(base: Base, tree: Tree) -> TreeDecoder:
+    """A decoder as the profile makes it."""
+    return TreeDecoder(base, random_heads(base, 3), tree, acceptance=AcceptDeepest(), probe=False)
+
+
 @pytest.mark.parametrize("family", TREE_FAMILIES)
 @pytest.mark.parametrize("batch", [1, 3])
-def test_step_restores_the_cache(family: str, batch: int) -> None:
-    """After a step the cache holds the same `context` entries as before, bit by bit, in every layer."""
+def test_step_can_be_run_again(family: str, batch: int) -> None:
+    """After a step the next one verifies the same tokens after the same text, and emits the same deep path."""
     base = tiny_base(family)
-    text = CachedText(base, batch, CONTEXT, capacity=CONTEXT + 16, seed=1)
-    before = [(layer.keys.clone(), layer.values.clone()) for layer in text.cache.layers]
-    step = TimedStep(generic_growth(16, 3, VOCAB).tree(), base, random_heads(base, 3), CONTEXT)
-    assert step.seconds(text) > 0
-    assert text.cache.get_seq_length() == CONTEXT
-    for (keys, values), layer in zip(before, text.cache.layers, strict=True):
-        assert keys.shape[0] == batch
-        assert torch.equal(layer.keys, keys)
-        assert torch.equal(layer.values, values)
+    tree = generic_growth(16, 3, VOCAB).tree()
+    step = timed(deepest(base, tree), batch)
+    roots = step.rows.roots
+    wanted = [step.decoder.step(step.rows) for _ in range(2)]
+    assert [len(tokens) for tokens in wanted[0]] == [tree.depth + 1] * batch
+    assert wanted[0] != wanted[1]
+    again = timed(deepest(base, tree), batch)
+    for _ in range(3):
+        assert again.seconds() > 0
+        assert again.rows.roots == roots
+    assert [again.decoder.step(again.rows) for _ in range(2)] == wanted
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-@torch.inference_mode()
-def test_step_is_the_decoders(family: str) -> None:
-    """Each row drafts and verifies what the decoder's own parts draft and verify for that row alone."""
-    base = tiny_base(family)
-    heads, tree = random_heads(base, 3), generic_growth(12, 3, VOCAB).tree()
-    text = CachedText(base, 2, CONTEXT, capacity=CONTEXT + 12, seed=4)
-    step = TimedStep(tree, base, heads, CONTEXT)
-    tokens = step.draft(text)
-    logits = step.verify(tokens, text)
-    ids = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(4))
-    for row in range(2):
-        session, first, hidden = TreeForward(base, tree).begin([ids[row]], 20)
-        torch.testing.assert_close(text.hidden[row], hidden[0], rtol=1e-4, atol=1e-4)
-        alone = heads(hidden, base.lm_head)
-        assert tokens[row].tolist() == plain_drafts(first.argmax(-1), alone, compile_tree(tree))[0].tolist()
-        torch.testing.assert_close(logits[row], session.verify(tokens[row][None])[0][0], rtol=1e-4, atol=1e-4)
+def test_trees_chosen_per_step_can_be_run_again(base: Base) -> None:
+    """A drafter's state is returned to the same text too, so that every timed step chooses the same tree."""
+    heads = random_heads(base, 3)
+    drafter = quick_drafter(base, heads)
+    policy = TreePolicy(8, drafter.depth, drafter.id)
+
+    def decoder() -> TreeDecoder:
+        return TreeDecoder(base, heads, policy, drafter=drafter, acceptance=AcceptDeepest(), probe=False)
+
+    first, again = timed(decoder(), 2, drafter.depth), timed(decoder(), 2, drafter.depth)
+    wanted = first.decoder.step(first.rows)
+    assert all(len(tokens) > 1 for tokens in wanted)
+    assert again.seconds() > 0
+    assert again.decoder.step(again.rows) == wanted
 
 
-def test_step_keeps_a_deep_path(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step pays for moving rows: it keeps the path to the tree's last node, the one-node step the root alone."""
-    kept: list[tuple[int, list[int]]] = []
-    monkeypatch.setattr(TreeCache, "move", lambda _cache, source, start: kept.append((start, source.tolist())))
-    text = CachedText(base, 1, CONTEXT, capacity=CONTEXT + 8, seed=0)
-    for tree in (Tree(()), Tree(((0,), (1,), (0, 0), (1, 0), (1, 0, 0)))):
-        TimedStep(tree, base, random_heads(base, 3), CONTEXT).seconds(text)
-    assert kept == [(CONTEXT, [CONTEXT]), (CONTEXT, [CONTEXT + node for node in (0, 2, 4, 5)])]
+def test_rule_costs_what_greedy_costs(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy acceptance is computed, and the root that follows is its own; only the accepted node is replaced."""
+    judged: list[Tensor] = []
+    greedy = profile_module.Greedy.judge
+
+    def noted(rule: profile_module.Greedy, *given: Tensor) -> tuple[Tensor, Tensor]:
+        node, root = greedy(rule, *given)
+        judged.append(node.clone())
+        return node, root
+
+    monkeypatch.setattr(profile_module.Greedy, "judge", noted)
+    timed(deepest(base, Tree.chain(3)), 2).seconds()
+    assert [node.tolist() for node in judged] == [[0, 0]]
+
+
+def test_step_keeps_a_deep_path(base: Base) -> None:
+    """A step pays for moving entries: it keeps the path to the tree's last node, the one-node step the root alone."""
+    for tree, length in ((Tree(()), 1), (Tree(((0,), (1,), (0, 0), (1, 0), (1, 0, 0))), 4)):
+        step = timed(deepest(base, tree), 1)
+        (tokens,) = step.decoder.step(step.rows)
+        assert len(tokens) == length
 
 
 def test_one_node_runs_no_heads(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step that overheads refer to leaves the heads alone; every other runs the heads its tree needs."""
-    heads, depths = random_heads(base, 3), []
-    forward = heads.forward
-    monkeypatch.setattr(heads, "forward", lambda *given: (depths.append(given[2]), forward(*given))[1])
-    text = CachedText(base, 1, CONTEXT, capacity=CONTEXT + 8, seed=0)
-    for tree in (Tree(()), Tree.chain(2)):
-        TimedStep(tree, base, heads, CONTEXT).seconds(text)
-    assert depths == [2]
+    """The step that overheads refer to runs no head; every other runs the heads that its tree needs."""
+    ran: list[int] = []
+    forward = MedusaHeads.forward
+
+    def noted(heads: MedusaHeads, *given: object, **named: object) -> Tensor:
+        logits = forward(heads, *given, **named)
+        ran.append(len(logits))
+        return logits
+
+    monkeypatch.setattr(MedusaHeads, "forward", noted)
+    measure_profile(base, loaded_heads(base), nodes=(1,), contexts=(8,), repeats=1)
+    assert ran == []
+    measure_profile(base, loaded_heads(base), nodes=(2,), contexts=(8,), repeats=1)
+    assert set(ran) == {1}
 
 
 def test_generic_trees_grow_out_of_each_other() -> None:

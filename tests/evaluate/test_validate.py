@@ -1,4 +1,4 @@
-"""Validate: a right decoder is proved, its figures hang together, and a wrong one is found out."""
+"""Validate: a right decoder is proved, its metrics hang together, and a wrong one is found out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.baselines import Run, Way, with_generate
-from treeopt.evaluate.divergence import ENDED, Verdict
-from treeopt.evaluate.metrics import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE
-from treeopt.evaluate.validate import _in_turns, validate
-from treeopt.evaluate.validation import Validation
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Baseline, Run, with_generate
+from treeopt.evaluate.divergence import ENDED, Cause
+from treeopt.evaluate.runs import decode_in_turns
+from treeopt.evaluate.validate import validate
+from treeopt.evaluate.validation import ValidateOptions, Validation
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.tree_builder import build_tree
@@ -39,7 +39,7 @@ def stories(shared: Path) -> PromptSet:
 
 @pytest.fixture(scope="module")
 def calibration(base: Base, loaded: LoadedHeads, stories: PromptSet) -> Calibration:
-    """The heads' traces over those openings, run one by one, as validation runs them."""
+    """The heads' traces over those openings, run one at a time, as validation runs them."""
     return run_calibration(base, loaded, stories, max_new_tokens=NEW_TOKENS, batch_size=1).calibration
 
 
@@ -70,10 +70,10 @@ def test_validate_lossless(validation: Validation) -> None:
 def test_validate_predicted_is_measured(validation: Validation) -> None:
     """Steps were predicted exactly, prompt by prompt, and so was how deep drafts are accepted."""
     assert validation.prediction_misses == ()
-    assert [one.steps for one in validation.figures.trials] == [
-        one.predicted_steps for one in validation.figures.trials
+    assert [one.steps for one in validation.metrics.trials] == [
+        one.predicted_steps for one in validation.metrics.trials
     ]
-    assert validation.figures.predicted_tokens_per_step == validation.tokens_per_step
+    assert validation.metrics.predicted_tokens_per_step == validation.tokens_per_step
     assert validation.predicted.tokens_per_step == validation.tokens_per_step
     np.testing.assert_allclose(validation.measured_by_depth, validation.predicted.acceptance_by_depth())
     assert validation.tokens_per_step > 1.5
@@ -87,17 +87,17 @@ def test_validate_expected_is_measured(validation: Validation, tree: Tree) -> No
 
 
 def test_validate_fields_consistent(validation: Validation, texts: list[Text], tree: Tree) -> None:
-    """Every way decoded every text twice; tokens, steps and ratios are those of the runs."""
-    figures = validation.figures
-    assert [trial.prompt_id for trial in figures.trials] == [text.prompt_id for text in texts]
-    assert figures.tokens == sum(trial.tokens for trial in figures.trials) == 6 * NEW_TOKENS
-    assert figures.steps == sum(trial.steps for trial in figures.trials)
-    assert set(figures.ways) == {GENERATE, LOOKUP, AUTOREGRESSIVE, TREE}
-    assert figures.tokens_per_step(AUTOREGRESSIVE) == figures.tokens_per_step(GENERATE) == 1.0
-    assert figures.tokens_per_step(LOOKUP) > 1.0
+    """Every baseline decoded every text twice; tokens, steps and ratios are those of the runs."""
+    metrics = validation.metrics
+    assert [trial.prompt_id for trial in metrics.trials] == [text.prompt_id for text in texts]
+    assert metrics.tokens == sum(trial.tokens for trial in metrics.trials) == 6 * NEW_TOKENS
+    assert metrics.steps == sum(trial.steps for trial in metrics.trials)
+    assert set(metrics.baselines) == {GENERATE, LOOKUP, AUTOREGRESSIVE, TREE}
+    assert metrics.tokens_per_step(AUTOREGRESSIVE) == metrics.tokens_per_step(GENERATE) == 1.0
+    assert metrics.tokens_per_step(LOOKUP) > 1.0
     assert len(validation.measured_by_depth) == tree.depth
-    assert figures.repeats == 2
-    for trial in figures.trials:
+    assert metrics.repeats == 2
+    for trial in metrics.trials:
         for runs in trial.runs.values():
             assert len(runs) == 2
             assert all(len(run.tokens) == sum(run.step_lengths) == NEW_TOKENS for run in runs)
@@ -130,8 +130,8 @@ def test_validate_small_budget(budget: int) -> None:
     base = tiny_base("llama")
     result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=budget)
     assert result.lossless
-    assert result.figures.tokens == budget
-    assert (result.figures.tokens_per_second() is None) == (result.speedup is None) == (budget == 1)
+    assert result.metrics.tokens == budget
+    assert (result.metrics.tokens_per_second() is None) == (result.speedup is None) == (budget == 1)
 
 
 def test_validate_end_of_text() -> None:
@@ -139,11 +139,11 @@ def test_validate_end_of_text() -> None:
     base = cycle_base(1)
     heads = cycle_heads(base, 4, 1)
     free = validate(base, heads, Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
-    assert (free.figures.tokens, free.figures.steps) == (20, 4)
+    assert (free.metrics.tokens, free.metrics.steps) == (20, 4)
     text = base.generate(torch.tensor([[3, 8]]), torch.ones(1, 2).long(), 20)[0, 2:].tolist()
     base.model.generation_config.eos_token_id = text[12]
     ended = validate(base, heads, Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
-    assert (ended.figures.tokens, ended.figures.steps, ended.figures.trials[0].predicted_steps) == (13, 3, 3)
+    assert (ended.metrics.tokens, ended.metrics.steps, ended.metrics.trials[0].predicted_steps) == (13, 3, 3)
     assert ended.lossless
     assert ended.measured_by_depth == (1.0, 1.0, 2 / 3, 2 / 3)
 
@@ -153,7 +153,7 @@ def test_validate_dialogues(base: Base, loaded: LoadedHeads, tree: Tree) -> None
     asked = Prompt("set:00000000", ({"role": "user", "content": "One day"},), None, None, later=("Then", "x " * 300))
     ids, _ = encode(asked, base.tokenizer, chat_template=True)
     result = validate(base, loaded.heads, tree, [Text(asked.id, ids, [], asked)], max_new_tokens=24)
-    first, second = result.figures.trials
+    first, second = result.metrics.trials
     assert base.tokenizer is not None
     said = base.tokenizer.decode(first.runs[GENERATE][0].tokens, skip_special_tokens=True)
     prompt = torch.tensor([base.tokenizer(f"One day\n{said}\nThen")["input_ids"]])
@@ -165,30 +165,31 @@ def test_validate_dialogues(base: Base, loaded: LoadedHeads, tree: Tree) -> None
 
 
 def test_validate_in_batches(base: Base, loaded: LoadedHeads, tree: Tree, texts: list[Text]) -> None:
-    """Three texts two by two: the same texts, steps and prediction as one by one; prompt lookup takes no batches."""
+    """Three texts two by two: the same texts, steps and prediction as one at a time; prompt lookup takes no batches."""
     alone = validate(base, loaded.heads, tree, texts[:3], max_new_tokens=NEW_TOKENS)
     found = validate(base, loaded.heads, tree, texts[:3], max_new_tokens=NEW_TOKENS, batch_size=2)
     assert (found.lossless, found.prediction_misses, found.batch_size) == (True, (), 2)
-    assert [trial.prompt_id for trial in found.figures.trials] == [trial.prompt_id for trial in alone.figures.trials]
-    assert [trial.runs[TREE][0].tokens for trial in found.figures.trials] == [
-        trial.runs[TREE][0].tokens for trial in alone.figures.trials
+    assert [trial.prompt_id for trial in found.metrics.trials] == [trial.prompt_id for trial in alone.metrics.trials]
+    assert [trial.runs[TREE][0].tokens for trial in found.metrics.trials] == [
+        trial.runs[TREE][0].tokens for trial in alone.metrics.trials
     ]
     assert found.tokens_per_step == alone.tokens_per_step
     assert list(found.left_out) == [LOOKUP]
 
 
-def test_ways_take_turns() -> None:
-    """Within a repeat every way runs once, and each repeat and text begins with another."""
+def test_baselines_take_turns() -> None:
+    """Within a repeat every baseline runs once, and each repeat and text begins with another."""
     order: list[str] = []
 
-    def way(name: str) -> Way:
+    def baseline(name: str) -> Baseline:
         def run(_prompts: Sequence[Sequence[int]], _budget: int) -> list[Run]:
             order.append(name)
             return [Run([1], [1], 1, 0.0, 0.0)]
 
         return run
 
-    (runs,) = _in_turns({name: way(name) for name in "abc"}, [[1]], 1, 2, first=1)
+    options = ValidateOptions(max_new_tokens=1, repeats=2)
+    (runs,) = decode_in_turns({name: baseline(name) for name in "abc"}, [[1]], options, first=1)
     assert "".join(order) == "bcacab"
     assert [len(runs[name]) for name in "abc"] == [2, 2, 2]
 
@@ -203,7 +204,7 @@ def test_validate_without_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(type(base.model), "_assisted_decoding", refuse)
     result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=8)
     assert result.left_out == {LOOKUP: "no cropping"}
-    assert result.figures.ways == (GENERATE, AUTOREGRESSIVE, TREE)
+    assert result.metrics.baselines == (GENERATE, AUTOREGRESSIVE, TREE)
     assert result.lossless
 
 
@@ -234,9 +235,9 @@ def test_validate_planted_token(
     assert result.failures == result.differences == result.our_differences
     assert [difference.prompt_id for difference in result.differences] == [text.prompt_id for text in texts[:3]]
     assert result.prediction_misses == ()  # a text of its own cannot be compared with the prediction
-    for text, trial, difference in zip(texts, result.figures.trials, result.differences, strict=False):
+    for text, trial, difference in zip(texts, result.metrics.trials, result.differences, strict=False):
         stock, found = trial.runs[GENERATE][0].tokens, trial.runs[TREE][0]
-        assert (difference.way, difference.verdict) == (TREE, Verdict.BUG)
+        assert (difference.decoder, difference.cause) == (TREE, Cause.BUG)
         assert difference.position == sum(found.step_lengths[:4])
         assert (difference.greedy_token, difference.found_token) == (stock[difference.position], 300)
         with torch.inference_mode():
@@ -246,21 +247,21 @@ def test_validate_planted_token(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "step", "verdict", "fine"),
+    ("dtype", "step", "cause", "fine"),
     [
-        (torch.float32, 0.0, Verdict.TIE, True),
-        (torch.bfloat16, 0.0, Verdict.TIE, True),
-        (torch.float32, 1e-7, Verdict.ROUNDING, False),
-        (torch.bfloat16, 2**-7, Verdict.ROUNDING, True),
-        (torch.bfloat16, 0.5, Verdict.BUG, False),
+        (torch.float32, 0.0, Cause.TIE, True),
+        (torch.bfloat16, 0.0, Cause.TIE, True),
+        (torch.float32, 1e-7, Cause.ROUNDING, False),
+        (torch.bfloat16, 2**-7, Cause.ROUNDING, True),
+        (torch.bfloat16, 0.5, Cause.BUG, False),
     ],
 )
 def test_validate_planted_twins(
-    dtype: torch.dtype, step: float, verdict: Verdict, fine: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, step: float, cause: Cause, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two rows of the LM head, one of them lower by `step`, and a decoder that chooses otherwise than stock generate.
 
-    No verdict makes the text token for token that of stock, but a tie is no failure, nor is rounding in bfloat16.
+    No cause makes the text token for token that of stock, but a tie is no failure, nor is rounding in bfloat16.
     """
     base = tiny_base("llama")
     base.model.to(dtype)
@@ -275,8 +276,8 @@ def test_validate_planted_twins(
 
     plant(monkeypatch, choose_the_other)
     result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=12)
-    (difference,) = [one for one in result.differences if one.way == TREE]
-    assert difference.verdict is verdict
+    (difference,) = [one for one in result.differences if one.decoder == TREE]
+    assert difference.cause is cause
     assert {difference.greedy_token, difference.found_token} == {chosen, twin}
     assert not result.lossless
     assert (difference not in result.failures) is fine
@@ -287,8 +288,8 @@ def test_validate_planted_single_steps(base: Base, loaded: LoadedHeads, monkeypa
     plant(monkeypatch, lambda _budget, steps: [[token] for one in steps for token in one])
     result = validate(base, loaded.heads, Tree.chain(3), [Text("a:0", [1, 403, 407], [])], max_new_tokens=40)
     assert result.lossless
-    assert result.prediction_misses == result.figures.trials
-    assert result.figures.steps == 40 > result.figures.trials[0].predicted_steps
+    assert result.prediction_misses == result.metrics.trials
+    assert result.metrics.steps == 40 > result.metrics.trials[0].predicted_steps
 
 
 def test_validate_planted_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,7 @@ def test_validate_planted_end(monkeypatch: pytest.MonkeyPatch) -> None:
     result = validate(base, cycle_heads(base, 4, 1), Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
     (difference,) = result.differences
     assert (difference.position, difference.greedy_token, difference.found_token) == (8, ENDED, out[8])
-    assert difference.verdict is Verdict.BUG
+    assert difference.cause is Cause.BUG
     assert math.isnan(difference.gap)
 
 
@@ -320,19 +321,19 @@ def test_validate_judges_the_first_texts(judge: int, judged: int, monkeypatch: p
     """So many differing texts are judged, in the order of the prompts; the others stay open, and fail in float32."""
     result = spoil_all(tiny_base("llama"), monkeypatch, judge=judge)
     assert (result.differing, result.num_judged, len(result.failures)) == (8, judged, 8)
-    verdicts = [one.verdict for one in result.our_differences]
-    assert verdicts == [Verdict.BUG] * judged + [Verdict.UNJUDGED] * (8 - judged)
+    causes = [one.cause for one in result.our_differences]
+    assert causes == [Cause.BUG] * judged + [Cause.UNJUDGED] * (8 - judged)
     assert not result.lossless
 
 
 def test_validate_judges_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was left open is judged afterwards, the next texts each time, with the verdicts of judging at once."""
+    """What was left open is judged afterwards, the next texts each time, with the causes of judging at once."""
     base = tiny_base("llama")
     result = spoil_all(base, monkeypatch, judge=0, count=5)
     later = result.judged(base, 2).judged(base, 2)
     assert (later.num_judged, result.num_judged) == (4, 0)
     assert later.differences[:4] == result.judged(base, 4).differences[:4]
-    assert later.figures is result.figures
+    assert later.metrics is result.metrics
 
 
 def test_validate_unjudged_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,26 +342,26 @@ def test_validate_unjudged_in_half_precision(monkeypatch: pytest.MonkeyPatch) ->
     base.model.to(torch.bfloat16)
     result = spoil_all(base, monkeypatch, judge=0, count=2)
     assert (result.lossless, result.failures) == (False, ())
-    assert {one.verdict for one in result.judged(base).failures} == {Verdict.BUG}
+    assert {one.cause for one in result.judged(base).failures} == {Cause.BUG}
 
 
 def test_validate_never_judges_prompt_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of prompt lookup that differ are named, never judged, and counted as nobody's failures."""
     base = tiny_base("llama")
-    way = with_generate
+    stock = with_generate
 
-    def spoiled(base: Base, **options: int) -> Way:
-        run = way(base, **options)
+    def spoiled(base: Base, **options: int) -> Baseline:
+        run = stock(base, **options)
 
         def wrong(prompts: Sequence[Sequence[int]], new: int) -> list[Run]:
             return [dataclasses.replace(one, tokens=[7, *one.tokens[1:]]) for one in run(prompts, new)]
 
         return wrong if options else run
 
-    monkeypatch.setattr("treeopt.evaluate.validate.with_generate", spoiled)
+    monkeypatch.setattr("treeopt.evaluate.baselines.with_generate", spoiled)
     monkeypatch.setattr("treeopt.evaluate.divergence._in_float64", lambda _model: pytest.fail("judged"))
     result = validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], max_new_tokens=8)
-    assert [(one.way, one.verdict) for one in result.differences] == [(LOOKUP, Verdict.UNJUDGED)]
+    assert [(one.decoder, one.cause) for one in result.differences] == [(LOOKUP, Cause.UNJUDGED)]
     assert (result.lossless, result.differing, result.failures) == (True, 0, ())
 
 

@@ -101,7 +101,7 @@ def test_policy_is_no_one_tree(tmp_path: Path) -> None:
     """A policy is loaded as a plan; as a tree it is refused with what to do."""
     save_policy(TreePolicy(4, 2, "d1"), tmp_path / "p.yaml")
     assert load_plan(tmp_path / "p.yaml") == TreePolicy(4, 2, "d1")
-    with pytest.raises(TreeoptError, match="is no one tree") as caught:
+    with pytest.raises(TreeoptError, match="is a policy") as caught:
         load_tree(tmp_path / "p.yaml")
     assert "treeopt generate" in caught.value.fix
 

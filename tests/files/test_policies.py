@@ -38,6 +38,15 @@ def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
     assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "p.yaml").read_bytes()
 
 
+def test_names_of_0_x_are_read(tmp_path: Path) -> None:
+    """A file with the key `prices` loads as the same policy."""
+    text = policy_yaml(PRICED)
+    assert "size_cost:" in text
+    (tmp_path / "old.yaml").write_text(text.replace("size_cost:", "prices:"))
+    found = load_plan(tmp_path / "old.yaml")
+    assert (found, found.expected, found.source) == (PRICED, PRICED.expected, PRICED.source)
+
+
 @pytest.mark.parametrize("kind", ["policy", "tree"])
 def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Written in one folder, and moved with the drafter to another, a plan still finds it; given, the given counts."""
@@ -111,7 +120,7 @@ def test_load_tree_says_that_it_is_a_policy(tmp_path: Path, schema: str) -> None
     text = policy_yaml(PLAIN).replace("treeopt.policy/1", schema)
     (tmp_path / "p.yaml").write_text(text)
     assert load_plan(tmp_path / "p.yaml") == PLAIN
-    with pytest.raises(TreeoptError, match="chosen anew at every step") as caught:
+    with pytest.raises(TreeoptError, match="a tree for each step") as caught:
         load_tree(tmp_path / "p.yaml")
     assert caught.value.code is Code.FILE_INVALID
     assert "treeopt build --kind static" in caught.value.fix

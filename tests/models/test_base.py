@@ -167,15 +167,15 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     spoil = {"nan": float("nan"), "inf": float("inf")}
     yield "empty config", text("config.json", ""), file, "not JSON"
     yield "empty object", text("config.json", "{}"), model, "model_type"
-    yield "a list", text("config.json", "[1]"), file, "holds no object"
-    yield "null", text("config.json", "null"), file, "holds no object"
+    yield "a list", text("config.json", "[1]"), file, "is not a JSON object"
+    yield "null", text("config.json", "null"), file, "is not a JSON object"
     yield "deep", text("config.json", "[" * 100_000), file, "not JSON"
     yield "config a folder", folder_for("config.json"), file, "cannot be read"
     yield "weights a folder", folder_for(WEIGHTS), model, "no file named"
     yield "no weights", lambda folder: (folder / WEIGHTS).unlink(), model, "no file named"
     yield "truncated", lambda folder: os.truncate(folder / WEIGHTS, 5000), model, "deserializing header"
     yield "empty weights", lambda folder: os.truncate(folder / WEIGHTS, 0), model, "header too small"
-    yield "another architecture", config(model_type="gpt2"), model, "does not hold all weights of GPT2LMHeadModel"
+    yield "another architecture", config(model_type="gpt2"), model, "does not have all weights of GPT2LMHeadModel"
     yield "no language model", config(model_type="t5"), model, "T5Config"
     yield "unknown architecture", config(model_type="nosuch"), model, "nosuch"
     yield "model type a number", config(model_type=5), model, "`5`"
@@ -195,10 +195,10 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     yield "end true", text("generation_config.json", '{"eos_token_id": [1, true]}'), model, "eos_token_id is True"
     yield "filler a text", text("generation_config.json", '{"pad_token_id": "x"}'), model, "transformers can load"
     yield "generation garbage", text("generation_config.json", "{{"), file, "generation_config.json is not JSON"
-    yield "generation a list", text("generation_config.json", "[]"), file, "generation_config.json holds no object"
+    yield "generation a list", text("generation_config.json", "[]"), file, "generation_config.json is not a JSON object"
     yield "tokenizer garbage", text("tokenizer.json", "{{"), model, "tokenizer of"
     yield "tokenizer empty", text("tokenizer.json", "{}"), model, "tokenizer of"
-    yield "index a list", text(f"{WEIGHTS}.index.json", "[]"), file, "holds no object"
+    yield "index a list", text(f"{WEIGHTS}.index.json", "[]"), file, "is not a JSON object"
     yield "index of numbers", text(f"{WEIGHTS}.index.json", '{"weight_map": {"a": 1}}'), file, "no weight_map"
     yield "code", _with_code, model, "needs code from its own repository"
     yield "pickle garbage", garbage, model, "its files are damaged"
@@ -253,7 +253,7 @@ def test_load_base_experts_that_do_not_go_together(tmp_path: Path) -> None:
     one = "model.layers.0.block_sparse_moe.experts.0.w1.weight"
     rewrite(tmp_path, lambda state: {**state, one: state[one][:-1].clone()})
     error = fault(tmp_path)
-    assert (error.code, error.why) == (Code.MODEL_INVALID, "its files are damaged, or do not belong together")
+    assert (error.code, error.why) == (Code.MODEL_INVALID, "its files are damaged, or of different models")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn])
@@ -268,7 +268,7 @@ def test_load_base_half_that_overflows(folder: Path) -> None:
     """A model whose states overflow in its dtype is E504, and the way out is named."""
     rewrite(folder, lambda state: {**state, UP: state[UP] * 1e6})
     assert load_base(str(folder), device="cpu").dtype_name == "float32"
-    with pytest.raises(TreeoptError, match="not numbers") as caught:
+    with pytest.raises(TreeoptError, match="not finite") as caught:
         load_base(str(folder), device="cpu", dtype="float16")
     assert caught.value.code is Code.NOT_FINITE
     assert "--dtype float32" in caught.value.fix
@@ -317,6 +317,6 @@ def test_probe_says_that_the_base_gives_no_numbers() -> None:
     base = tiny_base("llama")
     with torch.no_grad():
         base.lm_head.weight[3] = float("nan")
-    with pytest.raises(TreeoptError, match="not numbers") as caught:
+    with pytest.raises(TreeoptError, match="not finite") as caught:
         check_trees(base)
     assert caught.value.code is Code.NOT_FINITE

@@ -117,7 +117,7 @@ def test_load_heads_config_lies(tmp_path: Path) -> None:
     assert loaded.heads.num_heads == 3
     assert len(loaded.notes) == 1
     assert "2 heads" in loaded.notes[0]
-    assert "hold 3" in loaded.notes[0]
+    assert "have 3" in loaded.notes[0]
 
 
 def test_load_heads_config_right_or_absent(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_tensors_of_the_wrong_kind_are_refused(state: dict[str, torch.Tensor]) -
 def test_weights_that_are_not_numbers_are_refused() -> None:
     """A NaN would win every comparison and score 100 %: E211."""
     state = {"0.0.weight": torch.full((4, 3), float("nan"))}
-    with pytest.raises(TreeoptError, match="not numbers"):
+    with pytest.raises(TreeoptError, match="not finite"):
         from_state(state, "crafted")
 
 

@@ -10,7 +10,7 @@ from helpers import random_calibration
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.curve import Curve, default_sizes, measure_curve
+from treeopt.optimize.curve import Curve, Timing, default_sizes, measure_curve
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.refine import Limits
@@ -61,7 +61,7 @@ def test_points_ascend_from_exactly_one(method: Method) -> None:
     taus = [point.tokens_per_step for point in curve.points]
     assert taus == sorted(taus)
     tokens = np.diff(fitter.calibration.offsets)
-    for point, steps in zip(curve.points, fitter.unseen_by_size(method, SIZES), strict=True):
+    for point, steps in zip(curve.points, fitter.cross_validated_steps(method, SIZES), strict=True):
         assert point.tokens_per_step == tokens.sum() / steps.sum()
         texts = by_text(fitter.calibration.token_hashes, tokens, steps)
         assert point.sampling == sampling_interval(*texts)
@@ -103,7 +103,7 @@ def test_no_profile_leaves_seconds_out() -> None:
 )
 def test_best_is_the_greatest_speedup(profile: LatencyProfile, best: int) -> None:
     """Overhead refers to the step of one node; the marked size has the most tokens per second of all points."""
-    curve = measure_curve(fitter_of(1), JOINT, SIZES, profile=profile)
+    curve = measure_curve(fitter_of(1), JOINT, SIZES, Timing(profile))
     alone = profile.seconds(1)
     speedups = {}
     for point in curve.points:
@@ -119,7 +119,7 @@ def test_best_of_equals_is_the_smaller() -> None:
     fitter = fitter_of(1)
     plain: Curve = measure_curve(fitter, MEDUSA, [1, 2])
     seconds = {1: 1.0, 2: plain.points[1].tokens_per_step}
-    curve = measure_curve(fitter, MEDUSA, [1, 2], profile=profile_of(seconds))
+    curve = measure_curve(fitter, MEDUSA, [1, 2], Timing(profile_of(seconds)))
     assert [point.speedup for point in curve.points] == [1.0, 1.0]
     assert curve.best == 1
 
@@ -128,13 +128,13 @@ def test_batch_and_context_choose_the_line_of_the_profile() -> None:
     """Seconds are those of the batch and context asked for."""
     flat, steep = profile_of({1: 0.01, 24: 0.01}), profile_of({1: 0.01, 2: 1.0, 24: 9.0}, batch=8, context=64)
     both = LatencyProfile.from_points([*flat.points, *steep.points])
-    assert measure_curve(fitter_of(1), MEDUSA, SIZES, profile=both).best == 24
-    assert measure_curve(fitter_of(1), MEDUSA, SIZES, profile=both, batch=8, context=64).best == 1
+    assert measure_curve(fitter_of(1), MEDUSA, SIZES, Timing(both)).best == 24
+    assert measure_curve(fitter_of(1), MEDUSA, SIZES, Timing(both, batch=8, context=64)).best == 1
 
 
 @pytest.mark.parametrize(("seconds", "batch"), [({2: 0.1, 24: 0.2}, 1), ({1: 0.1, 16: 0.2}, 1), ({1: 0.1, 24: 0.2}, 3)])
 def test_what_the_profile_lacks_is_one_error(seconds: dict[int, float], batch: int) -> None:
     """No one-node step, no largest size, or no such batch: E230."""
     with pytest.raises(TreeoptError) as caught:
-        measure_curve(fitter_of(1), MEDUSA, SIZES, profile=profile_of(seconds), batch=batch)
+        measure_curve(fitter_of(1), MEDUSA, SIZES, Timing(profile_of(seconds), batch=batch))
     assert caught.value.code is Code.PROFILE_INVALID

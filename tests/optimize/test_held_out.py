@@ -62,7 +62,7 @@ def test_judged_figures_are_plain_replay(seed: int) -> None:
     own, other = replay(tree, aside), replay(paper, aside)
     assert (found.texts, found.dropped) == (15, 0)
     assert found.tokens_per_step == own.tokens_per_step
-    assert found.paper_tokens_per_step == other.tokens_per_step
+    assert found.medusa_tokens_per_step == other.tokens_per_step
     tokens, steps = np.diff(aside.offsets), own.steps_by_sequence()
     assert found.interval == sampling_interval(tokens, steps)
     assert found.gain == difference_interval(tokens, steps, other.steps_by_sequence())

@@ -145,7 +145,7 @@ def test_different_heads_are_refused(change: str) -> None:
     with pytest.raises(TreeoptError) as caught:
         Tasks([ONE, other], LIMITS, candidates("joint", "visits", refined=False))
     assert caught.value.code is Code.CALIBRATION_MISMATCH
-    names = {"num_heads": "levels", "top_k": "ranks kept"}
+    names = {"num_heads": "levels", "top_k": "ranks"}
     assert [line.partition(":")[0] for line in caught.value.at.splitlines()] == [names.get(change, change)]
 
 

@@ -22,7 +22,7 @@ def test_reliability_by_hand() -> None:
     found = reliability(dataclasses.replace(made, steps=StepTraces(orders, mass, confidence)))
     assert found.trials.shape == (1, BINS)
     assert found.trials[0].tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 0, 1]
-    assert found.came[0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+    assert found.correct[0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
     assert found.estimated[0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 1]
     assert found.error.tolist() == [pytest.approx(1 / 3)]
 

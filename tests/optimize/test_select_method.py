@@ -190,15 +190,15 @@ def test_progress_ends_with_all_growths_done(values: str) -> None:
     told.clear()
     fitter.build([fit.method])
     assert told == []
-    fitter.unseen_by_size(Method(values, "visits", 256.0), [1, 4, 12])
+    fitter.cross_validated_steps(Method(values, "visits", 256.0), [1, 4, 12])
     assert told[-1] == (30, 30)
 
 
 def test_is_paper_is_the_paper_alone() -> None:
     """Any other values, weights or refinement are not the paper's."""
-    assert MEDUSA.is_paper
-    assert not any(method.is_paper for method in METHODS[1:])
-    assert not Method("independent", "uniform", refined=True).is_paper
+    assert MEDUSA.is_medusa
+    assert not any(method.is_medusa for method in METHODS[1:])
+    assert not Method("independent", "uniform", refined=True).is_medusa
 
 
 def test_paper_alone_wins() -> None:
@@ -298,7 +298,7 @@ def test_unseen_steps_fall_with_size(method: Method) -> None:
     calibration = random_calibration(8, sequences=40)
     fitter = Fitter(calibration, Limits(32, 16))
     sizes = [1, 2, 4, 8, 16, 32]
-    found = fitter.unseen_by_size(method, sizes)
+    found = fitter.cross_validated_steps(method, sizes)
     assert found[0].tolist() == np.diff(calibration.offsets).tolist()
     totals = [int(steps.sum()) for steps in found]
     assert all(more < 1.01 * fewer for fewer, more in itertools.pairwise(totals))
@@ -315,7 +315,7 @@ def test_unseen_steps_of_every_size_are_those_of_prefixes(method: Method) -> Non
     fitter = Fitter(calibration, Limits(14, 16))
     folds = fitter._folds(0)
     sizes = list(range(1, 15))
-    for nodes, steps in zip(sizes, fitter.unseen_by_size(method, sizes), strict=True):
+    for nodes, steps in zip(sizes, fitter.cross_validated_steps(method, sizes), strict=True):
         for fold in range(FOLDS):
             [(growth, _)] = fitter.build([method], folds != fold)
             own = replay(growth.tree(nodes), calibration.select(np.flatnonzero(folds == fold)))
@@ -326,7 +326,7 @@ def test_unseen_steps_below_five_texts_are_seen_ones() -> None:
     """Too few texts to leave any out: all are replayed by the tree of all."""
     fitter = Fitter(random_calibration(1, sequences=3), Limits(8, 16))
     [(growth, _)] = fitter.build([MEDUSA])
-    for nodes, steps in zip([1, 8], fitter.unseen_by_size(MEDUSA, [1, 8]), strict=True):
+    for nodes, steps in zip([1, 8], fitter.cross_validated_steps(MEDUSA, [1, 8]), strict=True):
         assert steps.tolist() == fitter.steps(growth.tree(nodes)).tolist()
 
 

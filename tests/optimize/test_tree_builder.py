@@ -120,7 +120,7 @@ def test_source_names_the_calibration() -> None:
     calibration = random_calibration(4, sequences=7)
     source = build_tree(calibration, 20).source
     assert source["made_by"] == f"treeopt {treeopt.__version__}"
-    assert source["method"]["nodes_asked"] == 20
+    assert source["method"]["budget"] == 20
     assert source["calibration"] == {
         "model": "base",
         "model_id": "b1",
@@ -137,7 +137,7 @@ def test_budget_beyond_what_has_value() -> None:
     calibration = make_calibration([np.array([[0, 1], [2, 1], [0, 1], [0, 1]])])
     tree = build_tree(calibration, 64)
     assert tree.paths == ((0,), (2,), (0, 1), (2, 1))
-    assert tree.source["method"]["nodes_asked"] == 64
+    assert tree.source["method"]["budget"] == 64
 
 
 def test_built_twice_is_equal() -> None:

@@ -9,25 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from helpers import random_calibration
+from helpers import pooled, random_calibration
 from numpy.typing import NDArray
 
 from treeopt.calibration import NONE, Ranks
-from treeopt.optimize import values as values_module
 from treeopt.optimize.trie import Floats, PathTrie
-from treeopt.optimize.values import IndependentValues, JointValues, falling
+from treeopt.optimize.values import IndependentValues, JointValues
 from treeopt.tree import Path
-
-
-def pooled(row: list[float]) -> list[float]:
-    """The nearest row that never rises: pool adjacent violators."""
-    pools: list[list[float]] = []
-    for value in row:
-        pools.append([value])
-        while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) < sum(pools[-1]) / len(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    return [sum(pool) / len(pool) for pool in pools for _ in pool]
 
 
 @dataclass
@@ -148,37 +136,3 @@ def test_independent_is_the_product_of_accuracies() -> None:
     assert estimator.children(np.zeros((1, 0), np.int32), np.ones(1)).tolist() == [[0.5, 0.25]]
     table = estimator.children(np.array([[0], [1]], np.int32), np.array([0.5, 0.25]))
     np.testing.assert_allclose(table, [[0.05, 0.2], [0.025, 0.1]], rtol=1e-15)
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 7, 32])
-def test_falling_equals_pooling(width: int) -> None:
-    """Each row becomes its antitonic regression: what pooling of adjacent violators gives."""
-    rng = np.random.default_rng(width)
-    rows = rng.random((40, width)) * (rng.random((40, width)) < 0.7)
-    np.testing.assert_allclose(falling(rows), [pooled(row) for row in rows.tolist()], rtol=1e-9, atol=1e-12)
-
-
-def test_falling_again_changes_nothing() -> None:
-    """Smoothed rows, and rows that fall from the start, stay as they are."""
-    rows = np.random.default_rng(0).random((20, 9))
-    once = falling(rows)
-    np.testing.assert_allclose(falling(once), once, rtol=1e-12)
-    ordered = -np.sort(-rows, axis=1)
-    np.testing.assert_allclose(falling(ordered), ordered, rtol=1e-12)
-    assert falling(np.array([[1.0, 3.0, 2.0, 0.0]])).tolist() == [[2.0, 2.0, 2.0, 0.0]]
-
-
-def test_falling_keeps_zeros_exact() -> None:
-    """Ranks behind the last one that ever came have no value at all: growth must not take rounding for value."""
-    rows = np.random.default_rng(1).random((50, 12))
-    rows[:, 7:] = 0.0
-    assert (falling(rows)[:, 7:] == 0.0).all()
-
-
-def test_falling_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few rows are smoothed at a time, the result is equal to the last bit."""
-    rows = np.random.default_rng(2).random((23, 5))
-    whole = falling(rows)
-    for chunk in (1, 50, 23 * 25):
-        monkeypatch.setattr(values_module, "_CHUNK", chunk)
-        assert np.array_equal(falling(rows), whole)

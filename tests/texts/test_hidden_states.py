@@ -27,14 +27,14 @@ def test_base_that_gives_no_numbers_is_blamed(layer: str, value: float) -> None:
     assert caught.value.code is Code.NOT_FINITE
 
 
-def test_heads_that_give_no_numbers_are_blamed() -> None:
+def test_heads_with_logits_that_are_not_finite_are_named() -> None:
     """Where the base is sound it is the heads."""
     base = tiny_base("llama")
     heads = random_heads(base, 2)
     assert heads.lm_head is not None
     with torch.no_grad():
         heads.lm_head[1, 5] = float("nan")
-    with pytest.raises(TreeoptError, match="the heads give") as caught:
+    with pytest.raises(TreeoptError, match="the heads' logits") as caught:
         trace_texts(base, heads, [TEXT], 4)
     assert caught.value.code is Code.NOT_FINITE
 

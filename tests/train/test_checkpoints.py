@@ -89,7 +89,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty note": (overwrite("begun.json", b""), "begun.json"),
     "note of a list": (overwrite("begun.json", b"[1]"), "begun.json"),
     "note nested deep": (overwrite("begun.json", b"[" * 100_000), "begun.json"),
-    "note of another schema": (overwrite("begun.json", b'{"schema": "treeopt.other/1"}'), "begun with other settings"),
+    "note of another schema": (
+        overwrite("begun.json", b'{"schema": "treeopt.other/1"}'),
+        "started with other settings",
+    ),
     "no note": (remove("begun.json"), "begun.json"),
     "a folder for a note": (folder_in_place, "begun.json"),
     "weights of garbage": (overwrite("checkpoint-8/model.safetensors", b"garbage"), "model.safetensors is damaged"),
@@ -126,7 +129,7 @@ def test_checkpoint_of_another_run(broken: Path, tmp_path: Path) -> None:
         train_heads(tiny_base("llama"), noise(20, seed=1), tmp_path / "other", SMALL, progress=cut_at(9))
     shutil.rmtree(broken / "checkpoints" / "checkpoint-8")
     shutil.copytree(tmp_path / "other/checkpoints/checkpoint-8", broken / "checkpoints/checkpoint-8")
-    with pytest.raises(TreeoptError, match="checkpoint-8 is of another run"):
+    with pytest.raises(TreeoptError, match="checkpoint-8 belongs to another run"):
         train_heads(tiny_base("llama"), noise(20), broken, SMALL, resume=True)
 
 

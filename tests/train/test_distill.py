@@ -326,7 +326,7 @@ def test_prompts_kept_for_judging(tmp_path: Path) -> None:
     done = run(chat_base(), seeds, tmp_path / "out.jsonl", exclude=exclude)
     assert [row["text"] for row in rows_of(tmp_path / "out.jsonl")] == ["w5", "w6"]
     assert [skip.prompt_id for skip in done.skipped] == [prompt.id for prompt in seeds.prompts[:3]]
-    assert {skip.reason for skip in done.skipped} == {"kept for judging"}
+    assert {skip.reason for skip in done.skipped} == {"an evaluation prompt"}
     cut_off(chat_base(), seeds, tmp_path / "cut.jsonl", 2, exclude=exclude)
     assert refusal(chat_base(), seeds, tmp_path / "cut.jsonl", resume=True).code is Code.RESUME_INVALID
 

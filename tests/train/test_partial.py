@@ -145,7 +145,7 @@ def test_batches_begin_where_the_prompts_do(tmp_path: Path) -> None:
     with pytest.raises(TreeoptError) as caught:
         run(chat_base(), seeds(tmp_path), tmp_path / "out.jsonl", resume=True)
     assert caught.value.code is Code.RESUME_INVALID
-    assert "skip: begun with 1" in caught.value.at
+    assert "skip: started with 1" in caught.value.at
 
 
 def test_more_prompts_of_the_same_file(tmp_path: Path) -> None:

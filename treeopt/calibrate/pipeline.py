@@ -1,7 +1,7 @@
-"""Measure: the base model's own continuations, and the rank of each of their tokens under each head.
+"""Calibrate: encode prompts, answer them, learn a drafter (where one is to be learned), trace the answers.
 
-Tokens are generated first, in batches; then one teacher-forced forward a batch gives the hidden states of every
-position at once, from which all heads are ranked. (The original runs its heads at every decoding step.)
+The answers are generated in batches; then one teacher-forced forward a batch gives the hidden states of all positions,
+from which the drafter ranks every true token. (The reference implementation runs its heads at every step.)
 """
 
 from __future__ import annotations
@@ -19,32 +19,50 @@ from transformers import PreTrainedTokenizerBase
 from treeopt.calibration import MAX_RANKS, NONE, Calibration, Provenance, Ranks, StepTraces
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import check_drafter
-from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Traced, trace_texts
-from treeopt.errors import check_counts
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.progress import Progress, silent
-from treeopt.sampling import check_seed, check_temperature
-from treeopt.texts.answers import answer_all
-from treeopt.texts.encode import Skipped, Text, encode_prompts
+from treeopt.texts.answers import AnswerOptions, answer_all
+from treeopt.texts.encode import Encoded, Skipped, Text, encode_prompts
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.texts.prompts import PromptSet
 
 
 @dataclass(frozen=True)
-class CalibrationRun:
-    """A calibration, and what came with it.
+class CalibrationOptions(AnswerOptions):
+    """How `run_calibration` answers and traces prompts; the fields of `AnswerOptions`, and these.
 
     Args:
-        calibration: the record.
+        responses: trace the answers that the prompts bring; nothing is generated, and later turns are ignored.
+        steps: with a drafter, trace per-step trees too.
+    """
+
+    responses: bool = False
+    steps: bool = False
+
+    @property
+    def answers(self) -> str:
+        """The origin of the answers, as calibrations store it."""
+        if self.responses:
+            return "given"
+        return "greedy" if self.temperature == 0 else f"sampled at {self.temperature}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class CalibrationRun:
+    """The result of `run_calibration`.
+
+    Args:
+        calibration: the traces.
         skipped: prompts that were left out.
-        answers_cut: how many ready-made answers were cut at the token budget.
-        heads: H; a drafter's levels go on beyond them.
-        learned: the drafter that was learned on the way; None where none was asked for.
+        answers_cut: number of given answers that were cut at the token budget.
+        heads: H; a drafter may have more levels.
+        learned: the drafter that was learned; None without `learning`.
     """
 
     calibration: Calibration
@@ -60,42 +78,30 @@ def run_calibration(
     prompts: GivenPrompts,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    max_new_tokens: int = 128,
-    batch_size: int = 16,
-    temperature: float = 0.0,
-    seed: int = 0,
-    chat_template: bool = True,
-    responses: bool = False,
     drafter: Drafter | None = None,
     learning: Learning | None = None,
-    steps: bool = False,
     progress: Progress = silent,
+    **options: Any,
 ) -> CalibrationRun:
-    """Trace the heads over continuations of the prompts.
+    """Trace heads, or a drafter, over the base model's answers to prompts.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
-        heads: its heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name.
-        prompts: what to continue: a file name or another name as for `load_prompts`, a list of requests, rows or
-            conversations, or a `PromptSet`; turn by turn where they have several, each after the model's answer to the
-            one before; with `responses` each brings the answer to score, and only first turns are looked at.
-        tokenizer: the model's, where it does not lie beside its weights.
-        max_new_tokens: budget of each continuation; fewer where the model ends the text.
-        batch_size: prompts run together; batched and single runs differ only by rounding.
-        temperature: 0 is greedy; above, tokens are sampled with `seed` (and depend on the batch size).
-        seed: of the sampling.
-        chat_template: put requests through the tokenizer's chat template, where it has one.
-        responses: score the prompts' own answers; nothing is generated.
-        drafter: whose candidates are ranked; the heads' plain guesses where None.
-        learning: learn a drafter from these very prompts, and trace each text by what the others taught.
-        steps: with a drafter, trace trees chosen per step too.
-        progress: told after each batch; answers, drawn text, counted text and traces each begin at 0.
+        heads: its heads: `MedusaHeads`, what `load_heads` returns, or a folder or hub name.
+        prompts: a file name or another name as for `load_prompts`, a list of requests, rows or conversations, or a
+            `PromptSet`. Later turns of a dialogue each follow the model's answer to the turn before.
+        tokenizer: of the model; None takes the one beside the model's weights.
+        drafter: the drafter whose candidates are ranked; None ranks the guesses of the heads.
+        learning: learn a drafter from these prompts, and trace each text by a drafter that was learned without it.
+        progress: called after each batch; answers, sampled texts, counted texts and traces each begin at 0.
+        options: fields of `CalibrationOptions`: `max_new_tokens`, `batch_size`, `temperature`, `seed`,
+            `chat_template`, `responses`, `steps`.
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
             is too long; as `load_base`, `load_heads`, `load_prompts` and `encode`.
-        TypeError: where model, heads or prompts are none of these.
-        ValueError: where the seed is negative or beyond 63 bits, or the temperature is between 0 and 1e-6.
+        TypeError: where model, heads or prompts are of another type, or there is no such option.
+        ValueError: where a number is out of range.
 
     Example:
         >>> import treeopt
@@ -105,121 +111,132 @@ def run_calibration(
         >>> treeopt.build_tree(run.calibration, nodes=4).nodes
         4
     """
-    check_counts(max_new_tokens=max_new_tokens, batch_size=batch_size)
-    base, loaded = as_base(model, tokenizer), as_heads(heads)
-    prompts = as_prompt_set(prompts, answers=responses)
-    check_heads_fit(base, loaded.heads, loaded.name)
-    heads = heads_like(base, loaded.heads)
+    chosen = CalibrationOptions(**options)
+    job = _job(as_base(model, tokenizer), as_heads(heads), prompts, chosen, progress)
     if drafter is not None:
-        check_drafter(drafter, base, heads)
-    check_seed(seed)
-    check_temperature(temperature)
-    encoded = encode_prompts(base, prompts, max_new_tokens, chat_template=chat_template, scored=responses)
-    texts, skipped = list(encoded.texts), list(encoded.skipped)
-    if not responses:
-        if temperature > 0:
-            torch.manual_seed(seed)
-        texts, left_out = answer_all(
-            base,
-            texts,
-            max_new_tokens,
-            batch_size=batch_size,
-            temperature=temperature,
-            chat_template=chat_template,
-            progress=lambda done, total: progress(done, total, "answers"),
-        )
-        skipped += left_out
-    learned = None
-    if learning is not None:
-        source = _source(base, loaded, prompts, learning, max_new_tokens)
-        learned = learn(
-            base,
-            heads,
-            texts,
-            learning,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-            source=source,
-            progress=progress,
-        )
-        drafter, models = learned.drafter, learned.proposers(base, heads, texts)
+        check_drafter(drafter, job.base, job.heads)
+    encoded = _encoded(job)
+    texts, skipped = _answered(job, encoded)
+    learned = None if learning is None else _learned(job, texts, learning)
+    traced = _traced(job, texts, learned or drafter)
+    found = drafter if learned is None else learned.drafter
+    provenance = _provenance(job, "" if found is None else found.id)
+    ranks, steps = [one.ranks for one in traced], [one.steps for one in traced]
+    calibration = as_calibration(texts, ranks, job.top_k, provenance, steps)
+    skipped = (*encoded.skipped, *skipped)
+    return CalibrationRun(calibration, skipped, encoded.answers_cut, job.heads.num_heads, learned)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The inputs of a calibration, loaded and checked."""
+
+    base: Base
+    loaded: LoadedHeads
+    heads: MedusaHeads  # on the base's device and in its dtype
+    prompts: PromptSet
+    options: CalibrationOptions
+    progress: Progress
+
+    @property
+    def top_k(self) -> int:
+        """Number of ranks that a trace distinguishes; a token of a higher rank is a miss."""
+        return min(MAX_RANKS, self.base.vocab_size)
+
+
+def _job(
+    base: Base, loaded: LoadedHeads, prompts: GivenPrompts, options: CalibrationOptions, progress: Progress
+) -> _Job:
+    chosen = as_prompt_set(prompts, answers=options.responses)
+    check_heads_fit(base, loaded.heads, loaded.name)
+    return _Job(base, loaded, heads_like(base, loaded.heads), chosen, options, progress)
+
+
+def _encoded(job: _Job) -> Encoded:
+    """The prompts as token ids."""
+    budget, chat_template = job.options.max_new_tokens, job.options.chat_template
+    return encode_prompts(job.base, job.prompts, budget, chat_template=chat_template, scored=job.options.responses)
+
+
+def _answered(job: _Job, encoded: Encoded) -> tuple[Sequence[Text], tuple[Skipped, ...]]:
+    """The texts with their answers, generated or given, and the turns that did not fit into the context."""
+    if job.options.responses:
+        return encoded.texts, ()
+    if job.options.temperature > 0:
+        torch.manual_seed(job.options.seed)
+    texts, skipped = answer_all(
+        job.base, encoded.texts, job.options, progress=lambda done, total: job.progress(done, total, "answers")
+    )
+    return texts, tuple(skipped)
+
+
+def _learned(job: _Job, texts: Sequence[Text], learning: Learning) -> Learned:
+    """A drafter from the texts."""
+    return learn(
+        job.base,
+        job.heads,
+        texts,
+        learning,
+        max_new_tokens=job.options.max_new_tokens,
+        batch_size=job.options.batch_size,
+        source=_source(job, learning),
+        progress=job.progress,
+    )
+
+
+def _traced(job: _Job, texts: Sequence[Text], drafter: Learned | Drafter | None) -> list[Traced]:
+    """Traces of all texts: by the heads, by one drafter, or each by the learned drafter that left the text out."""
+    if isinstance(drafter, Learned):
+        proposers, depth = drafter.proposers(job.base, job.heads, texts), drafter.drafter.depth
     else:
-        models = [proposer_for(base, heads, drafter)] * len(texts)
-    top_k = min(MAX_RANKS, base.vocab_size)
-    levels = drafter.depth if drafter is not None and steps else 0
-    traced = _traced(base, texts, models, top_k, batch_size, steps=levels, progress=progress)
-    answers = "given" if responses else "greedy" if temperature == 0 else f"sampled at {temperature}, seed {seed}"
-    template = _template_hash(base, chat_template)
-    provenance = _provenance(base, loaded, prompts, answers, max_new_tokens, template, drafter.id if drafter else "")
-    calibration = as_calibration(texts, [one.ranks for one in traced], top_k, provenance, [one.steps for one in traced])
-    return CalibrationRun(calibration, tuple(skipped), encoded.answers_cut, heads.num_heads, learned)
-
-
-def _traced(
-    base: Base,
-    texts: Sequence[Text],
-    models: Sequence[Proposer],
-    top_k: int,
-    batch_size: int,
-    *,
-    steps: int,
-    progress: Progress,
-) -> list[Traced]:
-    """The traces of all texts, each under its own drafter, or of the heads' plain guesses where there is none."""
+        proposers = [proposer_for(job.base, job.heads, drafter)] * len(texts)
+        depth = 0 if drafter is None else drafter.depth
+    step_depth = depth if job.options.steps else 0
     traced: list[Traced] = []
     hits = trials = 0
-    for start in range(0, len(texts), batch_size):
-        batch = texts[start : start + batch_size]
-        traced += trace_texts(base, models[start : start + batch_size], batch, top_k, step_depth=steps)
+    for start in range(0, len(texts), job.options.batch_size):
+        part = slice(start, start + job.options.batch_size)
+        traced += trace_texts(job.base, proposers[part], texts[part], job.top_k, step_depth=step_depth)
         for one in traced[start:]:
             hits += int(np.count_nonzero(one.ranks[:, 0] == 0))
             trials += int(np.count_nonzero(one.ranks[:, 0] != NONE))
-        progress(len(traced), len(texts), f"head 1 top-1 {hits / max(trials, 1):.1%}")
+        job.progress(len(traced), len(texts), f"head 1 top-1 {hits / max(trials, 1):.1%}")
     return traced
 
 
-def _source(
-    base: Base, loaded: LoadedHeads, prompts: PromptSet, learning: Learning, max_new_tokens: int
-) -> dict[str, Any]:
-    """Where a learned drafter comes from."""
+def _source(job: _Job, learning: Learning) -> dict[str, Any]:
+    """The origin of a learned drafter, as its file stores it."""
     return {
-        "model": base.name,
-        "model_id": base.fingerprint,
-        "dtype": base.dtype_name,
-        "heads": loaded.name,
-        "heads_id": loaded.fingerprint,
-        "prompts": {prompts.sha256: prompts.name},
-        "rows": [prompts.prompts[0].row, prompts.prompts[-1].row],
-        "max_new_tokens": max_new_tokens,
+        "model": job.base.name,
+        "model_id": job.base.fingerprint,
+        "dtype": job.base.dtype_name,
+        "heads": job.loaded.name,
+        "heads_id": job.loaded.fingerprint,
+        "prompts": {job.prompts.sha256: job.prompts.name},
+        "rows": [job.prompts.prompts[0].row, job.prompts.prompts[-1].row],
+        "max_new_tokens": job.options.max_new_tokens,
         "learning": dataclasses.asdict(learning),
-        "made_by": base.versions(),
+        "made_by": job.base.versions(),
     }
 
 
-def _provenance(
-    base: Base,
-    loaded: LoadedHeads,
-    prompts: PromptSet,
-    answers: str,
-    max_new_tokens: int,
-    template: str,
-    drafter_id: str,
-) -> Provenance:
+def _provenance(job: _Job, drafter_id: str) -> Provenance:
+    """The origin of a calibration, as its file stores it."""
     settings = {
-        "answers": answers,
-        "max_new_tokens": max_new_tokens,
-        "chat_template": template,
-        "eos": list(base.eos_ids),
-        "dtype": base.dtype_name,
+        "answers": job.options.answers,
+        "max_new_tokens": job.options.max_new_tokens,
+        "chat_template": _template_hash(job.base, job.options.chat_template),
+        "eos": list(job.base.eos_ids),
+        "dtype": job.base.dtype_name,
     }
     return Provenance(
-        model=base.name,
-        model_id=base.fingerprint,
-        heads=loaded.name,
-        heads_id=loaded.fingerprint,
+        model=job.base.name,
+        model_id=job.base.fingerprint,
+        heads=job.loaded.name,
+        heads_id=job.loaded.fingerprint,
         settings=settings,
-        prompts={prompts.sha256: prompts.name},
-        made_by=base.versions(),
+        prompts={job.prompts.sha256: job.prompts.name},
+        made_by=job.base.versions(),
         drafter_id=drafter_id,
     )
 
@@ -231,7 +248,15 @@ def as_calibration(
     provenance: Provenance,
     steps: Sequence[StepTraces | None] = (),
 ) -> Calibration:
-    """The record of texts (in ascending order of prompt id), their ranks (uint8 [G, H] each), and trees of steps."""
+    """The calibration of traced texts.
+
+    Args:
+        texts: by ascending prompt id.
+        rows: ranks, one uint8 [G, L] a text.
+        top_k: ranks that are told apart.
+        provenance: the origin.
+        steps: traces of per-step trees, one a text; None where there are none.
+    """
     known = [one for one in steps if one is not None]
     return Calibration(
         ranks=np.concatenate(rows),
@@ -245,9 +270,11 @@ def as_calibration(
 
 
 def _template_hash(base: Base, used: bool) -> str:
+    """The first digits of the chat template's sha256; `none` where none is used."""
     template = base.tokenizer.chat_template if used and base.tokenizer is not None else None
     return hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else "none"
 
 
 def _token_hash(tokens: Sequence[int]) -> str:
+    """The first digits of an answer's sha256."""
     return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:16]

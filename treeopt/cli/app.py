@@ -1,4 +1,4 @@
-"""The program `treeopt`: commands are imported when called, so that `--help` is instant."""
+"""The program `treeopt`. A command is imported when it is called, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from treeopt.cli.terminal import echo, echo_json, escape_unencodable
 from treeopt.errors import system_error
 from treeopt.version import VERSION
 
-# Command -> one line of help; its module is treeopt.cli.<command>_command with the click command `command`.
+# Command -> one line of help. The module treeopt.cli.<command>_command has the click command as `command`.
 COMMANDS = {
-    "demo": "The whole job on the built-in model, in about a minute.",
-    "calibrate": "Measure how often each head's guesses are right.",
-    "learn": "Learn to correct the heads' guesses by the tokens before them.",
-    "profile": "Time a decode step by the size of the tree.",
-    "build": "Grow the best tree for a number of nodes.",
+    "demo": "Run every step on the built-in model, in about a minute.",
+    "calibrate": "Measure how often the candidates of each head are right.",
+    "learn": "Learn a drafter: the heads' candidates rescored by an n-gram table.",
+    "profile": "Measure the time of a decode step by the size of the tree.",
+    "build": "Build the best tree for a number of nodes.",
     "curve": "Tokens per step, overhead and speedup by the size of the tree.",
-    "compile": "Turn a tree into attention mask, positions and indices.",
-    "render": "Draw a tree as SVG, DOT, or what graphviz offers.",
-    "validate": "Decode with a tree: lossless? as predicted? faster?",
-    "generate": "Continue a prompt with a tree, shown as it is decoded.",
-    "distill": "Let the base model write texts to train heads on.",
+    "compile": "Write the attention mask, positions and indices of a tree.",
+    "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
+    "validate": "Check that a tree is lossless and as predicted; measure its speed.",
+    "generate": "Continue a prompt with a tree, and stream the text.",
+    "distill": "Generate training texts with the base model.",
     "train": "Train draft heads for a base model (Medusa-1).",
     "list": "List the trees and prompt sets that come with treeopt.",
-    "show": "Print a tree, and what a calibration expects of it.",
+    "show": "Print a tree, and its expected tokens per step.",
 }
 
-# What the libraries below say on their own would break results, logs and progress bars.
+# Messages of these libraries would break results, logs and progress bars.
 _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -41,25 +41,25 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-_EXIT_PIPE = 141  # what shells report of a program that a closed pipe ended
+_EXIT_PIPE = 141  # the status that shells report for a program ended by a closed pipe
 
 
 class _ReaderClosed(Exception):
-    """The reader of standard output closed the pipe; click would exit 1, the status of our bugs."""
+    """The reader of standard output closed the pipe; click would exit with 1, the status of bugs."""
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands' names and help lines without importing them."""
+    """A group of commands whose names and help lines are known without importing them."""
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        """As click's, where `--help` prints; a closed pipe raises `_ReaderClosed`."""
+        """As in click, which prints `--help` here; a closed pipe raises `_ReaderClosed`."""
         try:
             return super().make_context(*args, **settings)
         except BrokenPipeError as error:
             raise _ReaderClosed from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's, where commands run; a closed pipe raises `_ReaderClosed`."""
+        """As in click, which runs commands here; a closed pipe raises `_ReaderClosed`."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -68,7 +68,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with the names that are close to an unknown one."""
+        """As in click; for an unknown name, similar names are suggested."""
         near = difflib.get_close_matches(args[0], COMMANDS, n=2)
         if args[0] not in COMMANDS and near:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
@@ -95,7 +95,7 @@ def program() -> None:
 
     \b
     treeopt calibrate --heads HEADS --prompts PROMPTS    measure the heads
-    treeopt build --nodes 64 -o tree.yaml                grow the tree
+    treeopt build --nodes 64 -o tree.yaml                build the tree
     treeopt validate --heads HEADS --tree tree.yaml --prompts PROMPTS
     treeopt generate "Once upon a time" --heads HEADS --tree tree.yaml
     """
@@ -118,10 +118,10 @@ def run() -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         raise KeyboardInterrupt from None
-    except (_ReaderClosed, BrokenPipeError):  # `treeopt list | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+    except (_ReaderClosed, BrokenPipeError):  # such as `treeopt list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output is discarded
         sys.exit(_EXIT_PIPE)
-    except OSError as error:  # `treeopt list > /dev/full`: found when the last of the output is written
+    except OSError as error:  # such as `treeopt list > /dev/full`: raised when the buffer is flushed
         known = system_error(error)
         if known is None:
             raise
@@ -132,7 +132,7 @@ def run() -> None:
 
 
 def _say_usage(error: click.ClickException) -> None:
-    """What click's `show` prints, through the place that escapes control characters."""
+    """Print click's message, with control characters escaped."""
     shown = io.StringIO()
     error.show(file=shown)
     echo(shown.getvalue(), err=True, end="")

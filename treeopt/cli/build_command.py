@@ -1,4 +1,4 @@
-"""`treeopt build`: traces to a tree."""
+"""`treeopt build`: rank traces to a tree."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class _Nodes(click.ParamType[int | str]):
         return click.IntRange(min=1).convert(value, param, ctx)
 
 
-_NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest."
-_ESTIMATE_HELP = "Given with --{}, exactly these; else the paper's compete too."
+_NODES_HELP = f"Budget, root counted, at most {MAX_NODES:,} ({STEP_SIZES[-1]} for dynamic); auto: the fastest size."
+_ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a candidate as well."
 
 
 @command("build")
@@ -50,7 +50,7 @@ _ESTIMATE_HELP = "Given with --{}, exactly these; else the paper's compete too."
     multiple=True,
     default=[DEFAULT_FILE],
     show_default=True,
-    help="Traces, by `treeopt calibrate`; several, one a task, for a mixture.",
+    help="Traces, by `treeopt calibrate`; one for each task of a mixture.",
 )
 @click.option("--nodes", type=_Nodes(), default=64, show_default=True, help=_NODES_HELP)
 @click.option(
@@ -58,11 +58,11 @@ _ESTIMATE_HELP = "Given with --{}, exactly these; else the paper's compete too."
     type=click.Choice(KINDS),
     default=KINDS[0],
     show_default=True,
-    help="static: one tree for all steps; dynamic: at every step the likeliest nodes.",
+    help="static: one tree for all steps; dynamic: a tree for each step, of the most likely nodes.",
 )
-@click.option("--profile", help="Seconds a step, by `treeopt profile`; for --nodes auto.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Of the profile.")
-@click.option("--context", type=click.IntRange(min=1), help="Of the profile [default: its longest].")
+@click.option("--profile", help="Seconds per step, by `treeopt profile`; for --nodes auto.")
+@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Batch of the profile.")
+@click.option("--context", type=click.IntRange(min=1), help="Context of the profile [default: its longest].")
 @click.option(
     "--values",
     type=click.Choice(VALUES),
@@ -77,24 +77,26 @@ _ESTIMATE_HELP = "Given with --{}, exactly these; else the paper's compete too."
     show_default=True,
     help=_ESTIMATE_HELP.format("values"),
 )
-@click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes one by one, in all.")
-@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks a head.")
-@click.option("--max-rank", type=click.IntRange(min=0), help="No larger rank, e.g. 9 for engines that draft ten.")
-@click.option("--max-depth", type=click.IntRange(min=0), help="No longer path [default: the number of heads].")
-@click.option("--holdout", type=click.IntRange(min=1), help="Set the last N texts aside; judge by them at the end.")
-@click.option("--mix", help="Shares of the tasks, e.g. 3,1 [default: by their tokens].")
-@click.option("--robust", is_flag=True, help="For several tasks: the least loss on the worst of them.")
+@click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes, in all.")
+@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per head.")
+@click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank, e.g. 9 for engines that draft ten.")
+@click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of heads].")
+@click.option(
+    "--holdout", type=click.IntRange(min=1), help="Hold out the last N texts, and judge the tree by them at the end."
+)
+@click.option("--mix", help="Weights of the tasks, e.g. 3,1 [default: by their tokens].")
+@click.option("--robust", is_flag=True, help="Minimise the loss on the worst of several tasks.")
 @force_option
 @click.option("-o", "--output", default="tree.yaml", show_default=True)
 def run(console: Console, **options: Any) -> None:
-    """Grow the tree with the most tokens per step under a number of nodes.
+    """Build the tree with the most tokens per step for a number of nodes.
 
-    Node values are estimated from the traces; several estimates compete on texts they were not fitted to, the paper's
-    (--values independent --weights uniform) among them unless both options are given. Then the tree is replayed over
-    the traces, which is exactly what a decoder would do on that text.
+    Node values are estimated from the traces. Several estimates are compared by cross-validation over texts; the Medusa
+    tree (--values independent --weights uniform) is a candidate unless both options are given. Then the tree is
+    replayed over the traces, which gives exactly the steps of a decoder on that text.
 
-    With --kind dynamic the drafter's own estimates choose the nodes anew at every step, so nothing is grown: the file
-    says how many, and which drafter. With --nodes auto each step takes as many as are worth their time.
+    With --kind dynamic the drafter's estimates choose the nodes of each step, so no tree is grown: the file holds the
+    number of nodes and the drafter. With --nodes auto each step takes the size that is worth its time.
     """
     if options["kind"] == KINDS[0]:
         _run_static(console, options)
@@ -116,7 +118,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     with console.progress("build") as progress:
         built = run_job(calibrations, job, progress=late(progress))
     save_tree(built.tree, options["output"])
-    # Read once, and only now that the file is written: nothing could have been fitted to these texts.
+    # The texts held out are read only after the file is written, so nothing can be fitted to them.
     judgement = built.judgement()
     _report(console, built, options["output"])
     _report_choice(console, built)
@@ -126,7 +128,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
 
 
 def _job(options: dict[str, Any], tasks: int) -> Job:
-    """What the options ask for, after refusing those that contradict each other."""
+    """The job of the options; contradicting options are refused."""
     auto = options["nodes"] == AUTO
     check_profile(options)
     if tasks == 1 and (options["mix"] is not None or options["robust"]):
@@ -151,32 +153,30 @@ def _shares(text: str, tasks: int) -> list[float]:
     try:
         shares = [float(share) for share in text.split(",")]
     except ValueError as error:
-        raise click.BadParameter("numbers, with commas between", param_hint="--mix") from error
+        raise click.BadParameter("numbers separated by commas", param_hint="--mix") from error
     if len(shares) != tasks or not all(0 < share < math.inf for share in shares):
-        raise click.BadParameter(f"{tasks} positive numbers, one a calibration", param_hint="--mix")
+        raise click.BadParameter(f"{tasks} positive numbers, one for each calibration", param_hint="--mix")
     return shares
 
 
 def _report(console: Console, built: Built, output: str) -> None:
     tree, expected = built.tree, built.tree.expected
     assert expected is not None
-    if tree.nodes < built.asked:
+    if tree.nodes < built.budget:
         console.warn(
-            f"warning: {tree.nodes} nodes, not {built.asked}: no further path has any value within the limits "
+            f"warning: {tree.nodes} nodes, not {built.budget}: no further path within the limits has a value above 0 "
             f"(K = {expected.top_k})"
         )
     console.say(
         f"{tree.nodes} nodes = 1 root + {len(tree.paths)} drafts, depth {tree.depth}, {len(tree.leaves)} leaves, "
-        f"K = {expected.top_k} ranks a head"
+        f"K = {expected.top_k} ranks per head"
     )
     console.say(f"method                    {built.fit.method}")
     console.say(f"expected tokens per step  {expected.independent:.3f}  independent: 1 + sum of products of accuracies")
-    console.say(
-        f"                          {expected.replay:.3f}  replay: what a decoder yields on {texts_of(built.fitted)}"
-    )
+    console.say(f"                          {expected.replay:.3f}  replay: a decoder on {texts_of(built.fitted)}")
     if expected.cross_validated is not None:
         line = (
-            f"                          {expected.cross_validated:.3f}  unseen: the same on texts left out of the fit"
+            f"                          {expected.cross_validated:.3f}  cross-validated: on texts left out of the fit"
         )
         if expected.low is None:
             console.say(line)
@@ -188,8 +188,8 @@ def _report(console: Console, built: Built, output: str) -> None:
             )
     warn_few_texts(console, built.fitted)
     if built.fit.steps is None:
-        taken = "the Medusa tree" if built.fit.method.is_paper else "the tree that was asked for"
-        console.warn(f"warning: too few different texts to compare methods or to leave any out: {taken}")
+        taken = "the Medusa tree" if built.fit.method.is_medusa else f"method {built.fit.method}"
+        console.warn(f"warning: too few different texts for cross-validation: {taken} is built")
     console.note(f"wrote {output}")
 
 
@@ -212,7 +212,7 @@ def _report_tasks(console: Console, built: Built, files: tuple[str, ...]) -> Non
     rows.append(["this tree (fitted to all)", *(f"{tau:.3f}" for tau in built.mixed.tokens_per_step)])
     rows.append(["share in the fit", *(f"{share:.2f}" for share in built.mixed.shares)])
     console.table(["tokens per step of the tree of / on", *files], rows)
-    console.say("a tree on its own task: on texts left out of its fit, where there are five different ones or more")
+    console.say("the diagonal is cross-validated where a task has five different texts or more")
 
 
 def _report_judgement(console: Console, judgement: Judgement | None) -> None:
@@ -222,13 +222,13 @@ def _report_judgement(console: Console, judgement: Judgement | None) -> None:
     distinct = f", {judgement.distinct} distinct" if judgement.distinct != judgement.texts else ""
     between = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
     console.say(
-        f"judged on {judgement.texts} texts{distinct} set aside ({judgement.dropped} that stand in both dropped): "
+        f"judged on {judgement.texts} texts{distinct} held out ({judgement.dropped} that were also fitted dropped): "
         f"{judgement.tokens_per_step:.4f}{between}"
     )
     between = "" if gain is None else f" ({gain.low:+.3f} to {gain.high:+.3f} tokens)"
     console.say(
-        f"the Medusa tree there: {judgement.paper_tokens_per_step:.4f}; gain "
-        f"{judgement.tokens_per_step / judgement.paper_tokens_per_step - 1:+.2%}{between}"
+        f"the Medusa tree on them: {judgement.medusa_tokens_per_step:.4f}; gain "
+        f"{judgement.tokens_per_step / judgement.medusa_tokens_per_step - 1:+.2%}{between}"
     )
 
 
@@ -242,7 +242,7 @@ def _as_dict(built: Built, judgement: Judgement | None, output: str) -> dict[str
         "top_k": tree.expected.top_k,
         "method": str(built.fit.method),
         "expected_tokens_per_step": {name: value for name, value in vars(tree.expected).items() if name != "top_k"},
-        "steps_on_unseen_texts": built.fit.trials,
+        "cross_validated_steps": built.fit.trials,
         "texts_fitted": built.fitted.sequences,
         "texts_distinct": built.fitted.distinct,
         "paths": tree.paths,

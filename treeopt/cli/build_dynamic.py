@@ -1,4 +1,4 @@
-"""`treeopt build --kind dynamic`: traces to a policy that chooses a tree at every step."""
+"""`treeopt build --kind dynamic`: rank traces to a policy of per-step trees."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from treeopt.files.profiles import load_profile
 from treeopt.optimize.intervals import FEW_TEXTS, FEWEST_TEXTS
 from treeopt.optimize.per_step import build_policy, fastest_policy
 from treeopt.optimize.reliability import reliability
+from treeopt.policy import TreePolicy
 
-AUTO = "auto"  # in place of a number of nodes
+AUTO = "auto"  # as the number of nodes
 _STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "max_depth", "holdout", "mix", "robust")
 
 
@@ -42,20 +43,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     else:
         policy = build_policy(calibration, options["nodes"])
     save_policy(policy, options["output"])
-    assert policy.expected is not None
-    console.say(f"at every step the likeliest of {policy.nodes} nodes at most, {policy.depth} drafts deep")
-    console.say(
-        f"expected tokens per step  {policy.expected.replay:.3f}  replay: what a decoder yields on "
-        f"{texts_of(calibration)}"
-    )
-    console.say(f"                          {policy.expected.estimated:.3f}  by the drafter's own estimates")
-    if policy.expected.low is not None:
-        between = f"{policy.expected.low:.3f} to {policy.expected.high:.3f}"
-        console.say(f"                          {between} on as many new prompts (90 %)")
-    warn_few_texts(console, calibration)
-    if policy.size_cost:
-        console.say(f"mean nodes of a step      {policy.expected.nodes:.1f}")
-    report_reliability(console, calibration)
+    _report(console, policy, calibration)
     console.note(f"wrote {options['output']}")
     errors = reliability(calibration).error.tolist()
     console.result(
@@ -72,8 +60,23 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     )
 
 
+def _report(console: Console, policy: TreePolicy, calibration: Calibration) -> None:
+    expected = policy.expected
+    assert expected is not None
+    console.say(f"at every step the {policy.nodes} most likely nodes at most, {policy.depth} drafts deep")
+    console.say(f"expected tokens per step  {expected.replay:.3f}  replay: a decoder on {texts_of(calibration)}")
+    console.say(f"                          {expected.estimated:.3f}  estimated by the drafter")
+    if expected.low is not None:
+        between = f"{expected.low:.3f} to {expected.high:.3f}"
+        console.say(f"                          {between} on as many new prompts (90 %)")
+    warn_few_texts(console, calibration)
+    if policy.size_cost:
+        console.say(f"mean nodes of a step      {expected.nodes:.1f}")
+    report_reliability(console, calibration)
+
+
 def check_profile(options: dict[str, Any]) -> None:
-    """Refuse a profile without --nodes auto, and the other way round."""
+    """Refuse a profile without --nodes auto, and --nodes auto without a profile."""
     auto = options["nodes"] == AUTO
     if auto != (options["profile"] is not None):
         raise click.UsageError("--nodes auto and --profile go together")
@@ -82,14 +85,14 @@ def check_profile(options: dict[str, Any]) -> None:
 
 
 def texts_of(calibration: Calibration) -> str:
-    """How many texts, and how many different ones where some are equal."""
+    """The number of texts, and of different ones where some are equal."""
     count, distinct = calibration.sequences, calibration.distinct
     return f"{count} text{'s' if count != 1 else ''}" + (f", {distinct} distinct" if distinct != count else "")
 
 
 def warn_few_texts(console: Console, calibration: Calibration) -> None:
-    """Warn where intervals rest on few different texts, or are left out for want of them."""
+    """Warn where there are too few different texts for an interval, or for one that holds."""
     if calibration.distinct < FEWEST_TEXTS:
-        console.warn(f"warning: {texts_of(calibration)}: no interval without two different ones")
+        console.warn(f"warning: {texts_of(calibration)}: an interval needs two different ones")
     elif calibration.distinct < FEW_TEXTS:
         console.warn(f"warning: intervals from fewer than {FEW_TEXTS} different texts are too narrow")

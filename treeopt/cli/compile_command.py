@@ -20,10 +20,10 @@ from treeopt.files.trees import load_tree
 def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     """Turn TREE (a file, or a name from `treeopt list`) into attention mask, position ids and indices.
 
-    A tree that was made for a drafter is refused: its ranks are none of the heads' own.
+    A tree of a drafter other than `heads` is refused: its ranks are not those of the heads.
     """
     target = f"{Path(tree).stem}.safetensors" if output is None else output
-    record = load_tree(tree)  # first: what is no tree is not an output either
+    record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS)
     check_suffix(target, ".safetensors")
     from treeopt.verify.buffer_files import save_buffers

@@ -1,6 +1,6 @@
-"""What the commands share: output, progress, and how errors reach the user.
+"""Output, progress and errors of all commands.
 
-Results go to standard output, everything else to standard error. With `--json` standard output holds one object.
+Results go to standard output, everything else to standard error. With `--json` standard output is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from treeopt.progress import Progress, silent
 
 _HEARTBEAT_SECONDS = 30.0
 _HEARTBEAT_SHARE = 0.1
-_FIRST_SECONDS = 2.0  # the first line comes no later
+_FIRST_SECONDS = 2.0  # until the first line
 _SHOWN_SKIPPED = 5
 
 
 class Console:
-    """Where a command prints, by `--json` and `--quiet`; under torchrun only the first process does."""
+    """The output of a command, by `--json` and `--quiet`; under torchrun only the first process prints."""
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         follows = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
         self._warnings: list[str] = []
         self.for_people = not (as_json or follows)
         self.for_programs = as_json and not follows
-        self.quiet = quiet or not self.for_people  # programs read the result; errors alone stand beside it
+        self.quiet = quiet or not self.for_people  # with --json only the result and errors are printed
 
     def say(self, text: str = "") -> None:
-        """A line of the result, for people."""
+        """Print a line of the result, unless --json is given."""
         if self.for_people:
             echo(text)
 
     def note(self, text: str) -> None:
-        """A line beside the result: what was found, written, or is worth knowing."""
+        """Print a line about the run to standard error."""
         if not self.quiet:
             echo(text, err=True)
 
     def warn(self, text: str) -> None:
-        """A line that --quiet does not silence; programs find it among the result's `warnings`."""
+        """Print a line in spite of --quiet; with --json it is among the result's `warnings`."""
         self._warnings.append(text.removeprefix("warning: "))
         if self.for_people:
             echo(text, err=True)
 
     def result(self, data: Mapping[str, Any]) -> None:
-        """The result, for programs."""
+        """Print the result as one JSON object, where --json is given."""
         if self.for_programs:
             echo_json(_plain({**data, "warnings": self._warnings} if self._warnings else data))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Aligned columns on a terminal, tabs in a pipe; the first column to the left, the others to the right."""
+        """Print a table: aligned columns on a terminal, tab-separated in a pipe."""
         if not self.for_people:
             return
         header, *rows = ([printable_cell(cell) for cell in row] for row in (header, *rows))
@@ -74,11 +74,11 @@ class Console:
             table.add_column(name, justify="right" if i else "left")
         for row in rows:
             table.add_row(*row)
-        RichConsole(markup=False).print(table)  # names in cells are data
+        RichConsole(markup=False).print(table)  # cells may contain rich's markup
 
     @contextmanager
     def progress(self, name: str) -> Iterator[Progress]:
-        """A callback (done, total, note): a bar on a terminal, a line now and then elsewhere."""
+        """A callback (done, total, note): a bar on a terminal, regular lines elsewhere."""
         if self.quiet:
             yield silent
         elif sys.stderr and sys.stderr.isatty():
@@ -90,11 +90,11 @@ class Console:
 
 @contextmanager
 def resumable(console: Console, where: str) -> Iterator[None]:
-    """Long work that --resume can go on with: an interruption says so, and passes on."""
+    """Context of long work that --resume can continue: an interruption prints how, and is raised again."""
     try:
         yield
     except KeyboardInterrupt:
-        console.warn(f"interrupted; the same command with --resume goes on {where}")
+        console.warn(f"interrupted; the same command with --resume continues {where}")
         raise
 
 
@@ -120,14 +120,14 @@ def _bar(name: str) -> Iterator[Progress]:
 
 
 def _heartbeat(name: str) -> Progress:
-    """A line each 30 seconds or 10 %, whichever comes first; the first one after 2 seconds of work."""
+    """A callback that prints a line every 30 seconds or 10 %, whichever is first; the first line after 2 seconds."""
     begin = previous = last_time = time.monotonic()
     last_done, last_share, wait = 0, 0.0, _FIRST_SECONDS
 
     def update(done: int, total: int, note: str) -> None:
         nonlocal begin, previous, last_time, last_done, last_share, wait
         now, share = time.monotonic(), done / max(total, 1)
-        if done < last_done:  # another part of the work has begun, when the one before reported last
+        if done < last_done:  # another task has begun, at the last report of the one before
             begin, last_share = previous, 0.0
         previous, last_done = now, done
         if share - last_share < _HEARTBEAT_SHARE and now - last_time < wait and done < total:
@@ -140,7 +140,7 @@ def _heartbeat(name: str) -> Progress:
 
 
 class Command(click.Command):
-    """A command whose faults reach the user in one form: our errors with their own exit status, bugs as bugs."""
+    """A command that prints every error in one form, and exits with its status; other exceptions are bugs."""
 
     def invoke(self, ctx: click.Context) -> Any:
         self._check_given(ctx)
@@ -149,7 +149,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
-            raise  # for the program's entry
+            raise  # handled by `treeopt.cli.app.run`
         except Exception as error:
             if debug:
                 echo(traceback.format_exc(), err=True, end="")
@@ -164,7 +164,7 @@ class Command(click.Command):
             ctx.exit(known.exit_status)
 
     def _check_given(self, ctx: click.Context) -> None:
-        """Refuse empty names of files and models: a script's unset variable must not mean the default."""
+        """Refuse empty names of files and models: an unset variable of a script must not mean the default."""
         for option in (one for one in self.params if isinstance(one, click.Option) and one.default != ""):
             value = ctx.params.get(str(option.name))
             if "" in (value if isinstance(value, tuple) else (value,)):
@@ -183,7 +183,7 @@ def _say_bug(error: Exception, as_json: bool) -> None:
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command with the options that all have; the function gets a `console`."""
+    """Decorator of a command: adds the options that all commands have, and passes a `console`."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         for option in (
@@ -198,7 +198,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.
 
 
 def _plain(data: Any) -> Any:
-    """JSON's own types: mappings, lists, numbers; not-a-number becomes null."""
+    """The data in types of JSON; numbers that are not finite become null."""
     if isinstance(data, Mapping):
         return {key: _plain(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -209,7 +209,7 @@ def _plain(data: Any) -> Any:
 
 
 def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
-    """Name the prompts that were not run (records with prompt_id, tokens and reason)."""
+    """Print the prompts that were skipped (records with prompt_id, tokens and reason)."""
     if not skipped:
         return
     named = [f"{row_of(s.prompt_id)} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
@@ -218,6 +218,6 @@ def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
 
 
 def row_of(prompt_id: str) -> str:
-    """A prompt by the row of its file, and by its turn from the second on."""
+    """The row of a prompt in its file, and its turn from the second on."""
     row, _, turn = prompt_id.partition(":")[2].partition(".")
     return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")

@@ -1,11 +1,11 @@
-"""`treeopt generate`: continue a prompt with a tree, shown as it is decoded."""
+"""`treeopt generate`: continue a prompt with a tree, and stream the text."""
 
 from __future__ import annotations
 
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from treeopt.decode.rules import Rule
     from treeopt.decode.stream import Piece
 
-# Steps take them in turn. Both colours are given, so that they can be read on any terminal, and from its own palette.
+# Of alternating steps. Foreground and background are both set, so that they are readable on any terminal.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
 _STDIN = "-"
 
@@ -35,26 +35,26 @@ _STDIN = "-"
 @drafter_option
 @click.option("--acceptance", type=click.Choice(["greedy", "sample", "typical"]), default="greedy", show_default=True)
 @click.option("--temperature", type=Temperature(), help="[default: 1 for sample, 0.7 for typical]")
-@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sample; 0 is all.")
-@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sample.")
-@click.option("--seed", type=SEED, help="Of sample.")
-@click.option("--epsilon", type=FiniteRange(0, 1, min_open=True), help="Of typical [default: 0.09].")
-@click.option("--delta", type=FiniteRange(0, 1, min_open=True), help="Of typical [default: 0.3].")
+@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="For sample; 0 is all tokens.")
+@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="For sample.")
+@click.option("--seed", type=SEED, help="For sample.")
+@click.option("--epsilon", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.09].")
+@click.option("--delta", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.3].")
 def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
 
-    greedy and sample give what the model alone would give; typical, which keeps every draft that is likely enough, is
-    lossy.
+    greedy and sample give the text, or the distribution of texts, of the model alone; typical, which accepts every
+    draft that is likely enough, is lossy.
 
-    On a terminal the tokens that one step accepted share a shade. In a pipe standard output holds the answer, byte for
-    byte, and nothing else. The footer on standard error gives tokens per step (all tokens / all steps) and speed.
+    On a terminal the tokens of one step have the same color. In a pipe standard output is the answer, byte for byte.
+    The last line on standard error gives tokens per step (all tokens / all steps) and speed.
     """
     text = _prompt(prompt)
     tree, drafter = load_plan_for(options["tree"], options["drafter"])
     from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.stream import stream_text, whole_text
     from treeopt.drafting.plans import check_plan
-    from treeopt.evaluate.clock import now
+    from treeopt.models.clock import now
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import asked
     from treeopt.verify.probe import check_trees
@@ -71,24 +71,13 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     decoding = decoder.start(ids, options["max_new_tokens"])
     ready = now(base)
     assert base.tokenizer is not None
-    steps = [piece.tokens for piece in _shown(stream_text(decoding, base.tokenizer), console) if piece.tokens]
-    seconds = now(base) - ready
-    tokens = [token for step in steps for token in step]
-    rate = (len(tokens) - 1) / seconds if len(tokens) > 1 else None
-    shown = "" if rate is None else f"  {rate:.0f} tokens/s"
-    lossy = "  LOSSY: typical acceptance" if rule.lossy else ""
-    console.note(
-        f"{len(tokens) / len(steps):.2f} tokens per step  {len(tokens)} tokens in {len(steps)} steps{shown}  "
-        f"(the first token after {(ready - begin) * 1e3:.0f} ms, its time left out){lossy}"
-    )
+    steps = [piece.tokens for piece in _streamed(stream_text(decoding, base.tokenizer), console) if piece.tokens]
+    measured = _measured(steps, ready - begin, now(base) - ready)
+    _footer(console, measured, lossy=rule.lossy)
     console.result(
         {
-            "text": whole_text(tokens, base.tokenizer),
-            "tokens": tokens,
-            "step_lengths": [len(step) for step in steps],
-            "tokens_per_step": len(tokens) / len(steps),
-            "tokens_per_second": rate,
-            "prefill_seconds": ready - begin,
+            "text": whole_text(measured["tokens"], base.tokenizer),
+            **measured,
             "prompt_tokens": len(ids),
             "nodes": tree.nodes,
             "acceptance": options["acceptance"],
@@ -101,18 +90,41 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 command = run
 
 
+def _measured(steps: Sequence[Sequence[int]], prefill_seconds: float, seconds: float) -> dict[str, Any]:
+    """Tokens, steps and speed of the text; the first token is known after the prefill."""
+    tokens = [token for step in steps for token in step]
+    return {
+        "tokens": tokens,
+        "step_lengths": [len(step) for step in steps],
+        "tokens_per_step": len(tokens) / len(steps),
+        "tokens_per_second": (len(tokens) - 1) / seconds if len(tokens) > 1 else None,
+        "prefill_seconds": prefill_seconds,
+    }
+
+
+def _footer(console: Console, measured: Mapping[str, Any], *, lossy: bool) -> None:
+    """Print tokens per step and speed to standard error."""
+    num_tokens, num_steps = len(measured["tokens"]), len(measured["step_lengths"])
+    rate = "" if measured["tokens_per_second"] is None else f"  {measured['tokens_per_second']:.0f} tokens/s"
+    console.note(
+        f"{measured['tokens_per_step']:.2f} tokens per step  {num_tokens} tokens in {num_steps} steps{rate}  "
+        f"(first token after {measured['prefill_seconds'] * 1e3:.0f} ms, not included)"
+        + ("  LOSSY: typical acceptance" if lossy else "")
+    )
+
+
 def _rule(options: dict[str, Any]) -> Rule:
-    """The rule of acceptance that the options name; what does not belong to it is a usage error."""
+    """The acceptance rule of the options; an option of another rule is a usage error."""
     from treeopt.decode.rules import Greedy, Sample, Typical
 
     named = {"sample": ("temperature", "top_k", "top_p", "seed"), "typical": ("temperature", "epsilon", "delta")}
-    own = named.get(options["acceptance"], ())
+    names = named.get(options["acceptance"], ())
     empty = {"top_k": 0, "top_p": 1.0}
-    for name in {name for names in named.values() for name in names}.difference(own):
+    for name in {name for others in named.values() for name in others}.difference(names):
         if options[name] != empty.get(name):
-            rules = " and ".join(rule for rule, names in named.items() if name in names)
+            rules = " and ".join(rule for rule, others in named.items() if name in others)
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {rules}")
-    given = {name: options[name] for name in own if options[name] is not None}
+    given = {name: options[name] for name in names if options[name] is not None}
     made: dict[str, Callable[..., Rule]] = {"greedy": Greedy, "sample": Sample, "typical": Typical}
     try:
         return made[options["acceptance"]](**given)
@@ -121,7 +133,7 @@ def _rule(options: dict[str, Any]) -> Rule:
 
 
 def _prompt(given: str | None) -> str:
-    """The prompt on the line, or standard input without the newline at its end."""
+    """The prompt argument, or standard input without its final newline."""
     if given is None and (sys.stdin is None or sys.stdin.isatty()):
         raise click.UsageError("Missing argument 'PROMPT': give a text, or pipe one in.")
     text = given
@@ -134,8 +146,8 @@ def _prompt(given: str | None) -> str:
     return text
 
 
-def _shown(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
-    """The pieces, each written to standard output when it comes; with --json none is."""
+def _streamed(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
+    """The pieces, each written to standard output at once; with --json they are not written."""
     if not console.for_people:
         yield from pieces
     elif sys.stdout is not None and sys.stdout.isatty():
@@ -147,7 +159,7 @@ def _shown(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
 
 
 def _shaded(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """The pieces in alternating shades; plain where the terminal or NO_COLOR asks for it."""
+    """The pieces in alternating colors; without colors where the terminal has none or NO_COLOR is set."""
     from rich.console import Console as RichConsole
     from rich.text import Text
 
@@ -155,7 +167,7 @@ def _shaded(pieces: Iterator[Piece]) -> Iterator[Piece]:
     try:
         for i, piece in enumerate(pieces):
             for part in re.split(r"([\n\t])", printable(piece.text)):
-                if part in ("\n", "\t"):  # shaded, they would fill the rest of the line
+                if part in ("\n", "\t"):  # a colored one would fill the rest of the line
                     click.echo(part, nl=False)
                 else:
                     terminal.print(Text(part, _SHADES[i % 2]), end="")

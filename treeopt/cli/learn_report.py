@@ -75,7 +75,7 @@ def learned_as_dict(learned: Learned) -> dict[str, Any]:
 def report_reliability(console: Console, calibration: Calibration) -> None:
     """How often guesses of rank 0 came, by their estimated probability, and the expected calibration error."""
     found = reliability(calibration)
-    trials, estimated, came = (table.sum(0) for table in (found.trials, found.estimated, found.came))
+    trials, estimated, came = (table.sum(0) for table in (found.trials, found.estimated, found.correct))
     shares = trials / max(trials.sum(), 1)
     rows = [
         [

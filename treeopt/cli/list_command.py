@@ -1,4 +1,4 @@
-"""`treeopt list`: what comes with treeopt."""
+"""`treeopt list`: the bundled trees, prompt sets and model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from treeopt.files.bundled import POCKET, prompt_sets, zoo
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 
-_SHORT = 2  # parts of a reference that fit beside a name into 80 columns: who, and where
+_SHORT = 2  # parts of a reference, author and source, that fit into 80 columns
 
 
 @command("list")
 def run(console: Console) -> None:
-    """List the trees of the zoo (their names work wherever a tree file does) and the named prompt sets."""
+    """List the trees of the zoo (a name can be given for any tree file) and the named prompt sets."""
     trees = {name: load_tree(path) for name, path in zoo().items()}
     rows = [[name, str(tree.nodes), str(tree.depth), _description(tree)] for name, tree in trees.items()]
     console.table(["tree", "nodes", "depth", "from"], rows)
@@ -29,5 +29,5 @@ command = run
 
 
 def _description(tree: Tree) -> str:
-    """The beginning of a tree's reference; `treeopt show` prints all of it."""
+    """The first parts of a tree's reference; `treeopt show` prints all of it."""
     return ", ".join(str(tree.source.get("reference", "")).split(", ")[:_SHORT])

@@ -1,4 +1,4 @@
-"""Warnings of what was made for another base model, or with other heads, than it is used with."""
+"""Warnings for trees, profiles and drafters that were made with another base model or other heads."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.layouts import LoadedHeads
 
-_FLOAT32 = "float32"  # the dtype of files of before, which do not name it
+_FLOAT32 = "float32"  # the dtype of older files, which do not state it
 
 
 def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:
     """Warn where a profile was measured with another base or other heads than a calibration."""
     if profile is None:
         return
-    own = calibration.provenance
-    dtype = own.settings.get("dtype", _FLOAT32)
-    _warn_made_for_other(console, "the profile", profile.provenance, own.model_id, dtype, own.heads_id)
+    source = calibration.provenance
+    dtype = source.settings.get("dtype", _FLOAT32)
+    _warn_made_for_other(console, "the profile", profile.provenance, source.model_id, dtype, source.heads_id)
 
 
 def warn_other_traces(console: Console, name: str, tree: Plan, calibration: Calibration) -> None:
-    """Warn where a tree was built for another base or other heads than traces are of."""
-    own = calibration.provenance
-    dtype = own.settings.get("dtype", _FLOAT32)
+    """Warn where a tree was built for another base or other heads than those of a calibration."""
+    traced = calibration.provenance
+    dtype = traced.settings.get("dtype", _FLOAT32)
     source = tree.source.get("calibration") or {}
-    _warn_made_for_other(console, name, source, own.model_id, dtype, own.heads_id)
+    _warn_made_for_other(console, name, source, traced.model_id, dtype, traced.heads_id)
 
 
 def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads) -> None:
@@ -50,10 +50,10 @@ def warn_other_drafter(console: Console, drafter: Drafter | None, base: Base, lo
 def _warn_made_for_other(
     console: Console, name: str, source: Mapping[str, Any], model_id: str, dtype: str, heads_id: str
 ) -> None:
-    """Warn where what `source` says of how a thing was made is not what it is used with.
+    """Warn where the ids in `source` are not those of the base and the heads.
 
-    The id of a base is that of its weights as they were loaded: in another dtype the same weights have another, so only
-    ids of one dtype are compared. Heads have theirs from the file.
+    The id of a base is computed from its weights in the dtype they are loaded in, so only ids of the same dtype are
+    compared. The id of heads is computed from their file.
     """
     others = []
     if source.get("dtype", _FLOAT32) == dtype and source.get("model_id") not in (None, "", model_id):

@@ -1,4 +1,4 @@
-"""The numeric option types that the commands share: finite numbers, and seeds that every generator takes."""
+"""Numeric types of options: finite numbers, temperatures and seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEED = click.IntRange(0, LARGEST_SEED)
 
 
 class FiniteRange(click.FloatRange):
-    """A range of finite numbers; click's own lets NaN pass, because no comparison with NaN is true."""
+    """A range of finite numbers; `click.FloatRange` accepts NaN, as no comparison with NaN is true."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
@@ -23,7 +23,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Temperature(FiniteRange):
-    """A temperature: 0, or a finite number that logits can be divided by."""
+    """A temperature: 0, or a finite number from `LEAST_TEMPERATURE`."""
 
     def __init__(self, *, min_open: bool = False) -> None:
         super().__init__(min=0, min_open=min_open)

@@ -1,4 +1,4 @@
-"""`treeopt profile`: what a step costs on this machine, by the size of the tree."""
+"""`treeopt profile`: measure the time of a decode step on this machine, by the size of the tree."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
 
-_MOST_DIGITS = 15  # beyond any number of nodes, tokens or texts
+_MOST_DIGITS = 15  # more than any number of nodes, tokens or texts has
 _SHOWN_CHARACTERS = 60
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[int, ...]:
-    """Whole numbers from 1, separated by commas or by repeating the option."""
+    """Whole numbers from 1, separated by commas, or from a repeated option."""
     parts = [part for text in value for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) for part in parts):
         shown = ",".join(value)[:_SHOWN_CHARACTERS]
@@ -36,20 +36,20 @@ _numbers_option = functools.partial(click.option, multiple=True, callback=_numbe
 @_numbers_option(
     "--sizes",
     default=[",".join(map(str, DEFAULT_NODES))],
-    help="Nodes, root counted; 1 is always timed.",
+    help="Nodes, root counted; 1 is always included.",
     show_default=True,
 )
-@_numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or what the model has room for].")
+@_numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or the maximum of the model].")
 @_numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
-@click.option("--drafter", help="Time steps whose trees this drafter file chooses (for `build --kind dynamic`).")
+@click.option("--drafter", help="Time trees chosen per step by this drafter file (for `build --kind dynamic`).")
 @click.option("--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Steps a size.")
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
-    """Time one decode step, heads included, at growing sizes of the tree.
+    """Time one decode step, heads included, by the size of the tree.
 
-    All sizes take turns in every round. The step of one node runs without heads: what plain decoding costs on the same
-    loop, and what overheads refer to.
+    All sizes take turns in every round. The step of one node is autoregressive decoding by the same loop, without
+    heads; overheads refer to it.
     """
     file = options["drafter"]
     check_outputs(options, options["output"])
@@ -92,11 +92,11 @@ def _report(console: Console, profile: LatencyProfile, output: str) -> None:
         ]
         for point in profile.points
     ]
-    console.table(["nodes", "batch", "context", "ms per step", "spread", "to one node"], rows)
+    console.table(["nodes", "batch", "context", "ms per step", "spread", "overhead"], rows)
     source = profile.provenance
     console.say(
         f"median of {source['repeats']} steps ({source['dtype']}, {source['device']}, {source['threads']} threads, "
-        f"{source['attention']} attention); spread: between the quartiles, of the median; one node runs no heads"
+        f"{source['attention']} attention); spread: quartile distance / median; overhead: to one node, without heads"
     )
     console.note(f"wrote {output}")
     console.result({"points": [vars(point) for point in profile.points], "provenance": source, "output": output})

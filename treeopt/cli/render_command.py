@@ -15,16 +15,16 @@ from treeopt.files.trees import load_tree
 
 @command("render")
 @click.argument("tree")
-@click.option("-o", "--output", help=".svg and .dot need no program; .png, .pdf, ... need graphviz [default: TREE.svg]")
+@click.option("-o", "--output", help="an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.svg]")
 @force_option
-@click.option("--title", default="", help="Above the picture.")
+@click.option("--title", default="", help="Heading of the picture.")
 def run(console: Console, tree: str, output: str | None, title: str, force: bool) -> None:
-    """Draw TREE (a file, or a name from `treeopt list`): a column a head, width and colour by a node's value."""
+    """Draw TREE (a file, or a name from `treeopt list`): one column per head, width and colour by a node's value."""
     target = f"{Path(tree).stem}.svg" if output is None else output
     file_format = Path(target).suffix.removeprefix(".").lower() or "svg"
-    # Only text holds our mark: a picture in another format needs --force.
+    # Only text formats hold the mark; other formats need --force to replace a file.
     marked = file_format in ("svg", "dot", "gv")
-    record = load_tree(tree)  # first: what is no tree is not an output either
+    record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     check_outputs({"tree": tree, "force": force}, target, kind=PICTURE if marked else None)
     from treeopt.view.picture import render
 

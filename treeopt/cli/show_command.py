@@ -1,4 +1,4 @@
-"""`treeopt show`: a tree or a policy as text, what is expected of it, and what it does on a calibration's texts."""
+"""`treeopt show`: a tree or a policy as text, its expected tokens per step, and its replay over traces."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ FORMATS = ("text", "choices", "yaml")
     type=click.Choice(FORMATS),
     default=FORMATS[0],
     show_default=True,
-    help="choices: the paths as one medusa_choices list; yaml: as a tree file.",
+    help="choices: a medusa_choices list; yaml: a tree file.",
 )
 def run(console: Console, tree: str, calibration: str | None, layout: str) -> None:
-    """Print TREE (a file, or a name from `treeopt list`): a line a node, its rank and value.
+    """Print TREE (a file, or a name from `treeopt list`): one line for each node, with its rank and value.
 
-    A file is YAML of treeopt, or holds a medusa_choices list: [[0], [0, 0], [1]] in JSON or Python. Of a tree that is
-    chosen at every step sizes and costs are printed. With --format choices or yaml nothing else is printed.
+    A file is YAML of treeopt, or holds a medusa_choices list: [[0], [0, 0], [1]] in JSON or Python. For a policy of
+    per-step trees, sizes and costs are printed. --format choices and yaml print nothing else.
     """
     if layout != FORMATS[0]:
         if console.for_programs:
@@ -59,10 +59,10 @@ def run(console: Console, tree: str, calibration: str | None, layout: str) -> No
     same = _same_heads(plan, traces)
     warn_other_traces(console, tree, plan, traces)
     report(console, plan)
-    others = " (traces of other heads than the tree was built for)" if same is False else ""
+    others = " (traces of other heads than those of the tree)" if same is False else ""
     console.say(f"replayed over {calibration}{others}: {outcome.tokens_per_step:.4f} tokens per step (root counted)")
     shares = " ".join(f"{share:.3f}" for share in outcome.acceptance_by_depth().tolist())
-    console.say(f"share of steps that accept 1, 2, ... drafts or more: {shares}")
+    console.say(f"share of steps that accept at least 1, 2, ... drafts: {shares}")
     console.result(as_dict(plan) | {"replay": _replayed(outcome, same)})
 
 
@@ -75,20 +75,20 @@ def _as_text(plan: Plan, name: str, layout: str) -> str:
         text = tree_yaml(plan) if isinstance(plan, Tree) else policy_yaml(plan)
         return text.removesuffix("\n")
     if not isinstance(plan, Tree):
-        what = f"{name} has no paths: its tree is chosen anew at every step"
+        what = f"{name} has no paths: it is a policy of per-step trees"
         raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, fix="treeopt build --kind static makes one tree")
     if plan.drafter:
         raise TreeoptError(
             Code.TREE_NOT_EXPORTABLE,
-            f"{name} was made for drafter {plan.drafter}",
-            why="its ranks count among that drafter's candidates; a medusa_choices list holds ranks of the heads",
+            f"{name} is a tree of drafter {plan.drafter}",
+            why="its ranks are those of the drafter's candidates; a medusa_choices list holds ranks of the heads",
             fix="--format yaml keeps the drafter",
         )
     return choices_text(plan)
 
 
 def _same_heads(plan: Plan, traces: Calibration) -> bool | None:
-    """Whether the traces are of the heads that the plan was built for; None where it does not say."""
+    """Whether the traces are of the plan's heads; None where the plan has no record of them."""
     made_for = plan.source.get("calibration", {}).get("heads_id")
     return None if made_for is None else made_for == traces.provenance.heads_id
 

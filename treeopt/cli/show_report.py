@@ -1,4 +1,4 @@
-"""A tree or a policy for people, and for programs."""
+"""The report of `treeopt show`: a tree or a policy as text, and as JSON."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Expected, Tree
 
 _LABEL = 13  # columns of a line's first word
-_INDEPENDENT = "independent: 1 + the sum of the products of accuracies, the paper's estimate"
-_REPLAY = "replay: what a decoder yields on the calibration's texts"
-_UNSEEN = "unseen: replay on texts left out of the fit"
-_ESTIMATED = "estimated: what the drafter itself expected there"
-# Key of a file's calibration -> the number's noun.
+_INDEPENDENT = "independent: 1 + the sum of the products of accuracies"
+_REPLAY = "replay: a decoder on the calibration's texts"
+_CROSS_VALIDATED = "cross-validated: replay on texts left out of the fit"
+_ESTIMATED = "estimated: by the drafter, on the same texts"
+# Key in a file's calibration -> noun of the number.
 _COUNTS = {"sequences": "texts", "positions": "positions"}
 
 
 def report(console: Console, plan: Plan) -> None:
-    """What a plan is, where it comes from, what is expected of it, and its nodes or sizes."""
+    """Print a plan: its size, source, expected tokens per step, and its nodes or sizes."""
     if isinstance(plan, Tree):
         console.say(f"{plan.nodes} nodes, depth {plan.depth}, {len(plan.leaves)} leaves")
     else:
-        size = f"the likeliest nodes, at most {plan.nodes}" if plan.size_cost else f"the {plan.nodes} likeliest nodes"
-        console.say(f"a tree chosen at every step: {size} (root counted), {plan.depth} drafts deep")
+        size = f"at most the {plan.nodes}" if plan.size_cost else f"the {plan.nodes}"
+        console.say(f"a tree for each step: {size} most likely nodes (root counted), {plan.depth} drafts deep")
     for label, text in _origin(plan):
         console.say(f"{label:{_LABEL}}{text}")
     _report_expected(console, plan)
@@ -38,7 +38,7 @@ def report(console: Console, plan: Plan) -> None:
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan under the names that `--json` prints."""
+    """The plan with the keys of `--json`."""
     expected = None if plan.expected is None else vars(plan.expected)
     shared = {
         "kind": "static" if isinstance(plan, Tree) else "dynamic",
@@ -55,7 +55,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _origin(plan: Plan) -> list[tuple[str, str]]:
-    """Label and text of each line that says where a plan comes from."""
+    """Label and text of each line about the source of a plan."""
     source = plan.source
     lines = [(name.replace("_", " "), str(source[name])) for name in ("reference", "made_by") if name in source]
     if source.get("method"):
@@ -64,7 +64,7 @@ def _origin(plan: Plan) -> list[tuple[str, str]]:
         lines.append(("calibration", _calibration(source["calibration"])))
     if plan.drafter:
         file = f" in {source['drafter']}" if "drafter" in source else ""
-        meaning = "ranks count among its candidates" if isinstance(plan, Tree) else "its estimates choose the nodes"
+        meaning = "ranks are those of its candidates" if isinstance(plan, Tree) else "its estimates choose the nodes"
         lines.append(("drafter", f"{plan.drafter}{file}; {meaning}"))
     return lines
 
@@ -89,7 +89,7 @@ def _pairs(parts: Mapping[str, Any]) -> str:
 def _report_expected(console: Console, plan: Plan) -> None:
     expected = plan.expected
     if expected is None:
-        console.say(f"{'expected':{_LABEL}}no figures in the file; --calibration FILE replays traces")
+        console.say(f"{'expected':{_LABEL}}not in the file; --calibration FILE replays traces")
         return
     console.say("expected tokens per step, root counted:")
     for figure, meaning in _figures(expected):
@@ -97,23 +97,25 @@ def _report_expected(console: Console, plan: Plan) -> None:
 
 
 def _figures(expected: Expected | PolicyExpected) -> list[tuple[float, str]]:
-    """Each figure with what it is; the interval is of the last line's figure."""
+    """Each figure with its meaning; the interval is that of the last figure."""
     interval = ""
     if expected.low is not None:
         interval = f"; {expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)"
     if isinstance(expected, PolicyExpected):
         return [(expected.estimated, _ESTIMATED), (expected.replay, _REPLAY + interval)]
     figures = [(expected.independent, f"{_INDEPENDENT} (K = {expected.top_k})"), (expected.replay, _REPLAY)]
-    return figures if expected.cross_validated is None else [*figures, (expected.cross_validated, _UNSEEN + interval)]
+    if expected.cross_validated is not None:
+        figures.append((expected.cross_validated, _CROSS_VALIDATED + interval))
+    return figures
 
 
 def _report_sizes(console: Console, policy: TreePolicy) -> None:
-    """The sizes that a step may have, and what each costs."""
+    """The sizes that a step may have, with their costs."""
     if policy.expected is not None:
-        console.say(f"{'mean size':{_LABEL}}{policy.expected.nodes:.1f} nodes a step")
+        console.say(f"{'mean size':{_LABEL}}{policy.expected.nodes:.1f} nodes per step")
     if not policy.size_cost:
         console.say(f"{'size':{_LABEL}}{policy.nodes} nodes at every step")
         return
-    console.say("a step takes the size whose estimated tokens exceed its cost most:")
-    rows = [[str(size), f"{price:.4f}"] for size, price in policy.size_cost]
+    console.say("a step takes the size with the greatest estimated tokens - cost:")
+    rows = [[str(size), f"{cost:.4f}"] for size, cost in policy.size_cost]
     console.table(["nodes", "cost in tokens"], rows)

@@ -1,7 +1,7 @@
-"""The one place that prints: text from files, models and users reaches a terminal without its control characters.
+"""Printing to a terminal: control characters in text from files, models and users are escaped.
 
-An escape sequence in a tree file, a prompt's category or a file name could otherwise colour, erase or rename what the
-terminal shows. JSON is printed in ASCII, where every such character is written as an escape by itself.
+An escape sequence in a tree file, a prompt's category or a file name could otherwise color or erase text on the
+terminal. JSON is printed in ASCII, in which such characters are escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAYOUT = "\n\t"
 
 
 def printable(text: str, *, keep: str = _LAYOUT) -> str:
-    """The text with every control character written as an escape, such as `\\x1b`, except those in `keep`."""
+    """The text with every control character escaped, such as `\\x1b`, except those in `keep`."""
     return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
 
 
@@ -36,20 +36,20 @@ def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
 
 
 def echo_json(data: Mapping[str, Any], *, err: bool = False) -> None:
-    """Print one JSON object on a line of its own."""
+    """Print one JSON object on a line."""
     _write(json.dumps(data, allow_nan=False) + "\n", err=err)
 
 
 def _write(text: str, *, err: bool) -> None:
-    """Print text; what standard error does not take is lost, and the exit status still says what happened."""
+    """Print text; errors of writing to standard error are ignored."""
     with contextlib.suppress(OSError) if err else contextlib.nullcontext():
         click.echo(text, err=err, nl=False)
 
 
 def escape_unencodable() -> None:
-    """Let standard output and error write an escape where their encoding lacks a character, instead of failing."""
+    """Let standard output and error escape characters that their encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # None where the caller closed it; a test's own stream lacks the method
+        if hasattr(stream, "reconfigure"):  # None where the caller closed it; streams of tests lack the method
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -1,9 +1,9 @@
-"""`treeopt validate`: is a tree lossless, does it do what was predicted, is it faster."""
+"""`treeopt validate`: check that a tree is lossless and as predicted, and measure its speed."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,9 +11,12 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import chosen_prompts, drafter_option, load_models, model_options, prompt_options, tree_option
-from treeopt.cli.validate_report import differences_error, report_figures, report_verdict, threshold_error
+from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
 from treeopt.files.policies import load_plan_for
-from treeopt.policy import TreePolicy
+from treeopt.policy import Plan, TreePolicy
+
+if TYPE_CHECKING:
+    from treeopt.evaluate.validation import Validation
 
 
 @command("validate")
@@ -22,28 +25,33 @@ from treeopt.policy import TreePolicy
 @tree_option
 @drafter_option
 @click.option(
-    "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Of each text and way; they take turns."
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Runs of each text and baseline, which take turns.",
 )
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
 )
 @click.option("--judge", type=click.IntRange(min=0), help="Differing texts judged in float64, 0 for none [default: 5].")
-@click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Exit status 6 below it.")
-@click.option("--min-speedup", type=FiniteRange(min=0), help="Exit status 6 below it, by the median repeat.")
+@click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Minimum; exit status 6 below it.")
+@click.option("--min-speedup", type=FiniteRange(min=0), help="Minimum for the median repeat; exit status 6 below it.")
 def run(console: Console, **options: Any) -> None:
-    """Decode every prompt with the tree, one token a step, by stock `generate` and by prompt lookup, and compare.
+    """Decode every prompt with the tree, autoregressively, by stock `generate` and by prompt lookup, and compare.
 
-    Lossless means: token for token the text of stock greedy `generate`. After the figures the first --judge differing
-    texts are decided by a float64 forward on the CPU: a tie (equal logits), rounding (a gap below what the dtype
-    resolves there) or a bug. Exit status 5 where a bug is found. In float32 also where there is rounding, or a
-    difference that was not judged; in bfloat16 and float16 these are reported and are no failure: float32 is the proof.
+    Lossless means: token for token the text of stock greedy `generate`. After the metrics are printed, the first
+    --judge differing texts are judged by a float64 forward on the CPU. The cause is a tie (equal logits), rounding (a
+    gap below the resolution of the dtype) or a bug. Exit status 5 for a bug; in float32 also for rounding and for a
+    difference that was not judged. In bfloat16 and float16 these two are reported and are no failures, so use float32
+    to prove that a tree is lossless.
 
-    The prediction comes from a separate teacher-forced pass and replay, never from the decoder.
+    The prediction is independent of the decoder: a separate teacher-forced pass, and replay.
 
-    Prompts with `turns` (MT-bench, Spec-Bench) are asked turn by turn, each after the model's own answer; without a
-    chat template the turns are joined by newlines. Figures are given for each turn and each `category`.
+    Prompts with `turns` (MT-bench, Spec-Bench) are decoded turn by turn, each after the model's answer; without a chat
+    template the turns are joined by newlines. Metrics are printed for each turn and each `category`.
     """
-    asked = chosen_prompts(options)
+    source = chosen_prompts(options)
     tree, drafter = load_plan_for(options["tree"], options["drafter"])
     from treeopt.drafting.plans import check_plan
     from treeopt.evaluate.advice import advice
@@ -54,48 +62,45 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.verify.probe import check_trees
 
     check_plan(tree, drafter)
-    prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
+    prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
     check_trees(base)
     warn_other_tree(console, options["tree"], tree, base, loaded)
     warn_other_drafter(console, drafter, base, loaded)
-    template, budget = options["chat_template"], options["max_new_tokens"]
-    encoded = encode_prompts(base, prompts, budget, chat_template=template)
+    settings = {name: options[name] for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
+    template = options["chat_template"]
+    encoded = encode_prompts(base, prompts, options["max_new_tokens"], chat_template=template)
     if joins_turns(base, encoded.texts, chat_template=template):
-        console.note("no chat template: each turn follows the answer before it on a line of its own")
+        console.note("no chat template: each turn follows the answer before it on a new line")
     with console.progress("validate") as progress:
         found = validate(
-            base,
-            loaded.heads,
-            tree,
-            encoded.texts,
-            drafter=drafter,
-            max_new_tokens=budget,
-            repeats=options["repeats"],
-            batch_size=options["batch_size"],
-            chat_template=template,
-            judge=0,
-            progress=progress,
+            base, loaded.heads, tree, encoded.texts, drafter=drafter, judge=0, progress=progress, **settings
         )
-    report_figures(console, found, encoded.skipped)
+    report_metrics(console, found, encoded.skipped)
     found = found.judged(base, JUDGED if options["judge"] is None else options["judge"])
-    report_verdict(console, found, base.tokenizer, encoded.skipped)
+    report_differences(console, found, base.tokenizer, encoded.skipped)
     for warning in advice(found):
         console.warn(f"warning: {warning}")
     if found.failures:
         raise differences_error(found, base.tokenizer)
     if found.prediction_misses:
-        # Replay knows texts one by one; in a batch the row that wants most decides how many nodes all rows take.
-        shared = isinstance(tree, TreePolicy) and len(tree.sizes) > 1 and found.batch_size > 1
-        reason = (
-            "texts of a batch share the largest size that one of them asks for, the prediction is of each alone"
-            if shared
-            else "two guesses of nearly equal logits changed ranks by rounding, or there is a bug"
-        )
-        console.warn(f"warning: {len(found.prediction_misses)} texts took other steps than predicted: {reason}")
+        _warn_prediction(console, found, tree)
     below = threshold_error(found, options["min_tokens_per_step"], options["min_speedup"])
     if below is not None:
         raise below
 
 
 command = run
+
+
+def _warn_prediction(console: Console, found: Validation, tree: Plan) -> None:
+    """Warn of texts whose number of steps was not predicted, with the reason."""
+    # Replay takes each text alone; in a batch all rows take the largest size that is best for one of them.
+    shared = isinstance(tree, TreePolicy) and len(tree.sizes) > 1 and found.batch_size > 1
+    reason = (
+        "texts of a batch share the largest size that is best for one of them, the prediction takes each alone"
+        if shared
+        else "two candidates of nearly equal logits changed ranks by rounding, or there is a bug"
+    )
+    count = len(found.prediction_misses)
+    console.warn(f"warning: {count} texts took another number of steps than predicted: {reason}")

@@ -1,4 +1,4 @@
-"""What `treeopt validate` prints: the verdict, the figures, and where they say that something is wrong."""
+"""The report of `treeopt validate`: metrics, differences, and errors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from treeopt.evaluate.divergence import Difference
-    from treeopt.evaluate.metrics import Figures, Spread
+    from treeopt.evaluate.metrics import Metrics, Spread
     from treeopt.evaluate.validation import Validation
     from treeopt.texts.encode import Skipped
 
 _SHOWN = 5
-_NAMES = {"generate": "stock generate"}  # of the ways, for people; the others' own are plain enough
+_NAMES = {"generate": "stock generate"}  # printed in place of a baseline's name
 
 
-def report_figures(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
-    """The figures, for people; printed before texts that differ are judged, which may take long."""
+def report_metrics(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
+    """Print the metrics, before differing texts are judged, which may take long."""
     _say_tokens(console, found)
     _say_speed(console, found)
     _say_depths(console, found)
@@ -31,46 +31,46 @@ def report_figures(console: Console, found: Validation, skipped: Sequence[Skippe
     say_skipped(console, [*skipped, *found.skipped])
 
 
-def report_verdict(
+def report_differences(
     console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None, skipped: Sequence[Skipped]
 ) -> None:
-    """Whether the texts are lossless, for people; the whole report for programs."""
+    """Print whether the texts are lossless; with --json, print the whole report."""
     _say_lossless(console, found)
-    _say_forgiven(console, found, tokenizer)
+    _say_tolerated(console, found, tokenizer)
     console.result(_as_json(found, [*skipped, *found.skipped]))
 
 
 def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> TreeoptError:
-    """E501, with the first failures."""
+    """E501 with the first failures."""
     texts = len({one.prompt_id for one in found.failures})
     exact = found.made_by["dtype"] == "float32"
     unjudged = found.differing - found.num_judged
     return TreeoptError(
         Code.NOT_LOSSLESS,
-        f"{texts} of {len(found.figures.trials)} texts differ from greedy decoding ({_counted(found.failures)})",
+        f"{texts} of {len(found.metrics.trials)} texts differ from greedy decoding ({_counted(found.failures)})",
         at=_listed(found.failures, tokenizer),
-        why="float64 decides: a tie has no gap, rounding a gap below what the dtype resolves there, a bug a larger one",
-        fix=(f"--judge {found.differing} judges all" if unjudged else "") if exact else "--dtype float32 is the proof",
+        why="in float64 the gap of the logits is 0 (tie), below the dtype's resolution (rounding) or above it (bug)",
+        fix=(f"--judge {found.differing} judges all" if unjudged else "") if exact else "repeat with --dtype float32",
     )
 
 
-def _say_forgiven(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Name the differences that are no failures."""
-    forgiven = [one for one in found.our_differences if one not in found.failures]
-    if forgiven:
-        console.note(f"differences that are no fault ({_counted(forgiven)}):")
-        console.note(_listed(forgiven, tokenizer))
+def _say_tolerated(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Print the differences that are no failures."""
+    tolerated = [one for one in found.our_differences if one not in found.failures]
+    if tolerated:
+        console.note(f"differences that are no failures ({_counted(tolerated)}):")
+        console.note(_listed(tolerated, tokenizer))
 
 
 def threshold_error(found: Validation, tokens_per_step: float | None, speedup: float | None) -> TreeoptError | None:
-    """E505 where a figure is below the least that was asked for; None where none is."""
+    """E505 where a metric is below its minimum; None where none is."""
     faults, options = [], []
     if tokens_per_step is not None and found.tokens_per_step < tokens_per_step:
-        faults.append(f"{found.tokens_per_step:.4f} tokens per step, at least {tokens_per_step:g} were asked for")
+        faults.append(f"{found.tokens_per_step:.4f} tokens per step, the minimum is {tokens_per_step:g}")
         options.append("--min-tokens-per-step")
     if speedup is not None and (found.speedup is None or found.speedup < speedup):
-        got = "no speedup could be timed" if found.speedup is None else f"speedup {found.speedup:.3f}"
-        faults.append(f"{got}, at least {speedup:g} was asked for")
+        measured = "no speedup was measured" if found.speedup is None else f"speedup {found.speedup:.3f}"
+        faults.append(f"{measured}, the minimum is {speedup:g}")
         options.append("--min-speedup")
     if not faults:
         return None
@@ -78,53 +78,54 @@ def threshold_error(found: Validation, tokens_per_step: float | None, speedup: f
 
 
 def _say_lossless(console: Console, found: Validation) -> None:
-    trials, ours = found.figures.trials, found.our_differences
+    trials, ours = found.metrics.trials, found.our_differences
     same = len(trials) - found.differing
-    verdict = "yes" if not ours else "NO" if found.failures else f"no failure, but differences ({_counted(ours)})"
+    answer = "yes" if not ours else "NO" if found.failures else f"no failure, but differences ({_counted(ours)})"
     console.say(
-        f"lossless        {verdict}: {same}/{len(trials)} texts, {found.figures.tokens} tokens, "
+        f"lossless        {answer}: {same}/{len(trials)} texts, {found.metrics.tokens} tokens, "
         f"against stock greedy generate in {found.made_by['dtype']}"
     )
     if ours:
         console.say(f"                {found.num_judged} of {found.differing} differing texts judged")
-    for way, texts in Counter(one.way for one in found.differences if one not in ours).items():
-        console.say(f"                (beside it: {_NAMES.get(way, way)} differs from stock generate on {texts} texts)")
+    for name, texts in Counter(one.decoder for one in found.differences if one not in ours).items():
+        shown = _NAMES.get(name, name)
+        console.say(f"                (not counted: {shown} differs from stock generate on {texts} texts)")
 
 
 def _say_tokens(console: Console, found: Validation) -> None:
-    comparable = sum(trial.same for trial in found.figures.trials)
+    comparable = sum(trial.same for trial in found.metrics.trials)
     expected = found.expected_tokens_per_step
     shown = "not in the tree file" if expected is None else f"{expected:.4f}"
     console.say(
         f"tokens per step {found.tokens_per_step:.4f} measured  (1 + accepted drafts per step: all tokens / all steps)"
     )
     console.say(
-        f"                {found.figures.predicted_tokens_per_step:.4f} predicted by replay; steps agree on "
+        f"                {found.metrics.predicted_tokens_per_step:.4f} predicted by replay; steps agree on "
         f"{comparable - len(found.prediction_misses)}/{comparable} texts"
     )
     console.say(f"                {shown} expected by the calibration")
 
 
 def _say_speed(console: Console, found: Validation) -> None:
-    figures = found.figures
+    metrics = found.metrics
     rows = [
         [
-            f"tree {found.nodes}" if way == "tree" else _NAMES.get(way, way),
-            f"{figures.tokens_per_step(way):.2f}",
-            _spread(figures.tokens_per_second(way), 0),
-            _spread(figures.speedup(way), 2),
+            f"tree {found.nodes}" if name == "tree" else _NAMES.get(name, name),
+            f"{metrics.tokens_per_step(name):.2f}",
+            _spread(metrics.tokens_per_second(name), 0),
+            _spread(metrics.speedup(name), 2),
         ]
-        for way in figures.ways
+        for name in metrics.baselines
     ]
-    console.table(["", "tokens/step", "tokens/s", "to one by one"], rows)
-    repeats = f"median (quartiles) of {figures.repeats} repeats" if figures.repeats > 1 else "one repeat"
+    console.table(["", "tokens/step", "tokens/s", "vs autoregressive"], rows)
+    repeats = f"median (quartiles) of {metrics.repeats} repeats" if metrics.repeats > 1 else "one repeat"
     console.say(
-        f"overhead {_spread(figures.overhead, 2)}  speedup {_spread(figures.speedup(), 2)} over one by one "
+        f"overhead {_spread(metrics.overhead, 2)}  speedup {_spread(metrics.speedup(), 2)} over autoregressive "
         f"({repeats}, batch {found.batch_size}, {found.made_by['device']}, {found.made_by['threads']} threads, "
-        f"{found.made_by['attention']} attention, prefill left out)"
+        f"{found.made_by['attention']} attention, without prefill)"
     )
-    for way, why in found.left_out.items():
-        console.say(f"{way} was left out: {why}")
+    for name, why in found.left_out.items():
+        console.say(f"{name} was left out: {why}")
 
 
 def _say_depths(console: Console, found: Validation) -> None:
@@ -138,8 +139,8 @@ def _say_depths(console: Console, found: Validation) -> None:
 
 
 def _say_parts(console: Console, found: Validation) -> None:
-    by_turn = found.figures.by_turn
-    parts = found.figures.by_category
+    by_turn = found.metrics.by_turn
+    parts = found.metrics.by_category
     if len(by_turn) > 1:
         parts |= {f"turn {turn}": part for turn, part in by_turn.items()}
     rows = [
@@ -158,7 +159,7 @@ def _say_parts(console: Console, found: Validation) -> None:
 
 
 def _spread(spread: Spread | None, digits: int) -> str:
-    """`2.10 (2.05-2.14)`; the one value where there was one repeat, a dash where nothing was timed."""
+    """`2.10 (2.05-2.14)`; one number for one repeat, a dash where nothing was timed."""
     if spread is None:
         return "-"
     if spread.low == spread.high:
@@ -168,13 +169,13 @@ def _spread(spread: Spread | None, digits: int) -> str:
 
 def _counted(differences: Sequence[Difference]) -> str:
     """`2 rounding, 1 bug`."""
-    return ", ".join(f"{n} {name}" for name, n in Counter(one.verdict.value for one in differences).items())
+    return ", ".join(f"{n} {name}" for name, n in Counter(one.cause.value for one in differences).items())
 
 
 def _listed(differences: Sequence[Difference], tokenizer: PreTrainedTokenizerBase | None) -> str:
     lines = [
         f"{row_of(one.prompt_id)}, token {one.position}: greedy {_token(one.greedy_token, tokenizer)}, "
-        f"{one.way} {_token(one.found_token, tokenizer)}{_gap(one)}: {one.verdict.value}"
+        f"{one.decoder} {_token(one.found_token, tokenizer)}{_gap(one)}: {one.cause.value}"
         for one in differences[:_SHOWN]
     ]
     more = len(differences) - _SHOWN
@@ -182,36 +183,33 @@ def _listed(differences: Sequence[Difference], tokenizer: PreTrainedTokenizerBas
 
 
 def _gap(one: Difference) -> str:
-    """`, gap 0.01, resolution 0.03`; empty where they were not computed."""
+    """`, gap 0.01, resolution 0.03`; empty where not computed."""
     return "" if math.isnan(one.gap) else f", gap {one.gap:.2g}, resolution {one.resolution:.2g}"
 
 
 def _token(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """A token's id and text; its text had ended where it is negative."""
+    """Id and text of a token; a negative id means that the text had ended."""
     if token < 0:
         return "had ended"
     return f"{token}" if tokenizer is None else f"{token} {tokenizer.convert_ids_to_tokens(token)!r}"
 
 
 def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
-    figures = found.figures
-    ways = {way.replace(" ", "_"): way for way in figures.ways}
-    rates = {name: figures.tokens_per_second(way) for name, way in ways.items()}
-    speedups = {name: figures.speedup(way) for name, way in ways.items()}
+    metrics = found.metrics
     return {
         "lossless": found.lossless,
         "failures": len(found.failures),
         "differing": found.differing,
         "judged": found.num_judged,
-        "differences": [{**vars(one), "verdict": one.verdict.value} for one in found.differences],
-        "prompts": sum(trial.turn == 1 for trial in figures.trials),
-        "texts": len(figures.trials),
+        "differences": [{**vars(one), "cause": one.cause.value} for one in found.differences],
+        "prompts": sum(trial.turn == 1 for trial in metrics.trials),
+        "texts": len(metrics.trials),
         "skipped": len(skipped),
         "skipped_prompts": [vars(one) for one in skipped],
-        "tokens": figures.tokens,
-        "steps": figures.steps,
+        "tokens": metrics.tokens,
+        "steps": metrics.steps,
         "tokens_per_step": found.tokens_per_step,
-        "predicted_tokens_per_step": figures.predicted_tokens_per_step,
+        "predicted_tokens_per_step": metrics.predicted_tokens_per_step,
         "expected_tokens_per_step": found.expected_tokens_per_step,
         "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
         "acceptance_by_depth": {
@@ -219,28 +217,39 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
             "predicted": found.predicted.acceptance_by_depth().tolist(),
         },
         "smaller_trees": {str(nodes): tau for nodes, tau in found.smaller.items()},
-        "repeats": figures.repeats,
+        "repeats": metrics.repeats,
         "batch_size": found.batch_size,
-        "tokens_per_second": {name: _median(rate) for name, rate in rates.items()},
-        "prefill_seconds": {name: figures.prefill_seconds(way) for name, way in ways.items()},
-        "baseline_tokens_per_step": {name: figures.tokens_per_step(way) for name, way in ways.items()},
-        "overhead": found.overhead,
-        "speedup": found.speedup,
-        "quartiles": {
-            "tokens_per_second": {name: _quartiles(rate) for name, rate in rates.items()},
-            "speedup_vs_autoregressive": {name: _quartiles(speedup) for name, speedup in speedups.items()},
-            "overhead": _quartiles(figures.overhead),
-            "speedup": _quartiles(figures.speedup()),
-        },
-        "speedup_vs_autoregressive": {name: _median(speedup) for name, speedup in speedups.items()},
-        "by_category": {name: _part(part) for name, part in figures.by_category.items()},
-        "by_turn": {str(turn): _part(part) for turn, part in figures.by_turn.items()},
+        **_speeds(found),
+        "by_category": {name: _part(part) for name, part in metrics.by_category.items()},
+        "by_turn": {str(turn): _part(part) for turn, part in metrics.by_turn.items()},
         "left_out": dict(found.left_out),
         "made_by": found.made_by,
     }
 
 
-def _part(part: Figures) -> dict[str, Any]:
+def _speeds(found: Validation) -> dict[str, Any]:
+    """The timed part of the JSON report, by baseline: medians, and quartiles over the repeats."""
+    metrics = found.metrics
+    keys = {name.replace(" ", "_"): name for name in metrics.baselines}
+    rates = {key: metrics.tokens_per_second(name) for key, name in keys.items()}
+    speedups = {key: metrics.speedup(name) for key, name in keys.items()}
+    return {
+        "tokens_per_second": {key: _median(rate) for key, rate in rates.items()},
+        "prefill_seconds": {key: metrics.prefill_seconds(name) for key, name in keys.items()},
+        "baseline_tokens_per_step": {key: metrics.tokens_per_step(name) for key, name in keys.items()},
+        "overhead": found.overhead,
+        "speedup": found.speedup,
+        "speedup_vs_autoregressive": {key: _median(speedup) for key, speedup in speedups.items()},
+        "quartiles": {
+            "tokens_per_second": {key: _quartiles(rate) for key, rate in rates.items()},
+            "speedup_vs_autoregressive": {key: _quartiles(speedup) for key, speedup in speedups.items()},
+            "overhead": _quartiles(metrics.overhead),
+            "speedup": _quartiles(metrics.speedup()),
+        },
+    }
+
+
+def _part(part: Metrics) -> dict[str, Any]:
     return {
         "texts": len(part.trials),
         "tokens": part.tokens,

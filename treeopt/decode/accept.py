@@ -13,8 +13,8 @@ from torch import Tensor
 
 from treeopt.drafting.interface import Drafts
 
-NOT_A_NUMBER = -1  # in place of a chosen token, where the scores were no numbers: no draft equals it
-_MANY = 1 << 20  # scores, from which on a CPU looks for the largest in two stages
+NOT_A_NUMBER = -1  # instead of a chosen token, where scores were not finite: no draft equals it
+_MANY = 1 << 20  # scores from which a CPU searches for the largest in two stages
 EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
 
 

@@ -39,7 +39,7 @@ class Rows:
         generator: of the draws to come.
 
     Attributes:
-        indices: which prompt each row came from.
+        indices: the prompt of each row.
         roots: each row's next token, chosen but not yet emitted; the next step emits it first.
     """
 
@@ -110,4 +110,4 @@ class Rows:
         if NOT_A_NUMBER in self.roots:
             row = self.roots.index(NOT_A_NUMBER)
             where = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
-            raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not numbers", at=where)
+            raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not finite", at=where)

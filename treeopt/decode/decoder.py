@@ -63,10 +63,10 @@ class TreeDecoder:
         heads: its draft heads; None where the drafter has none, and with the one-node tree, which decodes
             autoregressively in the same loop.
         tree: at most as deep as the drafter has levels; or the policy that chooses one per step; a list of paths, a
-            file of either, a name of the zoo, or compiled tensors, which are used as they are.
+            file of either, a name of the zoo, or compiled tensors, which are used as they are; or a source of trees of
+            your own, which needs no heads and no drafter.
         drafter: the record that the tree or policy was made for, or its file, or a drafter made ready already; None for
             the heads' own guesses, and where the tree's file names its drafter.
-        trees: a source of trees of your own, in place of heads, tree and drafter.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
         compile: run the forward over trees through `torch.compile`: the first two steps then take many seconds, later
             ones less. Rounding differs from the eager forward.
@@ -76,7 +76,6 @@ class TreeDecoder:
         TreeoptError: E101, E102 where the tree asks for more than the drafter gives, E212 where the heads do not fit
             the base, E223 where the drafter does not, or the tree was made for another, E502 where the base cannot
             verify trees.
-        ValueError: unless either `tree` or `trees` is given.
 
     The base and heads that a tree was built for are not compared here, because text and prediction hold for any; the
     command line warns where they differ.
@@ -86,26 +85,20 @@ class TreeDecoder:
         self,
         base: Base | PreTrainedModel,
         heads: MedusaHeads | None,
-        tree: GivenPlan | Buffers | None = None,
+        tree: GivenPlan | Buffers | TreeSource,
         *,
         drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
-        trees: TreeSource | None = None,
         acceptance: Rule | None = None,
         compile: bool = False,
         probe: bool = True,
     ) -> None:
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
         self.acceptance: Rule = acceptance or Greedy()
-        if (tree is None) is (trees is None):
-            raise ValueError("a decoder takes either a tree or a source of trees")
-        if trees is None:
-            assert tree is not None
-            trees = _trees(self.base, heads, tree, drafter)
-        self.trees: TreeSource = trees
-        self.tree = trees.tree
+        self.trees = _trees(self.base, heads, tree, drafter)
+        self.tree = self.trees.tree
         if probe:
             check_trees(self.base)
-        self.forward = TreeForward(self.base, trees.nodes, trees.depth, compile=compile)
+        self.forward = TreeForward(self.base, self.trees.nodes, self.trees.depth, compile=compile)
 
     @overload
     def generate(self, ids: Prompt, max_new_tokens: int) -> Decoded: ...
@@ -127,7 +120,7 @@ class TreeDecoder:
 
         Raises:
             TreeoptError: E503 where a prompt is empty or does not fit into the context with the new tokens, E504 where
-                the model's logits are no numbers.
+                the model's logits are not finite.
             ValueError: where the ids are no token ids of the model.
         """
         prompts, alone = _prompts(ids, self.base)
@@ -165,7 +158,7 @@ class TreeDecoder:
 
         Args:
             ids: prompts as for `generate`.
-            max_new_tokens: room made in each row; a row must not be stepped on when its budget is spent.
+            max_new_tokens: room made in each row; do not step a row whose budget is spent.
 
         Raises:
             TreeoptError: as `generate`.
@@ -175,7 +168,7 @@ class TreeDecoder:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, not a whole number")
         if max_new_tokens < 1:
             raise TreeoptError(
-                Code.CONTEXT_FULL, f"{max_new_tokens} new tokens were asked for", fix="ask for at least one"
+                Code.CONTEXT_FULL, f"max_new_tokens is {max_new_tokens}", fix="generate at least one token"
             )
         session, logits, hidden = self.forward.begin(prompts, max_new_tokens)
         seed, generator = self.acceptance.seed, None
@@ -185,7 +178,7 @@ class TreeDecoder:
         roots: list[int] = root.tolist()
         window = self.trees.window
         texts = [prompt[max(0, len(prompt) + 1 - window) :].tolist() if window else [] for prompt in prompts]
-        drafting = self.trees.start([[*text, own] for text, own in zip(texts, roots, strict=True)])
+        drafting = self.trees.start([[*text, first] for text, first in zip(texts, roots, strict=True)])
         return Rows(session, drafting, roots, root, hidden, generator)
 
     @torch.inference_mode()
@@ -210,9 +203,11 @@ class TreeDecoder:
 def _trees(
     base: Base,
     heads: MedusaHeads | None,
-    tree: GivenPlan | Buffers,
+    tree: GivenPlan | Buffers | TreeSource,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None,
 ) -> TreeSource:
+    if isinstance(tree, TreeSource):
+        return tree
     if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):  # made ready already
         plan = tree if isinstance(tree, Buffers) else as_plan(tree)
         return trees_for(base, heads, plan, drafter)
@@ -229,9 +224,9 @@ def advance(
     """Step until every row has ended.
 
     Args:
-        decoder: who steps.
+        decoder: the decoder.
         rows: the texts in progress.
-        left: each prompt's budget; counted down here. Who sets one to 0 between two steps ends that text.
+        left: each prompt's remaining budget, counted down here; a caller ends a text by setting it to 0 between steps.
         eos: tokens that end a text.
 
     Yields:

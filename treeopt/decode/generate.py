@@ -2,9 +2,9 @@
 
     out = model.generate(**inputs, max_new_tokens=64, custom_generate=treeopt.tree_generate, heads=heads, tree=tree)
 
-`generate` prepares everything as ever and calls `tree_generate` in place of its own loop. transformers 5.23 keeps the
-streamer and the tokenizer from such a function: pass a streamer twice (`streamer=s, text_streamer=s`), stop
-strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
+`generate` prepares its inputs and calls `tree_generate` instead of its own loop. transformers 5.23 does not pass the
+streamer and the tokenizer to such a function: give a streamer twice (`streamer=s, text_streamer=s`), and stop strings
+as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import GivenPlan
 from treeopt.models.heads import MedusaHeads
+from treeopt.verify.buffers import Buffers
 
-# Of what `generate` hands over besides, these are made anew here or have nothing to say.
+# Other arguments of `generate` that are made anew here or have no effect.
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# Processors that remember what they saw before: a tree would show them texts that never come to be.
+# Processors that store the texts of earlier calls: a tree would show them drafts that are rejected later.
 _REMEMBERING = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
 
 
@@ -67,21 +68,20 @@ def tree_generate(
     generation_config: GenerationConfig | None = None,
     *,
     heads: MedusaHeads | None = None,
-    tree: GivenPlan | None = None,
+    tree: GivenPlan | Buffers | TreeSource | None = None,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
-    trees: TreeSource | None = None,
     text_streamer: BaseStreamer | None = None,
     stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
 ) -> Tensor | TreeGenerateOutput:
     """What `model.generate(..., custom_generate=tree_generate, heads=..., tree=...)` calls; not called by hand.
 
-    Greedy texts are those of stock `generate` token for token; with `do_sample=True` texts are distributed as its own.
-    Processors see each node's own path, stopping criteria one token after the other. A processor that keeps account of
-    its calls, such as a grammar's matcher, would take the paths of drafts for text: those from outside transformers
-    that change their own state when they are called, or whose state cannot be seen, are refused. A tree of one node
-    calls them exactly as stock does, once a token. What is not seen: state in a compiled library behind an attribute
-    that says nothing of it, in a global or on the class, and in a function given as `prefix_allowed_tokens_fn`.
+    Greedy texts are those of stock `generate` token for token; with `do_sample=True` texts have its distribution.
+    Processors see the path of each node, stopping criteria one token after the other. A processor that counts its
+    calls, such as a grammar's matcher, would take the paths of drafts for text. Processors from outside transformers
+    that change their state when they are called, or whose state cannot be read, are therefore refused. With a tree of
+    one node they are called exactly as by stock `generate`, once for each token. State is not detected in a compiled
+    library behind an opaque attribute, in a global variable, on the class, or in a `prefix_allowed_tokens_fn`.
 
     Args:
         model: a stock causal language model.
@@ -92,16 +92,16 @@ def tree_generate(
         heads: the model's draft heads.
         tree: a `Tree`, a `TreePolicy`, a list of paths, a file of any of them, or a name from the zoo.
         drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
-        trees: as for `TreeDecoder`, in place of heads, tree and drafter.
-        text_streamer: the streamer again; see the module.
-        stateless_processors: True, or the classes of processors of which you know that their answer depends on the
-            tokens and scores of a call alone, whatever else they keep; these are not watched.
-        model_kwargs: what `generate` hands over besides: the mask is heeded, the cache is our own.
+        text_streamer: the streamer; see the module.
+        stateless_processors: True, or the classes of processors whose result depends on the tokens and scores of a
+            call alone; these are not checked.
+        model_kwargs: other arguments of `generate`: the mask is used, the cache is replaced.
 
     Returns:
         int64 [B, T + new]; or `TreeGenerateOutput` where `return_dict_in_generate` asks for it.
 
     Raises:
+        ValueError: without a tree.
         TreeoptError: E510 for what a tree does not do (beam search, assistance, inputs other than token ids, holes in
             the mask, scores and attentions of each step, processors with a state of their own); else as `TreeDecoder`
             and its `generate`.
@@ -109,10 +109,12 @@ def tree_generate(
     config = generation_config or model.generation_config
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
     _check_supported(model, config, processors, model_kwargs)
+    if tree is None:
+        raise ValueError("tree_generate takes a tree: model.generate(..., custom_generate=tree_generate, tree=...)")
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
-    decoder = TreeDecoder(model, heads, tree, drafter=drafter, trees=trees, acceptance=rule)
+    decoder = TreeDecoder(model, heads, tree, drafter=drafter, acceptance=rule)
     rule.verify_trees(decoder.trees.nodes)
     limit = criteria.max_length
     budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
@@ -134,9 +136,9 @@ def tree_generate(
 
 
 class _Text:
-    """The batch as stock `generate` would have it: all rows equally long, criteria asked after every token.
+    """The batch as stock `generate` returns it: all rows of one length, criteria called after every token.
 
-    Rows run ahead of each other by what they accept; a column is published when no row that goes on lacks it.
+    Rows accept different numbers of tokens; a column is published when every unfinished row has it.
     """
 
     def __init__(
@@ -154,9 +156,9 @@ class _Text:
         self._prompt = prompts.shape[1]
         self._ids = torch.cat([prompts, prompts.new_zeros(len(prompts), budget)], dim=1)
         self._criteria = criteria
-        # As in stock: without an end of text, rows that a criterion has ended go on until all have.
+        # As in stock: without an end-of-text token, rows that a criterion has ended continue until all have ended.
         self._pad = int(config._pad_token_tensor) if found else None
-        self._sink = text_streamer
+        self._streamer = text_streamer
         self._tokens: list[list[int]] = [[] for _ in prompts]
         self._steps: list[list[int]] = [[] for _ in prompts]
         self._lengths = [0] * len(prompts)  # published tokens of each row up to its end
@@ -200,8 +202,8 @@ class _Text:
             self._ids[:, self._filled] = torch.tensor(column, device=self._ids.device)
             self._filled += 1
             stop = self._criteria(self.ids, None).tolist()
-            if self._sink is not None:
-                self._sink.put(self._ids[:, self._filled - 1].cpu())
+            if self._streamer is not None:
+                self._streamer.put(self._ids[:, self._filled - 1].cpu())
             for row in rows:
                 self._lengths[row] += row not in over
             self._ended |= {row for row in rows if stop[row]}
@@ -213,17 +215,17 @@ def _check_supported(
     """Raise E510 for what tree decoding does not do."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise _unsupported(f"{mode.value.replace('_', ' ')} was asked for")
-    asked = [name for name in _OUTPUTS if config.return_dict_in_generate and getattr(config, name)]
-    if asked:
-        raise _unsupported(f"{', '.join(asked)} of every step were asked for")
+        raise _unsupported(f"the generation mode is {mode.value.replace('_', ' ')}")
+    outputs = [name for name in _OUTPUTS if config.return_dict_in_generate and getattr(config, name)]
+    if outputs:
+        raise _unsupported(f"{', '.join(outputs)} is set")
     strange = sorted(name for name, value in more.items() if value is not None and name not in _KNOWN)
     if strange or model.config.is_encoder_decoder:
         what = f"the model takes {', '.join(strange)}" if strange else "the model has an encoder"
         raise _unsupported(what, why="a tree is verified on token ids alone")
     remembering = [type(one).__name__ for one in processors if isinstance(one, _REMEMBERING)]
     if remembering:
-        raise _unsupported(f"{remembering[0]} is at work", why="it remembers every text that it was shown")
+        raise _unsupported(f"{remembering[0]} is set", why="it stores every text of its calls")
 
 
 def _unsupported(what: str, *, why: str = "") -> TreeoptError:

@@ -1,9 +1,9 @@
-"""Watch: whether logits processors change their own state when they are called.
+"""Whether logits processors change their state when they are called.
 
-A tree shows a processor texts that never come to be: each draft's path. A processor whose answer depends on the texts
-alone is none the worse for it; one that keeps account of its calls, such as a grammar's matcher, would answer wrongly.
-Its state is everything reachable from the object: attributes, containers, other objects, tensors, closures. What
-cannot be looked into, such as an object of a compiled library, may change unseen.
+A tree calls a processor with the path of each draft, most of which are rejected. That is harmless where the result
+depends on the text alone; a processor that counts its calls, such as a grammar's matcher, would return wrong scores.
+State is everything reachable from the object: attributes, containers, other objects, tensors, closures. Objects of a
+compiled library cannot be read and may change undetected.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from transformers import PrefixConstrainedLogitsProcessor, PreTrainedTokenizerBa
 
 from treeopt.errors import Code, TreeoptError
 
-_STOCK = "transformers."  # its own processors are known; those that remember are refused by name
-_COMPARED = 1 << 16  # values of a tensor on a CPU that are compared one by one; of others it is asked who wrote to them
+_STOCK = "transformers."  # its processors are known; those with a state are refused by name
+_COMPARED = 1 << 16  # values of a CPU tensor that are compared; of larger tensors the version counter is
 _CONSTANT = (nn.Module, PreTrainedTokenizerBase, type, ModuleType)  # not what a processor changes
 _FIX = "tree=treeopt.Tree(()) decodes with one node; stateless_processors=True, or [{name}], says that it has no state"
 
@@ -56,7 +56,7 @@ class Watch:
         for one, seen in zip(self._processors, self._seen, strict=True):
             if _State(one).text != seen.text:
                 what = f"the logits processor {type(one).__name__} changes its own state when it is called"
-                why = "a tree shows it the paths of drafts too, of texts that never come to be"
+                why = "a tree calls it with the paths of drafts that are rejected later"
                 raise _refused(one, what, why)
 
 
@@ -68,18 +68,18 @@ class _State(pickle.Pickler):
     """
 
     def __init__(self, processor: Any) -> None:
-        self._kept: list[Any] = []  # lest another object takes the place of one that is told by its place
+        self._kept: list[Any] = []  # keeps objects alive that are identified by their address
         stream = io.BytesIO()
         super().__init__(stream, protocol=4)
         try:
             self.dump(processor)
         except Exception as error:  # whatever a foreign object raises: it cannot be looked into
             what = f"the state of the logits processor {type(processor).__name__} cannot be seen: {error}"
-            raise _refused(processor, what, "a tree would show it texts that never come to be") from error
+            raise _refused(processor, what, "a tree would call it with drafts that are rejected later") from error
         self.text = stream.getvalue()
 
     def persistent_id(self, obj: Any) -> Any:
-        """What stands for a tensor or for what does not change; None for everything else."""
+        """A replacement for tensors and for objects that do not change; None for everything else."""
         if isinstance(obj, _CONSTANT):
             return self._place(obj)
         if isinstance(obj, Tensor):

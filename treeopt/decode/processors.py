@@ -1,4 +1,4 @@
-"""Processed: the rule inside stock `generate`, which at every node asks its processors about that node's own path."""
+"""The rule of acceptance inside stock `generate`: its logits processors are applied to the path of every node."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Level = tuple[list[int], Tensor]  # the n nodes of one depth, and their paths in
 
 
 class Processed(Exact):
-    """What stock `generate` would choose after every node: its processors see that node's own path.
+    """The choice of stock `generate` after every node: its processors are called with the node's path.
 
     Where trees have one node, processors are called as `generate` calls them: once a token, with all rows of the batch.
 
@@ -48,7 +48,7 @@ class Processed(Exact):
         processors: as `generate` made them.
         prompts: int64 [B, T], padded on the left.
         sample: whether tokens are drawn.
-        pad: what stands for the tokens of a row that has ended.
+        pad: token id of rows that have ended.
         stateless: as `tree_generate`.
     """
 
@@ -72,7 +72,7 @@ class Processed(Exact):
         self._chosen: dict[int, int] = {}  # with one node, of each row the token that was chosen last
 
     def verify_trees(self, nodes: int) -> None:
-        """Tell how many nodes trees have; of several, processors must have no state of their own.
+        """Set how many nodes the trees have; with more than one, processors must have no state.
 
         Raises:
             TreeoptError: E510 where the state of a processor cannot be seen. Where it changes in a call, `choose`
@@ -83,7 +83,7 @@ class Processed(Exact):
             self._watch = Watch(watched(self._processors, self._stateless))
 
     def follow(self, rows: Rows, ends: Collection[int]) -> None:
-        """Tell which rows are judged from now on, and which tokens end a text."""
+        """Set the rows that are judged from now on, and the tokens that end a text."""
         self._rows = rows
         self._ends = ends
 

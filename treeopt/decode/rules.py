@@ -1,6 +1,6 @@
-"""The rules of acceptance that a decoder takes: greedy and sample are exact, typical is lossy.
+"""The rules of acceptance: greedy and sample are exact, typical is lossy.
 
-A rule sees the base's logits after every node, and says which node is accepted and which token comes after it.
+A rule gets the base's logits after every node, and returns the accepted node and the token after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Score = Callable[[Tensor], Tensor]
 
 
 class Rule(Protocol):
-    """What a decoder asks of a rule."""
+    """The interface of a rule."""
 
     @property
     def lossy(self) -> bool:
@@ -31,7 +31,7 @@ class Rule(Protocol):
 
     @property
     def seed(self) -> int | None:
-        """Of the draws of one text or batch; None draws from torch's own generator."""
+        """Seed of the draws of one text or batch; None draws from torch's default generator."""
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """The token after each prompt: float [B, V] -> int64 [B]."""
@@ -90,7 +90,7 @@ class Sample(Exact):
         temperature: of the base's distribution; 0 is greedy.
         top_k: only the so many likeliest tokens; 0 is all.
         top_p: only the likeliest tokens that make up this probability; 1 is all.
-        seed: equal seeds give equal texts on one machine; None draws from torch's own generator.
+        seed: equal seeds give equal texts on one machine; None draws from torch's default generator.
 
     Raises:
         ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^63.
@@ -132,7 +132,7 @@ class Sample(Exact):
 
 @dataclass(frozen=True)
 class Typical:
-    """Keep what is likely enough (`accept.typical`); roots are the base's most likely tokens. LOSSY.
+    """Accept drafts that are likely enough (`accept.typical`); roots are the base's most likely tokens. LOSSY.
 
     Args:
         temperature: of the distribution that judges the drafts; 0 is greedy, and then exact.

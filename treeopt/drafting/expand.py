@@ -15,16 +15,14 @@ from treeopt.drafting.interface import Floats, Ints, Nodes, ProposerSession
 from treeopt.policy import STEP_SIZES
 
 MAX_PARENTS = 16  # a level; more cost time and changed tokens per step by less than 0.1 % (docs/method.md)
-_FIRST_PARENTS = (
-    4  # of a level, or a quarter of the nodes; whether others matter is asked when their children are known
-)
+_FIRST_PARENTS = 4  # of a level, or a quarter of the nodes; others are expanded only if their children can matter
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """One tree a row, the likeliest nodes first; of equal ones the parent before its child.
+    """One tree a row, the likeliest nodes first; of equal ones a parent before its child.
 
-    A row with fewer candidates than another is filled up with repeated ones, of log-probability -inf.
+    A row with fewer candidates than another is padded with repeated ones, of log-probability -inf.
 
     Args:
         tokens: int64 [B, n], without the root.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from treeopt.drafter import MAX_MATCH, Level
 from treeopt.drafting.interface import Features
+from treeopt.optimize.isotonic import isotonic
 
 RIDGE = 1e-4  # keeps near 0 what the text says nothing about
 _STEPS = 60
@@ -104,8 +105,8 @@ def fit_level(parts: Sequence[Evidence]) -> Level:
 def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[tuple[float, float], ...]:
     """How often candidates of each estimated probability came: a rising curve, in log-odds.
 
-    Features are put into groups of like estimates; groups that would fall are joined with their neighbours until none
-    does (isotonic regression by pooling adjacent violators; Ayer et al. 1955).
+    Candidates are put into groups of like estimates; groups that would fall are joined with their neighbours until none
+    does (isotonic regression).
 
     Args:
         estimated: float64 [n], log-probabilities.
@@ -122,12 +123,11 @@ def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[t
     rate = (np.bincount(alike, came) / times)[alike]  # equal estimates share their hits, whichever group they are in
     order = np.argsort(estimated, kind="stable")
     groups = np.array_split(order, min(_GROUPS, len(order) // _GROUP))
-    pooled: list[tuple[float, float, float]] = []  # sum of estimates, hits, candidates
-    for group in groups:
-        pooled.append((float(np.exp(estimated[group]).sum()), float(rate[group].sum()), float(len(group))))
-        while len(pooled) > 1 and pooled[-2][1] * pooled[-1][2] >= pooled[-1][1] * pooled[-2][2] * _AS_GOOD:
-            last, before = pooled.pop(), pooled.pop()
-            pooled.append((last[0] + before[0], last[1] + before[1], last[2] + before[2]))
+    # [groups, 3]: sum of estimates, hits, candidates
+    sums = np.array([(np.exp(estimated[group]).sum(), rate[group].sum(), len(group)) for group in groups])
+    fitted = isotonic(sums[:, 1] / sums[:, 2], sums[:, 2])
+    starts = np.flatnonzero(np.append(True, fitted[:-1] < fitted[1:] * _AS_GOOD))
+    pooled: list[tuple[float, float, float]] = [tuple(row) for row in np.add.reduceat(sums, starts).tolist()]
     pairs: list[tuple[float, float]] = []
     for total, hits, size in pooled:
         # Half a hit and half a miss more keep odds finite; where that makes them fall, or estimates are equal, none.

@@ -9,7 +9,7 @@ A `Proposer` is a drafter made ready for one model. `start` opens a `ProposerSes
     session.keep(kept)                               # the tokens that verification accepted
 
 All nodes of a level and all rows of the batch go through each call together. Decoding fills a tree with candidates;
-tracing follows the tokens of a finished text instead and asks which rank each had. The calls are the same, so a trace
+tracing follows the tokens of a finished text and looks up the rank of each. The calls are the same, so a trace
 holds exactly the ranks that the decoder will use.
 """
 
@@ -37,7 +37,7 @@ NO_CANDIDATE = 1 << 30  # rank of a token that is not among the candidates
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """P nodes of one depth, whose children may be asked for.
+    """P nodes of one depth.
 
     Args:
         depth: of the nodes; 0 for roots.
@@ -163,7 +163,7 @@ class Proposer(Protocol):
 
         Args:
             texts: for each row its prompt and first root; int64 [B, n] may begin with negative tokens, which are none.
-            depth: levels that will be asked for, at most `depth`.
+            depth: levels of its steps, at most `depth`.
         """
 
 

@@ -1,16 +1,15 @@
-"""Learn: all that a corrected drafter needs, from the base model and any prompts.
+"""Learn a drafter from text that the base model writes.
 
-The base model writes: its greedy answers, and answers drawn at a low temperature, which lie close to them. Every token
-of these texts is a context, and what the model would write after it greedily (not what was drawn) is the successor that
-counts. So a token of text is worth more than in a corpus, and the table learns what a greedy decoder will ask.
+The text is the model's greedy answers to prompts and answers sampled at a low temperature, which are similar to them.
+Every token is counted as a context, and its successor is the model's greedy choice after it, not the sampled token. So
+the n-gram table predicts what a greedy decoder writes.
 
-Whoever counts the very text that he then scores flatters himself. So prompts fall into folds, and whatever is fitted or
-traced on the texts of one fold rests on tables of the others; the drafter that is kept has them all.
+Scores on texts that were counted are too high. So prompts are divided into folds, and what is fitted or traced on the
+texts of one fold uses an n-gram table of the other folds. The resulting drafter uses the table of all texts.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import positions_of
 from treeopt.models.base import Base
+from treeopt.models.clock import Stopwatch
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed, check_temperature
@@ -33,10 +33,10 @@ from treeopt.texts.hidden_states import LOGITS_BYTES, hidden_states
 from treeopt.texts.samples import Drawing, draw
 
 FOLDS = 4
-TOP = 16  # candidates that a level takes from its head
-WINDOW = 512  # tokens that are searched for matches
-EXTRA_DEPTH = 3  # beyond the heads
-_FIT_POSITIONS = 8000  # of each level's fit
+TOP = 16  # candidates of a level from its head
+WINDOW = 512  # most recent tokens that prompt lookup searches
+EXTRA_DEPTH = 3  # levels below those of the heads
+_FIT_POSITIONS = 8000  # positions that a level is fitted to, on average
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Learning:
     """How a drafter is learned.
 
     Args:
-        tokens: drawn beyond the answers, as `draw` says; 0 draws none.
-        temperature: of the drawing.
-        seed: of the drawing, and of the positions that are fitted to.
-        ngram: whether transitions and matches are used at all; else only the heads' probabilities are calibrated.
-        extra_depth: beyond the heads, drafted by transitions and matches alone.
-        top: candidates that a level takes from its head.
-        window: tokens that are searched for matches.
+        tokens: sampled tokens beyond the greedy answers, as for `draw`; 0 samples none.
+        temperature: of the sampling.
+        seed: of the sampling, and of the choice of positions for the fit.
+        ngram: use n-gram table and prompt lookup (drafter `heads+ngram`); else only calibrate the heads' probabilities.
+        extra_depth: levels below those of the heads, drafted by n-gram table and prompt lookup alone.
+        top: candidates of a level from its head.
+        window: most recent tokens that prompt lookup searches.
 
     Raises:
-        ValueError: where the seed is negative or beyond 63 bits.
+        ValueError: where the seed or the temperature is out of range.
     """
 
     tokens: int = LEARN_TOKENS
@@ -71,13 +71,13 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A drafter, and those that traced its own calibration.
+    """A drafter, and the drafters of the folds, with which its texts are traced.
 
     Args:
-        drafter: from all texts.
-        folds: the same numbers over tables without the texts of one fold each.
+        drafter: with the n-gram table of all texts.
+        folds: the same levels with tables that leave out the texts of one fold each.
         fold_of: the fold of each prompt id.
-        tokens: counted, of answers and drawn texts.
+        tokens: counted tokens, of greedy and sampled answers.
         seconds: of each part of the work.
     """
 
@@ -88,7 +88,7 @@ class Learned:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def proposers(self, base: Base, heads: MedusaHeads, texts: Sequence[Text]) -> list[Proposer]:
-        """For each text the drafter that has not counted it."""
+        """For each text, the drafter whose table leaves it out, made ready for the model."""
         folds = [proposer_for(base, heads, drafter) for drafter in self.folds]
         return [folds[self.fold_of[text.prompt_id]] for text in texts]
 
@@ -109,59 +109,48 @@ def learn(
     Args:
         base: the base model.
         heads: its heads, on the base's device and in its dtype.
-        texts: prompts with the base's own answers.
-        learning: how.
-        max_new_tokens: budget of each drawn answer.
-        batch_size: prompts run together.
-        source: what the record says of its origin.
-        progress: told after each batch of drawn texts, and of counted ones.
+        texts: prompts with the base's answers.
+        learning: how the drafter is learned.
+        max_new_tokens: most tokens of each sampled answer.
+        batch_size: prompts in one forward.
+        source: origin of the drafter, stored in it.
+        progress: called after each batch of sampled texts, and of counted texts.
     """
-    clock = _Clock()
+    watch = Stopwatch(base)
     fold_of = _folds(texts)
-    folds = range(max(fold_of.values()) + 1)
-    tables: list[NgramTable | None] = [None for _ in folds]
+    num_folds = max(fold_of.values()) + 1
     whole: NgramTable | None = None
-    seen = 0
+    tables: list[NgramTable | None] = [None] * num_folds
     if learning.ngram:
         drawing = Drawing(learning.tokens, learning.temperature, learning.seed, max_new_tokens, batch_size)
         drawn = list(draw(base, texts, drawing, progress=progress))
-        clock.lap("drawing")
-        counts = _counts(base, [*texts, *drawn], len(texts), fold_of, len(folds), batch_size, progress)
+        watch.lap("drawing")
+        counts = _counts(base, [*texts, *drawn], len(texts), fold_of, batch_size, progress)
         none = NgramCounts(base.vocab_size)
-        tables = [none.merged([one for f, one in enumerate(counts) if f != fold]).table() for fold in folds]
+        tables = [none.merged([*counts[:fold], *counts[fold + 1 :]]).table() for fold in range(num_folds)]
         whole = none.merged(counts).table()
-        seen = whole.num_tokens
-        clock.lap("counting")
-    levels = heads.num_heads + (learning.extra_depth if learning.ngram else 0)
-    window = learning.window if learning.ngram else 0
+        watch.lap("counting")
 
-    def drafter(numbers: Sequence[Level], table: NgramTable | None) -> Drafter:
-        return Drafter(tuple(numbers), heads.num_heads, min(learning.top, base.vocab_size), window, table, source or {})
+    def drafter(levels: Sequence[Level], table: NgramTable | None) -> Drafter:
+        window = learning.window if learning.ngram else 0
+        top = min(learning.top, base.vocab_size)
+        return Drafter(tuple(levels), heads.num_heads, top, window, table, source or {})
 
-    plain = [drafter([Level()] * levels, table) for table in tables]
-    numbers = _fitted(base, texts, [proposer_for(base, heads, one) for one in plain], fold_of, learning.seed)
-    clock.lap("fitting")
+    depth = heads.num_heads + (learning.extra_depth if learning.ngram else 0)
+    unfitted = [drafter([Level()] * depth, table) for table in tables]
+    levels = _fitted(base, texts, [proposer_for(base, heads, one) for one in unfitted], fold_of, learning.seed)
+    watch.lap("fitting")
     return Learned(
-        drafter=drafter(numbers, whole),
-        folds=tuple(drafter(numbers, table) for table in tables),
+        drafter=drafter(levels, whole),
+        folds=tuple(drafter(levels, table) for table in tables),
         fold_of=fold_of,
-        tokens=seen,
-        seconds=clock.laps,
+        tokens=0 if whole is None else whole.num_tokens,
+        seconds=watch.seconds,
     )
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
-
-
 def _folds(texts: Sequence[Text]) -> dict[str, int]:
-    """A fold for each prompt id: one for all turns of a dialogue, and for prompts that are the same."""
+    """The fold of each prompt id; all turns of a dialogue share one, and so do equal prompts."""
     first: dict[str, tuple[int, ...]] = {}
     for text in sorted(texts, key=lambda one: one.turn):
         first.setdefault(_row(text), tuple(text.prompt))
@@ -170,25 +159,24 @@ def _folds(texts: Sequence[Text]) -> dict[str, int]:
 
 
 def _row(text: Text) -> str:
-    """What the ids of all turns of a dialogue have in common."""
+    """The part of the prompt id that all turns of a dialogue share."""
     return text.prompt_id.partition(".")[0]
 
 
 def _counts(
     base: Base,
     texts: Sequence[Text],
-    known: int,
+    greedy: int,
     fold_of: dict[str, int],
-    folds: int,
     batch_size: int,
     progress: Progress,
 ) -> list[NgramCounts]:
-    """The counts of each fold; prompts are counted with the first `known` texts only."""
-    counts = [NgramCounts(base.vocab_size) for _ in range(folds)]
+    """The counts of each fold; only the first `greedy` texts are counted with their prompts."""
+    counts = [NgramCounts(base.vocab_size) for _ in range(max(fold_of.values()) + 1)]
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]
         for row, (text, choices) in enumerate(zip(batch, _choices(base, batch), strict=True)):
-            first = 0 if start + row < known else len(text.prompt) - 1
+            first = 0 if start + row < greedy else len(text.prompt) - 1
             counts[fold_of[text.prompt_id]].add([*text.prompt, *text.answer][: len(choices)], choices, first=first)
         progress(start + len(batch), len(texts), "texts counted")
     return counts
@@ -196,7 +184,7 @@ def _counts(
 
 @torch.inference_mode()
 def _choices(base: Base, texts: Sequence[Text]) -> list[list[int]]:
-    """For each token of each text but the last, what the model would write after it."""
+    """The model's greedy choice after each token of each text but the last."""
     whole = [Text(text.prompt_id, text.prompt[:1], [*text.prompt[1:], *text.answer]) for text in texts]
     size = max(1, LOGITS_BYTES // (base.vocab_size * 4))
     found = []

@@ -69,7 +69,7 @@ class NgramSession(ProposerSession):
     Args:
         proposer: the drafter.
         recent: int64 [B, R], the last tokens of each row, its root in the last column; negative before its beginning.
-        depth: levels that will be asked for.
+        depth: levels of its steps.
     """
 
     def __init__(self, proposer: NgramProposer, recent: Ints, depth: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from treeopt.tree import Tree, check_tree_fits
 from treeopt.verify.buffers import Buffers, compile_parents, compile_ranks
 
 
+@runtime_checkable
 class TreeSource(Protocol):
-    """What a decoder asks for the trees of its steps."""
+    """The trees of a decoder's steps."""
 
     @property
     def nodes(self) -> int:

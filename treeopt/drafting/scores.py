@@ -78,7 +78,7 @@ class Scorer:
         Args:
             logits: float [H', B, V], of the first min(depth, H) heads, at the states that chose the roots.
             recent: int64 [B, window], the last tokens with the root as the last; -1 where there are none.
-            depth: levels that will be asked for.
+            depth: levels of the step.
         """
         top = top_ids(logits, min(self.drafter.top, logits.shape[-1]))
         scores = logits.float()
@@ -157,8 +157,8 @@ class Scorer:
             plain: Floats = scores - highest - np.log(total)
             return plain
         with np.errstate(divide="ignore"):  # log-odds of 0 and 1 are infinite, and so beyond the last pairs
-            odds = np.log(shares) - np.log(total - shares)
-        mapped = np.interp(odds, *self._maps[depth]).astype(np.float32)
+            log_odds = np.log(shares) - np.log(total - shares)
+        mapped = np.interp(log_odds, *self._maps[depth]).astype(np.float32)
         likely: Floats = np.where(np.isneginf(scores), np.float32(-np.inf), -np.logaddexp(np.float32(0), -mapped))
         return likely
 

@@ -22,8 +22,8 @@ from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
 
-_PLACES = 253  # places in a per-step tree that are told apart
-_ENDED = -5  # instead of tokens beyond the end of a text; no token, and none of the drafters' own marks
+_PLACES = 253  # places in a per-step tree that are stored
+_ENDED = -5  # instead of tokens beyond the end of a text; equals no token and no mark of a drafter
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ def trace_texts(
         base: the base model.
         proposers: the drafter of each text.
         texts: prompts and answers.
-        top_k: ranks that are told apart.
+        top_k: ranks that are stored.
         step_depth: depth of the per-step trees that are traced too; 0 traces none.
 
     Raises:
@@ -81,7 +81,7 @@ def trace_texts(
         steps = [one.steps for one in found if one.steps is not None]
         whole = StepTraces.joined(steps) if steps else None
         rows = itertools.starmap(slice, itertools.pairwise([0, *ends.tolist(), None]))
-        traced += [Traced(own, whole and whole.rows(part)) for own, part in zip(ranks, rows, strict=True)]
+        traced += [Traced(ranks_of, whole and whole.rows(part)) for ranks_of, part in zip(ranks, rows, strict=True)]
     return traced
 
 
@@ -152,7 +152,7 @@ def _trace_steps(positions: Positions, confidence: NDArray[np.float16], depth: i
     """The per-step trees of the same positions, `depth` levels deep."""
     true = positions.true
     tree = expand(positions.session, positions.root, _PLACES + 1, min(depth, true.shape[1]))
-    held = min(_PLACES, tree.tokens.shape[1])  # a number beyond the tree's own nodes is that of no node
+    held = min(_PLACES, tree.tokens.shape[1])  # larger places are not in the tree
     places = node_ranks(tree, true)
     found = np.where(true < 0, NONE, np.where(places <= held, places, MISS)).astype(np.uint8)
     return StepTraces(found, expected_tokens(tree.log_probability), confidence)

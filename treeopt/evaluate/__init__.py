@@ -1,1 +1,1 @@
-"""Measurements of a decoder: validation, baselines, metrics, latency profiles."""
+"""Measurements of a decoder: validation against baselines, and latency profiles."""

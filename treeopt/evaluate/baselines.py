@@ -1,9 +1,9 @@
-"""Ways to decode texts greedily, each timed alike: stock `generate`, prompt lookup, our loop with any tree."""
+"""Baselines: stock `generate`, prompt lookup and autoregressive decoding, timed like our own loop with a tree."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,21 +12,26 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.clock import now
+from treeopt.errors import first_line
 from treeopt.models.base import Base
+from treeopt.models.clock import now
 from treeopt.texts.answers import cut_at_end, left_padded
+from treeopt.tree import Tree
+
+GENERATE, LOOKUP, AUTOREGRESSIVE, TREE = "generate", "prompt lookup", "autoregressive", "tree"
+_LOOKUP_TOKENS = 10  # drafts of one prompt lookup: the value in the documentation of transformers
 
 
 @dataclass(frozen=True)
 class Run:
-    """One text, decoded one way. Where several were decoded together, each has an equal share of the seconds.
+    """One text, decoded once. Texts decoded together get equal shares of the seconds.
 
     Args:
         tokens: the new tokens.
-        step_lengths: tokens of each step; of stock decoding a step is one forward, the prompt's included.
-        prefilled: tokens that were known when the prompt's forward was done.
-        prefill_seconds: until then.
-        seconds: from then on.
+        step_lengths: tokens of each step; a step of stock decoding is one forward, that of the prompt included.
+        prefilled: tokens known at the end of the prompt's forward.
+        prefill_seconds: seconds up to the end of the prompt's forward.
+        seconds: seconds after it.
     """
 
     tokens: list[int]
@@ -36,11 +41,43 @@ class Run:
     seconds: float
 
 
-Way = Callable[[Sequence[Sequence[int]], int], list[Run]]  # prompts' ids (decoded together), most new tokens of each
+# Takes the token ids of prompts that are decoded together, and the maximum number of new tokens of each.
+Baseline = Callable[[Sequence[Sequence[int]], int], list[Run]]
 
 
-def with_decoder(decoder: TreeDecoder) -> Way:
-    """Our own loop with the decoder's tree; the one-node tree is one by one."""
+def all_baselines(base: Base, decoder: TreeDecoder) -> dict[str, Baseline]:
+    """The baselines and the tree, by name."""
+    return {
+        GENERATE: with_generate(base),
+        LOOKUP: with_generate(base, prompt_lookup_num_tokens=_LOOKUP_TOKENS),
+        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
+        TREE: with_decoder(decoder),
+    }
+
+
+def warm_up(
+    baselines: Mapping[str, Baseline], prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> tuple[dict[str, Baseline], dict[str, str]]:
+    """Run every baseline once.
+
+    Prompt lookup does not support batches or every cache.
+
+    Returns:
+        The baselines without prompt lookup where it fails; and its error message, by its name.
+    """
+    left_out = {}
+    for name, baseline in baselines.items():
+        try:
+            baseline(prompts, max_new_tokens)
+        except Exception as error:  # transformers raises many types for the same fact
+            if name != LOOKUP:
+                raise
+            left_out[name] = first_line(error)
+    return {name: baseline for name, baseline in baselines.items() if name not in left_out}, left_out
+
+
+def with_decoder(decoder: TreeDecoder) -> Baseline:
+    """Our own loop with the decoder's tree; with the one-node tree it is autoregressive."""
 
     def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
         begin = now(decoder.base)
@@ -51,17 +88,17 @@ def with_decoder(decoder: TreeDecoder) -> Way:
         share = len(prompts)
         runs = []
         for row in range(share):
-            own = [step[row] for step in steps if row in step]
-            tokens = [token for step in own for token in step]
-            lengths = [len(step) for step in own]
+            steps_of_row = [step[row] for step in steps if row in step]
+            tokens = [token for step in steps_of_row for token in step]
+            lengths = [len(step) for step in steps_of_row]
             runs.append(Run(tokens, lengths, 1, (ready - begin) / share, (end - ready) / share))
         return runs
 
     return run
 
 
-def with_generate(base: Base, **options: Any) -> Way:
-    """The model's own greedy `generate`; `options` are its own, such as `prompt_lookup_num_tokens`."""
+def with_generate(base: Base, **options: Any) -> Baseline:
+    """Stock greedy `generate` of the model; `options` are passed to it, such as `prompt_lookup_num_tokens`."""
 
     @torch.inference_mode()
     def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
@@ -77,8 +114,8 @@ def with_generate(base: Base, **options: Any) -> Way:
         runs = []
         for row in out[:, ids.shape[1] :].tolist():
             tokens = cut_at_end(row, base.eos_ids)
-            own = [min(length, len(tokens) - before) for length, before in _with_sums(lengths)]
-            steps = [length for length in own if length > 0]
+            clipped = [min(length, len(tokens) - before) for length, before in _with_sums(lengths)]
+            steps = [length for length in clipped if length > 0]
             seconds = (forwards.first - begin) / share, (end - forwards.first) / share
             runs.append(Run(tokens, steps, steps[0], *seconds))
         return runs
@@ -92,16 +129,16 @@ def _with_sums(lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class _Forwards(StoppingCriteria):
-    """Never stops; `generate` asks it after each forward, so it knows how many tokens each has brought.
+    """Counts the tokens of each forward of `generate`, which calls it after every forward; it never stops.
 
     Attributes:
-        lengths: of the whole text after each forward.
-        first: when the first was done, which ends the prefill.
+        lengths: length of the whole text after each forward.
+        first: time at the end of the first forward, which is the prefill.
     """
 
     def __init__(self, base: Base) -> None:
         self._base = base
-        self._go_on = torch.zeros(1, dtype=torch.bool, device=base.device)
+        self._continue = torch.zeros(1, dtype=torch.bool, device=base.device)
         self.lengths: list[int] = []
         self.first = 0.0
 
@@ -109,4 +146,4 @@ class _Forwards(StoppingCriteria):
         if not self.lengths:
             self.first = now(self._base)
         self.lengths.append(input_ids.shape[1])
-        return self._go_on
+        return self._continue

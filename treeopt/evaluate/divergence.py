@@ -1,13 +1,13 @@
-"""Verdict: why two greedy texts of one model part, decided by computing that position in float64.
+"""Divergence: why two greedy texts of one model differ, decided by a float64 forward at the first difference.
 
-Greedy decoding takes the largest logit. Where two logits lie closer than rounding can tell apart, two right ways of
-computing them (a token at a time, a tree at once) may choose differently. Whether that is what happened is measured:
+Greedy decoding takes the largest logit. Where two logits are closer than rounding can tell apart, two correct
+computations (a token at a time, a tree at once) may choose different tokens. The cause is measured:
 
     tie        in float64 both tokens have the largest logit: each text is a greedy text
-    rounding   in float64 they differ, by less than the run's dtype gets wrong in such a gap at this very position
+    rounding   in float64 they differ, by less than the error of the run's dtype in such a gap at this position
     bug        a gap that rounding does not explain: the decoder, not the arithmetic, chose the token
     undecided  the float64 copy cannot be made or run here (memory, quantised weights)
-    unjudged   nobody has asked: a float64 forward takes long where a model is large
+    unjudged   not computed: a float64 forward takes long where a model is large
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from transformers import DynamicCache, PreTrainedModel
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 
-ENDED = -1  # stands for a token where a text had already ended
-# The resolution is the worst of three ways of computing; the two that parted are others, and may do somewhat worse.
+ENDED = -1  # in place of a token, where a text had already ended
+# The resolution is the largest error of three computations; those of the two texts are others, with larger errors.
 _MARGIN = 2.0
 _HALF = ("bfloat16", "float16")
 
 
-class Verdict(enum.Enum):
-    """What made two texts part."""
+class Cause(enum.Enum):
+    """Why two texts differ."""
 
     TIE = "tie"
     ROUNDING = "rounding"
@@ -49,63 +49,62 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where a text parts from that of stock greedy `generate`.
+    """The first difference between a text and that of stock greedy `generate`.
 
     Args:
-        prompt_id: whose text.
-        way: which text: `tree`, `one by one`, ...
+        prompt_id: the prompt.
+        decoder: of the text: `tree`, `autoregressive` or `prompt lookup`.
         position: index among the new tokens.
-        greedy_token: stock generate's; `ENDED` where it had ended.
-        found_token: the other text's; `ENDED` where it had ended.
-        verdict: why.
-        gap: in float64, the largest logit minus the lesser of the two tokens': the top-2 gap where stock chose the
-            largest. Not a number where a text had ended, or nothing was computed.
+        greedy_token: token of stock generate; `ENDED` where it had ended.
+        found_token: token of the other text; `ENDED` where it had ended.
+        cause: of the difference.
+        gap: in float64, the largest logit minus the smaller logit of the two tokens: the top-2 gap where stock generate
+            chose the largest. NaN where a text had ended, or nothing was computed.
         resolution: the largest error of the run's dtype in the gap between one of the two and any third token here.
-            Not a number where the gap is not.
+            NaN where the gap is.
     """
 
     prompt_id: str
-    way: str
+    decoder: str
     position: int
     greedy_token: int
     found_token: int
-    verdict: Verdict
+    cause: Cause
     gap: float
     resolution: float
 
 
-def forgiven(difference: Difference, dtype: str) -> bool:
-    """Whether a difference leaves decoding as good as lossless in a run's dtype (`float32`, `bfloat16`, ...).
+def tolerated(difference: Difference, dtype: str) -> bool:
+    """Whether a difference does not count as a failure in a run's dtype (`float32`, `bfloat16`, ...).
 
-    A tie always does: both are greedy texts. Rounding does in bfloat16 and float16, where stock `generate` itself
-    parts from its own text when it is batched or padded differently; in float32 it does not, because there texts agree
-    in practice, and float32 is what proves a decoder right. For the same reason an unjudged difference is forgiven in
-    half precision, which proves nothing in any case, and never in float32.
+    A tie is tolerated: both are greedy texts. Rounding is tolerated in bfloat16 and float16, where stock `generate`
+    itself gives another text in another batch or with other padding. It is a failure in float32, where texts agree in
+    practice and which is used to prove that a decoder is correct. The same holds for an unjudged difference.
     """
-    open_in_half = (Verdict.ROUNDING, Verdict.UNJUDGED)
-    return difference.verdict is Verdict.TIE or (difference.verdict in open_in_half and dtype in _HALF)
+    allowed_in_half = (Cause.ROUNDING, Cause.UNJUDGED)
+    return difference.cause is Cause.TIE or (difference.cause in allowed_in_half and dtype in _HALF)
 
 
-def first_difference(text: Text, way: str, found: Sequence[int]) -> Difference:
-    """Where `found`, made by `way`, parts from the answer of stock generate; they differ. It is not judged yet.
+def first_difference(text: Text, decoder: str, found: Sequence[int]) -> Difference:
+    """The first difference between `found` and the answer of stock generate, not judged yet.
 
-    Where one has ended and the other goes on there are no two logits to compare: that is a bug at once.
+    Where only one of the texts has ended there are no two logits to compare, and the cause is a bug.
     """
     greedy = text.answer
     assert list(greedy) != list(found), "the texts are the same"
     shared = min(len(greedy), len(found))
     at = next((i for i in range(shared) if greedy[i] != found[i]), shared)
     one, other = (tokens[at] if at < len(tokens) else ENDED for tokens in (greedy, found))
-    verdict = Verdict.BUG if ENDED in (one, other) else Verdict.UNJUDGED
-    return Difference(text.prompt_id, way, at, one, other, verdict, math.nan, math.nan)
+    cause = Cause.BUG if ENDED in (one, other) else Cause.UNJUDGED
+    return Difference(text.prompt_id, decoder, at, one, other, cause, math.nan, math.nan)
 
 
 class Judge:
-    """Decides why texts of one model part; makes the float64 copy when first asked.
+    """Finds the causes of differences between texts of one model; makes the float64 copy at the first one.
 
     Args:
         base: the model that decoded.
-        width: tokens of one verification, N of the tree: how wide the forwards were that may have rounded.
+        width: N of the tree, the number of tokens in one verification.
     """
 
     def __init__(self, base: Base, width: int) -> None:
@@ -114,31 +113,36 @@ class Judge:
 
     @torch.inference_mode()
     def decide(self, difference: Difference, text: Text) -> Difference:
-        """Why a text parts from stock generate's: an unjudged difference of `text`, prompt and stock's answer."""
-        if difference.verdict is not Verdict.UNJUDGED:
+        """A copy of an unjudged difference with its cause.
+
+        Args:
+            difference: of a text of our loop.
+            text: its prompt and the answer of stock generate.
+        """
+        if difference.cause is not Cause.UNJUDGED:
             return difference
         one, other = difference.greedy_token, difference.found_token
         prefix = torch.tensor([*text.prompt, *text.answer[: difference.position]])
         exact = self._exact_logits(prefix)
         if exact is None:
-            return dataclasses.replace(difference, verdict=Verdict.UNDECIDED)
+            return dataclasses.replace(difference, cause=Cause.UNDECIDED)
         gap = float(exact.max() - torch.minimum(exact[one], exact[other]))
         resolution = self._resolution(prefix, exact, (one, other))
-        # Rounding of a float64 dot product of length d, far below anything that a dtype of a run can tell apart.
+        # Rounding error of a float64 dot product of length d, far below the resolution of the run's dtype.
         tie = self._base.hidden_size * torch.finfo(torch.float64).eps * float(exact.abs().max())
-        rounding = Verdict.ROUNDING if gap <= _MARGIN * resolution else Verdict.BUG
-        verdict = Verdict.TIE if gap <= tie else rounding
-        return dataclasses.replace(difference, verdict=verdict, gap=gap, resolution=resolution)
+        rounding = Cause.ROUNDING if gap <= _MARGIN * resolution else Cause.BUG
+        cause = Cause.TIE if gap <= tie else rounding
+        return dataclasses.replace(difference, cause=cause, gap=gap, resolution=resolution)
 
     @functools.cached_property
     def _exact(self) -> PreTrainedModel | None:
-        """The model in float64 on the CPU; None where it cannot be had."""
-        with contextlib.suppress(Exception):  # no room, weights that cannot be cast: many kinds for one fact
+        """The model in float64 on the CPU; None where it cannot be made."""
+        with contextlib.suppress(Exception):  # too little memory, or weights that cannot be cast: many types
             return _in_float64(self._base.model)
         return None
 
     def _exact_logits(self, prefix: Tensor) -> Tensor | None:
-        """float64 [V] after `prefix` (int64 [T]), by one plain forward without a cache; None where it cannot be had."""
+        """float64 [V] after `prefix` (int64 [T]), by one forward without a cache; None where it cannot be computed."""
         if self._exact is None:
             return None
         with _Float64(), contextlib.suppress(RuntimeError, MemoryError):
@@ -147,18 +151,21 @@ class Judge:
         return None
 
     def _resolution(self, prefix: Tensor, exact: Tensor, tokens: tuple[int, int]) -> float:
-        """The largest error, over all ways of computing in the run's dtype, in a gap between one of `tokens` and any.
+        """The largest error, over three computations in the run's dtype, of a gap between one of `tokens` and another.
 
-        The gap and not the logit counts: an error that all logits share changes no choice.
+        Errors are of gaps, not of logits: an error that all logits share changes no choice.
         """
-        errors = self._run_logits(prefix) - exact  # [ways, V]
+        errors = self._run_logits(prefix) - exact  # [3, V]
         return float(max((errors - errors[:, [token]]).abs().max() for token in tokens))
 
     def _run_logits(self, prefix: Tensor) -> Tensor:
-        """float64 [3, V] after `prefix`, in the run's dtype: all at once, the last token alone, the last of a block.
+        """Logits after `prefix` in the run's dtype: all tokens at once, the last token alone, and the last in a block.
 
-        A block is as wide as the tree, so its matrix products are those of a verification; what follows the token in
-        it is not seen by it.
+        The block is as wide as the tree, so its matrix products have the shapes of a verification; attention is causal,
+        so the tokens after the last one of the prefix do not change its logits.
+
+        Returns:
+            float64 [3, V].
         """
         ids = prefix.to(self._base.device)
         rows = [self._base.forward(ids[None], use_cache=False, logits_to_keep=1)[0][0, -1]]
@@ -173,22 +180,22 @@ class Judge:
 
 
 def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy on the CPU. Tensors are moved there one by one before they are cast: the device holds nothing more."""
-    memo: dict[int, Any] = {}  # what deepcopy takes for a copy that it has made already
+    """A copy on the CPU. Each tensor is moved there before it is cast, so that no memory of the device is needed."""
+    memo: dict[int, Any] = {}  # copies that deepcopy takes as already made
     for tensor in (*model.parameters(), *model.buffers()):
         moved = tensor.detach().cpu()
         moved = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
         memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
     copied: PreTrainedModel = copy.deepcopy(model, memo)
-    remove_hook_from_submodules(copied)  # those of `device_map` would send its inputs elsewhere
+    remove_hook_from_submodules(copied)  # those of `device_map` move inputs to its devices
     return copied.to("cpu", torch.float64)
 
 
 class _Float64(TorchFunctionMode):
-    """Within it, what asks for float32 gets float64.
+    """A context in which casts to float32 are casts to float64.
 
-    Stock models drop to float32 for norms, softmax and rotary angles whatever their own dtype is; a float64 copy alone
-    would be no more exact there than the run that it judges.
+    Stock models compute norms, softmax and rotary angles in float32 whatever their dtype is; without this, a float64
+    copy would be no more exact there than the run.
     """
 
     def __torch_function__(

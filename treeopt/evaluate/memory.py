@@ -1,4 +1,4 @@
-"""Memory: what torch raises where it runs out of it, as our error."""
+"""Memory: out-of-memory errors of torch as E403."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 
 @contextmanager
 def memory_as_error(fix: str) -> Iterator[None]:
-    """Raise E403 where there is too little memory for what is done within, on the CPU or on a device."""
+    """Raise E403 where the block runs out of memory, on the CPU or on a device."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

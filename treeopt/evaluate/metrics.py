@@ -1,4 +1,4 @@
-"""Figures: tokens per step and speed of texts decoded several ways, with their spread over the repeats."""
+"""Metrics: tokens per step and speed of decoded texts, with their spread over the repeats."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.evaluate.baselines import Run
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Run
 
-GENERATE, LOOKUP, AUTOREGRESSIVE, TREE = "generate", "prompt lookup", "autoregressive", "tree"
 _QUARTILES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One text: how each way decoded it, in every repeat, and how many steps replay said that the tree would take.
+    """One text: its runs by baseline and repeat, and the steps that replay predicts for the tree.
 
-    `turn` counts from 1; `category` is the prompt file's own, None where it has none.
+    Args:
+        prompt_id: the prompt.
+        category: of the prompt file; None where it has none.
+        turn: of the dialogue, from 1.
+        runs: by baseline, one a repeat.
+        predicted_steps: steps of the tree by replay.
     """
 
     prompt_id: str
@@ -33,18 +37,18 @@ class Trial:
 
     @property
     def steps(self) -> int:
-        """Steps that the tree took."""
+        """Steps of the tree."""
         return len(self.runs[TREE][0].step_lengths)
 
     @property
     def same(self) -> bool:
-        """Whether the tree's text is that of stock generate, which the prediction was made on."""
+        """Whether the tree's text equals that of stock generate, which the prediction is made on."""
         return self.runs[TREE][0].tokens == self.runs[GENERATE][0].tokens
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles over the repeats; all three are the one value where there was one repeat."""
+    """Median and quartiles over the repeats; with one repeat all three are equal."""
 
     median: float
     low: float
@@ -52,8 +56,11 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What some texts add up to. Sums over texts come first, ratios of them after; spreads are over repeats."""
+class Metrics:
+    """Totals over texts. Ratios are of sums over texts; spreads are over repeats.
+
+    The methods take the name of a baseline, or `TREE`.
+    """
 
     trials: tuple[Trial, ...]
 
@@ -73,69 +80,69 @@ class Figures:
         tokens = sum(len(trial.runs[GENERATE][0].tokens) for trial in self.trials)
         return tokens / sum(trial.predicted_steps for trial in self.trials)
 
-    def tokens_per_step(self, way: str = TREE) -> float:
+    def tokens_per_step(self, name: str = TREE) -> float:
         """tau: all tokens / all steps."""
-        runs = [trial.runs[way][0] for trial in self.trials]
+        runs = [trial.runs[name][0] for trial in self.trials]
         return sum(len(run.tokens) for run in runs) / sum(len(run.step_lengths) for run in runs)
 
-    def tokens_per_second(self, way: str = TREE) -> Spread | None:
-        """Tokens that came after the prefill, per second after it; None where there were none."""
-        return self._spread(lambda repeat: self._rate(way, repeat))
+    def tokens_per_second(self, name: str = TREE) -> Spread | None:
+        """Tokens after the prefill / seconds after the prefill; None where there are no such tokens."""
+        return self._spread(lambda repeat: self._rate(name, repeat))
 
-    def prefill_seconds(self, way: str = TREE) -> float:
-        """Of all texts; the median over the repeats."""
-        return float(np.median([sum(run.prefill_seconds for run in self._runs(way, r)) for r in range(self.repeats)]))
+    def prefill_seconds(self, name: str = TREE) -> float:
+        """Sum over all texts; the median over the repeats."""
+        return float(np.median([sum(run.prefill_seconds for run in self._runs(name, r)) for r in range(self.repeats)]))
 
     @property
     def overhead(self) -> Spread | None:
-        """Seconds of a tree step / seconds of a one-token step of our own loop without heads; None untimed."""
+        """Seconds of a tree step / seconds of an autoregressive step of our own loop; None where not timed."""
         return self._spread(self._overhead)
 
-    def speedup(self, way: str = TREE) -> Spread | None:
-        """Tokens a second / one by one. Of the tree it is tau / overhead. None untimed."""
-        return self._spread(lambda repeat: self._speedup(way, repeat))
+    def speedup(self, name: str = TREE) -> Spread | None:
+        """Tokens per second / those of autoregressive decoding; tau / overhead for the tree. None where not timed."""
+        return self._spread(lambda repeat: self._speedup(name, repeat))
 
     @property
-    def by_category(self) -> dict[str, Figures]:
-        """Those of each category of the prompt file, in its order; none where the file has none."""
+    def by_category(self) -> dict[str, Metrics]:
+        """Metrics of each category, in the order of the prompt file; empty where it has none."""
         names = dict.fromkeys(trial.category for trial in self.trials if trial.category is not None)
-        return {name: Figures(tuple(one for one in self.trials if one.category == name)) for name in names}
+        return {name: Metrics(tuple(one for one in self.trials if one.category == name)) for name in names}
 
     @property
-    def by_turn(self) -> dict[int, Figures]:
-        """Those of first turns, of second turns, and so on."""
+    def by_turn(self) -> dict[int, Metrics]:
+        """Metrics of the first turns, of the second turns, and so on."""
         turns = sorted({trial.turn for trial in self.trials})
-        return {turn: Figures(tuple(one for one in self.trials if one.turn == turn)) for turn in turns}
+        return {turn: Metrics(tuple(one for one in self.trials if one.turn == turn)) for turn in turns}
 
     @property
     def repeats(self) -> int:
-        """How often each text was decoded each way."""
+        """Number of runs of each text and baseline."""
         return len(self.trials[0].runs[TREE])
 
     @property
-    def ways(self) -> tuple[str, ...]:
-        """The ways that the texts were decoded."""
+    def baselines(self) -> tuple[str, ...]:
+        """Names of the baselines and of the tree."""
         return tuple(self.trials[0].runs)
 
-    def _runs(self, way: str, repeat: int) -> list[Run]:
-        return [trial.runs[way][repeat] for trial in self.trials]
+    def _runs(self, name: str, repeat: int) -> list[Run]:
+        return [trial.runs[name][repeat] for trial in self.trials]
 
-    def _rate(self, way: str, repeat: int) -> float | None:
-        runs = self._runs(way, repeat)
+    def _rate(self, name: str, repeat: int) -> float | None:
+        runs = self._runs(name, repeat)
         tokens, seconds = sum(len(run.tokens) - run.prefilled for run in runs), sum(run.seconds for run in runs)
         return tokens / seconds if tokens and seconds else None
 
     def _overhead(self, repeat: int) -> float | None:
         if self._rate(TREE, repeat) is None or self._rate(AUTOREGRESSIVE, repeat) is None:
             return None
-        tree, plain = (_seconds_per_step(self._runs(way, repeat)) for way in (TREE, AUTOREGRESSIVE))
+        tree, plain = (_seconds_per_step(self._runs(name, repeat)) for name in (TREE, AUTOREGRESSIVE))
         return tree / plain
 
-    def _speedup(self, way: str, repeat: int) -> float | None:
-        if way == TREE:
+    def _speedup(self, name: str, repeat: int) -> float | None:
+        if name == TREE:
             overhead = self._overhead(repeat)
             return None if overhead is None else self.tokens_per_step() / overhead
-        rate, plain = self._rate(way, repeat), self._rate(AUTOREGRESSIVE, repeat)
+        rate, plain = self._rate(name, repeat), self._rate(AUTOREGRESSIVE, repeat)
         return None if rate is None or plain is None else rate / plain
 
     def _spread(self, value: Callable[[int], float | None]) -> Spread | None:

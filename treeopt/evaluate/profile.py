@@ -1,26 +1,27 @@
 """Profile: seconds of one decode step by the size of the tree, measured on the machine that will run it.
 
-A step is the decoder's: draft with the heads at one position, verify all nodes in one forward, accept, keep. All sizes
-take turns in every round, so that the machine's moods hit all alike; the first round is not counted. A timed step
-follows some of its own size, as in decoding: right after a large tree's it would find the processor's caches emptied
-(the one-node step of a small model is then a quarter slower, and every overhead too small).
+The timed code is `TreeDecoder.step`: draft, verify all nodes in one forward, accept, keep. All sizes take turns in
+every round, so that changes in the machine's load affect all alike; the first round is not counted. A timed step
+follows some steps of the same size, as in decoding: right after the step of a large tree the processor's caches contain
+other data (the one-node step of a small model is then a quarter slower, and every overhead too small).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.decode import accept
+from treeopt.decode.batch import Rows
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter
-from treeopt.drafting.heads import NO_TOKEN, PlainProposer, Proposer
-from treeopt.drafting.plans import DynamicProposer
+from treeopt.drafting.interface import Drafts
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.clock import now
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.latency import (
     DEFAULT_CONTEXT,
@@ -31,6 +32,7 @@ from treeopt.latency import (
     LatencyProfile,
 )
 from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.clock import now
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
@@ -38,20 +40,17 @@ from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.values import IndependentValues
 from treeopt.policy import STEP_SIZES, TreePolicy
 from treeopt.progress import Progress, silent
-from treeopt.sampling import check_seed
 from treeopt.tree import Tree
-from treeopt.verify.cache import TreeCache
-from treeopt.verify.masks import PrefixMasks, TreeMasks, layer_windows
 from treeopt.verify.probe import check_trees
-from treeopt.verify.shapes import Shape
 from treeopt.version import VERSION
 
-MOST_NODES = 16_384  # of a timed step; the mask of one takes 1 GB in float32
-MOST_BATCH = 1 << 31  # texts of a timed step; what torch can count is not much beyond
-_LEAD_IN = 3  # steps of the same size before a timed one: what the size before left behind is gone
+MOST_NODES = 16_384  # of a timed step; its mask takes 1 GB in float32
+MOST_BATCH = 1 << 31  # texts of a timed step; about the maximum that torch can count
+_SEED = 0  # of the random prompts
+_LEAD_IN = 3  # steps of the same size before a timed one, which fill the processor's caches
 _QUARTILES = (0.25, 0.5, 0.75)
 _DIGITS = 9  # decimals of a second: the clock counts nanoseconds
-# The generic tree's accuracies: 0.6 for the first head's best guess, falling by depth and by rank as measured ones do.
+# Accuracies of the generic tree: 0.6 for rank 0 of the first head, falling by depth and by rank like measured ones.
 _FIRST, _BY_DEPTH, _BY_RANK = 0.6, 0.85, 2.0
 
 
@@ -63,33 +62,30 @@ def measure_profile(
     contexts: Sequence[int] = (DEFAULT_CONTEXT,),
     batches: Sequence[int] = (1,),
     repeats: int = DEFAULT_REPEATS,
-    seed: int = 0,
     drafter: Drafter | None = None,
     progress: Progress = silent,
 ) -> LatencyProfile:
     """Time one decode step of a generic tree of each size, at each batch and context.
 
-    A batch is timed as `batch` rows of one length, which share the tree's mask and positions; in the decoder, each row
-    having its own length, it costs a little more.
+    While a batch and context are timed, there is one key-value cache for each size.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
         heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name.
         nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured. With a drafter
-            254 at most.
-        contexts: tokens in the cache before the step; random ones, as only their number matters.
+            the maximum is 254.
+        contexts: tokens in the cache before the step; they are random, as only their number matters.
         batches: texts decoded together.
         repeats: counted steps of each size.
-        seed: of the tokens in the cache.
-        drafter: time steps whose trees it chooses; else those of one tree of the heads' plain guesses.
-        progress: told after each round of steps.
+        drafter: time steps whose trees it chooses; by default those of one tree of the heads' candidates.
+        progress: called after each round of steps.
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base; E230 where these heads and this vocabulary make no tree
-            of a size asked for, or it is beyond `MOST_NODES`; E403 where there is too little memory; E502 where the
-            base cannot verify trees; E503 where a context is empty, or does not fit into the model's own together with
-            the tree's depth; as `load_base` and `load_heads`.
-        TypeError: where model or heads are none of these.
+            of a given size, or it is above `MOST_NODES`; E403 where there is too little memory; E502 where the base
+            cannot verify trees; E503 where a context is empty, or does not fit into that of the model together with the
+            tree's depth; as `load_base` and `load_heads`.
+        TypeError: where model or heads have another type.
         ValueError: where a number is out of range.
 
     Example:
@@ -98,31 +94,28 @@ def measure_profile(
         >>> [point.nodes for point in profile.points]
         [1, 2, 4]
     """
-    if min((*nodes, *batches, repeats), default=0) < 1 or not (nodes and contexts and batches):
-        given = f"nodes {list(nodes)}, contexts {list(contexts)}, batches {list(batches)}, repeats {repeats}"
-        raise ValueError(f"{given}: none may be empty, and none below 1")
-    check_seed(seed)
+    _check_numbers(nodes, contexts, batches, repeats)
     base, loaded = as_base(model), as_heads(heads)
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
     if drafter is not None:
         nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
-    if max(batches) > MOST_BATCH:
-        what = f"a batch of {max(batches)} texts does not fit into any memory"
-        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")
     trees = _trees(base, heads, nodes)
-    _check_contexts(contexts, _deepest(trees, drafter), base)
+    depth = _deepest(trees, drafter)
+    _check_contexts(contexts, depth, base)
     check_trees(base)
+    decoders = [_decoder(tree, base, heads, drafter) for tree in trees]
     pairs = [(batch, context) for batch in sorted(set(batches)) for context in sorted(set(contexts))]
     rounds = repeats + 1  # the first is the warm-up
     points: list[LatencyPoint] = []
     for i, (batch, context) in enumerate(pairs):
         spent = np.empty((rounds, len(trees)))
         with memory_as_error("fewer nodes, shorter contexts or smaller batches"):
-            steps = [_timed(tree, base, heads, context, drafter) for tree in trees]
-            text = CachedText(base, batch, context, capacity=context + trees[-1].nodes, seed=seed)
+            prompts = _random_prompts(base, batch, context)
+            cached = decoders[-1].prefill(list(prompts), depth + 1)
+            steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
             for row in range(rounds):
-                spent[row] = [_in_stride(step, text) for step in steps]
+                spent[row] = [_after_lead_in(step) for step in steps]
                 progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
         points += _points(trees, batch, context, spent[1:])
     return LatencyProfile.from_points(points, _provenance(base, loaded, repeats, drafter))
@@ -131,7 +124,7 @@ def measure_profile(
 def largest_context(
     base: Base, heads: MedusaHeads, nodes: Sequence[int] = DEFAULT_NODES, drafter: Drafter | None = None
 ) -> int:
-    """The most cached tokens that leave room for a step of each of these sizes; below 1 where there is none.
+    """The largest context that leaves room for a step of each of these sizes; below 1 where there is none.
 
     Raises:
         TreeoptError: E230 where there is no tree of a size.
@@ -140,126 +133,96 @@ def largest_context(
 
 
 def generic_growth(nodes: int, heads: int, ranks: int) -> Growth:
-    """Growth of a tree shaped like real ones: accuracies fall by depth and by rank.
+    """Growth of a tree with the shape of measured ones: accuracies fall by depth and by rank.
 
     Args:
         nodes: the budget, root counted.
-        heads: H, the deepest level.
+        heads: H, the maximum depth.
         ranks: ranks of each head.
     """
     depth, rank = np.arange(heads)[:, None], np.arange(min(ranks, nodes))[None, :]
     return grow(IndependentValues(_FIRST * _BY_DEPTH**depth / (1.0 + rank) ** _BY_RANK), nodes)
 
 
-class CachedText:
-    """`batch` rows of `context` random tokens in a cache with room for a tree: where every timed step begins.
+@dataclass(frozen=True)
+class AcceptDeepest(Greedy):
+    """Greedy acceptance at its full cost, whose result is replaced: the last node, a deepest one, is accepted.
 
-    Attributes:
-        cache: holds `context` entries between steps.
-        roots: int64 [B], the token that the base chooses after each row.
-        hidden: [B, d], the state that chose it.
-        tokens: int64 [B, context + 1], the text on the host, the root last.
+    Random text accepts nothing, but keeping a deep path means moving cache entries, which a timed step must include.
     """
 
-    @torch.inference_mode()
-    def __init__(self, base: Base, batch: int, context: int, *, capacity: int, seed: int) -> None:
-        rng = torch.Generator().manual_seed(seed)
-        ids = torch.randint(base.vocab_size, (batch, context), generator=rng).to(base.device)
-        self.context = context
-        self.cache = TreeCache(capacity, base.layers)
-        logits, hidden = base.forward(ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        self.roots = logits[:, -1].argmax(-1)
-        self.hidden = hidden[:, -1]
-        self.tokens = torch.cat([ids, self.roots[:, None]], dim=1).numpy(force=True)
-
-    def restore_(self) -> None:
-        """Forget what a step has kept."""
-        self.cache.crop(self.context - self.cache.get_seq_length())
+    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        node, root = super().judge(drafts, logits, generator)
+        return node.fill_(drafts.tokens.shape[1] - 1), root
 
 
 class TimedStep:
-    """One decode step of one tree after `context` cached tokens, made ready as the decoder makes it."""
+    """A step of a decoder after cached texts, which can be run again and again.
 
-    def __init__(self, tree: Tree, base: Base, heads: MedusaHeads, context: int) -> None:
-        self.tree = tree
-        self._base = base
-        self._proposer: Proposer = PlainProposer(base, heads, tree)
-        self._shape = Shape.of_tree(tree, base.device)
-        masks = TreeMasks.of_tree(tree, layer_windows(base.model.config), context, base.dtype, base.device)
-        self._mask = masks.at(context)
-        # Random text accepts nothing, but keeping deep nodes means moving rows: every step keeps the same deep path.
-        self._kept = torch.from_numpy(np.flatnonzero(tree.ancestors[-1])).to(base.device)
+    Args:
+        decoder: with `AcceptDeepest` as its rule.
+        cached: the texts in the cache of a decoder of the same base, whose trees are at least as large and as deep; all
+            sizes share the one cache.
+        prompts: int64 [B, T], the same texts.
+    """
 
-    @torch.inference_mode()
-    def seconds(self, text: CachedText) -> float:
-        """Run the step once on `text`, whose cache is as before afterwards."""
-        begin = now(self._base)
-        tokens = self.draft(text)
-        logits = self.verify(tokens, text)
-        choice = logits.max(-1).indices  # [B, N]
-        last = accept.greedy(tokens, choice, self._shape)
-        last.tolist()  # the decoder, too, waits here to know what to keep
-        text.cache.move(self._kept + text.context, text.context)
-        end = now(self._base)
-        text.restore_()
+    def __init__(self, decoder: TreeDecoder, cached: Rows, prompts: Tensor) -> None:
+        self.decoder = decoder
+        texts = [[*text, root] for text, root in zip(prompts.tolist(), cached.roots, strict=True)]
+        drafting = decoder.trees.start(texts)
+        self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None)
+        self._start = self.rows.mark()
+
+    def seconds(self) -> float:
+        """Run the step, and return the rows to the state before it."""
+        begin = now(self.decoder.base)
+        self.decoder.step(self.rows)
+        end = now(self.decoder.base)
+        self.rows.rewind(self._start)
         return end - begin
 
-    def draft(self, text: CachedText) -> Tensor:
-        """int64 [B, N]: the roots and a draft for every other node."""
-        return self._proposer.propose(text.roots, text.hidden, None).tokens
 
-    def verify(self, tokens: Tensor, text: CachedText) -> Tensor:
-        """Logits [B, N, V] by one forward over all nodes of all rows."""
-        positions = self._shape.depths + text.context
-        logits, _ = self._base.forward(
-            tokens,
-            attention_mask=self._mask,
-            position_ids=positions.expand(len(tokens), -1),
-            past_key_values=text.cache,
-            use_cache=True,
-        )
-        return logits
+def _decoder(tree: Tree, base: Base, heads: MedusaHeads, drafter: Drafter | None) -> TreeDecoder:
+    """The decoder of one size; that of one node needs neither heads nor drafter."""
+    rule = AcceptDeepest()
+    if tree.nodes == ONE_NODE:
+        return TreeDecoder(base, None, tree, acceptance=rule, probe=False)
+    if drafter is None:
+        return TreeDecoder(base, heads, tree, acceptance=rule, probe=False)
+    policy = TreePolicy(tree.nodes, drafter.depth, drafter.id)
+    return TreeDecoder(base, heads, policy, drafter=drafter, acceptance=rule, probe=False)
 
 
-class ChosenStep(TimedStep):
-    """The same where the tree is chosen at the step: its shape, mask and positions are made anew."""
-
-    def __init__(self, tree: Tree, base: Base, heads: MedusaHeads, context: int, drafter: Drafter) -> None:
-        super().__init__(Tree(()), base, heads, context)
-        self.tree = tree
-        proposer = DynamicProposer(base, heads, TreePolicy(tree.nodes, drafter.depth, drafter.id), drafter)
-        self._chooser, self._context = proposer, context
-        self._prefix = PrefixMasks(proposer.depth, layer_windows(base.model.config), context, base.dtype, base.device)
-        self._kept = torch.arange(min(2, tree.nodes), device=base.device)  # a path that every tree has
-
-    def draft(self, text: CachedText) -> Tensor:
-        recent = np.pad(text.tokens, ((0, 0), (self._chooser.context, 0)), constant_values=NO_TOKEN)
-        drafts = self._chooser.propose(text.roots, text.hidden, recent[:, -self._chooser.context :])
-        assert drafts.shape is not None
-        self._shape = drafts.shape
-        self._mask = self._prefix.before(drafts.shape, self._context).at(self._context)
-        return drafts.tokens
+def _random_prompts(base: Base, batch: int, context: int) -> Tensor:
+    """int64 [B, T], the same at every call."""
+    # Raises at once where not even the hidden states fit; texts are prefilled as a list, which takes long to make.
+    torch.empty(batch, context, base.hidden_size, dtype=base.dtype, device=base.device)
+    rng = torch.Generator().manual_seed(_SEED)
+    return torch.randint(base.vocab_size, (batch, context), generator=rng).to(base.device)
 
 
-def _timed(tree: Tree, base: Base, heads: MedusaHeads, context: int, drafter: Drafter | None) -> TimedStep:
-    """A step of that size; one node needs no drafter, as it needs no heads."""
-    if drafter is None or tree.nodes == ONE_NODE:
-        return TimedStep(tree, base, heads, context)
-    return ChosenStep(tree, base, heads, context, drafter)
-
-
-def _in_stride(step: TimedStep, text: CachedText) -> float:
-    """Seconds of a step that follows `_LEAD_IN` of its own size."""
+def _after_lead_in(step: TimedStep) -> float:
+    """Seconds of a step that follows `_LEAD_IN` steps of the same size."""
     for _ in range(_LEAD_IN):
-        step.seconds(text)
-    return step.seconds(text)
+        step.seconds()
+    return step.seconds()
+
+
+def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Sequence[int], repeats: int) -> None:
+    """Raise ValueError where a list is empty or a number below 1; E403 where a batch is above `MOST_BATCH`."""
+    if min((*nodes, *batches, repeats), default=0) < 1 or not (nodes and contexts and batches):
+        given = f"nodes {list(nodes)}, contexts {list(contexts)}, batches {list(batches)}, repeats {repeats}"
+        raise ValueError(f"{given}: no list may be empty, and no number below 1")
+    if max(batches) > MOST_BATCH:
+        what = f"a batch of {max(batches)} texts does not fit into any memory"
+        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")
 
 
 def _trees(base: Base, heads: MedusaHeads, nodes: Sequence[int]) -> list[Tree]:
     """The generic tree of each size, ascending, the one-node tree first; each contains the ones before it."""
     sizes = sorted({ONE_NODE, *nodes})
     if sizes[-1] > MOST_NODES:
-        what = f"a step of {sizes[-1]} nodes is not timed: its mask alone would take {sizes[-1]}^2 numbers"
+        what = f"a step of {sizes[-1]} nodes is not timed: its mask alone has {sizes[-1]}^2 numbers"
         raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {MOST_NODES}")
     growth = generic_growth(sizes[-1], heads.num_heads, base.vocab_size)
     largest = len(growth.values) + 1
@@ -272,21 +235,23 @@ def _trees(base: Base, heads: MedusaHeads, nodes: Sequence[int]) -> list[Tree]:
 
 
 def _deepest(trees: Sequence[Tree], drafter: Drafter | None) -> int:
-    """The greatest depth of any tree of any step; a drafter's trees go as deep as it has levels."""
+    """The maximum depth of any tree; that of trees chosen per step is the number of the drafter's levels."""
     return trees[-1].depth if drafter is None or trees[-1].nodes == ONE_NODE else drafter.depth
 
 
 def _room(base: Base, depth: int) -> int:
-    """Cached tokens that leave a position for the root and for each level below it."""
+    """Maximum number of cached tokens that leaves a position for the root and for each level below it."""
     return base.context - depth - 1
 
 
 def _check_contexts(contexts: Sequence[int], depth: int, base: Base) -> None:
+    """Raise E503 where a context is empty, or leaves no room for a tree of that depth."""
     room = _room(base, depth)
     for context in contexts:
         if not 1 <= context <= room:
             what = (
-                f"{context} cached tokens, a root and {depth} drafts below it; {base.name} holds {base.context} tokens"
+                f"{context} cached tokens, a root and {depth} drafts below it; the context of {base.name} is "
+                f"{base.context} tokens"
             )
             raise TreeoptError(Code.CONTEXT_FULL, what, fix=f"--context from 1 to {room}" if room >= 1 else "")
 
@@ -301,19 +266,19 @@ def _points(trees: Sequence[Tree], batch: int, context: int, spent: NDArray[np.f
 
 
 def _provenance(base: Base, loaded: LoadedHeads, repeats: int, drafter: Drafter | None) -> dict[str, object]:
-    found = base.versions()
-    chosen = {} if drafter is None else {"drafter": drafter.id}
+    versions = base.versions()
+    by_drafter = {} if drafter is None else {"drafter": drafter.id}
     return {
         "made_by": f"treeopt {VERSION}",
         "model": base.name,
         "model_id": base.fingerprint,
         "heads": loaded.name,
         "heads_id": loaded.fingerprint,
-        "device": found["device"],
+        "device": versions["device"],
         "dtype": base.dtype_name,
         "threads": torch.get_num_threads(),
         "attention": base.model.config._attn_implementation,
         "repeats": repeats,
-        **chosen,
-        "versions": {name: found[name] for name in ("python", "torch", "transformers")},
+        **by_drafter,
+        "versions": {name: versions[name] for name in ("python", "torch", "transformers")},
     }

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all: a temporary name beside the target, then one rename."""
+"""Atomic writes: a temporary file beside the target, then one rename."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from treeopt.errors import Code, TreeoptError, system_error
 
 STANDARD_STREAM = "-"
-_STREAMS = ("/dev/", "/proc/self/fd/")  # such as /dev/stdout, which is a link to where a shell redirected it
-LEAST_SPACE = 4 * 1024  # bytes that a disk must have left before any work that ends in a file
+_STREAMS = ("/dev/", "/proc/self/fd/")  # such as /dev/stdout, a link to the target of a redirection
+LEAST_SPACE = 4 * 1024  # free bytes that are required before any work that ends in a file
 _SHOWN_CHARACTERS = 40  # of the target's name in that of the temporary file; at most 4 bytes each
 
 
@@ -21,13 +21,13 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """The path, after checking that a file can be written there; called before any long work.
 
     Raises:
-        TreeoptError: E202 where it exists and `overwrite` is off; E204 where its name is none, or its folder is missing
-            or not writable; E403 where the disk is full.
+        TreeoptError: E202 where it exists and `overwrite` is off; E204 where the name is not a file's, or its folder is
+            missing or not writable; E403 where the disk is full.
     """
     if not str(path) or str(path) == STANDARD_STREAM or str(path).startswith(_STREAMS):
         what = f"{str(path)!r} is not the name of a file"
-        raise TreeoptError(Code.FILE_UNWRITABLE, what, why="files are written whole or not at all", fix="-o FILE")
-    target = Path(os.path.realpath(path))  # through a link to the file itself
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why="files are written atomically", fix="-o FILE")
+    target = Path(os.path.realpath(path))  # of a link, the file that it points to
     try:
         exists = os.path.lexists(path) and _checked_existing(path, target)
         if target.parent.exists() and not target.parent.is_dir():
@@ -49,20 +49,20 @@ def check_writable(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
 
 
 def _checked_existing(path: str | os.PathLike[str], target: Path) -> bool:
-    """True for a regular file, also behind a link; E204 for anything else that stands there."""
+    """True for a regular file or a link to one; E204 for anything else that exists."""
     if target.is_dir():
         raise TreeoptError(Code.FILE_UNWRITABLE, f"{path} is a folder", fix="name a file in it")
     if not target.exists():
         what = f"{path} is a symbolic link to {target}, which does not exist"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="remove the link, or name the file itself")
     if not target.is_file():
-        what = f"{path} is a device or pipe, which cannot be written whole or not at all"
+        what = f"{path} is a device or pipe, which cannot be written atomically"
         raise TreeoptError(Code.FILE_UNWRITABLE, what)
     return True
 
 
 def _probe_name(target: Path) -> None:
-    """Raise OSError where the file system takes no such name."""
+    """Raise OSError where the file system does not accept the name."""
     with contextlib.suppress(FileNotFoundError):
         os.lstat(target)
 
@@ -71,14 +71,14 @@ def check_space(folder: str | os.PathLike[str], needed: int, what: str = "a file
     """Raise E403 where the disk of a folder, which need not exist yet, has fewer bytes free than `what` needs."""
     known = next(place for place in (Path(folder), *Path(folder).absolute().parents) if place.exists())
     usage = shutil.disk_usage(known)
-    if usage.total and usage.free < needed:  # the file systems of the kernel's own state have no size
+    if usage.total and usage.free < needed:  # virtual file systems have no size
         said = f"{what} needs {in_words(needed)} on disk, and {in_words(usage.free)} are free"
         fix = "make room, or write to another disk with -o"
         raise TreeoptError(Code.OUT_OF_MEMORY, said, at=str(folder), fix=fix)
 
 
 def in_words(size: int) -> str:
-    """Bytes as people read them."""
+    """A number of bytes with a unit: `7.2 MB`."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -86,7 +86,7 @@ def in_words(size: int) -> str:
 
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> TreeoptError:
-    """E403 where the disk is full, else E204 with what the system said."""
+    """E403 where the disk is full, else E204 with the message of the system."""
     known = system_error(error)
     if known is not None and known.code is Code.OUT_OF_MEMORY:
         return TreeoptError(known.code, f"{path} cannot be written: {known.what}", fix=known.fix)
@@ -94,10 +94,10 @@ def unwritable(path: str | os.PathLike[str], error: OSError) -> TreeoptError:
 
 
 def check_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder, after checking that it is there or can be made; called before any long work.
+    """The folder, after checking that it exists or can be made; called before any long work.
 
     Raises:
-        TreeoptError: E204 where it is no folder or what it would stand in cannot be written to.
+        TreeoptError: E204 where it is not a folder, or the folder above it cannot be written to.
     """
     folder = Path(path)
     known = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -109,7 +109,7 @@ def check_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder, made with all above it where it is missing.
+    """The folder, which is made with its parents where it is missing.
 
     Raises:
         TreeoptError: E204 where it cannot be made.
@@ -123,10 +123,10 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool = True) -> None:
-    """Write the whole file or leave what was there.
+    """Write the whole file, or leave the previous one unchanged.
 
     Raises:
-        TreeoptError: as `check_writable`; E204 where the disk refuses.
+        TreeoptError: as `check_writable`; E204 where the system reports an error.
     """
     target = check_writable(path, overwrite=overwrite)
     try:
@@ -138,7 +138,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        # A file that is replaced keeps its mode: a private one stays private.
+        # A file that is replaced keeps its mode.
         os.chmod(temporary, stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException as error:
@@ -169,12 +169,12 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def _temporary_prefix(target: Path) -> str:
-    """How the temporary file beside a target begins; short, so that long names stay possible."""
+    """The prefix of the temporary file's name, cut so that long names stay possible."""
     return f".{target.name[:_SHOWN_CHARACTERS]}."
 
 
 def _umask() -> int:
-    """The process's umask; reading it means setting it, so it is put back at once."""
+    """The process's umask, which can be read only by setting it."""
     current = os.umask(0)
     os.umask(current)
     return current

@@ -1,4 +1,4 @@
-"""Where the data is: `trees/` and `calibration/` inside the wheel or beside the package, and the built-in model."""
+"""The bundled data: `trees/` and `calibration/` (in the wheel or beside the package), and the built-in model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 
-POCKET = "pocket"  # the built-in model, its heads and its prompts all go by this name
+POCKET = "pocket"  # name of the built-in model, its heads and its prompts
 _KINDS = ("trees", "calibration")
 
 
@@ -30,11 +30,11 @@ def zoo() -> dict[str, Path]:
 
 
 def prompt_sets() -> dict[str, Path]:
-    """Name and file of each named prompt set, by name: where it lies on the hub (.yaml), or the prompts (.jsonl)."""
+    """Name and file of each named prompt set: the description of a set on the hub (.yaml), or prompts (.jsonl)."""
     named = {path.stem: path for path in (data_root("calibration") / "prompts").glob("*.yaml")}
     return dict(sorted({**named, POCKET: pocket() / "prompts.jsonl"}.items()))
 
 
 def pocket() -> Path:
-    """The folder of the built-in model: the base, its heads in `heads/`, and openings from modules it never saw."""
+    """The folder of the built-in model: the base, its heads in `heads/`, and prompts that it was not trained on."""
     return Path(__file__).resolve().parents[1] / "data" / POCKET

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from treeopt.calibration import Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
@@ -19,10 +19,11 @@ from treeopt.files.tensors import read_arrays, write_arrays
 SCHEMA = "treeopt.calibration/1"
 DEFAULT_FILE = "calibration.safetensors"
 _STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of trees chosen per step
+_OLD_NAMES = {"orders": "node_rank", "mass": "expected_tokens"}  # arrays in files written by 0.x
 
 
 class ProvenanceHeader(Schema):
-    """`treeopt.calibration.Provenance` as it stands in a file."""
+    """`treeopt.calibration.Provenance` in a file."""
 
     model: str
     model_id: str
@@ -36,10 +37,10 @@ class ProvenanceHeader(Schema):
 
 
 class Header(Schema):
-    """What a calibration file holds beside its arrays."""
+    """The header of a calibration file. Files written by 0.x have the key `kept` for `top_k`."""
 
     schema_name: Literal["treeopt.calibration/1"] = Field(alias="schema")
-    top_k: int
+    top_k: int = Field(validation_alias=AliasChoices("top_k", "kept"))
     prompt_ids: list[str]
     token_hashes: list[str]
     provenance: ProvenanceHeader
@@ -49,14 +50,14 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, 
     """Write a calibration; equal content gives equal bytes.
 
     Raises:
-        TreeoptError: E202 where the file exists and `overwrite` is off: calibrations take long to make.
+        TreeoptError: E202 where the file exists and `overwrite` is off.
     """
     header: dict[str, Any] = {
         "schema": SCHEMA,
         "top_k": calibration.top_k,
         "prompt_ids": list(calibration.prompt_ids),
         "token_hashes": list(calibration.token_hashes),
-        "provenance": _as_seen_from(path, dataclasses.asdict(calibration.provenance)),
+        "provenance": _relative_to(path, dataclasses.asdict(calibration.provenance)),
     }
     arrays: dict[str, NDArray[Any]] = {"ranks": calibration.ranks, "offsets": calibration.offsets}
     if calibration.steps is not None:
@@ -68,7 +69,7 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
     """Read a calibration.
 
     Raises:
-        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E220 where it is not one.
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E220 where it is invalid.
     """
     if not os.path.exists(path):
         raise TreeoptError(
@@ -77,7 +78,8 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             why="a tree is built from measured traces",
             fix=f"treeopt calibrate --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
         )
-    arrays, found = read_arrays(path, SCHEMA)
+    stored, found = read_arrays(path, SCHEMA)
+    arrays = {_OLD_NAMES.get(name, name): array for name, array in stored.items()}
     with reading(path, "calibration"):
         header = Header.model_validate(found)
         provenance = header.provenance.model_dump()
@@ -94,8 +96,8 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
         )
 
 
-def _as_seen_from(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:
-    """The provenance with its drafter's file as seen from the folder of the calibration's own."""
+def _relative_to(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:
+    """The provenance with the path of the drafter's file relative to the calibration's folder."""
     if provenance["drafter"]:
         provenance["drafter"] = os.path.relpath(provenance["drafter"], Path(path).parent)
     return provenance

@@ -1,7 +1,7 @@
-"""Lists of paths as people have them: `mc_sim_7b_63 = [[0], [0, 0], [1], ...]`, pasted from a medusa_choices.py.
+"""Trees as a `medusa_choices` list: `mc_sim_7b_63 = [[0], [0, 0], [1], ...]`.
 
-Read are one list (or tuple) of lists of whole numbers, as JSON or as a Python literal, comments and trailing commas
-included, with or without one assignment in front. Nothing is evaluated.
+A file holds one list (or tuple) of lists of integers, in JSON or as a Python literal with comments and trailing commas,
+with or without one assignment in front. No code is executed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.files.kinds import WANTED, refusal
+from treeopt.files.kinds import TREE_FORMATS, refusal
 from treeopt.files.strict_yaml import MAX_DEPTH
 from treeopt.tree import Tree
 
-MAX_PYTHON = 1_000_000  # characters of a Python literal, whose parser takes a thousand times as much memory
-# After blanks and comments: a bracket, `name =`, or `name: list[list[int]] = [`.
+MAX_PYTHON = 1_000_000  # characters of a Python literal: its parser takes a thousand times as much memory
+# White space and comments, then a bracket, `name =`, or `name: list[list[int]] = [`.
 _BEGIN = re.compile(r"(?:\s|#[^\n]*(?:\n|\Z))*(?:[\[(]|\w+\s*=(?!=)|\w+\s*:[\w\s.,\[\]]*=\s*[\[(])")
-# Comments, strings and brackets: what tells how deep a bracket stands.
+# Comments, strings and brackets.
 _BRACKETS = re.compile(r"#[^\n]*|\"[^\"\n]*\"?|'[^'\n]*'?|[\[({]|[\])}]")
 _FIX = "a list such as [[0], [1], [0, 0]], with or without `name =` in front of it"
 
 
 def is_choices(text: str) -> bool:
-    """Whether a text begins as a list of paths does: with a bracket, or with `name =`; our own YAML does not."""
+    """Whether a text begins as a list of paths does, with a bracket or with `name =`; a tree file does not."""
     return _BEGIN.match(text) is not None
 
 
@@ -40,7 +40,7 @@ def parse_choices(path: Path, text: str) -> Tree:
     """The tree of a text that holds one list of paths, in any order.
 
     Raises:
-        TreeoptError: E203 with the place of what is no such list, or with the paths that keep it from being a tree.
+        TreeoptError: E203 with the place where it is not such a list, or with the paths that are not those of a tree.
     """
     if "\0" in text:
         raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
@@ -59,15 +59,15 @@ def _parse(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        pass  # then it is Python, or nothing that is read here
+        pass  # Python, or not a list
     if len(text) > MAX_PYTHON:
-        what = f"is not JSON, and has {len(text):,} characters; of a list in Python at most {MAX_PYTHON:,} are read"
+        what = f"is not JSON, and has {len(text):,} characters; a list in Python may have {MAX_PYTHON:,}"
         raise _fault(path, 1, 1, what)
     begun = text.lstrip()  # a list pasted from a class is indented
     above = text.count("\n", 0, len(text) - len(begun))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the parser, about what is refused below
+            warnings.simplefilter("ignore")  # of the parser, about text that is refused below
             body = ast.increment_lineno(ast.parse(begun), above).body
     except SyntaxError as error:
         line, column = above + (error.lineno or 1), error.offset or 1
@@ -83,7 +83,7 @@ def _parse(path: Path, text: str) -> Any:
 
 
 def _only_value(path: Path, body: list[ast.stmt]) -> ast.expr:
-    """The right side of the one assignment, or the one expression."""
+    """The value of the one assignment, or the one expression."""
     if len(body) != 1:
         second = body[1] if body else None
         what = f"holds {len(body)} statements, not one list"
@@ -96,7 +96,7 @@ def _only_value(path: Path, body: list[ast.stmt]) -> ast.expr:
 
 
 def _check_depth(path: Path, text: str) -> None:
-    """Refuse deep nesting before anything recursive sees the text."""
+    """Refuse deep nesting before a recursive parser reads the text."""
     depth = 0
     for found in _BRACKETS.finditer(text):
         if found[0] in "[({":
@@ -110,4 +110,4 @@ def _check_depth(path: Path, text: str) -> None:
 
 
 def _fault(path: Path, line: int, column: int, what: str) -> TreeoptError:
-    return refusal(path, what, WANTED, at=f"{path}:{line}:{column}", fix=_FIX)
+    return refusal(path, what, TREE_FORMATS, at=f"{path}:{line}:{column}", fix=_FIX)

@@ -1,4 +1,4 @@
-"""Drafter files: fitted numbers and the table of transitions as safetensors."""
+"""Drafter files: fitted numbers and the n-gram table as safetensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from treeopt.drafter import Drafter, Level, NgramTable
 from treeopt.errors import Code, TreeoptError
@@ -18,24 +18,24 @@ DEFAULT_FILE = "drafter.safetensors"
 
 
 class LevelHeader(Schema):
-    """`treeopt.drafter.Level` as it stands in a file."""
+    """`treeopt.drafter.Level` in a file; the second name of a key is that of files written by 0.x."""
 
     head: float
     prior: float
-    ngram: float
-    prompt_lookup: list[float]
-    other_logit: float
-    calibration_map: list[list[float]]
+    ngram: float = Field(validation_alias=AliasChoices("ngram", "transition"))
+    prompt_lookup: list[float] = Field(validation_alias=AliasChoices("prompt_lookup", "copied"))
+    other_logit: float = Field(validation_alias=AliasChoices("other_logit", "outside"))
+    calibration_map: list[list[float]] = Field(validation_alias=AliasChoices("calibration_map", "odds"))
 
 
 class Header(Schema):
-    """What a drafter file holds beside its arrays."""
+    """The header of a drafter file. Files written by 0.x have the key `seen` for `num_tokens`."""
 
     schema_name: Literal["treeopt.drafter/1"] = Field(alias="schema")
     num_heads: int
     top: int
     window: int
-    num_tokens: int | None
+    num_tokens: int | None = Field(validation_alias=AliasChoices("num_tokens", "seen"))
     levels: list[LevelHeader]
     source: dict[str, Any]
     id: str
@@ -45,7 +45,7 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
     """Write a drafter; equal content gives equal bytes.
 
     Raises:
-        TreeoptError: E202 where the file exists and `overwrite` is off: drafters take long to learn.
+        TreeoptError: E202 where the file exists and `overwrite` is off.
     """
     table = drafter.ngram_table
     header: dict[str, Any] = {
@@ -65,13 +65,13 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
     """Read a drafter.
 
     Raises:
-        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is not one.
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is invalid.
     """
     if not os.path.exists(path):
         raise TreeoptError(
             Code.FILE_MISSING,
             f"there is no drafter {path}",
-            why="corrected drafts need the transitions and numbers that were learned",
+            why="a heads+ngram drafter needs its n-gram table and fitted numbers",
             fix=f"treeopt learn --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
         )
     arrays, found = read_arrays(path, SCHEMA)
@@ -87,7 +87,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
             header.source,
         )
     if drafter.id != header.id:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} was changed since it was written: its hash is another")
+        raise TreeoptError(Code.FILE_INVALID, f"{path} was changed since it was written: its hash differs")
     return drafter
 
 

@@ -1,4 +1,4 @@
-"""What a file is: text that may be a tree is read; anything else is refused by what it is, not by how it fails."""
+"""Recognition of files by their content, so that an error names the kind of a file that is not a tree."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 
-WANTED = (
+TREE_FORMATS = (
     "a tree is a YAML file of treeopt (treeopt.tree/1), a list of paths such as [[0], [1], [0, 0]] in JSON or Python, "
     "or a name from `treeopt list`"
 )
-# Schema of our files other than trees -> what they are, and what to do with them.
+# Schema of treeopt's other files -> their kind and their use.
 OURS = {
     "treeopt.calibration/1": ("a calibration", "treeopt build --calibration FILE makes a tree of it"),
     "treeopt.drafter/1": ("a drafter", "treeopt calibrate --drafter FILE, and treeopt build, make a tree for it"),
     "treeopt.buffers/1": ("a compiled tree", "give the tree that it was compiled from"),
-    "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree by it"),
+    "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree with it"),
     "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),
-    "treeopt.policy/1": ("a policy, whose tree is chosen anew at every step", "give it to treeopt generate"),
+    "treeopt.policy/1": ("a policy, with a tree for each step", "give it to treeopt generate"),
 }
 _MAX_HEADER = 1 << 28  # bytes of a safetensors header, as in the format's own reader
 _MAGIC = (
@@ -42,15 +42,15 @@ _MAGIC = (
 )
 
 
-def read_text(path: Path, wanted: str) -> bytes:
-    """The bytes of a file that may be UTF-8 text; what it says is for others to read.
+def read_text(path: Path, formats: str) -> bytes:
+    """The bytes of a file that may be UTF-8 text.
 
     Args:
-        path: a file that is there; a pipe is read to its end.
-        wanted: what was expected of it, for the error.
+        path: an existing file; a pipe is read to its end.
+        formats: the formats that are expected, for the error.
 
     Raises:
-        TreeoptError: E203 where it is a folder, one of our binary files, of another known format, or too large.
+        TreeoptError: E203 where it is a folder, a binary file of treeopt, of another known format, or too large.
     """
     most = strict_yaml.MAX_BYTES
     try:
@@ -58,24 +58,24 @@ def read_text(path: Path, wanted: str) -> bytes:
             raw = stream.read(most + 1)
             size = max(len(raw), os.fstat(stream.fileno()).st_size)
     except IsADirectoryError as error:
-        raise refusal(path, "is a folder", wanted, at=str(path), fix="name a file in it") from error
+        raise refusal(path, "is a folder", formats, at=str(path), fix="name a file in it") from error
     except OSError as error:
-        raise refusal(path, f"cannot be read: {error.strerror}", wanted) from error
+        raise refusal(path, f"cannot be read: {error.strerror}", formats) from error
     kind, use = _binary_kind(raw)
     if kind:
-        raise refusal(path, f"is {kind}", wanted, fix=use)
+        raise refusal(path, f"is {kind}", formats, fix=use)
     if len(raw) > most:
-        raise refusal(path, f"has {size:,} bytes; at most {most:,} are read", wanted)
+        raise refusal(path, f"has {size:,} bytes; at most {most:,} are read", formats)
     return raw
 
 
-def refusal(path: Path, what: str, wanted: str, *, at: str = "", fix: str = "") -> TreeoptError:
-    """E203: a file is not what was expected."""
-    return TreeoptError(Code.FILE_INVALID, f"{path} {what}", at=at or f"{path}:1:1", why=wanted, fix=fix)
+def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "") -> TreeoptError:
+    """E203: a file is not of the expected formats."""
+    return TreeoptError(Code.FILE_INVALID, f"{path} {what}", at=at or f"{path}:1:1", why=formats, fix=fix)
 
 
 def _binary_kind(raw: bytes) -> tuple[str, str]:
-    """What the bytes are and, where they are ours, what they are for; empty where they may be text."""
+    """The kind of the bytes and, for a file of treeopt, its use; empty where they may be text."""
     length = int.from_bytes(raw[:8], "little")
     if raw[8:9] == b"{" and 2 <= length <= _MAX_HEADER:
         return OURS.get(_schema(raw[8 : 8 + length]), ("a safetensors file", ""))
@@ -83,7 +83,7 @@ def _binary_kind(raw: bytes) -> tuple[str, str]:
 
 
 def _schema(header: bytes) -> str:
-    """The schema that one of our safetensors files names in its header; empty for any other."""
+    """The schema in the header of a safetensors file of treeopt; empty for any other file."""
     try:
         return str(json.loads(json.loads(header)["__metadata__"]["treeopt"])["schema"])
     except (ValueError, KeyError, TypeError, RecursionError):

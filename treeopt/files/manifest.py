@@ -1,4 +1,4 @@
-"""A folder of outputs: the hash of each file that a run wrote, so that a later run replaces those alone."""
+"""The manifest of an output folder: hashes of the files that a run wrote, so that a later run replaces only these."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _HASH = re.compile("[0-9a-f]{64}")
 
 
 class Manifest:
-    """A JSON file `{name: sha256}` beside the files that it lists."""
+    """A JSON file `{name: sha256}` in the folder of the files that it lists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def check(self, names: Iterable[str], *, force: bool) -> None:
-        """Raise E202 where a file of these names stands there that no earlier run wrote, or that was changed since."""
+        """Raise E202 where a file of these names exists that no earlier run wrote, or that was changed since."""
         known = self._read()
         for name in () if force else (self.path.name, *names):
             file = self.path.with_name(name)
             if not file.exists() or (file == self.path and known):
                 continue
             if known.get(name) != _sha256(file):
-                why = f"{self.path.name} lists what an earlier run wrote here; this file is not in it, or was changed"
+                why = f"{self.path.name} lists the files of an earlier run; this one is not in it, or was changed"
                 fix = "choose another folder with -o, or overwrite it with --force"
                 raise TreeoptError(Code.FILE_EXISTS, f"{file} exists", why=why, fix=fix)
 
@@ -42,7 +42,7 @@ class Manifest:
         try:
             data = json.loads(self.path.read_bytes())
         except (OSError, ValueError, RecursionError):
-            return {}  # no list, or one that cannot be read: nothing here is known to be ours
+            return {}  # no manifest, or an unreadable one: no file is known
         ours = isinstance(data, dict) and all(isinstance(one, str) and _HASH.fullmatch(one) for one in data.values())
         return data if ours else {}
 

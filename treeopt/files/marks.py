@@ -1,7 +1,7 @@
-"""Marks: the last line of a text file of ours, from which a later run knows that it may replace the file.
+"""Marks: the last line of a text file, which shows that treeopt wrote it and that it may be replaced.
 
-The line names the kind of the file and a hash of all text before it. A file that was edited, or that anything else
-wrote, does not match it. The arrays of `treeopt.files.tensors` carry the same in their header.
+The line has the kind of the file and a hash of the text before it, so that an edited file does not match. The header
+of the arrays in `treeopt.files.tensors` has the same.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from treeopt.files.atomic import write_text
 
-TREE, PICTURE, BUFFERS = "tree", "picture", "compiled tree"  # kinds that are cheap to make again
-BUFFERS_SCHEMA = "treeopt.buffers/1"  # of the arrays of a compiled tree
+TREE, PICTURE, BUFFERS = "tree", "picture", "compiled tree"  # kinds that are fast to make again
+BUFFERS_SCHEMA = "treeopt.buffers/1"  # of compiled trees
 _COMMENTS = {".svg": ("<!-- ", " -->"), ".dot": ("// ", ""), ".gv": ("// ", "")}  # by suffix; YAML's otherwise
 _YAML_COMMENT = ("# ", "")
 _MARK = re.compile(r"(?:<!-- |// |# )treeopt ([a-z ]+), unedited: sha256 ([0-9a-f]{64})(?: -->)?\n")
@@ -22,7 +22,7 @@ LONGEST = 200  # bytes of a mark's line
 
 
 def write_marked(path: str | os.PathLike[str], content: str, kind: str) -> None:
-    """Write text that ends with a line break, and its mark.
+    """Write a text, which must end with a line break, and its mark.
 
     Raises:
         TreeoptError: as `treeopt.files.atomic.write_bytes`.

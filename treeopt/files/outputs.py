@@ -1,8 +1,9 @@
-"""What an output may replace, decided before any work.
+"""Checks of output files before any work: which existing files a command may replace.
 
-Without --force a command replaces an existing file only where that file is of the kind it writes, carries our mark, and
-was not edited since: a tree, a compiled tree, a picture. Calibrations, drafters, profiles, heads and texts take long to
-make, and formats such as PNG hold no mark; they need --force. An input of the same run is never replaced.
+Without --force a command replaces an existing file only if it is a tree, a compiled tree or a picture, of the kind that
+the command writes, has treeopt's mark and was not edited. All other files need --force: calibrations, drafters,
+profiles, heads and texts take long to make, and formats such as PNG hold no mark. An input of the same run is never
+replaced.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
 
     Args:
         path: the output.
-        kind: one of `treeopt.files.marks`, for outputs that are cheap to make again; None for all others.
+        kind: one of `treeopt.files.marks`, for outputs that are fast to make again; None for all others.
         force: replace any file that is not an input.
-        inputs: files, and folders of models, that the command reads; None for an option that was left out.
+        inputs: files and model folders that the command reads; None for an option that is not given.
 
     Raises:
-        TreeoptError: E202 where a file stands there that must not be replaced without --force; E204 where it is an
-            input, or cannot be written.
+        TreeoptError: E202 where a file exists that must not be replaced without --force; E204 where it is an input, or
+            cannot be written.
     """
     target = check_writable(path, overwrite=True)
     check_no_input(path, *inputs)
@@ -44,9 +45,9 @@ def check_output(path: _Name, *, kind: str | None = None, force: bool, inputs: I
 
 
 def check_no_input(path: _Name, *inputs: _Name | None) -> None:
-    """Raise E204 where an output is an input of the same run, or a file of a model folder that is one.
+    """Raise E204 where an output is an input of the same run, or a file in a model folder that is an input.
 
-    Calibrations and other files of ours that lie in a model's folder are no part of the model.
+    Files of treeopt in a model's folder, such as calibrations, are not part of the model.
     """
     target = Path(path)
     for source in (Path(name).expanduser() for name in inputs if name):
@@ -66,8 +67,8 @@ def _reason(kind: str | None, found: str | None) -> str:
     if kind is None:
         return ""
     if found is None:
-        return f"only a {kind} that treeopt wrote, and that was not edited since, is replaced without --force"
-    return f"it is a {found}, and a {kind} was to be written"
+        return f"only an unedited {kind} that treeopt wrote is replaced without --force"
+    return f"it is a {found}, and the output is a {kind}"
 
 
 def _cheap_kind(path: Path) -> str | None:
@@ -75,5 +76,5 @@ def _cheap_kind(path: Path) -> str | None:
 
 
 def _ours(path: Path) -> bool:
-    """Whether treeopt wrote a file, in a format that is no part of a model's checkpoint."""
+    """Whether treeopt wrote the file, in a format that is not part of a model's checkpoint."""
     return path.is_file() and (unedited_kind(path) or unedited_schema(path)) is not None

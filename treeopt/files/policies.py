@@ -1,4 +1,4 @@
-"""Policy files: trees that are chosen anew at every step, as a short YAML file."""
+"""Policy files: YAML that describes per-step trees."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
@@ -24,7 +24,7 @@ GivenPlan = Plan | str | os.PathLike[str] | Iterable[Sequence[int]]
 
 
 class ExpectedLine(Schema):
-    """`treeopt.policy.PolicyExpected` as it stands in a file."""
+    """`treeopt.policy.PolicyExpected` in a file."""
 
     replay: float = Field(ge=1.0)
     estimated: float = Field(ge=1.0)
@@ -34,7 +34,7 @@ class ExpectedLine(Schema):
 
 
 class PolicyFile(Schema):
-    """The format `treeopt.policy/1`."""
+    """The format `treeopt.policy/1`. Files written by 0.x have the key `prices` for `size_cost`."""
 
     schema_name: Literal["treeopt.policy/1"] = Field(alias="schema")
     kind: Literal["dynamic"]
@@ -43,7 +43,9 @@ class PolicyFile(Schema):
     depth: int
     expected_tokens_per_step: ExpectedLine | None = None
     drafter: DrafterLine
-    size_cost: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]] = Field(default_factory=list)
+    size_cost: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=list, validation_alias=AliasChoices("size_cost", "prices")
+    )
     calibration: dict[str, str | int] | None = None
 
 
@@ -60,7 +62,7 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
 
 
 def as_plan(tree: GivenPlan) -> Plan:
-    """A tree or policy as it is, one from a file or the zoo by its name, or the tree of a list of paths.
+    """The tree or policy: given as a record, as a name of a file or of the zoo, or as a list of paths.
 
     Raises:
         TreeoptError: as `load_plan` and `treeopt.tree.as_tree`.
@@ -73,7 +75,7 @@ def as_plan(tree: GivenPlan) -> Plan:
 def as_plan_for(
     tree: GivenPlan, drafter: Drafter | str | os.PathLike[str] | None = None
 ) -> tuple[Plan, Drafter | None]:
-    """`as_plan` with the drafter that is given, or else the one that a file of a tree names.
+    """`as_plan`, with the drafter that is given or, without one, that the tree's file names.
 
     Raises:
         TreeoptError: as `as_plan` and `load_plan_for`.
@@ -89,8 +91,8 @@ def _policy_of(document: Document) -> TreePolicy:
     line = content.expected_tokens_per_step
     wrong = [i for i, (size, _) in enumerate(content.size_cost) if not isinstance(size, int)]
     if wrong:
-        raise faults_error(document, SCHEMA, [(("size_cost", i), "a number of nodes is whole") for i in wrong])
-    pairs = tuple((int(size), float(price)) for size, price in content.size_cost)
+        raise faults_error(document, SCHEMA, [(("size_cost", i), "nodes must be an integer") for i in wrong])
+    pairs = tuple((int(size), float(cost)) for size, cost in content.size_cost)
     try:
         return TreePolicy(
             nodes=content.nodes,
@@ -106,7 +108,7 @@ def _policy_of(document: Document) -> TreePolicy:
 def load_plan_for(
     name_or_path: str | os.PathLike[str], drafter: str | os.PathLike[str] | None = None
 ) -> tuple[Plan, Drafter | None]:
-    """A tree or policy with the drafter that it was made for: the file given, or else the one that it names itself.
+    """A tree or policy with its drafter: the file that is given or, without one, that the tree names.
 
     Raises:
         TreeoptError: as `load_plan` and `load_drafter`.
@@ -119,26 +121,26 @@ def load_plan_for(
         raise TreeoptError(
             Code.FILE_MISSING,
             f"there is no {file}, the drafter that {name_or_path} names",
-            why="a tree holds for its own drafter alone; one that is learned anew is another",
-            fix="--drafter FILE, or put the drafter back beside the tree",
+            why="a tree is valid for one drafter only; learning again gives another drafter",
+            fix="--drafter FILE, or put the drafter back in its place",
         )
     return plan, None if file is None else load_drafter(file)
 
 
 def save_policy(policy: TreePolicy, path: str | os.PathLike[str]) -> None:
-    """Write a policy as YAML; `load_plan` gives back an equal one. An existing file is replaced."""
+    """Write a policy as YAML; `load_plan` returns an equal one. An existing file is replaced."""
     write_marked(path, policy_yaml(policy, path), TREE)
 
 
 def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:
     """The text of a policy file that is to be written to `path`."""
     lines = [
-        f"# at every step the {policy.nodes} likeliest nodes, the root counted",
+        f"# at every step the {policy.nodes} most likely nodes, root counted",
         f"schema: {SCHEMA}",
         "kind: dynamic",
     ]
     if policy.size_cost:
-        lines[0] = f"# at every step the likeliest nodes, {policy.nodes} at most, as many as are worth their time"
+        lines[0] = f"# at every step the most likely nodes, at most {policy.nodes}, by estimated tokens and cost"
     if "made_by" in policy.source:
         lines.append(f"made_by: {flow(policy.source['made_by'])}")
     lines += [f"nodes: {policy.nodes}", f"depth: {policy.depth}"]
@@ -148,8 +150,8 @@ def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") 
         lines += [f"expected_tokens_per_step: {{{', '.join(shown)}}}"]
     lines.append(drafter_line(policy.drafter, policy.source, path))
     if policy.size_cost:
-        lines += ["# nodes, and the tokens that a step of that size must bring", "size_cost:"]
-        lines += [f"- [{size}, {decimal(price)}]" for size, price in policy.size_cost]
+        lines += ["# nodes, and the cost of a step of that size in tokens", "size_cost:"]
+        lines += [f"- [{size}, {decimal(cost)}]" for size, cost in policy.size_cost]
     if policy.source.get("calibration"):
         lines.append("calibration:")
         lines.extend(f"  {name}: {flow(value)}" for name, value in policy.source["calibration"].items())

@@ -1,4 +1,4 @@
-"""Latency profiles as YAML: one line a point, sorted, so that two profiles differ line by line."""
+"""Latency profiles as YAML: one sorted line for each point, so that two profiles can be compared by line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class VersionsBlock(Schema):
 
 
 class ProvenanceBlock(Schema):
-    """What was measured, where, and how often."""
+    """What was measured, on which machine, and how often."""
 
     made_by: str | None = None
     model: str | None = None
@@ -66,13 +66,13 @@ def load_profile(path: str | os.PathLike[str] = DEFAULT_FILE) -> LatencyProfile:
     """Read a latency profile; its points may stand in any order.
 
     Raises:
-        TreeoptError: E201 where it is missing, with the command that makes it; E203 where it is not one.
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 where it is invalid.
     """
     if not os.path.exists(path):
         raise TreeoptError(
             Code.FILE_MISSING,
             f"there is no latency profile {path}",
-            why="what a tree costs is measured, on the machine that will run it",
+            why="the time of a step is measured on the machine that will run it",
             fix=f"treeopt profile --heads HEADS_FOLDER -o {path}",
         )
     document = strict_yaml.load(Path(path))
@@ -85,7 +85,7 @@ def load_profile(path: str | os.PathLike[str] = DEFAULT_FILE) -> LatencyProfile:
         except TreeoptError as error:
             faults.append((("points", i), error.what))
     if not faults:
-        faults = [(("points", i), "batch, context and nodes are those of an earlier point") for i in repeated(points)]
+        faults = [(("points", i), "has the batch, context and nodes of an earlier point") for i in repeated(points)]
     if faults:
         raise faults_error(document, SCHEMA, faults)
     provenance = content.model_dump(include=set(ProvenanceBlock.model_fields), exclude_none=True)
@@ -93,10 +93,10 @@ def load_profile(path: str | os.PathLike[str] = DEFAULT_FILE) -> LatencyProfile:
 
 
 def save_profile(profile: LatencyProfile, path: str | os.PathLike[str]) -> None:
-    """Write a profile as YAML; `load_profile` gives back an equal one. An existing file is replaced: a minute's work.
+    """Write a profile as YAML; `load_profile` returns an equal one. An existing file is replaced.
 
     Raises:
-        TreeoptError: E230 where its provenance says what the format does not hold, E204 where the disk refuses.
+        TreeoptError: E230 where its provenance has an entry that is not in the format; E204 where it cannot be written.
     """
     write_text(path, profile_yaml(profile))
 
@@ -111,7 +111,7 @@ def profile_yaml(profile: LatencyProfile) -> str:
         raise TreeoptError(Code.PROFILE_INVALID, what) from error
     lines = [
         "# seconds of one decode step: median, lower and upper quartile; nodes count the root; context in tokens",
-        "# the step of 1 node runs no heads: overhead = seconds / its seconds",
+        "# a step of 1 node runs no heads; overhead = seconds / seconds of 1 node",
         f"schema: {SCHEMA}",
     ]
     for name in ProvenanceBlock.model_fields:

@@ -1,4 +1,4 @@
-"""Checked YAML: a pydantic model says what a file may hold; faults come back as `file:line:column`, several at once."""
+"""Validation of files by pydantic models, with errors that list several faults as `file:line:column`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treeopt.tree import MAX_FAULTS
 
 
 class Schema(BaseModel):
-    """Base of our files' schemas: unknown keys and silent conversions are refused."""
+    """Base class of all schemas: unknown keys and implicit conversions are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
 
@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Schema)
 
 
 def check(document: Document, schema: type[S], name: str) -> S:
-    """The document as `schema`.
+    """The document as a record of `schema`.
 
     Raises:
         TreeoptError: E203 with every fault (at most 10) and its place.
@@ -43,11 +43,11 @@ def check(document: Document, schema: type[S], name: str) -> S:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Say of which file a fault is, while a record is made of its header and arrays.
+    """Turn errors of the block, which makes a record from a header and arrays, into errors that name the file.
 
     Raises:
-        TreeoptError: E203 for a header that its schema refuses and for parts that are missing or no such; the record's
-            own code for what the record refuses.
+        TreeoptError: E203 for an invalid header and for missing or invalid parts; the code of the record where the
+            record refuses its content.
     """
     try:
         yield

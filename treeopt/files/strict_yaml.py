@@ -1,7 +1,7 @@
-"""YAML as this project accepts it: data only, said once, in plain notation, of bounded size and depth.
+"""A strict reader of YAML: no aliases, tags, duplicate keys or ambiguous scalars, and bounded size and depth.
 
-PyYAML reads YAML 1.1, where `010` is 8, `1:30` is 90 and `no` is False, keeps the last of two equal keys, and expands
-aliases without bound. Here each of these is an error with file, line and column.
+PyYAML reads YAML 1.1, where `010` is 8, `1:30` is 90 and `no` is False. It keeps the last of two equal keys and expands
+aliases without a limit. Here each of these is an error with file, line and column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Marks = dict[Where, tuple[int, int]]  # line and column, from 1
 
 
 class Document:
-    """The data of one file and the place of each of its parts."""
+    """The data of one file, and the line and column of each part."""
 
     def __init__(self, path: Path, data: Any, marks: Marks) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Document:
         self.marks = marks
 
     def at(self, where: Where) -> str:
-        """`file:line:column` of a part, or of the nearest part around it."""
+        """`file:line:column` of a part, or of the smallest known part around it."""
         while where and where not in self.marks:
             where = where[:-1]
         line, column = self.marks.get(where, (1, 1))
@@ -52,13 +52,13 @@ def load(path: Path) -> Document:
     """Read one YAML file.
 
     Raises:
-        TreeoptError: E201 where it is missing; E203 where it is too large, not YAML, empty, or beyond the rules above.
+        TreeoptError: E201 where it is missing; E203 where it is too large, empty, not YAML, or breaks a rule above.
     """
     return parse(path, read_bytes(path))
 
 
 def parse(path: Path, raw: bytes) -> Document:
-    """The document in the bytes of a file that have been read.
+    """The document in the bytes of a file.
 
     Raises:
         TreeoptError: E203 as `load`.
@@ -83,7 +83,7 @@ def parse(path: Path, raw: bytes) -> Document:
 
 
 def _check_events(path: Path, text: str) -> None:
-    """Refuse aliases and deep nesting before anything recursive sees the document."""
+    """Refuse aliases and deep nesting before a recursive parser reads the document."""
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         line, column = _place(event.start_mark)

@@ -1,6 +1,6 @@
-"""Arrays on disk: safetensors with one metadata key of canonical JSON, so that equal content gives equal bytes.
+"""Arrays in safetensors files with a JSON header; equal content gives equal bytes.
 
-(With two metadata keys the format's writer orders them differently from process to process.)
+The header is one metadata key, because the order of several keys differs between processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHECKSUM = "sha256"  # of the header without it, and of the arrays
 
 
 def canonical_json(data: Any) -> str:
-    """One ASCII text for equal data: sorted keys, no spaces, no NaN."""
+    """JSON with sorted keys, in ASCII, without spaces or NaN: equal data give equal text."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -37,7 +37,7 @@ def write_arrays(
     *,
     overwrite: bool,
 ) -> None:
-    """Write arrays and a JSON header with a checksum of both, whole or not at all."""
+    """Write arrays and a JSON header with a checksum of both, atomically."""
     ordered = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
     sealed = {**header, _CHECKSUM: _checksum(ordered, header)}
     write_bytes(path, save(ordered, metadata={_KEY: canonical_json(sealed)}), overwrite=overwrite)
@@ -61,7 +61,7 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
     found = header.get("schema") if isinstance(header, dict) else None
     if found != schema:
         raise TreeoptError(Code.FILE_INVALID, f"{path} holds {found!r}, but {schema!r} is needed here")
-    stated = header.pop(_CHECKSUM, None)  # files of treeopt before 0.2 have none
+    stated = header.pop(_CHECKSUM, None)  # absent in files of treeopt before 0.2
     if stated not in (None, _checksum(arrays, header)):
         what = f"{path} was changed since it was written: its content does not match its checksum"
         raise TreeoptError(Code.FILE_INVALID, what, fix="make the file again")
@@ -69,9 +69,9 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
 
 
 def unedited_schema(path: Path) -> str | None:
-    """The schema that a file of ours states; None where it is another file, has no checksum, or was edited."""
+    """The schema of a file of treeopt; None for another file, without a checksum, or where it was edited."""
     try:
-        with path.open("rb") as stream:  # a model's weights are known by their header alone
+        with path.open("rb") as stream:  # the header is enough to recognise a model's weights
             length = int.from_bytes(stream.read(8), "little")
             if length > _LARGEST_HEADER or _KEY not in json.loads(stream.read(length)).get("__metadata__", {}):
                 return None
@@ -83,7 +83,7 @@ def unedited_schema(path: Path) -> str | None:
 
 
 def _parse(raw: bytes) -> tuple[dict[str, NDArray[Any]], Any]:
-    """Arrays and header of a file's content; raises what the format and JSON raise."""
+    """Arrays and header of a file's content; errors of safetensors and JSON are not caught."""
     arrays = load(raw)
     length = int.from_bytes(raw[:8], "little")
     metadata = json.loads(raw[8 : 8 + length]).get("__metadata__", {})

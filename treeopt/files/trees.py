@@ -1,6 +1,6 @@
-"""Tree files: one line a path, in runtime order, so that two trees differ line by line.
+"""Tree files: YAML with one line for each path, in runtime order, so that two trees can be compared by line.
 
-A list of paths in a file (`treeopt.files.choices`) is a tree as well, wherever a tree file is read.
+Wherever a tree file is read, a file with a list of paths (`treeopt.files.choices`) is read as well.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
-from treeopt.files.kinds import OURS, WANTED, read_text, refusal
+from treeopt.files.kinds import OURS, TREE_FORMATS, read_text, refusal
 from treeopt.files.marks import LONGEST, TREE, write_marked
 from treeopt.files.schemas import Schema, check, faults_error
 from treeopt.files.strict_yaml import Document
@@ -34,26 +34,32 @@ _SUFFIXES = (".yaml", ".yml", ".json", ".py", ".txt")
 
 
 class PathLine(Schema):
-    """One node: its ranks, one a head, and the estimated probability that all of them are right."""
+    """One node: its ranks, one for each head, and the estimated probability that all of them are right."""
 
     path: list[Annotated[int, Field(ge=0, le=MAX_RANK)]]
     value: float | None = Field(default=None, ge=0.0, le=1.0)
 
 
 class ExpectedLine(Schema):
-    """Tokens per step (root counted) that the calibration expects, by both estimates, with K."""
+    """Expected tokens per step (root counted), the number K of ranks, and the paths that these figures belong to.
+
+    `paths_sha256` is the first 12 hexadecimal digits of the SHA-256 of the sorted paths as JSON. Files written by 0.x
+    have the keys `unseen` and `of` for `cross_validated` and `paths_sha256`.
+    """
 
     independent: float = Field(ge=1.0)
     replay: float = Field(ge=1.0)
     top_k: int = Field(ge=1)
-    cross_validated: float | None = Field(default=None, ge=1.0)
+    cross_validated: float | None = Field(
+        default=None, ge=1.0, validation_alias=AliasChoices("cross_validated", "unseen")
+    )
     low: float | None = Field(default=None, ge=0.0)
     high: float | None = Field(default=None, ge=0.0)
-    of: str = Field(description="hash of the paths that these figures are of")
+    paths_sha256: str = Field(validation_alias=AliasChoices("paths_sha256", "of"))
 
 
 class DrafterLine(Schema):
-    """The drafter that a tree was made for: its id, and its file as seen from the tree's folder."""
+    """The drafter of a tree: its id, and the path of its file relative to the tree's folder."""
 
     id: str
     file: str | None = None
@@ -89,15 +95,15 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
     if schema_of(found) == POLICY:
         raise TreeoptError(
             Code.FILE_INVALID,
-            f"{found.path} is no one tree: it says how a tree is chosen anew at every step ({POLICY})",
-            why="there are no paths to draw, compile or replay",
+            f"{found.path} is a policy ({POLICY}): it has a tree for each step, not one tree",
+            why="it has no paths to draw, compile or replay",
             fix="use it with treeopt validate and treeopt generate, or treeopt build --kind static makes one tree",
         )
     return tree_of(found)
 
 
 def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
-    """What a file of the name, or a tree of the zoo, holds: a list of paths as a tree, YAML as a document.
+    """The content of a file, or of a tree of the zoo: a list of paths as a tree, YAML as a document.
 
     Raises:
         TreeoptError: as `load_tree`.
@@ -111,7 +117,7 @@ def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
         if name not in zoo():
             raise _unknown(name)
         path = zoo()[name]
-    raw = read_text(path, WANTED)
+    raw = read_text(path, TREE_FORMATS)
     text = raw.decode("utf-8-sig", errors="replace")
     if is_choices(text) or (path.suffix == ".py" and "schema:" not in text):
         _check_utf8(path, raw)
@@ -119,11 +125,11 @@ def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
     try:
         return strict_yaml.parse(path, raw)
     except TreeoptError as error:
-        raise TreeoptError(error.code, error.what, at=error.at, why=WANTED, fix=error.fix) from error
+        raise TreeoptError(error.code, error.what, at=error.at, why=TREE_FORMATS, fix=error.fix) from error
 
 
 def schema_of(document: Document) -> str | None:
-    """The schema that a document names; None where it names none."""
+    """The schema of a document; None where it has none."""
     found = document.data.get("schema") if isinstance(document.data, dict) else None
     return found if isinstance(found, str) else None
 
@@ -147,27 +153,27 @@ def tree_of(document: Document) -> Tree:
         raise faults_error(document, SCHEMA, faults)
     known = [value for value in values if value is not None]
     expected = content.expected_tokens_per_step
-    if expected and expected.of != _paths_hash(tuple(paths)):
-        expected = None  # edited by hand since: what was expected of the old tree does not hold
+    if expected and expected.paths_sha256 != _paths_sha256(tuple(paths)):
+        expected = None  # the paths were edited, so the figures are those of another tree
     source = content.model_dump(include={"made_by", "reference", "method", "calibration"}, exclude_none=True)
     return Tree.from_paths(
         paths,
         known if known else None,
         **drafter_fields(content.drafter, document.path, source),
-        expected=Expected(**expected.model_dump(exclude={"of"})) if expected else None,
+        expected=Expected(**expected.model_dump(exclude={"paths_sha256"})) if expected else None,
     )
 
 
 def _check_kind(document: Document) -> None:
-    """Raise E203 where a document is something else than a tree, and say what."""
+    """Raise E203 where a document is not a tree, with its kind."""
     path, data, schema = document.path, document.data, schema_of(document)
     if schema in OURS:
         kind, use = OURS[schema]
-        raise refusal(path, f"is {kind} ({schema}), not a tree", WANTED, at=document.at(("schema",)), fix=use)
+        raise refusal(path, f"is {kind} ({schema}), not a tree", TREE_FORMATS, at=document.at(("schema",)), fix=use)
     if not isinstance(data, dict) or "schema" not in data:
         kind = "a YAML list" if isinstance(data, list) else "one value" if not isinstance(data, dict) else "a mapping"
         found = f" of {', '.join(list(data)[:4])}" if isinstance(data, dict) else ""
-        raise refusal(path, f"is {kind}{found} without a schema, not a {SCHEMA} file", WANTED)
+        raise refusal(path, f"is {kind}{found} without a schema, not a {SCHEMA} file", TREE_FORMATS)
 
 
 def _check_utf8(path: Path, raw: bytes) -> None:
@@ -176,11 +182,11 @@ def _check_utf8(path: Path, raw: bytes) -> None:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         what = f"is not UTF-8 text (byte {error.start})"
-        raise refusal(path, what, WANTED, at=f"{path}:{line}:1") from error
+        raise refusal(path, what, TREE_FORMATS, at=f"{path}:{line}:1") from error
 
 
 def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any]) -> dict[str, Any]:
-    """What a record says of its drafter, whose file is sought from the folder of the record's own."""
+    """The fields of a record about its drafter, whose file is relative to the record's folder."""
     if line is None:
         return {"source": source}
     if line.file is not None:
@@ -189,14 +195,14 @@ def drafter_fields(line: DrafterLine | None, path: Path, source: dict[str, Any])
 
 
 def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
-    """The line of a record's drafter, its file as seen from the folder that the record is written to."""
+    """The line about a record's drafter; its file is relative to the folder that the record is written to."""
     file = source.get("drafter")
     parts = {"id": drafter} | ({} if file is None else {"file": os.path.relpath(file, Path(path).parent)})
     return f"drafter: {{{', '.join(f'{name}: {flow(value)}' for name, value in parts.items())}}}"
 
 
 def save_tree(tree: Tree | Iterable[Sequence[int]], path: str | os.PathLike[str]) -> None:
-    """Write a tree, or a list of paths, as YAML; `load_tree` gives back an equal one. An existing file is replaced."""
+    """Write a tree, or a list of paths, as YAML; `load_tree` returns an equal one. An existing file is replaced."""
     tree = as_tree(tree)
     text = tree_yaml(tree, path)
     if len(text) + LONGEST > strict_yaml.MAX_BYTES:
@@ -217,7 +223,7 @@ def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
     lines.append(f"nodes: {tree.nodes}")
     if tree.expected:
         lines.append("# tokens per step = 1 + accepted drafts per step, over the calibration's text")
-        figures = {**dataclasses.asdict(tree.expected), "of": _paths_hash(tree.paths)}
+        figures = {**dataclasses.asdict(tree.expected), "paths_sha256": _paths_sha256(tree.paths)}
         shown = (f"{name}: {_figure(value)}" for name, value in figures.items() if value is not None)
         lines.append(f"expected_tokens_per_step: {{{', '.join(shown)}}}")
     if tree.drafter:
@@ -238,7 +244,7 @@ def _figure(value: float | int | str) -> str:
     return decimal(value) if isinstance(value, float) else flow(value)
 
 
-def _paths_hash(paths: Sequence[RankPath]) -> str:
+def _paths_sha256(paths: Sequence[RankPath]) -> str:
     return hashlib.sha256(canonical_json(sorted(paths)).encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""Scalars as YAML text that every reader understands alike, YAML 1.1 included."""
+"""Scalars as YAML text that YAML 1.1 and 1.2 read alike."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _UNPRINTED = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
 
 
 def flow(value: Any) -> str:
-    """A scalar as YAML: JSON's notation of strings and numbers is also YAML's, but for characters it does not print."""
-    if isinstance(value, str):  # a file name that is not UTF-8 must not make the file unreadable
+    """A scalar in JSON notation, which is also YAML, with the characters escaped that YAML does not allow."""
+    if isinstance(value, str):  # a file name that is not UTF-8 would make the file unreadable
         value = value.encode(errors="replace").decode()
     return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def decimal(value: float) -> str:
-    """The shortest notation that reads back equal, with the point that YAML 1.1 demands of a float."""
+    """The shortest notation that reads back equal, with the decimal point that YAML 1.1 requires."""
     text = repr(float(value))
     mantissa, exponent, power = text.partition("e")
     return text if not exponent or "." in mantissa else f"{mantissa}.0e{power}"

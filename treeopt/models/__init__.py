@@ -1,1 +1,1 @@
-"""A model that can draft: the stock base model, its tree forward and cache, and its heads (torch, transformers)."""
+"""The base model, a stock model of transformers, and its Medusa heads."""

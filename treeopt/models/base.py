@@ -41,7 +41,11 @@ _TRIED = 8  # tokens of the forward that a loaded model must pass
 class Base:
     """A loaded base model.
 
-    `name` is what the user called it; `notes` are facts worth telling a user, such as weights that it does not use.
+    Args:
+        model: the causal language model.
+        tokenizer: its tokenizer; None where it has none.
+        name: folder or hub name, as given by the user.
+        notes: warnings for the user, such as weights of the checkpoint that are not used.
     """
 
     model: PreTrainedModel
@@ -51,7 +55,7 @@ class Base:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
+        """The device of inputs."""
         device: torch.device = self.model.device
         return device
 
@@ -83,46 +87,46 @@ class Base:
 
     @functools.cached_property
     def layers(self) -> int:
-        """Layers with a cache, where they are all on one device; 0 where they lie on several."""
+        """Number of layers with a cache; 0 where they are on several devices."""
         devices = {parameter.device for parameter in self.model.parameters()}
         return int(self.model.config.get_text_config().num_hidden_layers) if len(devices) == 1 else 0
 
     @property
     def context(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """Maximum number of tokens of prompt and answer together."""
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return int(limit) if limit else _NO_LIMIT
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text, by the model's generation config; none is possible."""
+        """Tokens that end a text, by the generation config; may be empty."""
         ids = self.model.generation_config.eos_token_id
         return () if ids is None else tuple(torch.as_tensor(ids).reshape(-1).tolist())
 
     @property
     def pad_id(self) -> int:
-        """Filler beyond a text's end; never looked at, but embedded, so an id outside the vocabulary is passed over."""
-        named = (self.model.generation_config.pad_token_id, *self.eos_ids, 0)
-        return next(int(token) for token in named if token is not None and 0 <= token < self.vocab_size)
+        """Padding token. It is embedded, though masked, so an id outside the vocabulary is not used."""
+        choices = (self.model.generation_config.pad_token_id, *self.eos_ids, 0)
+        return next(int(token) for token in choices if token is not None and 0 <= token < self.vocab_size)
 
     @functools.cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.model)
 
     def generate(
-        self, ids: Tensor, mask: Tensor, max_new_tokens: int, *, temperature: float = 0.0, **more: Any
+        self, ids: Tensor, mask: Tensor, max_new_tokens: int, *, temperature: float = 0.0, **options: Any
     ) -> Tensor:
-        """Stock `generate` under no rule but the end of text.
+        """Stock `generate` with no logits processors, ended by the end of text alone.
 
-        A model's own generation config may hold penalties, forbidden tokens and the like, which `generate` adds to
-        every config that it is given; so it is set aside for the call.
+        The model's generation config may have penalties, forbidden tokens and the like, which `generate` adds to any
+        config passed to it. So it is replaced during the call.
 
         Args:
             ids: int64 [B, T], padded on the left.
             mask: int64 [B, T], 0 at the padding.
-            max_new_tokens: budget.
-            temperature: 0 is greedy; above, tokens are sampled from the whole distribution.
-            more: for `generate` itself, such as stopping criteria.
+            max_new_tokens: maximum number of new tokens.
+            temperature: 0 is greedy; above 0, tokens are sampled from the whole distribution.
+            options: of `generate`, such as stopping criteria.
 
         Returns:
             int64 [B, T + new].
@@ -130,16 +134,16 @@ class Base:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
         eos = list(self.eos_ids) or None
         config = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=self.pad_id, **sampling)
-        own = self.model.generation_config
+        before = self.model.generation_config
         self.model.generation_config = GenerationConfig()
         try:
-            out: Tensor = self.model.generate(ids, attention_mask=mask, generation_config=config, **more)
+            out: Tensor = self.model.generate(ids, attention_mask=mask, generation_config=config, **options)
         finally:
-            self.model.generation_config = own
+            self.model.generation_config = before
         return out
 
     def versions(self) -> dict[str, str]:
-        """What a measurement with this model runs on."""
+        """Versions and device, for the provenance of measurements."""
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         return {
             "treeopt": VERSION,
@@ -150,7 +154,7 @@ class Base:
         }
 
     def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
-        """One stock forward: logits and last hidden states (after the final norm, what the LM head reads)."""
+        """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head)."""
         out = self.model(ids, output_hidden_states=-1, **inputs)
         return out.logits, out.hidden_states[-1]
 
@@ -162,72 +166,72 @@ def load_base(
 
     Args:
         name: folder or hub name; `pocket` is the built-in model.
-        dtype: `float32`, `bfloat16`, `float16`; `auto` is float32 on the CPU and the checkpoint's own elsewhere.
-        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` is this process's accelerator, else the CPU.
-        load_in_4bit: quantise the weights while loading; on CUDA, by the package bitsandbytes.
+        dtype: `float32`, `bfloat16`, `float16`; `auto` is float32 on the CPU and that of the checkpoint elsewhere.
+        device: `cpu`, `cuda`, `cuda:1`, ...; `auto` is the accelerator of this process, else the CPU.
+        load_in_4bit: quantise the weights while loading; needs CUDA and the package bitsandbytes.
 
     Raises:
-        TreeoptError: E201, E301 where the model cannot be had; E203, E210, E304 where its files are damaged, ask to run
-            code or do not hold all weights; E401, E402, E403 where the package, the device or the memory is not there;
-            E504 where the model's weights or states are no numbers.
+        TreeoptError: E201, E301 where the model is not found; E203, E210, E304 where its files are damaged, need code
+            to be run, or lack weights; E401, E402, E403 where package, device or memory are missing; E504 where its
+            logits or hidden states are not finite.
     """
     name = os.fspath(name)
     place = pick_device(device)
-    wanted = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
+    torch_dtype = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
     options: dict[str, Any] = _quantised(place) if load_in_4bit else {}
     # Attention over few tokens in bfloat16 is several times slower through sdpa than eagerly on a CPU.
-    if place.type == "cpu" and wanted is torch.bfloat16:
+    if place.type == "cpu" and torch_dtype is torch.bfloat16:
         options["attn_implementation"] = "eager"
     folder = find_base(name)
     local = built_in(name) is not None or here(name) is not None
     check_files(name, folder)
-    where, asks_hub = str(folder) if local else name, not local and hub_reachable()
-    options |= {"dtype": wanted, "local_files_only": not asks_hub}
+    where, from_hub = str(folder) if local else name, not local and hub_reachable()
+    options |= {"dtype": torch_dtype, "local_files_only": not from_hub}
     try:
         model, notes = _load_model(name, where, options)
         model = model if load_in_4bit else model.to(place)
     except TreeoptError:
         raise
-    except Exception as error:  # transformers raises many kinds for one fact: this is not a loadable model
+    except Exception as error:  # transformers raises many types for a model that cannot be loaded
         if not local and isinstance(error, OSError):
             raise unreachable(name, "--model", error) from error
         raise not_loadable(name, error) from error
-    called = os.path.normpath(name) if local and not built_in(name) else name
-    base = Base(model.eval(), load_tokenizer(name, where, folder, local_files_only=not asks_hub), called, notes)
+    shown = os.path.normpath(name) if local and not built_in(name) else name
+    base = Base(model.eval(), load_tokenizer(name, where, folder, local_files_only=not from_hub), shown, notes)
     check_runs(base)
     return base
 
 
 def check_runs(base: Base) -> None:
-    """Raise E304 where a model's settings are unusable or a plain forward fails, E504 where it gives no numbers."""
+    """Raise E304 where a model's settings are invalid or its forward fails, E504 where its outputs are not finite."""
     faults = list(_wrong_settings(base))
     if faults:
-        why = "config.json and generation_config.json say how a text is written"
+        why = "config.json and generation_config.json must be valid for text generation"
         raise TreeoptError(Code.MODEL_INVALID, f"the model {base.name} cannot be used: {'; '.join(faults)}", why=why)
     ids = torch.arange(min(_TRIED, base.vocab_size, base.context), device=base.device)
     try:
-        with torch.no_grad():  # a model may keep what it computes here, and be trained later
+        with torch.no_grad():  # not inference_mode: a model may cache tensors, and be trained later
             check_base_finite(base, *base.forward(ids[None], use_cache=False))
     except TreeoptError:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise not_loadable(base.name, error) from error
-    except Exception as error:  # whatever a model with a foreign config raises
+    except Exception as error:  # the types vary by model
         what = f"the model {base.name} cannot be run: its forward fails"
         raise TreeoptError(Code.MODEL_INVALID, what, why=f"{type(error).__name__}: {first_line(error)}") from error
 
 
-def check_base_finite(base: Base, *given: Tensor) -> None:
-    """Raise E504 where logits or hidden states of the base model are no numbers."""
-    # Some models give -inf for tokens that they never write.
-    if not all((values < torch.inf).all() for values in given):
-        what = f"the base model {base.name} gives logits or hidden states that are not numbers"
+def check_base_finite(base: Base, *outputs: Tensor) -> None:
+    """Raise E504 where logits or hidden states of the base model are NaN or +inf."""
+    # Some models give -inf for tokens that they never generate.
+    if not all((values < torch.inf).all() for values in outputs):
+        what = f"the base model {base.name} gives logits or hidden states that are not finite"
         why = f"its weights are damaged, or too large for {base.dtype_name}"
         raise TreeoptError(Code.NOT_FINITE, what, why=why, fix="--dtype float32, or another copy of the model")
 
 
 def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:
-    """Raise E212 unless the heads' sizes are the base's."""
+    """Raise E212 unless heads and base have the same hidden size and vocabulary."""
     faults = []
     if heads.hidden_size != base.hidden_size:
         faults.append(f"hidden size {heads.hidden_size}, the base has {base.hidden_size}")
@@ -235,31 +239,31 @@ def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:
         faults.append(f"vocabulary {heads.vocab_size}, the base has {base.vocab_size}")
     if faults:
         what = f"the heads {name} do not fit {base.name}: {'; '.join(faults)}"
-        raise TreeoptError(Code.HEADS_MISMATCH, what, fix="name the base model they were trained on with --model")
+        raise TreeoptError(Code.HEADS_MISMATCH, what, fix="name with --model the base model that they were trained on")
 
 
 def heads_like(base: Base, heads: MedusaHeads) -> MedusaHeads:
-    """The heads on the base's device and in its dtype; the caller's own stay as they are."""
+    """The heads on the base's device and in its dtype: a copy where they are not."""
     if (heads.bias.device, heads.bias.dtype) == (base.device, base.dtype):
         return heads
     return copy.deepcopy(heads).to(base.device, base.dtype)
 
 
 def _load_model(name: str, where: str, options: Mapping[str, Any]) -> tuple[PreTrainedModel, tuple[str, ...]]:
-    """The model at `where`, and what is worth telling about it; E304 unless the checkpoint holds all of its weights."""
-    with warnings.catch_warnings(action="ignore"):  # what matters about a checkpoint is checked here
+    """The model at `where`, and warnings about it; E304 unless the checkpoint has all of its weights."""
+    with warnings.catch_warnings(action="ignore"):  # `check_loaded` reports what matters
         model, info = AutoModelForCausalLM.from_pretrained(
             where,
-            trust_remote_code=False,  # without this, code that the checkpoint brings is asked about on the terminal
+            trust_remote_code=False,  # the default asks on the terminal whether to run code of the checkpoint
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that they are named, and refused
+            ignore_mismatched_sizes=True,  # `check_loaded` refuses them with their names
             **options,
         )
     return model, check_loaded(name, model, info)
 
 
 def _quantised(place: torch.device) -> dict[str, Any]:
-    """What `from_pretrained` takes for a base in 4 bits; its LM head stays as it is."""
+    """Arguments of `from_pretrained` for a base in 4 bits; its LM head is not quantised."""
     if place.type != "cuda":
         what = f"a base in 4 bits needs a CUDA device; this one is {place}"
         raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix="leave out --load-in-4bit")
@@ -271,7 +275,7 @@ def _quantised(place: torch.device) -> dict[str, Any]:
 
 
 def _wrong_settings(base: Base) -> Iterator[str]:
-    """What a model's config or generation config says that no text can be written with."""
+    """Settings of the config or generation config that are invalid for text generation."""
     head = base.model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     if weight is None or weight.ndim != 2:

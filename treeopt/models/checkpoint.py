@@ -1,4 +1,4 @@
-"""What a checkpoint must be before it is loaded, and what its loading must have given."""
+"""Checks of a checkpoint, before and after it is loaded."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.files.atomic import read_bytes
 
-_SETTINGS = ("config.json", "generation_config.json")  # the second is passed over by transformers where it is damaged
-_INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # files that say which shard holds which weight
+_SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
+_INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # maps from weights to shard files
 _SHOWN = 6  # weights shown in a message
-_WEIGHTS_A_BYTE = 8  # no quantisation packs more into one
-_SMALL = 1 << 28  # weights; so many fit into memory, and loading says by name which are missing
-# Words of advice that would run a checkpoint's code, and of a report that is not shown.
+_WEIGHTS_A_BYTE = 8  # the maximum of any quantisation
+_SMALL = 1 << 28  # weights; so many fit into memory, and loading names the missing ones
+# Advice in messages of other libraries to run code of a checkpoint, and references to a report that is not printed.
 _ADVICE = re.compile(r"weights_only|trust_remote_code|above report|ignore_mismatched_sizes")
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A foreign file of settings: what is needed is taken, the rest ignored; none is fine.
+    """A JSON file of settings of another library; empty where the file does not exist.
 
     Raises:
-        TreeoptError: E203 where it holds no JSON object.
+        TreeoptError: E203 where it is not a JSON object.
     """
     if not file.exists():
         return {}
@@ -40,14 +40,14 @@ def read_config(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{file} is not JSON: {first_line(error)}") from error
     if not isinstance(config, dict):
-        raise TreeoptError(Code.FILE_INVALID, f"{file} holds no object, but {type(config).__name__}")
+        raise TreeoptError(Code.FILE_INVALID, f"{file} is not a JSON object but {type(config).__name__}")
     return config
 
 
 def check_shards(folder: Path) -> None:
     """Raise E203 where an index file of weights names a file outside its folder; nothing is opened.
 
-    Links are not followed: the hub's cache keeps its files elsewhere and links to them.
+    Links are not followed: files in the hub's cache are links to another folder.
     """
     for file in sorted(found for pattern in _INDEX for found in folder.glob(pattern)):
         shards = read_config(file).get("weight_map")
@@ -61,7 +61,7 @@ def check_shards(folder: Path) -> None:
 
 
 def check_files(name: str, folder: Path) -> None:
-    """What can be known of a base model before it is loaded, by its files.
+    """Check the files of a base model before it is loaded.
 
     Raises:
         TreeoptError: E203 where a settings file is damaged or an index names files elsewhere, E304 as `check_size`.
@@ -73,25 +73,25 @@ def check_files(name: str, folder: Path) -> None:
 
 
 def check_size(name: str, folder: Path) -> None:
-    """Raise E304 where a config describes a model far beyond what the files hold, or weights were stored as integers.
+    """Raise E304 where a config describes a model far larger than its files, or weights are stored as integers.
 
-    Loading fills what is missing with random numbers, so a wrong config could take all memory before it is found out.
+    Loading fills missing weights with random numbers, so a wrong config could use up the memory before it is detected.
 
     Args:
-        name: what the user calls the model.
-        folder: where its files are; nothing is checked where there are none yet, or where the config cannot be read.
+        name: of the model, as given by the user.
+        folder: of its files; nothing is checked where it has none yet, or where the config cannot be read.
     """
     stored, size = _stored(folder)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         layers = config.get_text_config().num_hidden_layers
-        if size and layers > (len(stored) or size):  # checked first: what follows is as long as this number is large
+        if size and layers > (len(stored) or size):  # checked first: the time of the rest grows with this number
             raise _not_of_config(name, f"describes {layers} layers, which its files cannot hold")
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except TreeoptError:
         raise
-    except Exception:  # loading will meet the same fault, and say which
+    except Exception:  # loading will raise the same error
         return
     weights = sum(weight.numel() for weight in model.parameters())
     if size and weights > max(_SMALL, _WEIGHTS_A_BYTE * size):
@@ -103,75 +103,78 @@ def check_size(name: str, folder: Path) -> None:
 
 
 def check_loaded(name: str, model: nn.Module, info: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is worth telling a user about how a checkpoint was loaded.
+    """Warnings about a checkpoint that was loaded.
 
     Args:
-        name: what the user calls the model.
-        model: as it was loaded.
+        name: of the model, as given by the user.
+        model: the loaded model.
         info: by `from_pretrained(..., output_loading_info=True)`: tied weights and buffers that are computed are not
             among the missing ones.
 
     Raises:
-        TreeoptError: E304 where weights are missing or have other shapes: they were made up at random.
+        TreeoptError: E304 where weights are missing or have other shapes: transformers sets them at random.
     """
     faults = []
     if info["missing_keys"]:
         faults.append(f"it lacks {_listed(info['missing_keys'])}")
     if info["mismatched_keys"]:
-        shapes = {key: f"{key} {list(found)}, not {list(wanted)}" for key, found, wanted in info["mismatched_keys"]}
-        faults.append(f"it has other shapes than its config says: {_listed(shapes, shapes)}")
+        shapes = {key: f"{key} {list(found)}, not {list(expected)}" for key, found, expected in info["mismatched_keys"]}
+        faults.append(f"it has other shapes than its config: {_listed(shapes, shapes)}")
     if faults:
-        what = f"the checkpoint {name} does not hold all weights of {type(model).__name__}: {'; '.join(faults)}"
+        what = f"the checkpoint {name} does not have all weights of {type(model).__name__}: {'; '.join(faults)}"
         why = "weights that are missing would be random numbers"
-        fix = "take a whole checkpoint of this architecture, with the config.json that belongs to it"
+        fix = "use a complete checkpoint of this architecture, with its config.json"
         raise TreeoptError(Code.MODEL_INVALID, what, why=why, fix=fix)
     if not info["unexpected_keys"]:
         return ()
     unused = _listed(info["unexpected_keys"])
-    return (f"warning: {name} holds weights that {type(model).__name__} does not use: {unused}",)
+    return (f"warning: {name} has weights that {type(model).__name__} does not use: {unused}",)
 
 
 def plain_reason(error: BaseException) -> str:
-    """What a foreign exception says of a checkpoint, in one line, without advice that treeopt does not give."""
-    said = first_line(error)
-    if said.endswith(":"):  # a heading: the fault is in the next line
-        said = " ".join(" ".join(str(error).strip().splitlines()[:2]).split())
-    if _ADVICE.search(said):
-        return "its files are damaged, or do not belong together"
-    return f"{type(error).__name__}: {said}" if isinstance(error, (LookupError, TypeError, AttributeError)) else said
+    """One line of an exception of another library, without its advice to run code of the checkpoint."""
+    message = first_line(error)
+    if message.endswith(":"):  # the reason is in the next line
+        message = " ".join(" ".join(str(error).strip().splitlines()[:2]).split())
+    if _ADVICE.search(message):
+        return "its files are damaged, or of different models"
+    named = isinstance(error, (LookupError, TypeError, AttributeError))
+    return f"{type(error).__name__}: {message}" if named else message
 
 
-def asked_for(error: BaseException) -> str | None:
-    """The name that a pickle refused by `torch.load(..., weights_only=True)` asked for; None for any other fault."""
-    asked = re.search(r"(?:GLOBAL|class|function) ([\w.]+)", str(error))
-    return asked[1] if asked and "weights_only" in str(error) else None
+def refused_name(error: BaseException) -> str | None:
+    """The function or class in a pickle refused by `torch.load(..., weights_only=True)`; None for any other error."""
+    found = re.search(r"(?:GLOBAL|class|function) ([\w.]+)", str(error))
+    return found[1] if found and "weights_only" in str(error) else None
 
 
 def not_loadable(name: str, error: Exception) -> TreeoptError:
-    """E304 for what a library said while loading a model; E210 where it asked to run code, E403 for want of memory."""
+    """The error of loading a model: E210 where code would be run, E403 where memory is used up, else E304."""
     if out_of_memory(error):
         fix = "--dtype bfloat16, or a smaller model"
         return TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory", fix=fix)
     if "custom code" in str(error):
         what = f"{name} needs code from its own repository, which treeopt does not run"
         return TreeoptError(Code.MODEL_INVALID, what, why="only architectures of transformers itself are loaded")
-    asked = asked_for(error)
-    if asked is not None:
-        what = f"the weights of {name} were refused: they hold more than plain tensors ({asked})"
-        return TreeoptError(Code.PICKLE_REFUSED, what, fix="ask its author for safetensors files")
+    refused = refused_name(error)
+    if refused is not None:
+        what = f"the weights of {name} were refused: they are not plain tensors ({refused})"
+        return TreeoptError(Code.PICKLE_REFUSED, what, fix="use its safetensors files")
     what = f"{name} is not a model that transformers can load"
     return TreeoptError(Code.MODEL_INVALID, what, why=plain_reason(error))
 
 
 def _not_of_config(name: str, what: str) -> TreeoptError:
-    fix = "take the config.json that belongs to these weights"
-    return TreeoptError(Code.MODEL_INVALID, f"the config of {name} {what}", why="they do not belong together", fix=fix)
+    fix = "use the config.json of these weights"
+    return TreeoptError(
+        Code.MODEL_INVALID, f"the config of {name} {what}", why="config and weights are of different models", fix=fix
+    )
 
 
 def _stored(folder: Path) -> tuple[dict[str, str], int]:
     """The type of each tensor in a folder's safetensors files, by name, and the bytes of all files of weights.
 
-    Files that cannot be read are passed over: loading will say so.
+    Files that cannot be read are ignored: loading will raise the error.
     """
     kinds: dict[str, str] = {}
     size = 0
@@ -188,13 +191,13 @@ def _stored(folder: Path) -> tuple[dict[str, str], int]:
 
 
 def _leaves_folder(name: str) -> bool:
-    """Whether a file's name, on any system, may mean a place outside the folder it is relative to."""
+    """Whether a file's name may, on any system, be outside the folder it is relative to."""
     kinds = (PurePosixPath(name), PureWindowsPath(name))
     return any(path.is_absolute() or path.anchor or ".." in path.parts for path in kinds) or not name.strip(os.curdir)
 
 
 def _listed(keys: Iterable[str], texts: Mapping[str, str] | None = None) -> str:
-    """The first keys in order, or their texts, and how many more there are."""
+    """The first keys in order, or their texts, and the number of the others."""
     known = sorted(keys)
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     return ", ".join(texts[key] if texts else key for key in known[:_SHOWN]) + more

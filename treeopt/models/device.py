@@ -1,4 +1,4 @@
-"""Which device a model runs on, by name, or by what this machine has."""
+"""The device that a model runs on."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import torch
 
 from treeopt.errors import Code, TreeoptError, first_line
 
-_RANK = "LOCAL_RANK"  # torchrun's number of a process on its machine
-_LONG = 10  # digits that no number of a process has
+_RANK = "LOCAL_RANK"  # number of a process on its machine, set by torchrun
+_LONG = 10  # more digits than any number of a process has
 
 
 def pick_device(name: str) -> torch.device:
-    """A device by name; `auto` is this process's accelerator where there is one that works, else the CPU.
+    """A device by name; `auto` is the accelerator of this process where there is a working one, else the CPU.
 
     Raises:
-        TreeoptError: E402 where the device is not there or holds no data, or where LOCAL_RANK names none.
+        TreeoptError: E402 where there is no such device, it holds no data (meta), or LOCAL_RANK is invalid.
     """
-    device = _own_device() if name == "auto" else None
+    device = _process_device() if name == "auto" else None
     try:
         device = device or torch.device(name)
         held = torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ImportError) as error:  # what torch's backends raise varies
+    except (RuntimeError, AssertionError, ImportError) as error:  # the types vary by backend
         raise unusable(str(device or name), first_line(error)) from error
     if held.is_meta:
-        raise unusable(name, "it holds shapes and no numbers")
+        raise unusable(name, "it holds shapes without data")
     return device
 
 
@@ -34,9 +34,10 @@ def unusable(device: str, why: str, fix: str = "--device cpu") -> TreeoptError:
     return TreeoptError(Code.DEVICE_UNUSABLE, f"the device {device!r} cannot be used here", why=why, fix=fix)
 
 
-def _own_device() -> torch.device:
-    """The accelerator of this process's rank; a build of torch names its accelerator where there is none, too."""
+def _process_device() -> torch.device:
+    """The accelerator of this process's rank, else the CPU."""
     rank = _local_rank()
+    # A build of torch names its accelerator even where the machine has none.
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is None:
         return torch.device("cpu")
@@ -52,6 +53,6 @@ def _local_rank() -> int:
     given = os.environ.get(_RANK, "0")
     if not (given.isascii() and given.isdigit() and len(given) < _LONG):
         what = f"the environment variable {_RANK} is {given!r}, not a number from 0"
-        fix = f"unset {_RANK}, or start the processes with torchrun, which sets it"
+        fix = f"unset {_RANK}, or start the processes with torchrun"
         raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
     return int(given)

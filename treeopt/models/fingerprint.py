@@ -1,4 +1,4 @@
-"""A short name for weights: equal for equal weights wherever they lie, cheap for the largest model."""
+"""A fingerprint of weights: equal for equal weights on any device, from a few values of each tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SAMPLES = 64  # values read of each tensor
 
 @torch.no_grad()
 def fingerprint(module: nn.Module) -> str:
-    """16 hex digits from the name, shape and 64 evenly spread float32 values of every parameter."""
+    """16 hex digits from the name, shape and 64 evenly spaced values, in float32, of every parameter."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         flat = tensor.reshape(-1)

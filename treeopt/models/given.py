@@ -1,7 +1,4 @@
-"""Models and heads as people have them: objects of transformers and of ours, or names of folders and hub repositories.
-
-The functions that take them turn them into the records that the rooms work with, here and nowhere else.
-"""
+"""Conversion of models and heads from any accepted form: objects of transformers or treeopt, folders and hub names."""
 
 from __future__ import annotations
 
@@ -23,21 +20,21 @@ from treeopt.models.layouts import LoadedHeads, load_heads
 GivenModel: TypeAlias = Base | PreTrainedModel | str | os.PathLike[str]
 GivenHeads: TypeAlias = MedusaHeads | LoadedHeads | str | os.PathLike[str]
 
-_GIVEN = "given"  # the name of heads that came as an object
+_GIVEN = "given"  # the name of heads passed as an object
 
 
 def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None, *, dtype: str = "auto") -> Base:
-    """A base model from whatever names or is one.
+    """A `Base` from any accepted form of a model.
 
     Args:
         model: a causal language model of transformers, a folder or hub name (`pocket` is the built-in model), or what
             `load_base` gives.
-        tokenizer: the model's; where none is given, the one that lies beside its weights on this machine.
-        dtype: of a model that is loaded here, as for `load_base`.
+        tokenizer: the model's; by default the one in the folder of its weights, or in the hub's cache.
+        dtype: of a model that is loaded here, as in `load_base`.
 
     Raises:
         TreeoptError: E304 where the model has no LM head, has an encoder, or is in training mode; as `load_base`.
-        TypeError: where it is none of these.
+        TypeError: where it has another type.
     """
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TypeError(f"a tokenizer is one of transformers, not {_kind(tokenizer)}")
@@ -58,7 +55,7 @@ def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None,
 
 
 def name_of(model: GivenModel) -> tuple[str, ...]:
-    """The folder or hub name that a model came from; none where it was made in Python."""
+    """The folder or hub name of a model; empty where it was made in Python."""
     if isinstance(model, (str, os.PathLike)):
         return (os.fspath(model),)
     name = model.name if isinstance(model, Base) else getattr(getattr(model, "config", None), "name_or_path", "")
@@ -66,11 +63,11 @@ def name_of(model: GivenModel) -> tuple[str, ...]:
 
 
 def as_heads(heads: GivenHeads) -> LoadedHeads:
-    """Heads from whatever names or is them: `MedusaHeads`, what `load_heads` gives, a folder, a file or a hub name.
+    """`LoadedHeads` from any accepted form: `MedusaHeads`, what `load_heads` gives, a folder, a file or a hub name.
 
     Raises:
         TreeoptError: as `load_heads`.
-        TypeError: where it is none of these.
+        TypeError: where it has another type.
     """
     if isinstance(heads, LoadedHeads):
         return heads
@@ -92,12 +89,12 @@ def _check_model(model: PreTrainedModel) -> None:
     if model.training:
         what = f"the model ({name}) is in training mode"
         raise TreeoptError(
-            Code.MODEL_INVALID, what, why="dropout would change what it writes", fix="call model.eval() before"
+            Code.MODEL_INVALID, what, why="dropout would change its outputs", fix="call model.eval() before"
         )
 
 
 def _tokenizer_beside(name: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of the folder or cached repository that a model was loaded from; None where there is none."""
+    """The tokenizer of the folder or cached repository of a model; None where there is none."""
     if not name:
         return None
     try:

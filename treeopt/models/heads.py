@@ -1,4 +1,4 @@
-"""Medusa heads: from one hidden state, a guess for each of the next H positions (arXiv:2401.10774, section 2.1.1)."""
+"""Medusa heads: from one hidden state, logits for each of the next H positions (arXiv:2401.10774, section 2.1.1)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 class MedusaHeads(nn.Module):
     """H heads, each `blocks` residual SiLU blocks x + SiLU(W x + b) and a linear layer to the vocabulary.
 
-    All heads are computed together in batched matrix products. Head h (1..H) sits at index h-1 and, given the hidden
-    state at position t (after the base's final norm), predicts token t+1+h.
+    All heads are computed together in batched matrix products. Head h (1..H) has index h-1. From the hidden state at
+    position t (after the base's final norm) it predicts token t+1+h.
 
     Attributes:
         weight: [blocks, H, d, d], W of each block, applied as x @ W.T.
@@ -22,16 +22,16 @@ class MedusaHeads(nn.Module):
     """
 
     def __init__(self, num_heads: int, blocks: int, hidden_size: int, vocab_size: int | None) -> None:
-        """Zero blocks and zero LM heads; `vocab_size` None shares the base's LM head."""
+        """Heads whose weights are 0; with `vocab_size` None they share the base's LM head."""
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(blocks, num_heads, hidden_size, hidden_size))
         self.bias = nn.Parameter(torch.zeros(blocks, num_heads, hidden_size))
-        own = None if vocab_size is None else nn.Parameter(torch.zeros(num_heads, vocab_size, hidden_size))
-        self.lm_head: nn.Parameter | None = own
+        lm_head = None if vocab_size is None else nn.Parameter(torch.zeros(num_heads, vocab_size, hidden_size))
+        self.lm_head: nn.Parameter | None = lm_head
 
     @classmethod
     def from_tensors(cls, weight: Tensor, bias: Tensor, lm_head: Tensor | None) -> Self:
-        """Heads around existing tensors, shaped as the attributes above."""
+        """Heads from existing tensors, with the shapes of the attributes."""
         blocks, heads, hidden, _ = weight.shape
         made = cls.__new__(cls)
         nn.Module.__init__(made)
@@ -57,7 +57,7 @@ class MedusaHeads(nn.Module):
         return None if self.lm_head is None else self.lm_head.shape[1]
 
     def features(self, hidden: Tensor, first: int | None = None) -> Tensor:
-        """Hidden states of the first so many heads (all where None), before their LM heads: [n, d] -> [H, n, d]."""
+        """Inputs of the LM heads, for the first `first` heads (None: all): [n, d] -> [H, n, d]."""
         weights, biases = self.weight[:, :first], self.bias[:, :first]
         x = hidden.expand(weights.shape[1], *hidden.shape)
         for weight, bias in zip(weights, biases, strict=True):
@@ -69,8 +69,8 @@ class MedusaHeads(nn.Module):
 
         Args:
             hidden: [n, d], last hidden states of the base after its final norm.
-            base_lm_head: the base's LM head, used where the heads have none of their own.
-            first: only the first so many heads: a shallow tree pays for no others.
+            base_lm_head: the base's LM head, used where the heads share it.
+            first: compute this many heads, from the first; None computes all.
 
         Returns:
             [H, n, V].

@@ -1,6 +1,7 @@
-"""Names to files: a local path, a repository already in the cache, or the hub, asked once and briefly.
+"""Files of a model by its name: a local path, a repository in the cache, or the hub.
 
-The hub's own client retries an unreachable host for close to a minute, in silence. Here one short request decides.
+The client of the hub retries an unreachable host for about a minute without a message. Here one short request decides
+whether it is used.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ _FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", 
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the hub answers within four seconds; False where the user asked to stay offline."""
+    """Whether the hub answers within 4 s; False in offline mode."""
     from huggingface_hub import constants, get_session
 
     if constants.is_offline_mode():
         return False
     try:
         get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS)
-    except Exception:  # whatever kept it from answering (its client's types vary by version): not reachable
+    except Exception:  # the types vary by version of the client
         return False
     return True
 
 
 def looks_local(name: str) -> bool:
-    """Whether a name can only mean a path: hub names are `name` or `owner/name`."""
+    """Whether a name can only be a path: hub names are `name` or `owner/name`."""
     return name.startswith((".", os.sep, "~")) or name.endswith((os.sep, *_FILE_SUFFIXES)) or name.count("/") > 1
 
 
 def here(name: str) -> Path | None:
-    """The path that a name means, where something is there; any text is taken."""
+    """The path of a name, where it exists."""
     path = os.path.expanduser(name)
     return Path(path) if os.path.lexists(path) else None
 
 
 def built_in(name: str) -> Path | None:
-    """The folder of the built-in model where `name` means it: a path of that name comes first."""
+    """The folder of the built-in model where `name` is its name; an existing path of that name has precedence."""
     return pocket() if name == POCKET and here(name) is None else None
 
 
@@ -50,7 +51,7 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
     """The folder or file of a heads checkpoint; `pocket` is the built-in one.
 
     Raises:
-        TreeoptError: E201 for a path that is not there, E301 where only the hub could have it and does not answer.
+        TreeoptError: E201 for a path that does not exist, E301 where the hub does not have it or does not answer.
     """
     path = here(name)
     if path is not None:
@@ -59,20 +60,14 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
         return pocket() / "heads"
     if looks_local(name) or "/" not in name:
         raise TreeoptError(Code.FILE_MISSING, f"there is no heads checkpoint {name}", at=f"--heads {name}")
-    from huggingface_hub import snapshot_download
-
-    patterns = ["config.json", *weight_files]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not hub_reachable()))
-    except Exception as error:  # the client raises many kinds; all mean that the repository cannot be had
-        raise unreachable(name, "--heads", error) from error
+    return _from_hub(name, "--heads", allow_patterns=["config.json", *weight_files])
 
 
 def find_base(name: str) -> Path:
     """The folder of a base model's files: a local one, the built-in one, or the small files of a hub repository.
 
     Raises:
-        TreeoptError: E201 for a path that is not there, E301 where only the hub could have it and does not give it.
+        TreeoptError: as `find_heads`.
     """
     path = here(name)
     if path is not None:
@@ -81,24 +76,28 @@ def find_base(name: str) -> Path:
         return pocket()
     if looks_local(name):
         raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
+    return _from_hub(name, "--model", allow_patterns=["*.json"], ignore_patterns=["*/*"])
+
+
+def _from_hub(name: str, option: str, **patterns: list[str]) -> Path:
+    """The folder of a repository's files in the cache, downloaded where the hub answers; E301 where there are none."""
     from huggingface_hub import snapshot_download
 
-    small = {"allow_patterns": ["*.json"], "ignore_patterns": ["*/*"]}
     try:
-        return Path(snapshot_download(name, **small, local_files_only=not hub_reachable()))
-    except Exception as error:  # the client raises many kinds; all mean that the repository cannot be had
-        raise unreachable(name, "--model", error) from error
+        return Path(snapshot_download(name, **patterns, local_files_only=not hub_reachable()))
+    except Exception as error:  # the client raises many types
+        raise unreachable(name, option, error) from error
 
 
 def unreachable(name: str, option: str, error: Exception) -> TreeoptError:
-    """E301 where the hub did not answer, else what the hub said."""
+    """E301: the hub did not answer, or the error of its client."""
     if hub_reachable():
-        what = f"the hub does not give {name}"
+        what = f"{name} cannot be loaded from the hub"
         return TreeoptError(Code.HUB_UNREACHABLE, what, at=f"{option} {name}", why=first_line(error))
     return TreeoptError(
         Code.HUB_UNREACHABLE,
         f"{name!r} is not a path here and not in the cache, and the hub cannot be reached",
         at=f"{option} {name}",
-        why="offline mode is on, or the hub did not answer within 4 s; nothing was retried",
-        fix=f"give a local path to {option}, or try again with a connection",
+        why="offline mode is on, or the hub did not answer within 4 s",
+        fix=f"use a local path for {option}, or repeat with a connection",
     )

@@ -1,4 +1,4 @@
-"""A base model with its heads, by what a user names: the heads' config knows its base."""
+"""Loading heads together with their base model, which their config names."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ def load_pair(heads: str, model: str | None, *, dtype: str = "auto", device: str
 
     Args:
         heads: folder, weights file or hub name of the heads.
-        model: folder or hub name of the base; the one that the heads' config names where None.
+        model: folder or hub name of the base; None is the one in the heads' config.
         dtype: as `load_base`.
         device: as `load_base`.
 
     Raises:
-        TreeoptError: as `load_heads` and `load_base`; E211 where no base model is named, E212 where the two do not fit.
+        TreeoptError: as `load_heads` and `load_base`; E211 where the base model is unknown, E212 where they do not fit.
     """
     loaded = load_heads(heads)
     name = model or loaded.base
     if name is None:
-        what = f"{heads} has no config.json that names its base model"
+        what = f"{heads} has no config.json with the name of its base model"
         raise TreeoptError(Code.HEADS_INVALID, what, fix="name the base model with --model")
     base = load_base(name, dtype=dtype, device=device)
     check_heads_fit(base, loaded.heads, loaded.name)

@@ -1,12 +1,12 @@
-"""The one order of guesses: logit down, token id up. Calibration ranks by it, and the runtime drafts by it."""
+"""The order of tokens by logit (descending) and id (ascending), used for ranks in calibration and for drafts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_CACHED_VALUES = 1 << 18  # logits compared at once on a CPU: they and the flags stay in its cache
-_SPARE = 16  # tokens looked at beyond those asked for, lest the last of them ties with one not looked at
+_CACHED_VALUES = 1 << 18  # logits compared at once on a CPU: with the flags they fit into its cache
+_SPARE = 16  # additional tokens that are sorted, as the last one may be tied with others
 _ID_BITS = 32
 _ID_MASK = (1 << _ID_BITS) - 1
 
@@ -44,9 +44,9 @@ def _rank_rows(logits: Tensor, ids: Tensor) -> Tensor:
 def top_ids(logits: Tensor, count: int) -> Tensor:
     """The `count` tokens of rank 0, 1, 2 ... in each row; `rank_of` gives their column back.
 
-    `torch.topk` alone leaves the order of equal logits open. In general logit and id become one integer key without
-    ties. A CPU, which need not be waited for, looks first: mostly no two of the largest are equal, or the equal ones
-    are all among a few more, which are quickly put in order.
+    `torch.topk` alone does not define the order of equal logits. In general logit and id are packed into one integer
+    key without ties. On a CPU, where reading values needs no synchronisation, faster cases are tried first: mostly no
+    two of the largest logits are equal, or all equal ones are among the `_SPARE` next, which are sorted.
 
     Args:
         logits: float16, bfloat16 or float32 [..., V].
@@ -64,7 +64,7 @@ def top_ids(logits: Tensor, count: int) -> Tensor:
             order = top.values.gather(-1, order).sort(stable=True, dim=-1, descending=True).indices
             return ids.gather(-1, order)[..., :count]
     bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, which it equals
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers these compare as the floats do
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # these integers have the order of the floats
     ids = torch.arange(logits.shape[-1], device=logits.device)
     key = (ordered.long() << _ID_BITS) + (_ID_MASK - ids)
     return _ID_MASK - (key.topk(count, dim=-1).values & _ID_MASK)

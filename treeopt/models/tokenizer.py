@@ -1,4 +1,4 @@
-"""The tokenizer beside a base model's weights."""
+"""The tokenizer of a base model."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "sentencepiece*"
 
 
 def load_tokenizer(name: str, where: str, folder: Path, *, local_files_only: bool) -> PreTrainedTokenizerBase | None:
-    """The tokenizer, or None where the checkpoint has none: decoding ids works without.
+    """The tokenizer, or None where the checkpoint has none: token ids can be decoded without one.
 
     Args:
-        name: what the user calls the model.
+        name: of the model, as given by the user.
         where: folder or hub name.
-        folder: where the checkpoint's small files are.
-        local_files_only: ask no hub.
+        folder: of the checkpoint's small files.
+        local_files_only: do not use the hub.
 
     Raises:
-        TreeoptError: E304 where there is one that cannot be loaded.
+        TreeoptError: E304 where the tokenizer cannot be loaded.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             where, local_files_only=local_files_only, trust_remote_code=False
         )
-    except Exception as error:  # what tokenizers raise on damaged files varies
+    except Exception as error:  # the types that tokenizers raise vary
         if not any(file for pattern in _FILES for file in folder.glob(pattern)):
             return None
         what = f"the tokenizer of {name} cannot be loaded"
-        fix = "take the tokenizer files of its author; a folder without any serves where prompts are token ids"
+        fix = "use the original tokenizer files; without any, prompts must be token ids"
         raise TreeoptError(Code.MODEL_INVALID, what, why=plain_reason(error), fix=fix) from error
     return tokenizer

@@ -1,1 +1,1 @@
-"""Traces to a tree or a policy (numpy, no torch): node values, growth, replay, selection, intervals."""
+"""Node values, growth, replay, method selection and intervals: rank traces to a tree or a policy, without torch."""

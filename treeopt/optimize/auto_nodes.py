@@ -1,4 +1,4 @@
-"""Sizes: the number of nodes that is fastest on a machine, by traces and a latency profile."""
+"""The number of nodes with the most tokens per second, from rank traces and a latency profile."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.methods import Method
 from treeopt.optimize.select_method import Fitter
 
-REFERENCE_NODES = 64  # the size that everybody copies
+REFERENCE_NODES = 64  # of Medusa's published trees
 
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """The fastest size, and what 64 nodes would give; None where the profile does not reach as far."""
+    """The figures of the fastest size and of 64 nodes; the latter None where growth does not reach 64 nodes."""
 
     best: Budget
     at_64: Budget | None
@@ -29,15 +29,15 @@ def best_size(
 ) -> SizeChoice:
     """The number of nodes, up to the fitter's limit, with the most tokens per second.
 
-    Tokens per step are replayed on texts left out of the fit (where there are enough different ones), by prefixes of
-    one growth, and interpolated between the sizes that are tried. Sizes that no growth reaches are not considered.
+    Tokens per step are cross-validated where there are enough different texts. All sizes come from one growth, and
+    tokens per step are interpolated between the sizes that are replayed. Sizes that no growth reaches are left out.
 
     Args:
         fitter: the traces, with the largest size as its limit.
-        methods: what competes for the tree.
+        methods: the candidate methods.
         profile: seconds per step.
-        batch: of the profile.
-        context: of the profile; its longest where None.
+        batch: texts decoded together, as in the profile.
+        context: cached tokens, as in the profile; the most measured where None.
 
     Raises:
         TreeoptError: E230 where the profile lacks a size, the batch, the context or the one-node step.
@@ -46,7 +46,7 @@ def best_size(
     method, largest = fit.method, len(fit.growth.values) + 1
     sizes = default_sizes(largest)
     tokens = fitter.calibration.positions
-    known = [tokens / max(int(steps.sum()), 1) for steps in fitter.unseen_by_size(method, sizes)]
+    known = [tokens / max(int(steps.sum()), 1) for steps in fitter.cross_validated_steps(method, sizes)]
     expected = np.interp(np.arange(1, largest + 1), sizes, known)
     at_64 = budget_at(expected, profile, REFERENCE_NODES, batch, context) if largest >= REFERENCE_NODES else None
     return SizeChoice(best_budget(expected, profile, batch, context), at_64)

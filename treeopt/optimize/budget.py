@@ -1,7 +1,9 @@
-"""Budget: how many nodes pay. More nodes are more tokens a step and more seconds a step; their ratio has a maximum.
+"""Budget: tokens per second by the number of nodes.
+
+A larger tree yields more tokens per step and takes more seconds per step, so tokens per second has a maximum:
 
     tokens per second at N nodes = tau(N) / t(N)
-    overhead = t(N) / t(1), speedup = tau(N) / overhead        t(1): a one-token step without heads
+    overhead = t(N) / t(1), speedup = tau(N) / overhead        t(1): one node, without heads
 
 tau(N) comes from replay (`treeopt.optimize.auto_nodes`), t(N) from a latency profile. Source: arXiv:2401.10774,
 section 2.3.3 (the trade) and appendix G (its overhead and speedup).
@@ -19,14 +21,14 @@ from treeopt.latency import ONE_NODE, LatencyProfile, monotone
 
 @dataclass(frozen=True)
 class Budget:
-    """What the best tree of `nodes` nodes (root counted) is expected to do on one machine.
+    """Expected figures of the best tree of `nodes` nodes (root counted) on one machine.
 
     Args:
         nodes: N.
         tokens_per_step: tau(N).
         seconds: t(N), of one step.
         overhead: t(N) / t(1).
-        speedup: tau(N) / overhead: tokens per second with the tree over tokens per second one by one.
+        speedup: tau(N) / overhead: tokens per second with the tree ÷ autoregressive tokens per second.
     """
 
     nodes: int
@@ -43,11 +45,11 @@ def budget_at(
     batch: int = 1,
     context: int | None = None,
 ) -> Budget:
-    """The figures of one number of nodes.
+    """The figures of one size.
 
     Args:
         expected: float64 [M], tokens per step of the best tree with 1, 2, ... M nodes.
-        profile: seconds per step; must hold the one-node step.
+        profile: seconds per step, the one-node step included.
         nodes: N, 1 to M.
         batch: texts decoded together.
         context: cached tokens; the largest measured where None.
@@ -80,7 +82,7 @@ def best_budget(
     largest = min(len(expected), int(profile.curve(batch, context)[0][-1]))
     sizes, medians = profile.curve(batch, context)
     if sizes[0] > ONE_NODE:
-        profile.seconds(ONE_NODE, batch, context)  # says what is missing
+        profile.seconds(ONE_NODE, batch, context)  # raises E230 with what is missing
     seconds = np.interp(np.arange(1, largest + 1), sizes, monotone(medians))
-    best = int(np.argmax(expected[:largest] / seconds)) + 1  # the first of equals
+    best = int(np.argmax(expected[:largest] / seconds)) + 1  # the smallest of equal sizes
     return budget_at(expected, profile, best, batch, context)

@@ -1,4 +1,4 @@
-"""One build from start to end: what is set aside, which size, which method, one task or several."""
+"""One build: texts held out, number of nodes, method, and one task or several."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from treeopt.tree import Tree
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of a build; see `treeopt.optimize.tree_builder.build_tree` for the first rounded.
+    """The options of a build; see also `treeopt.optimize.tree_builder.build_tree`.
 
     Args:
-        nodes: the budget, root counted; None takes the fastest by `profile`.
+        nodes: the budget, root counted; the fastest size by `profile` where None.
         values: `independent` or `joint`.
         weights: `uniform` or `visits`.
-        refine_seconds: time for exchanging nodes.
-        top_k: K.
-        max_rank: no larger rank.
-        max_depth: no longer path.
-        holdout: so many of the last texts are set aside and judged by at the end.
+        refine_seconds: time for exchanging nodes; 0 exchanges none.
+        top_k: K, the ranks of each head that are considered.
+        max_rank: the largest rank of a path; no further limit where None.
+        max_depth: the length of the longest path; the number of heads where None.
+        holdout: number of texts, the last ones, that are held out and judged at the end.
         profile: seconds per step.
-        batch: of the profile.
-        context: of the profile; its longest where None.
-        shares: of the tasks, where there are several calibrations; by their tokens where None.
-        robust: the least loss on the worst task instead of shares.
-        exactly: build by these values and weights, also where the paper's do better on unseen texts.
+        batch: texts decoded together, as in `profile`.
+        context: cached tokens, as in `profile`; the most measured where None.
+        shares: weight of each task where there are several calibrations; proportional to their tokens where None.
+        robust: minimise the loss on the worst task, instead of `shares`.
+        exactly: build with these values and weights, even where the Medusa tree is better in cross-validation.
     """
 
     nodes: int | None
@@ -56,20 +56,33 @@ class Job:
 
     @property
     def methods(self) -> list[Method]:
-        """What competes for the tree."""
+        """The candidate methods."""
         refined = self.refine_seconds > 0
         return candidates(self.values, self.weights, refined=refined, exactly=self.exactly)
 
 
 @dataclass(frozen=True)
 class Built:
-    """A finished tree and all that was found on the way; `judgement()` reads the texts set aside, once, when called."""
+    """A finished tree and the intermediate results.
+
+    Args:
+        tree: the tree.
+        fit: how its method was chosen.
+        fitted: the texts it was fitted to.
+        limits: of the tree.
+        budget: the number of nodes that was given, or found to be the fastest.
+        choice: the fastest size, where it was searched.
+        matrix: tokens per step of each task's tree on each task, where there are several.
+        mixed: the fit to several tasks.
+        aside: the texts held out.
+        dropped: number of held-out texts that are equal to a fitted one; they are in neither part.
+    """
 
     tree: Tree
     fit: Fit
     fitted: Calibration
     limits: Limits
-    asked: int
+    budget: int
     choice: SizeChoice | None
     matrix: Matrix | None
     mixed: Mixed | None
@@ -77,24 +90,24 @@ class Built:
     dropped: int
 
     def judgement(self) -> Judgement | None:
-        """What the tree does on the texts set aside; None where there are none. Call it when the tree is saved."""
+        """The figures of the tree on the texts held out; None where there are none. Call it after the tree is saved."""
         if self.aside is None:
             return None
         return judge(self.tree, self.fitted, self.aside, self.dropped, self.limits)
 
 
 def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress = silent) -> Built:
-    """Build the tree that a job asks for, from one calibration, or from one a task.
+    """Build the tree of a job from one calibration, or from one for each task.
 
     Args:
-        calibrations: one, or one a task.
-        job: what is asked.
-        progress: told after each growth, and while refining.
+        calibrations: one, or one for each task.
+        job: the options.
+        progress: called after each growth, and while refining.
 
     Raises:
-        ValueError: where numbers are out of range, or the job asks one and several tasks at once.
-        TreeoptError: E204 where no file could hold the tree, E221 where the tasks' calibrations do not belong together,
-            E230 where the profile lacks something.
+        ValueError: where numbers are out of range, or options for one and for several tasks are mixed.
+        TreeoptError: E204 where no file could hold the tree; E221 where the tasks' calibrations cannot be compared;
+            E230 where the profile lacks a size, the batch or the context.
     """
     if job.shares is not None and len(job.shares) != len(calibrations):
         raise ValueError(f"{len(job.shares)} shares for {len(calibrations)} calibrations")
@@ -111,11 +124,11 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
     if nodes is None:
         if job.profile is None:
             raise ValueError("the fastest size needs a latency profile")
-        job.profile.seconds(ONE_NODE, job.batch, job.context)  # speedups are over one node: without, no work
-        plain = [method for method in job.methods if not method.refined]
+        job.profile.seconds(ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
+        unrefined = [method for method in job.methods if not method.refined]
         most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
         sizing = Fitter(fitted, tree_limits(fitted, most, **_cuts(job)), progress=progress)
-        choice = best_size(sizing, plain, job.profile, job.batch, job.context)
+        choice = best_size(sizing, unrefined, job.profile, job.batch, job.context)
         nodes = choice.best.nodes
     limits = tree_limits(fitted, nodes, **_cuts(job))
     fitter = Fitter(fitted, limits, refine_seconds=job.refine_seconds, progress=progress)

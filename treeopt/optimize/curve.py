@@ -1,4 +1,4 @@
-"""The curve: tokens per step, and with a latency profile overhead and speedup, for every size of tree."""
+"""Tokens per step, and with a latency profile overhead and speedup, for every size of tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
-from treeopt.latency import LatencyProfile
+from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.methods import Method
 from treeopt.optimize.per_step import steps_by_size, traced_steps
@@ -19,9 +19,10 @@ from treeopt.policy import STEP_SIZES
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One size. Tokens per step are on texts that the tree was not fitted to; seconds and what follows by the profile.
+    """The figures of one size.
 
-    `sampling` is the interval for all such texts, `prediction` for as many new ones; None below two different texts.
+    Tokens per step are cross-validated. `sampling` is the interval of their expectation, `prediction` that of the
+    figure on as many new texts; None below two different texts. The other fields are None without a latency profile.
     """
 
     nodes: int
@@ -37,9 +38,8 @@ class CurvePoint:
 class Curve:
     """The points by size, and the size of the greatest speedup (None without a profile).
 
-    `expected` holds, for every size from 1 on, what the growth from all texts promises on these very texts: 1 + the sum
-    of its values; more than the points, which are of texts left out. Of trees chosen per step it is the drafter's own
-    mean estimate, over all positions.
+    `expected` holds, for every size from 1 on, 1 + the sum of the values of the growth from all texts. It is not
+    cross-validated, so it exceeds the points. For per-step trees it is the drafter's estimate, averaged over positions.
     """
 
     points: tuple[CurvePoint, ...]
@@ -48,8 +48,26 @@ class Curve:
     expected: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Timing:
+    """A latency profile at one batch and context, the longest measured one where None."""
+
+    profile: LatencyProfile
+    batch: int = 1
+    context: int | None = None
+
+    def seconds(self, nodes: int) -> float:
+        """Seconds of a step, as `LatencyProfile.seconds`."""
+        return self.profile.seconds(nodes, self.batch, self.context)
+
+    @property
+    def largest(self) -> int:
+        """The largest measured size."""
+        return self.profile.largest(self.batch, self.context)
+
+
 def default_sizes(largest: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ... up to and with `largest`."""
+    """1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ... up to `largest`, which is included."""
     sizes = {1, 2, 3, largest}
     power = 4
     while power <= largest:
@@ -58,53 +76,38 @@ def default_sizes(largest: int) -> list[int]:
     return sorted(size for size in sizes if size <= largest)
 
 
-def measure_curve(
-    fitter: Fitter,
-    method: Method,
-    sizes: Sequence[int],
-    *,
-    profile: LatencyProfile | None = None,
-    batch: int = 1,
-    context: int | None = None,
-) -> Curve:
-    """Tokens per step at each size, every text replayed by a tree that was fitted without it.
+def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: Timing | None = None) -> Curve:
+    """Tokens per step at each size, cross-validated: each text is replayed by a tree that was fitted without it.
 
-    All sizes of a fold come from one growth, whose first nodes make each smaller tree. With visit weights these are
-    counted for the largest tree, so `build` at a smaller size can do a little better (0.1 % at 64 of 256 nodes). Sizes
-    beyond what the growth reaches are left out.
+    All sizes of a fold come from one growth: its first nodes are each smaller tree. With visit weights the visits are
+    those of the largest tree, so `build` at a smaller size can be slightly better (0.1 % at 64 of 256 nodes). Sizes
+    that no growth reaches are left out.
 
     Raises:
         TreeoptError: E230 where the profile lacks a size, the batch or the context.
     """
     [(growth, _)] = fitter.build([method])
     sizes = [size for size in sizes if size <= len(growth.values) + 1]
-    found = zip(sizes, fitter.unseen_by_size(method, sizes), strict=True)
-    points = _points(fitter.calibration, found, profile, batch, context)
+    found = zip(sizes, fitter.cross_validated_steps(method, sizes), strict=True)
+    points = _points(fitter.calibration, found, timing)
     return Curve(points, _best(points), str(method), tuple(growth.expected().tolist()))
 
 
-def policy_curve(
-    calibration: Calibration,
-    sizes: Sequence[int],
-    *,
-    profile: LatencyProfile | None = None,
-    batch: int = 1,
-    context: int | None = None,
-) -> Curve:
-    """The same for trees chosen per step, each size replayed over the traces.
+def policy_curve(calibration: Calibration, sizes: Sequence[int], timing: Timing | None = None) -> Curve:
+    """The curve of per-step trees: each size is replayed over the traces.
 
     Raises:
-        TreeoptError: E220 where the calibration did not trace trees of steps; E230 as `measure_curve`.
+        TreeoptError: E220 where the calibration has no traces of per-step trees; E230 as `measure_curve`.
     """
     steps = traced_steps(calibration)
     found = ((size, steps_by_size(calibration, size)) for size in sizes if size <= STEP_SIZES[-1])
-    points = _points(calibration, found, profile, batch, context)
+    points = _points(calibration, found, timing)
     expected = np.interp(range(1, points[-1].nodes + 1), STEP_SIZES, steps.expected_tokens.mean(0))
     return Curve(points, _best(points), "chosen per step", tuple(expected.tolist()))
 
 
 def _best(points: Sequence[CurvePoint]) -> int | None:
-    """The size of the greatest speedup, the smallest of equal ones."""
+    """The size with the greatest speedup; the smallest of equal ones, None without speedups."""
     timed = [point for point in points if point.speedup is not None]
     return max(timed, key=lambda point: (point.speedup or 0.0, -point.nodes)).nodes if timed else None
 
@@ -112,18 +115,16 @@ def _best(points: Sequence[CurvePoint]) -> int | None:
 def _points(
     calibration: Calibration,
     found: Iterable[tuple[int, NDArray[np.int64]]],
-    profile: LatencyProfile | None,
-    batch: int,
-    context: int | None,
+    timing: Timing | None,
 ) -> tuple[CurvePoint, ...]:
-    """The points of sizes and the steps that each text takes with them."""
+    """The point of each size, from the steps of each text with trees of that size."""
     tokens = np.diff(calibration.offsets)
-    alone = None if profile is None else profile.seconds(1, batch, context)
+    alone = None if timing is None else timing.seconds(ONE_NODE)
     points = []
     for nodes, steps in found:
         tau = float(tokens.sum() / steps.sum())
         texts = by_text(calibration.token_hashes, tokens, steps)
-        seconds = None if profile is None else profile.seconds(nodes, batch, context)
+        seconds = None if timing is None else timing.seconds(nodes)
         overhead = None if seconds is None or alone is None else seconds / alone
         points.append(
             CurvePoint(

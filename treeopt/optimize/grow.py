@@ -1,12 +1,12 @@
-"""Growth: the N nodes with the greatest values, which are the best tree of N nodes.
+"""Best-first growth: the N nodes with the greatest values, which are the best tree of N nodes.
 
 Expected tokens per step is the sum of the nodes' values (the root's is 1). A child's value never exceeds its parent's,
 so the N greatest, with ties broken by (depth, path), contain the parents of all their members: they are a tree, and no
 tree of N nodes has a greater sum. Nothing is assumed about the order of ranks.
 
-Best-first search with a heap finds them one by one. Here levels are expanded a few hundred nodes at once, the best
-first, and nodes below the N-th best value found so far are dropped with all that would follow them: the same set in the
-same order, O(N K D) array operations instead of N heap operations (measured in `bench/build.py`).
+Best-first search with a heap adds one node at a time. Here a level is expanded a few hundred nodes at once, the best
+first, and nodes below the N-th best value so far are dropped with their descendants. The result is the same set in the
+same order, by O(N K D) array operations instead of N heap operations (measured in `bench/build.py`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from treeopt.tree import Path, Tree
 
 _PAD = -1  # beyond the end of a path; sorts before every rank
 _ROOT = -1  # the root as a parent
-_FEWEST_AT_ONCE = 64  # nodes expanded in one array operation; more where the budget is large
-_PARTS = 16  # or so many parts of the budget
-_CHUNK = 1 << 16  # positions walked at once: the working arrays stay in the processor's cache
+_FEWEST_AT_ONCE = 64  # nodes expanded in one array operation, at least
+_PARTS = 16  # one array operation expands this part of a large budget
+_CHUNK = 1 << 16  # positions walked at once, so that the arrays fit into the processor's cache
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Nodes in the order in which best-first growth adds them; the first n are the best tree of n + 1 nodes.
+    """Nodes in the order of best-first growth; the first n of them are the best tree of n + 1 nodes.
 
     Args:
         paths: int32 [M, D], padded with -1; without the root.
         values: float64 [M], never increasing.
-        places: int64 [M], where each node stands in (length, path) order: the record's order without sorting tuples.
-        parents: int64 [M], where the parent of each node stands among them; -1 for the root. Always before the node.
+        places: int64 [M], keys that sort the nodes by (length, path), the order of the tree record.
+        parents: int64 [M], index of each node's parent, which is smaller than the node's; -1 for the root.
     """
 
     paths: NDArray[np.int32]
@@ -51,7 +51,7 @@ class Growth:
     def tree(self, nodes: int | None = None) -> Tree:
         """The best tree of at most `nodes` nodes, root counted; of all nodes where None.
 
-        Values carry six significant digits: far more than a calibration can know.
+        Values are rounded to six significant digits, far below their statistical error.
         """
         assert nodes is None or nodes >= 1
         count = len(self.values) if nodes is None else min(nodes - 1, len(self.values))
@@ -59,7 +59,7 @@ class Growth:
         return Tree(_tuples(self.paths[order]), tuple(map(_six_digits, self.values[order].tolist())))
 
     def makes_the_tree_of(self, other: Growth) -> bool:
-        """Whether `tree()` of both is equal, found without making either."""
+        """Whether `tree()` of both is equal; neither is made."""
         if len(self.values) != len(other.values):
             return False
         mine, theirs = np.argsort(self.places), np.argsort(other.places)
@@ -69,15 +69,15 @@ class Growth:
         return all(one == two or _six_digits(one) == _six_digits(two) for one, two in pairs)
 
     def orders(self, ranks: Ranks) -> NDArray[np.int32]:
-        """int32 [P, D]: for each row of ranks and each depth, 1 + where the node of its first ranks stands in growth.
+        """int32 [P, D]: for each row of ranks and each depth, 1 + the index of the node with these first ranks.
 
-        M + 1 where that path did not grow. As parents come before children, a row never falls, and the tree of n nodes
+        M + 1 where there is no such node. Parents precede children, so a row never falls, and the tree of n nodes
         accepts as many drafts as the row has entries below n.
         """
         count, depth = len(self.values), self.paths.shape[1]
         last = self.paths[np.arange(count), np.count_nonzero(self.paths != _PAD, axis=1) - 1]
         width = int(last.max(initial=-1)) + 1
-        children = np.full((count + 2, width + 1), count + 1, np.int32)  # the last column: ranks that no node has
+        children = np.full((count + 2, width + 1), count + 1, np.int32)  # last column: larger ranks
         children[self.parents + 1, last] = np.arange(1, count + 1)
         found = np.empty((depth, len(ranks)), np.int32)
         for start in range(0, len(ranks), _CHUNK):
@@ -95,12 +95,12 @@ class Growth:
 
 
 def grow(values: Values, nodes: int, *, max_depth: int | None = None) -> Growth:
-    """The `nodes` - 1 best nodes below the root, fewer where no further node has any value.
+    """The `nodes` - 1 best nodes below the root; fewer where no further node has a value above 0.
 
     Args:
-        values: the estimator; decides depth H and ranks K.
+        values: the estimator, whose shape gives H and K.
         nodes: the budget, root counted, at least 1.
-        max_depth: no path is longer; H where None.
+        max_depth: the length of the longest path; H where None.
     """
     assert nodes >= 1
     heads, _ = values.shape
@@ -119,7 +119,7 @@ def grow(values: Values, nodes: int, *, max_depth: int | None = None) -> Growth:
 
 @dataclass(frozen=True)
 class _Level:
-    """Nodes of one depth in lexicographic order, with values, and the rows of their parents in the level above."""
+    """Nodes of one depth in lexicographic order: paths, values, and rows of their parents in the level above."""
 
     paths: NDArray[np.int32]
     scores: Floats
@@ -135,46 +135,46 @@ class _Best:
 
     @property
     def least(self) -> float:
-        """Nodes below this value are not among the best; infinite where the budget is nothing, 0 while it is not met.
+        """Nodes below this value are not among the best: infinite for a budget of 0, 0 while there are fewer values.
 
-        A node equal to it can be: ties are broken by depth and path.
+        A node of exactly this value may be among the best, because ties are broken by depth and path.
         """
         if not self.budget:
             return np.inf
         return 0.0 if len(self._values) < self.budget else float(self._values[0])
 
     def add(self, found: Floats) -> None:
-        """Take further values in."""
+        """Add values, and keep the greatest."""
         values = np.concatenate([self._values, found])
         if 0 < self.budget <= len(values):
-            values = np.partition(values, len(values) - self.budget)[-self.budget :]  # the least comes first
+            values = np.partition(values, len(values) - self.budget)[-self.budget :]  # the least is first
         self._values = values
 
 
 def _next_level(values: Values, paths: NDArray[np.int32], scores: Floats, best: _Best) -> _Level:
-    """The children of one level's nodes that can be among the best, in lexicographic order; none without value."""
+    """The children of one level's nodes that can be among the best, in lexicographic order, with values above 0."""
     at_once = max(_FEWEST_AT_ONCE, best.budget // _PARTS)
     order = np.argsort(-scores, kind="stable")
     keys, found = [np.zeros(0, np.int64)], [np.zeros(0)]
     _, ranks = values.shape
     for start in range(0, len(order), at_once):
         if scores[order[start]] < best.least:
-            break  # no child is worth more than its parent
+            break  # no child has a greater value than its parent
         rows = np.sort(order[start : start + at_once])
         table = values.children(paths[rows], scores[rows])  # [n, K]
         flat = table.ravel()
         alive = np.flatnonzero((flat > 0.0) & (flat >= best.least))
         best.add(flat[alive])
-        keys.append(rows[alive // ranks] * ranks + alive % ranks)  # in lexicographic order of the paths
+        keys.append(rows[alive // ranks] * ranks + alive % ranks)  # ascending in the paths' order
         found.append(flat[alive])
     key, score = np.concatenate(keys), np.concatenate(found)
-    kept = np.flatnonzero(score >= best.least)
-    kept = kept[np.argsort(key[kept])]
-    if len(kept) > best.budget:
-        # A stable sort leaves equal values in lexicographic order of their paths: ties by path.
-        kept = kept[np.sort(np.argsort(-score[kept], kind="stable")[: best.budget])]
-    parents, rank = np.divmod(key[kept], ranks)
-    return _Level(np.column_stack([paths[parents], rank]).astype(np.int32), score[kept], parents)
+    chosen = np.flatnonzero(score >= best.least)
+    chosen = chosen[np.argsort(key[chosen])]
+    if len(chosen) > best.budget:
+        # A stable sort keeps equal values in the order of their paths: ties are broken by path.
+        chosen = chosen[np.sort(np.argsort(-score[chosen], kind="stable")[: best.budget])]
+    parents, rank = np.divmod(key[chosen], ranks)
+    return _Level(np.column_stack([paths[parents], rank]).astype(np.int32), score[chosen], parents)
 
 
 def _in_order(levels: list[_Level], budget: int) -> Growth:
@@ -184,7 +184,7 @@ def _in_order(levels: list[_Level], budget: int) -> Growth:
     deepest = len(levels)
     paths = np.full((sum(len(level.scores) for level in levels), deepest), _PAD, np.int32)
     parents = np.full(len(paths), _ROOT)
-    above = begin = 0  # rows of the level above, and of this one
+    above = begin = 0  # first rows of the level above and of this one
     for depth, level in enumerate(levels, start=1):
         rows = slice(begin, begin + len(level.scores))
         paths[rows, :depth] = level.paths
@@ -192,12 +192,12 @@ def _in_order(levels: list[_Level], budget: int) -> Growth:
             parents[rows] = above + level.parents
         above, begin = begin, rows.stop
     scores = np.concatenate([level.scores for level in levels])
-    # Levels follow each other by depth and are lexicographic inside, so a stable sort by value is enough.
+    # Rows are sorted by (depth, path), so a stable sort by value breaks ties by depth and path.
     order = np.argsort(-scores, kind="stable")[:budget]
-    stands = np.full(len(scores) + 1, _ROOT)  # its last entry is that of the root, -1
-    stands[order] = np.arange(len(order))
+    index = np.full(len(scores) + 1, _ROOT)  # the last entry is that of the root, -1
+    index[order] = np.arange(len(order))
     paths = paths[order]
-    return Growth(paths[:, : _depth(paths)], scores[order], order, stands[parents[order]])
+    return Growth(paths[:, : _depth(paths)], scores[order], order, index[parents[order]])
 
 
 def _depth(paths: NDArray[np.int32]) -> int:

@@ -1,8 +1,8 @@
-"""Intervals: how sure tokens per step are, and how much they will vary on other prompts.
+"""Bootstrap intervals of tokens per step, for the same prompts and for new ones.
 
-Tokens of one text depend on each other, so whole texts are drawn again (bootstrap over sequences). Tokens per step is a
-ratio of sums, so each draw sums first and divides last. Equal texts say the same thing: `by_text` makes them one before
-anything is drawn. From fewer than two texts, or where one outweighs all others, there is no interval.
+The tokens of one text depend on each other, so whole texts are resampled (bootstrap over sequences). Tokens per step is
+a ratio of sums: each resample sums first, then divides. Equal texts count as one (`by_text`). There is no interval from
+fewer than two texts, or where one text has nearly all of the weight.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 LEVEL = 0.9
 REPLICATES = 1000
-FEWEST_TEXTS = 2  # below, nothing is known of how texts vary
-FEW_TEXTS = 20  # below, a 90 % interval holds less often: 37 of 40 cases at 20 texts, 34 at 10, 28 at 5
-_FEWEST_EFFECTIVE = 1.5  # texts by their weight: two, one of them with a quarter of the other's
+FEWEST_TEXTS = 2  # of an interval
+FEW_TEXTS = 20  # below, 90 % intervals are too narrow: they held in 37 of 40 cases at 20 texts, 34 at 10, 28 at 5
+_FEWEST_EFFECTIVE = 1.5  # effective number of texts: two, one with about a quarter of the other's weight
 _DRAWN_AT_ONCE = 1 << 22
 
 Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64] | Floats  # weighted texts count in fractions
+Numbers = NDArray[np.int64] | Floats  # weighted counts are fractions
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Two ends, and the share of cases that should lie between them."""
+    """Two ends, and the probability that the figure lies between them."""
 
     low: float
     high: float
@@ -35,12 +35,12 @@ class Interval:
 
 
 def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[Any]) -> list[NDArray[Any]]:
-    """Sums over equal texts, in the order of their first occurrence; without texts that weigh nothing.
+    """Sums over equal texts, in the order of their first occurrence; texts of weight 0 are left out.
 
     Args:
-        token_hashes: S, of each text.
-        tokens: [S], of each text, times its weight where texts are weighted.
-        steps: [S] each, likewise.
+        token_hashes: S strings, one for each text.
+        tokens: [S], tokens of each text, times its weight where texts are weighted.
+        steps: arrays [S], steps of each text, likewise.
     """
     number = {token_hash: i for i, token_hash in enumerate(dict.fromkeys(token_hashes))}
     text = [number[token_hash] for token_hash in token_hashes]
@@ -55,13 +55,13 @@ def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[A
 def sampling_interval(
     tokens: Numbers, steps: Numbers, *, seed: int = 0, replicates: int = REPLICATES
 ) -> Interval | None:
-    """Where the tokens per step of all such texts lie, given these; None where there are too few.
+    """The interval of the expected tokens per step of such texts; None where there are too few.
 
     Args:
-        tokens: [S], of each text, times its weight where texts are weighted.
-        steps: [S], likewise.
-        seed: of the draws.
-        replicates: number of draws.
+        tokens: [S], tokens of each text, times its weight where texts are weighted.
+        steps: [S], steps of each text, likewise.
+        seed: of the resamples.
+        replicates: number of resamples.
     """
     if _too_few(tokens):
         return None
@@ -71,25 +71,23 @@ def sampling_interval(
 def prediction_interval(
     tokens: Numbers, steps: Numbers, *, new_texts: int | None = None, seed: int = 0, replicates: int = REPLICATES
 ) -> Interval | None:
-    """Where the tokens per step measured on `new_texts` other texts (as many as these where None) will lie.
+    """The interval of tokens per step on `new_texts` other texts (as many as these where None).
 
-    None where there are too few.
-
-    Both samples vary, these and the new ones: an interval for the mean alone covers only about three in four of the
-    cases that it names for nine in ten, where the new sample is as large as the old.
+    None where there are too few texts. Both samples vary, these texts and the new ones: where both are equally large,
+    the 90 % sampling interval holds in only three of four cases.
     """
     if _too_few(tokens):
         return None
     new = len(tokens) if new_texts is None else new_texts
-    known = _draw(tokens, [steps], len(tokens), seed, replicates)[0]
-    coming = _draw(tokens, [steps], new, seed + 1, replicates)[0]
-    return _between(tokens.sum() / steps.sum() + coming - known)
+    sampled = _draw(tokens, [steps], len(tokens), seed, replicates)[0]
+    predicted = _draw(tokens, [steps], new, seed + 1, replicates)[0]
+    return _between(tokens.sum() / steps.sum() + predicted - sampled)
 
 
 def difference_interval(
     tokens: Numbers, steps: Numbers, other: Numbers, *, seed: int = 0, replicates: int = REPLICATES
 ) -> Interval | None:
-    """By how much the tokens per step of one tree exceed another's on the same texts, drawn together (paired)."""
+    """The interval of the difference in tokens per step of two trees on the same texts (paired resamples)."""
     if _too_few(tokens):
         return None
     one, two = _draw(tokens, [steps, other], len(tokens), seed, replicates)
@@ -97,12 +95,12 @@ def difference_interval(
 
 
 def texts_to_halve(texts: int) -> int:
-    """How many more texts would halve an interval: its width falls with the square root of their number."""
+    """How many more texts halve an interval: its width falls with the square root of their number."""
     return 3 * texts
 
 
 def _too_few(tokens: Numbers) -> bool:
-    """Whether there is one text at most, or one that outweighs the others so far that they tell nothing."""
+    """Whether there is at most one text, or one that has nearly all of the weight."""
     if len(tokens) < FEWEST_TEXTS:
         return True
     shares = tokens / tokens.sum()
@@ -110,12 +108,12 @@ def _too_few(tokens: Numbers) -> bool:
 
 
 def _draw(tokens: Numbers, steps: list[Numbers], count: int, seed: int, replicates: int) -> list[Floats]:
-    """For each tree float64 [replicates]: tokens per step over `count` texts drawn with replacement."""
+    """For each tree float64 [replicates]: tokens per step of `count` texts drawn with replacement."""
     drawn: list[list[Floats]] = [[] for _ in steps]
     for times in _resamples(len(tokens), count, seed, replicates):
         summed = times @ tokens
-        for results, own in zip(drawn, steps, strict=True):
-            results.append(summed / np.maximum(times @ own, 1e-300))
+        for results, taken in zip(drawn, steps, strict=True):
+            results.append(summed / np.maximum(times @ taken, 1e-300))
     return [np.concatenate(results) for results in drawn]
 
 

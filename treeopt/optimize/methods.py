@@ -1,4 +1,4 @@
-"""Methods: the ways to estimate and grow a tree, and which of them compete for a wish."""
+"""Methods of estimating and growing a tree, and the candidates among them for given options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEIGHTS = ("uniform", "visits")
 class Method:
     """How a tree is estimated and grown.
 
-    `strength` is the back-off of joint values (observations a prior is worth; 0 for independent values).
+    `strength` is the weight of the prior of joint values, in observations; 0 for independent values.
     """
 
     values: str
@@ -22,8 +22,8 @@ class Method:
     refined: bool = False
 
     @property
-    def is_paper(self) -> bool:
-        """Whether this is the paper's method."""
+    def is_medusa(self) -> bool:
+        """Whether this method builds the Medusa tree."""
         return self.values == "independent" and self.weights == "uniform" and not self.refined
 
     def __str__(self) -> str:
@@ -36,10 +36,10 @@ MEDUSA = Method("independent", "uniform")
 
 
 def candidates(values: str, weights: str, *, refined: bool, exactly: bool = False) -> list[Method]:
-    """The methods that compete for these wishes, from the simplest on.
+    """The candidate methods for these options, the simplest first.
 
-    The paper's is the first of them, unless exactly these values and weights are wanted; then joint values compete by
-    their strength alone.
+    The Medusa tree is the first candidate, unless `exactly` these values and weights are to be used. Joint values are
+    candidates with each strength.
     """
     if values == "joint":
         found = [Method(values, weights, strength) for strength in STRENGTHS]

@@ -1,4 +1,4 @@
-"""Mixtures: calibrations of several tasks, what the tree of each does on the others, and one tree for all of them."""
+"""Several tasks: tokens per step of each task's tree on every task, and one tree for all tasks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
 _ROUNDS = 12
-_RATE = 8.0  # how fast weight moves to the worst task: a task 5 % behind gains half as much again in a round
+_RATE = 8.0  # of the exponential update: the weight of a task that loses 5 % is multiplied by 1.5 in a round
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Tokens per step, float64 [T, T]: the tree fitted to the row's task, on the column's; on its own task, unseen."""
+    """Tokens per step, float64 [T, T], of the row task's tree on the column's task; cross-validated on the diagonal."""
 
     tokens_per_step: Floats
     trees: tuple[Tree, ...]
@@ -35,9 +35,9 @@ class Mixed:
     """One tree for several tasks.
 
     Args:
-        fit: the tree.
-        fitter: what it was fitted with.
-        tokens_per_step: float64 [T], of the tree on each task (fitted to them).
+        fit: the chosen method and its tree.
+        fitter: the texts of all tasks with their weights.
+        tokens_per_step: float64 [T], of the tree on each task; not cross-validated.
         shares: float64 [T], the weight of each task in the fit, summing to 1.
     """
 
@@ -48,13 +48,13 @@ class Mixed:
 
 
 class Tasks:
-    """Calibrations of one model and heads, one a task.
+    """Calibrations of one model and heads, one for each task.
 
     Args:
-        calibrations: the tasks.
+        calibrations: one for each task.
         limits: of the trees.
-        methods: what competes for each tree.
-        progress: told after each growth, and each round of the robust tree.
+        methods: the candidates for each tree.
+        progress: called after each growth, and after each round of the robust tree.
 
     Raises:
         TreeoptError: E221 where they are of different models, heads or drafters.
@@ -76,12 +76,12 @@ class Tasks:
 
     @functools.cached_property
     def alone(self) -> tuple[Fit, ...]:
-        """For each task the fit of its own texts alone."""
-        fitters = (Fitter(own, self.limits, progress=self._progress) for own in self.calibrations)
+        """For each task, the fit to the texts of that task alone."""
+        fitters = (Fitter(calibration, self.limits, progress=self._progress) for calibration in self.calibrations)
         return tuple(fitter.choose(self._methods) for fitter in fitters)
 
     def matrix(self) -> Matrix:
-        """What the tree of each task does on every task."""
+        """Tokens per step of each task's tree on every task."""
         table = np.array([[_tau(calibration, fit.tree) for calibration in self.calibrations] for fit in self.alone])
         for i, (calibration, fit) in enumerate(zip(self.calibrations, self.alone, strict=True)):
             if fit.steps is not None:
@@ -89,7 +89,7 @@ class Tasks:
         return Matrix(table, tuple(fit.tree for fit in self.alone))
 
     def weighted(self, shares: Sequence[float]) -> Mixed:
-        """The best tree where each task makes up this share of the tokens (any positive numbers)."""
+        """The best tree where the tokens of each task have this share of the weight (any positive numbers)."""
         weights = np.array(shares, np.float64)
         if not (weights > 0).all() or not np.isfinite(weights).all():
             raise ValueError(f"shares {list(shares)}: positive numbers, one a task")
@@ -100,23 +100,23 @@ class Tasks:
         return Mixed(fit, fitter, self._by_task(fit.tree), weights)
 
     def robust(self) -> Mixed:
-        """The tree whose worst task loses least against that task's own tree.
+        """The tree whose worst task loses least, compared with the tree fitted to that task alone.
 
-        Weight moves, round by round, to the tasks that a tree leaves furthest behind (multiplicative weights); the tree
-        with the best worst task is kept. The method is chosen once, on equal weights.
+        In each round the weight of a task grows with its loss (multiplicative weights); the best round counts. The
+        method is chosen once, with equal weights.
         """
         count = len(self.calibrations)
-        own = np.array([_tau(c, fit.tree) for c, fit in zip(self.calibrations, self.alone, strict=True)])
+        alone = np.array([_tau(c, fit.tree) for c, fit in zip(self.calibrations, self.alone, strict=True)])
         shares = np.full(count, 1.0 / count)
         method = self._fitter(shares).choose(self._methods).method
         best_shares, best_worst = shares, -np.inf
         for done in range(_ROUNDS):
-            kept = self._by_task(self._tree(shares, method)) / own
-            if kept.min() > best_worst:
-                best_shares, best_worst = shares, float(kept.min())
-            shares = shares * np.exp(_RATE * (1.0 - kept))
+            ratios = self._by_task(self._tree(shares, method)) / alone
+            if ratios.min() > best_worst:
+                best_shares, best_worst = shares, float(ratios.min())
+            shares = shares * np.exp(_RATE * (1.0 - ratios))
             shares /= shares.sum()
-            self._progress(done + 1, _ROUNDS, f"worst task {best_worst:.3f} of its own tree")
+            self._progress(done + 1, _ROUNDS, f"worst task at {best_worst:.3f} of its tree alone")
         fitter = self._fitter(best_shares)
         fit = fitter.choose([method])
         return Mixed(fit, fitter, self._by_task(fit.tree), best_shares)
@@ -126,10 +126,10 @@ class Tasks:
         return tree
 
     def _fitter(self, shares: Floats) -> Fitter:
-        """All texts; each task's tokens together weigh its share.
+        """All texts, weighted so that the tokens of each task have its share of the weight.
 
-        Scaled so that all weights together count as much as they tell (Kish's effective sample size): else a small task
-        of great weight would outvote the priors as if it were large.
+        The weights sum to Kish's effective sample size. Otherwise a small task with a large share would count against
+        the priors like a large task.
         """
         tokens = np.array([calibration.positions for calibration in self.calibrations], np.float64)
         per_token = shares / np.maximum(tokens, 1)
@@ -146,7 +146,7 @@ def _tau(calibration: Calibration, tree: Tree) -> float:
 
 
 def _join(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.int64]]:
-    """All texts as one calibration, and int64 [S]: the task of each. The same prompt in two tasks stays two texts."""
+    """All texts as one calibration, and the task of each, int64 [S]. A prompt in two tasks is two texts."""
     first = calibrations[0]
     for other in calibrations[1:]:
         first.check_comparable(other, settings=False)  # tasks may differ in the length or kind of their answers

@@ -1,7 +1,7 @@
-"""Refine: exchange a leaf for a better node wherever replay gains.
+"""Refinement: exchange leaves of a tree for other nodes where that takes fewer steps in replay.
 
-Values rank nodes by what they add where steps begin now; but each change moves the places where steps begin. So nodes
-near the edge of the tree are exchanged one by one and the whole tree is replayed.
+Node values are estimates for the positions where steps begin, and every change of the tree changes these positions. So
+nodes near the edge of the tree are exchanged one at a time, and the whole tree is replayed after each exchange.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent
 from treeopt.tree import Path, Tree
 
-_NEAR = 24  # leaves and frontier nodes that compete at a time
+_NEAR = 24  # leaves and frontier nodes that are considered at a time
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a tree may be: nodes (root counted), ranks K of each head, and the longest path."""
+    """Limits of a tree: nodes (root counted), ranks K of each head, and the length of the longest path."""
 
     nodes: int
     top_k: int
@@ -37,16 +37,16 @@ def refine(
 ) -> Tree:
     """A tree of the same size with fewer weighted steps on these traces, or the same tree.
 
-    Stops where no exchange of a near-useless leaf for a promising frontier node gains, or after `seconds`. Without
-    values: an exchanged node's value would come from another estimate than its neighbours'.
+    Stops where no exchange of a rarely used leaf for a promising frontier node takes fewer steps, or after `seconds`.
+    A refined tree has no values, because an exchanged node has none.
 
     Args:
-        tree: where to start.
+        tree: the tree to refine.
         ranks: uint8 [P, H].
-        weights: float64 [P], what a step that begins at a position costs.
-        limits: ranks and depth that the tree may use.
-        seconds: time for it.
-        progress: told of the time that has passed, in whole seconds.
+        weights: float64 [P], the cost of a step that begins at each position.
+        limits: of ranks and depth.
+        seconds: time limit.
+        progress: called with the elapsed time in whole seconds.
     """
     end = time.monotonic() + seconds
     current, cost = tree, _cost(tree, ranks, weights)
@@ -69,7 +69,7 @@ def _cost(tree: Tree, ranks: Ranks, weights: Floats) -> float:
 
 
 def _exchanges(tree: Tree, ranks: Ranks, weights: Floats, limits: Limits) -> list[Tree]:
-    """Trees with one leaf exchanged, the most promising first, by what each node adds where steps begin now."""
+    """Trees with one leaf exchanged, the most promising first, by the weight of the steps that use each node."""
     reached = deepest_nodes(tree, ranks)
     begun = np.flatnonzero(visits(np.array(tree.depths, np.int8)[reached]))
     used = np.bincount(reached[begun], weights=weights[begun], minlength=tree.nodes)
@@ -87,7 +87,7 @@ def _exchanges(tree: Tree, ranks: Ranks, weights: Floats, limits: Limits) -> lis
 def _frontier(
     tree: Tree, ranks: Ranks, weights: Floats, reached: NDArray[np.int32], begun: NDArray[np.int64], limits: Limits
 ) -> list[tuple[float, Path]]:
-    """Children that the tree lacks, with the weight of the steps that each would lengthen, greatest first."""
+    """Children that are not in the tree, with the weight of the steps that would accept them, the greatest first."""
     depths = np.array(tree.depths)[reached[begun]]
     deepest = min(ranks.shape[1], ranks.shape[1] if limits.max_depth is None else limits.max_depth)
     open_ended = depths < deepest

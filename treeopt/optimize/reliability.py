@@ -1,4 +1,4 @@
-"""Reliability: do guesses that were estimated at 70 % come in 70 of 100 cases."""
+"""Reliability: estimated probabilities of guesses, compared with how often these were right."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Reliability:
-    """The first guesses of H levels, put into bins by their estimated probability.
+    """The most likely guess of each level, in bins of its estimated probability.
 
     Args:
-        trials: float64 [H, BINS], guesses that had a token to meet.
+        trials: float64 [H, BINS], guesses for which there was a token.
         estimated: float64 [H, BINS], sum of their estimated probabilities.
-        came: float64 [H, BINS], how many were right.
+        correct: float64 [H, BINS], how many were right.
     """
 
     trials: Floats
     estimated: Floats
-    came: Floats
+    correct: Floats
 
     @property
     def error(self) -> Floats:
-        """float64 [H]: expected calibration error, the mean over guesses of |estimated - came| of their bins."""
-        found: Floats = np.abs(self.estimated - self.came).sum(1) / np.maximum(self.trials.sum(1), 1)
+        """float64 [H]: expected calibration error, the mean over guesses of |estimated - correct| of their bins."""
+        found: Floats = np.abs(self.estimated - self.correct).sum(1) / np.maximum(self.trials.sum(1), 1)
         return found
 
 
 def reliability(calibration: Calibration) -> Reliability:
-    """The reliability of a calibration that traced trees of steps."""
+    """The reliability by a calibration with traces of per-step trees."""
     assert calibration.steps is not None
     confidence = calibration.steps.confidence.astype(np.float64)
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     weights = {
         "trials": calibration.ranks != NONE,
         "estimated": np.where(calibration.ranks == NONE, 0.0, confidence),
-        "came": calibration.ranks == 0,
+        "correct": calibration.ranks == 0,
     }
     return Reliability(**{name: _by_bin(bins, weight) for name, weight in weights.items()})
 
 
 def _by_bin(bins: NDArray[np.int64], weights: NDArray[Any]) -> Floats:
     """Sums of weights [P, H] by bin: float64 [H, BINS]."""
-    sums = [np.bincount(own, weight, BINS) for own, weight in zip(bins.T, weights.T, strict=True)]
+    sums = [np.bincount(level, weight, BINS) for level, weight in zip(bins.T, weights.T, strict=True)]
     return np.stack(sums).astype(np.float64)

@@ -1,8 +1,8 @@
-"""Replay: run a tree over rank traces, exactly as the decoder would step through the same text.
+"""Replay: the steps that a decoder takes with a tree, computed from rank traces.
 
-At row t the decoder emits the root g[t] and every draft below it that is right: the longest prefix of row t's ranks
-that is a path of the tree. So the steps of any tree follow from the traces alone: t <- t + 1 + accepted(t).
-Rows past the end of a text are `NONE`, which no path contains, so a step never runs past it.
+At row t the decoder emits the root g[t] and the accepted drafts: the longest prefix of row t's ranks that is a path of
+the tree. So the steps of any tree follow from the traces: t <- t + 1 + accepted(t). Tokens past the end of a text have
+the rank `NONE`, which no path contains, so no step passes the end.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree, as_tree, check_tree_fits
 
-_CHUNK = 1 << 16  # positions walked at once: the working arrays stay in the processor's cache
-_DOUBLINGS = 4  # of the steps that a walk takes at a time
+_CHUNK = 1 << 16  # positions walked at once, so that the arrays fit into the processor's cache
+_DOUBLINGS = 4  # a walk advances 2 ** _DOUBLINGS steps at a time
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a tree does on traces of P positions in S sequences.
+    """The steps of a tree on traces of P positions in S sequences.
 
     Args:
-        accepted: int8 [P], drafts that would be accepted if a step began at this position.
-        visited: bool [P], whether a step does begin there.
+        accepted: int8 [P], drafts that a step accepts if it begins at this position.
+        visited: bool [P], whether a step begins at this position.
         offsets: int64 [S+1], as in the calibration.
         depth: D of the tree.
     """
@@ -39,21 +39,21 @@ class Replay:
 
     @property
     def tokens(self) -> int:
-        """All tokens of all sequences."""
+        """Tokens of all sequences."""
         return int(self.offsets[-1])
 
     @property
     def steps(self) -> int:
-        """Verifications of all sequences."""
+        """Steps of all sequences."""
         return int(np.count_nonzero(self.visited))
 
     @property
     def tokens_per_step(self) -> float:
-        """tau = all tokens / all steps (not the mean of ratios); 1.0 where there is no text."""
+        """tau = sum of tokens / sum of steps (not the mean of ratios); 1.0 where there is no text."""
         return self.tokens / self.steps if self.steps else 1.0
 
     def steps_by_sequence(self) -> NDArray[np.int64]:
-        """int64 [S]."""
+        """int64 [S]: steps of each sequence."""
         total = np.concatenate([[0], np.cumsum(self.visited)])
         steps: NDArray[np.int64] = np.diff(total[self.offsets])
         return steps
@@ -66,11 +66,11 @@ class Replay:
 
 
 def replay(tree: Tree | Iterable[Sequence[int]], calibration: Calibration) -> Replay:
-    """Run `tree`, or the tree of a list of paths, over the traces of `calibration`.
+    """Replay `tree`, or the tree of a list of paths, over the traces of `calibration`.
 
     Raises:
-        TreeoptError: E101 where the tree is deeper than the traces' heads; E102 where it has ranks that were not kept;
-            E103 where a list is not a tree; E223 where it is of another drafter.
+        TreeoptError: E101 where the tree is deeper than the traces; E102 where it has ranks that were not traced;
+            E103 where a list is not a tree; E223 where the traces are of another drafter.
     """
     tree = as_tree(tree)
     check_drafter(tree.drafter, calibration)
@@ -83,9 +83,9 @@ def check_drafter(drafter: str, calibration: Calibration) -> None:
     """Raise E223 unless traces and tree (or policy) are of the same drafter."""
     traced = calibration.provenance.drafter_id
     if drafter != traced:
-        made, told = (f"drafter {name}" if name else "the heads' plain guesses" for name in (drafter, traced))
-        what = f"the tree was made for {made}, the calibration traced {told}"
-        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt calibrate with the tree's own drafter")
+        needed, found = (f"drafter {name}" if name else "the heads alone" for name in (drafter, traced))
+        what = f"the tree was made for {needed}, the calibration traced {found}"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="treeopt calibrate with the drafter of the tree")
 
 
 def deepest_nodes(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int32]:
@@ -98,7 +98,7 @@ def deepest_nodes(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int32]:
         node = np.full(len(chunk), tree.nodes, np.intp)
         for depth in range(tree.depth):
             node = table[node, np.minimum(chunk[:, depth], width)]
-            # A child's index is larger than its parent's, and a walk that has left the tree stays at 0.
+            # A child's index is larger than its parent's; a walk that has left the tree stays at 0.
             np.maximum(deepest[start : start + _CHUNK], node, out=deepest[start : start + _CHUNK], casting="unsafe")
     return deepest
 
@@ -111,8 +111,8 @@ def accepted_drafts(tree: Tree, ranks: NDArray[np.uint8]) -> NDArray[np.int8]:
 def _child_table(tree: Tree) -> NDArray[np.intp]:
     """[N+1, top_k+1]: the child of a node by rank; node 0 where there is none.
 
-    A walk that left the tree must not come back through the root's children, so the root's own row is moved to index
-    N and row 0 leads nowhere; the walk starts at N. The last column takes every rank the tree does not have.
+    A walk that has left the tree must not return through the root's children. So row 0 holds zeros, the children of the
+    root are in row N, and a walk starts at N. The last column stands for all ranks that are not in the tree.
     """
     table = np.zeros((tree.nodes + 1, tree.max_rank + 2), np.intp)
     for node, path in enumerate(tree.paths, start=1):
@@ -121,9 +121,9 @@ def _child_table(tree: Tree) -> NDArray[np.intp]:
 
 
 def visits(accepted: NDArray[np.int8]) -> NDArray[np.bool_]:
-    """bool [P]: where steps begin. A step ends at most at the end of its text, so one walk runs through all texts.
+    """bool [P]: the positions where steps begin. No step passes the end of its text, so one walk covers all texts.
 
-    The walk takes `2 ** _DOUBLINGS` steps at a time; those between follow for all of them at once.
+    The walk advances `2 ** _DOUBLINGS` steps at a time; then the steps in between are filled in for all at once.
     """
     end = len(accepted)
     begins = np.arange(1, end + 1) + accepted  # of the next step

@@ -1,8 +1,8 @@
-"""Fit: which estimator makes the best tree on texts it has not seen.
+"""Selection of the method by cross-validation over texts.
 
-Candidates (the Medusa tree, joint trees of several back-off strengths, the best of them refined) are built on part of
-the texts and replayed on the rest, in turn for every part; the one with the fewest steps is built again on all texts.
-So the Medusa tree is built wherever no other did better on unseen texts, or there are too few texts to tell.
+Candidates are the Medusa tree, joint trees of several prior strengths, and the best of them refined. Each is fitted to
+four fifths of the texts and replayed on the rest, for every fifth. The one with the fewest steps is fitted to all.
+The Medusa tree is built where no other candidate is better, or where there are too few texts.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from treeopt.tree import Tree
 
 FOLDS = 5
 _SETTLING_STRENGTH = 256.0
-_ROUNDS = 4  # by then trees stop changing, or circle
+_ROUNDS = 4  # trees change no further by then, or repeat
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The chosen method, the tree it makes of all texts, and how each candidate did on texts it had not seen.
+    """The chosen method, its tree from all texts, and the cross-validated steps of the candidates.
 
     Args:
-        growth: nodes in order of value, for every budget up to the limit.
-        tree: the tree of the limit's size, refined where the method says so.
-        method: the winner.
-        trials: for each candidate its (weighted) steps on texts left out; empty where there were too few texts.
-        steps: int64 [S], the winner's steps on each text when fitted without it; None where there were too few.
+        growth: nodes by decreasing value, for every budget up to the limit.
+        tree: the tree of the largest size, refined where the method says so.
+        method: the chosen method.
+        trials: cross-validated (weighted) steps of each candidate; empty where there were too few texts.
+        steps: int64 [S], cross-validated steps of the chosen method on each text; None where there were too few.
     """
 
     growth: Growth
@@ -51,14 +51,14 @@ class Fit:
 
 
 class Fitter:
-    """The traces of a calibration, indexed for counting, with a weight for each text.
+    """The texts of a calibration with their weights, and the trees fitted to all or some of them.
 
     Args:
         calibration: the rank traces.
         limits: of the trees.
         text_weights: float64 [S], importance of each text (mixtures of tasks); all 1 where None.
-        refine_seconds: time for refining, that of judging whether it helps (once for each fold) included.
-        progress: told after each growth, and while refining.
+        refine_seconds: time for refinement, that in cross-validation included.
+        progress: called after each growth, and during refinement.
 
     Raises:
         TreeoptError: E303 where the calibration holds no text.
@@ -89,18 +89,18 @@ class Fitter:
 
     @functools.cached_property
     def can_leave_out(self) -> bool:
-        """Whether there are enough different texts to fit to some and judge by others."""
+        """Whether there are enough different texts for cross-validation."""
         return len(set(self.calibration.token_hashes)) >= FOLDS
 
     @functools.cached_property
     def trie(self) -> PathTrie:
-        """Built when a joint estimate first needs it."""
+        """The paths of ranks in the traces."""
         return PathTrie(self.calibration.ranks, self.limits.top_k)
 
     def build(self, methods: Sequence[Method], texts: NDArray[np.bool_] | None = None) -> list[tuple[Growth, Tree]]:
         """Growth and tree of each method from some of the texts (bool [S]); from all where None.
 
-        Methods share what they count, so several cost little more than one.
+        Methods share their counts, so several take little more time than one.
         """
         part = self._part(texts)
         return [(part.growth(method), part.tree(method)) for method in methods]
@@ -114,7 +114,7 @@ class Fitter:
         return self.independent(np.repeat(self._weights, self._lengths)).accuracy
 
     def independent(self, weights: Floats) -> IndependentValues:
-        """The paper's values under weights (float64 [P]) of the positions."""
+        """Independent values under weights (float64 [P]) of the positions."""
         rows = []
         for column in self.calibration.ranks.T:
             hits = np.bincount(column, weights=weights, minlength=NONE + 1)
@@ -128,49 +128,49 @@ class Fitter:
         return growth
 
     def steps(self, tree: Tree | Growth, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """int64 [texts]: steps of a tree on some of the texts (bool [S]); on all where None."""
+        """int64 [n]: steps of a tree on each of some texts (bool [S]); on all where None."""
         ranks, offsets = self._rows(texts)
         return _steps(tree.accepted(ranks) if isinstance(tree, Growth) else accepted_drafts(tree, ranks), offsets)
 
     def _rows(self, texts: NDArray[np.bool_] | None) -> tuple[Ranks, NDArray[np.int64]]:
-        """The traces of some of the texts, and where each begins among them."""
+        """The traces of some of the texts, and the offsets of each among them."""
         ranks, lengths = self.calibration.ranks, self._lengths
         if texts is not None:
             ranks, lengths = ranks[np.repeat(texts, lengths)], lengths[texts]
         return ranks, np.concatenate([[0], np.cumsum(lengths)])
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
-        """The method with the fewest (weighted) steps on texts it was not fitted to, fitted to all.
+        """The method with the fewest cross-validated (weighted) steps, fitted to all texts.
 
-        Where there are too few texts to tell it is the paper's, or if that is no candidate the one that backs off most.
+        Where there are too few texts it is the Medusa tree, or the greatest strength if that is not a candidate.
         """
         self.meter.begin(_growths(methods) * (FOLDS if self.can_leave_out else 0) + _growths(methods[-1:]))
-        winner, unseen = methods[0], None
+        winner, steps = methods[0], None
         results: dict[Method, NDArray[np.int64]] = {}
         if not self.can_leave_out:
-            plain = [method for method in methods if not method.refined]
-            winner = MEDUSA if MEDUSA in methods else max(plain, key=lambda method: method.strength)
+            unrefined = [method for method in methods if not method.refined]
+            winner = MEDUSA if MEDUSA in methods else max(unrefined, key=lambda method: method.strength)
         else:
             folds = self._folds(seed)
-            plain = list(dict.fromkeys(method for method in methods if not method.refined))
-            results = dict(zip(plain, self._unseen_steps(plain, folds), strict=True))
-            winner = self._winner(plain, list(results.values()))
+            unrefined = list(dict.fromkeys(method for method in methods if not method.refined))
+            results = dict(zip(unrefined, self._cross_validate(unrefined, folds), strict=True))
+            winner = self._winner(unrefined, list(results.values()))
             refined = dataclasses.replace(winner, refined=True)
-            if refined in methods:  # refining takes its time, so only the best is tried
-                [results[refined]] = self._unseen_steps([refined], folds)
+            if refined in methods:  # refinement is slow, so only the best method is refined
+                [results[refined]] = self._cross_validate([refined], folds)
                 winner = min(winner, refined, key=lambda method: float(results[method] @ self._weights))
-            unseen = results[winner]
-        trials = {str(method): round(float(steps @ self._weights)) for method, steps in results.items()}
+            steps = results[winner]
+        trials = {str(method): round(float(taken @ self._weights)) for method, taken in results.items()}
         self.meter.note = "all texts"
         [(growth, tree)] = self.build([winner])
         self.meter.end()
-        return Fit(growth, tree, winner, trials, unseen)
+        return Fit(growth, tree, winner, trials, steps)
 
     def _winner(self, methods: Sequence[Method], results: Sequence[NDArray[np.int64]]) -> Method:
-        """The method with the fewest steps; of its kin, the one that backs off most and is not clearly worse.
+        """The method with the fewest steps; among its strengths, the greatest that is not clearly worse.
 
-        Strengths differ by less than their own noise, and the cautious choice varies least: so the greatest strength
-        within one standard error (paired, over texts) of the best. The paper's method, first of all, wins every tie.
+        The one-standard-error rule: strengths differ by less than their standard error, so the greatest strength within
+        one standard error (paired, over texts) of the best is taken. Ties go to the first method, the Medusa tree.
         """
         best = int(np.argmin([steps @ self._weights for steps in results]))
         for i in range(len(methods) - 1, best, -1):
@@ -180,10 +180,10 @@ class Fitter:
                     return methods[i]
         return methods[best]
 
-    def unseen_by_size(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[NDArray[np.int64]]:
-        """For each size int64 [S]: steps on every text by a tree that was fitted without it (with it, below 5 texts).
+    def cross_validated_steps(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[NDArray[np.int64]]:
+        """For each size int64 [S]: steps on every text of a tree that was fitted without it (with it, below 5 texts).
 
-        The sizes of one fold come from one growth at the limit's size, which no size may exceed.
+        All sizes of a fold come from one growth to the limit, which no size may exceed.
         """
         assert max(sizes) <= self.limits.nodes
         folds = self._folds(seed)
@@ -200,20 +200,20 @@ class Fitter:
         return found
 
     def _folds(self, seed: int) -> NDArray[np.int64]:
-        """int64 [S]: a part for each text, at random and of like sizes; one part where there are too few texts.
+        """int64 [S]: the fold of each text, at random and of equal sizes; one fold where there are too few texts.
 
-        Equal texts share a part: none is judged by a tree that was fitted to it.
+        Equal texts are in one fold, so that no text is replayed by a tree that was fitted to it.
         """
         different, which = np.unique(self.calibration.token_hashes, return_inverse=True)
         parts = np.arange(len(different)) % (FOLDS if self.can_leave_out else 1)
         folds: NDArray[np.int64] = np.random.default_rng(seed).permutation(parts)[which]
         return folds
 
-    def _unseen_steps(self, methods: Sequence[Method], folds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """For each method int64 [S]: steps on every text by a tree that was fitted without it."""
+    def _cross_validate(self, methods: Sequence[Method], folds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """For each method int64 [S]: steps on every text of a tree that was fitted without it."""
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in methods]
         for fold in range(FOLDS):
-            self.meter.note = f"texts left out: part {fold + 1} of {FOLDS}"
+            self.meter.note = f"cross-validation: fold {fold + 1} of {FOLDS}"
             part = self._part(folds != fold)
             for steps, method in zip(found, methods, strict=True):
                 tree = part.tree(method) if method.refined else part.growth(method)
@@ -222,21 +222,21 @@ class Fitter:
 
 
 def _steps(accepted: NDArray[np.int8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [S]: steps of each text, by the drafts that its positions accept."""
+    """int64 [S]: steps of each text, from the drafts accepted at each position."""
     begun = np.concatenate([[0], np.cumsum(visits(accepted))])
     steps: NDArray[np.int64] = np.diff(begun[offsets])
     return steps
 
 
 def _growths(methods: Sequence[Method]) -> int:
-    """How many trees are grown to build these methods from some texts, at most."""
-    plain = {dataclasses.replace(method, refined=False) for method in methods}
-    settled = {method.values for method in plain if method.weights == "visits"}  # from the Medusa tree on
-    return len(plain | {MEDUSA} if settled else plain) + _ROUNDS * len(settled)
+    """The greatest number of growths that these methods need for one set of texts."""
+    unrefined = {dataclasses.replace(method, refined=False) for method in methods}
+    settled = {method.values for method in unrefined if method.weights == "visits"}  # these start at the Medusa tree
+    return len(unrefined | {MEDUSA} if settled else unrefined) + _ROUNDS * len(settled)
 
 
 class _Part:
-    """Positions with their weights (float64 [P]), and what the estimates from them have in common, counted once."""
+    """Weighted positions (float64 [P]), and the counts and growths that the methods share."""
 
     def __init__(self, fitter: Fitter, weights: Floats) -> None:
         self.weights = weights
@@ -244,7 +244,7 @@ class _Part:
         self._growths: dict[Method, Growth] = {}
 
     def growth(self, method: Method) -> Growth:
-        """Nodes by the values of a method, to the limit's size; refining does not change them."""
+        """Nodes by the values of a method, up to the limit; refinement does not change them."""
         unrefined = dataclasses.replace(method, refined=False)
         if unrefined not in self._growths:
             self._growths[unrefined] = self._fitter.grow(self.estimate(unrefined))
@@ -256,8 +256,8 @@ class _Part:
         tree = self.growth(method).tree()
         if method.refined:
             seconds = fitter.refine_seconds / (FOLDS + 1)
-            ranks, told = fitter.calibration.ranks, fitter.meter.progress
-            tree = refine(tree, ranks, self.weights, fitter.limits, seconds=seconds, progress=told)
+            ranks, progress = fitter.calibration.ranks, fitter.meter.progress
+            tree = refine(tree, ranks, self.weights, fitter.limits, seconds=seconds, progress=progress)
         return tree
 
     def estimate(self, method: Method) -> Values:
@@ -274,7 +274,7 @@ class _Part:
 
     @functools.cached_property
     def _visits(self) -> list[Counts]:
-        """Counts where steps of joint trees begin; how strongly these back off hardly moves them."""
+        """Counts where steps of joint trees begin; the strength of their prior hardly changes these positions."""
         trie = self._fitter.trie
         begun = self._settle(lambda begun: JointValues(trie, self._uniform, _SETTLING_STRENGTH, trie.count(begun)))
         return trie.count(begun)
@@ -284,19 +284,19 @@ class _Part:
         return self._settle(self._fitter.independent)
 
     def _settle(self, estimate: Callable[[Floats], Values]) -> Floats:
-        """How often a step begins at each position (float64 [P], weighted), under trees built from that very knowledge.
+        """How often a step begins at each position (float64 [P], weighted), under trees built from these very counts.
 
-        Build, replay, count where steps begin, build again, until a tree comes back with the same values or four rounds
-        have passed. Then the rounds are averaged: each replay is one chain of steps out of many that nearly equal trees
-        would take, and the mean of a few varies less than the last (measured in docs/method.md).
+        A fixed-point iteration: grow a tree, replay it, count where steps begin, grow again, until a tree repeats or
+        for four rounds. The mean over the rounds is returned, because it varies less than the last round (measured in
+        docs/method.md).
         """
         growth, ranks = self.growth(MEDUSA), self._fitter.calibration.ranks
-        seen: list[Growth] = []
+        grown: list[Growth] = []
         total = np.zeros(len(self.weights))
-        while len(seen) < _ROUNDS and not any(map(growth.makes_the_tree_of, seen)):
-            seen.append(growth)
+        while len(grown) < _ROUNDS and not any(map(growth.makes_the_tree_of, grown)):
+            grown.append(growth)
             begun = self.weights * visits(growth.accepted(ranks))
             total += begun
             growth = self._fitter.grow(estimate(begun))
-        self._fitter.meter.add(_ROUNDS - len(seen))
-        return total / len(seen)
+        self._fitter.meter.add(_ROUNDS - len(grown))
+        return total / len(grown)

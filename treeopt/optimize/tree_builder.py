@@ -1,4 +1,4 @@
-"""Calibration to tree, in one call."""
+"""`build_tree`: the best tree of a calibration, with its source and expected tokens per step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from treeopt.tree import Expected, Tree
 from treeopt.version import VERSION
 
 DEFAULT_TOP_K = 32
-MAX_NODES = 1 << 17  # of a tree file, which has 8 MiB at most; fewer where paths are long
-_HEADER_BYTES = 1 << 16  # of a tree file, generously
+MAX_NODES = 1 << 17  # of a tree; a file of 8 MiB holds fewer where paths are long
+_HEADER_BYTES = 1 << 16  # of a tree file, at most
 
 
 def build_tree(
@@ -37,21 +37,21 @@ def build_tree(
 ) -> Tree:
     """The tree with the most tokens per step under a budget of nodes.
 
-    With `values="independent", weights="uniform"` it is the paper's. Otherwise the methods wished for compete with the
-    paper's on texts they were not fitted to, and the best is built; from fewer than five different texts the paper's.
+    With `values="independent", weights="uniform"` it is the Medusa tree. Otherwise these methods and the Medusa tree
+    are compared by cross-validation, and the best is built; from fewer than five different texts, the Medusa tree.
 
     Args:
         calibration: the rank traces.
-        nodes: the budget, root counted; the tree is smaller where no further node has any value.
+        nodes: the budget, root counted; the tree is smaller where no further node has a value above 0.
         top_k: K, the ranks of each head that are considered.
-        max_depth: no path is longer; the number of heads where None.
-        max_rank: no rank is larger (9 for engines that draft ten tokens a head).
-        values: `independent` (products of accuracies) or `joint` (how often exactly that path was right).
+        max_depth: the length of the longest path; the number of heads where None.
+        max_rank: the largest rank of a path (9 for engines that draft ten tokens a head).
+        values: `independent` (products of accuracies) or `joint` (how often this path was right).
         weights: `uniform` (every position alike) or `visits` (where steps begin).
-        refine_seconds: time for exchanging nodes one by one afterwards; 0 does not.
+        refine_seconds: time for exchanging nodes afterwards; 0 exchanges none.
 
     Returns:
-        The tree with its values, what is expected of it, and what it was made from.
+        The tree with its values, expected tokens per step and source.
 
     Raises:
         ValueError: where a number is out of range or a name unknown.
@@ -69,7 +69,7 @@ def tree_limits(
     max_depth: int | None = None,
     max_rank: int | None = None,
 ) -> Limits:
-    """What a tree may be (K is all ranks kept where None); ValueError where a number is out of range."""
+    """The limits of a tree (K is all traced ranks where None); ValueError where a number is out of range."""
     top_k = calibration.top_k if top_k is None else top_k
     if nodes < 1 or top_k < 1 or (max_rank or 0) < 0 or (max_depth or 0) < 0:
         raise ValueError(f"nodes {nodes}, top_k {top_k}, max_rank {max_rank}, max_depth {max_depth}: out of range")
@@ -78,7 +78,7 @@ def tree_limits(
 
 
 def check_size(limits: Limits, levels: int, option: str) -> None:
-    """Raise E204 where limits and levels allow a tree that no file could hold, by its number of nodes or its bytes."""
+    """Raise E204 where the limits allow a tree with more nodes or bytes than a file may have."""
     deepest = levels if limits.max_depth is None else min(levels, limits.max_depth)
     nodes = min(limits.nodes, sum(limits.top_k**depth for depth in range(deepest + 1)))
     line = len("- {path: [], value: 1.23456e-100}\n") + deepest * len(f"{limits.top_k}, ")
@@ -94,13 +94,13 @@ def check_size(limits: Limits, levels: int, option: str) -> None:
 
 
 def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
-    """The fitted tree with what is expected of it and what it was made from; `more` joins its method.
+    """The fitted tree with its expected tokens per step and its source; `more` is added to its method.
 
-    Where texts are weighted, so are all figures: they are those of the mixture.
+    Where texts are weighted, all figures are weighted too.
     """
     calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
     if tree.values is None:
-        tree = Tree(tree.paths, _shares(tree, calibration))
+        tree = Tree(tree.paths, _accepted_shares(tree, calibration))
     tokens = np.diff(calibration.offsets) * fitter.text_weights
     replayed = float(tokens.sum() / (fitter.steps(tree) @ fitter.text_weights))
     expected = Expected(rounded(_independent(tree, fitter.accuracy())), rounded(replayed), limits.top_k)
@@ -122,32 +122,32 @@ def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
 
 
 def _independent(tree: Tree, accuracy: Floats) -> float:
-    """The paper's estimate of any tree: 1 + the sum over nodes of the product of accuracies."""
+    """The independent estimate: 1 + the sum over nodes of the product of accuracies."""
     return 1.0 + sum(float(np.prod([accuracy[h, rank] for h, rank in enumerate(path)])) for path in tree.paths)
 
 
-def _shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
-    """Share of the calibration's steps in which each node is accepted: the values of a tree that has no others."""
+def _accepted_shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
+    """Share of the calibration's steps in which each node is accepted: the values of a refined tree."""
     reached = deepest_nodes(tree, calibration.ranks)
     begun = visits(np.array(tree.depths, np.int8)[reached])
     counts: Floats = np.bincount(reached[begun], minlength=tree.nodes).astype(np.float64)
-    for node in range(tree.nodes - 1, 0, -1):  # children stand after their parents
+    for node in range(tree.nodes - 1, 0, -1):  # children follow their parents
         counts[tree.parents[node]] += counts[node]
     return tuple(rounded(share) for share in (counts[1:] / max(counts[0], 1.0)).tolist())
 
 
 def _method(method: Method, limits: Limits) -> dict[str, str | int]:
-    """What a tree file says of how it was made."""
+    """The `method` entry of a tree's source."""
     parts: dict[str, str | int] = {"values": method.values, "weights": method.weights}
     if method.strength:
         parts["strength"] = int(method.strength)
     if method.refined:
         parts["refined"] = "yes"
-    return {**parts, "nodes_asked": limits.nodes, "top_k": limits.top_k}
+    return {**parts, "budget": limits.nodes, "top_k": limits.top_k}
 
 
 def calibration_source(calibration: Calibration) -> dict[str, str | int]:
-    """What a tree file says of the calibration behind it."""
+    """The `calibration` entry of a tree's source."""
     provenance = calibration.provenance
     dtype = provenance.settings.get("dtype")
     return {
@@ -163,5 +163,5 @@ def calibration_source(calibration: Calibration) -> dict[str, str | int]:
 
 
 def rounded(value: float) -> float:
-    """Seven significant digits: what a file shows of a figure."""
+    """The figure to seven significant digits, as in a file."""
     return float(f"{value:.7g}")

@@ -1,4 +1,4 @@
-"""All rank paths that occur in the traces, indexed once; any weighting of positions is then counted in a few passes."""
+"""The trie of all rank paths in the traces, which counts them under any weights of the positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Counts:
 
     Args:
         hits: float64 [U], weight of the positions whose ranks begin with each path of this level.
-        trials: float64 [U of the level above], weight of those among its positions that have a token at this depth.
+        trials: float64 [U of the level above], weight of the positions with each path of the level above and a token at
+            this depth.
     """
 
     hits: Floats
@@ -29,7 +30,7 @@ class Counts:
 class PathTrie:
     """The paths of ranks below K that occur at P positions; level d (from 0) holds those of length d + 1.
 
-    Memory: 4 bytes a position and head, and the paths themselves.
+    Memory: 4 bytes for each position and head, and the paths.
 
     Attributes:
         keys: for each level int64 [U], ascending: (index of the parent in the level above) * K + rank.
@@ -41,7 +42,7 @@ class PathTrie:
         self.depth = ranks.shape[1]
         self.keys: list[Ints] = []
         self.ranks: list[Ints] = []
-        self._nodes: list[NDArray[np.int32]] = []  # [P] each: the position's path in this level; U where it has none
+        self._nodes: list[NDArray[np.int32]] = []  # [P] each: index of its path; U where it has none
         self._ranks = ranks
         alive = np.arange(len(ranks))
         parent: Ints = np.zeros(len(ranks), np.int64)
@@ -81,6 +82,6 @@ class PathTrie:
         keys = self.keys[level]
         if not len(keys):
             return np.full(np.broadcast(parents, ranks).shape, -1, np.int64)
-        wanted = parents * self.top_k + ranks
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where(keys[at] == wanted, at, -1)  # a parent of -1 makes a key below 0
+        sought = parents * self.top_k + ranks
+        at = np.minimum(np.searchsorted(keys, sought), len(keys) - 1)
+        return np.where(keys[at] == sought, at, -1)  # a parent of -1 gives a key below 0

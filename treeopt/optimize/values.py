@@ -1,4 +1,4 @@
-"""Estimated probability that a path is right: the numbers that growth ranks nodes by."""
+"""Node values: the estimated probability that a path is right."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.optimize.isotonic import falling_rows
 from treeopt.optimize.trie import Counts, Floats, PathTrie
-
-_CHUNK = 512  # rows of `falling` at a time: its arrays stay in the processor's cache
 
 
 class Values(Protocol):
-    """What growth asks of an estimator. A child's value must never exceed its parent's."""
+    """The interface of an estimator. A child's value must not exceed its parent's."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -25,7 +24,7 @@ class Values(Protocol):
 
         Args:
             paths: int32 [n, depth], the nodes' ranks, in lexicographic order.
-            values: float64 [n], the nodes' own values.
+            values: float64 [n], the nodes' values.
 
         Returns:
             float64 [n, K].
@@ -34,7 +33,7 @@ class Values(Protocol):
 
 @dataclass(frozen=True)
 class IndependentValues:
-    """The paper's estimate: heads err independently, so a path's value is the product of its accuracies.
+    """Medusa's estimate: heads are independent, so a path's value is the product of its accuracies.
 
     `accuracy` is float64 [H, K], the share of positions where head h's rank-r guess was right (not cumulative).
     Source: arXiv:2401.10774, section 2.3.3 and appendix C.
@@ -52,24 +51,23 @@ class IndependentValues:
 
 
 class JointValues:
-    """How often exactly this path was right, backed off where counts are thin.
+    """How often this path was right, with back-off where counts are small.
 
-    A node's value is its parent's times q(r | path), the share of those positions with the parent's ranks whose next
-    rank is r. Counts of long paths are thin, so q is a posterior mean in up to three stages, each the prior of the
+    A node's value is its parent's times q(r | path), the share of the positions with the parent's ranks whose next rank
+    is r. Counts of long paths are small, so q is a posterior mean in up to three stages. Each stage is the prior of the
     next, worth `strength` observations (an eighth of it for the first):
-        1. all positions whose earlier ranks are below K, whatever they are: how head d + 1 does where the heads before
-           it did well (the paper's product would take all positions);
+        1. all positions whose earlier ranks are below K (the independent estimate counts all positions);
         2. positions with exactly these earlier ranks;
         3. the same, counted only where steps begin (`visits`), because steps begin preferentially at hard positions.
-           Its prior is stage 2, scaled rank by rank by what visiting changes in stage 1.
-    Last, q is smoothed so as never to rise with the rank: true of any head worth drafting from, and of great help
-    where a few hits decide between rank 12 and rank 13.
+           Its prior is stage 2, scaled for each rank by the ratio of the visits to all positions in stage 1.
+    Finally q is made non-increasing in the rank by isotonic regression, which matters where a few hits decide between
+    rank 12 and rank 13.
 
     Args:
-        trie: the paths that occur.
+        trie: the paths in the traces.
         uniform: their counts over all positions.
-        strength: observations that a prior is worth.
-        visits: counts over positions where steps begin; None stops after stage 2.
+        strength: weight of the prior, in observations.
+        visits: counts over positions where steps begin; stage 3 is left out where None.
     """
 
     def __init__(self, trie: PathTrie, uniform: list[Counts], strength: float, visits: list[Counts] | None = None):
@@ -95,37 +93,13 @@ class JointValues:
         if self._visits is not None:
             prior = share * self._scale[level][None, :]
             share = _posterior(self._visits[level], parents, nodes, prior, self._strength)
-        return values[:, None] * np.minimum(falling(share), 1.0)
-
-
-def falling(shares: Floats) -> Floats:
-    """The nearest rows (least squares) that never rise: antitonic regression of float64 [n, K], row by row.
-
-    By the min-max formula: entry i is the least, over a <= i, of the greatest mean of entries a .. b, over b >= i.
-    """
-    return np.concatenate([_falling(part) for part in np.split(shares, range(_CHUNK, len(shares), _CHUNK))])
-
-
-def _falling(shares: Floats) -> Floats:
-    rows, width = shares.shape
-    sums = np.zeros((width + 1, rows))
-    np.cumsum(shares.T, axis=0, out=sums[1:])
-    lengths = np.arange(width, 0, -1, dtype=np.float64)[:, None]
-    greatest, means = np.full((width, rows), -np.inf), np.empty((width, rows))  # [a, n]
-    least = np.empty((width, rows))
-    for i in range(width - 1, -1, -1):
-        ending = means[: i + 1]  # of entries a .. i, for every a <= i
-        np.subtract(sums[i + 1], sums[: i + 1], out=ending)
-        ending /= lengths[width - 1 - i :]
-        np.maximum(greatest[: i + 1], ending, out=greatest[: i + 1])  # over b >= i
-        least[i] = greatest[: i + 1].min(axis=0)  # over a <= i
-    return np.maximum(least, 0.0).T
+        return values[:, None] * np.minimum(falling_rows(share), 1.0)
 
 
 def _posterior(
     counts: Counts, parents: NDArray[np.int64], nodes: NDArray[np.int64], prior: Floats, strength: float
 ) -> Floats:
-    """Shares [n, K] of a parent's positions that go on to each rank, with a prior worth `strength` positions."""
+    """Shares [n, K] of a parent's positions with each next rank, with a prior worth `strength` positions."""
     hits = np.where(nodes >= 0, counts.hits[nodes], 0.0) if len(counts.hits) else np.zeros(nodes.shape)
     trials = np.where(parents >= 0, counts.trials[parents], 0.0)[:, None] if len(counts.trials) else 0.0
     posterior: Floats = (hits + strength * prior) / (trials + strength)
@@ -133,7 +107,7 @@ def _posterior(
 
 
 def _by_rank(trie: PathTrie, level: int, counts: Counts) -> Floats:
-    """float64 [K]: share of all positions with a parent path that have each rank at this level."""
+    """float64 [K]: share of the positions with a path in the level above that have each rank at this level."""
     hits = np.bincount(trie.ranks[level], weights=counts.hits, minlength=trie.top_k)
     share: Floats = hits / max(counts.trials.sum(), 1e-300)
     return share

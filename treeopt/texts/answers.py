@@ -1,53 +1,79 @@
-"""Answers: the base model's own continuations of prompts, turn by turn, by stock `generate`."""
+"""The base model's own continuations of prompts, turn by turn, by stock `generate`."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from treeopt.errors import check_counts
 from treeopt.models.base import Base
+from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.encode import Skipped, Text, next_turn
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How a base model answers prompts.
+
+    Args:
+        max_new_tokens: most tokens of each answer; fewer where the model ends the text.
+        batch_size: prompts in one forward. Greedy answers of other batch sizes differ by rounding alone.
+        temperature: 0 is greedy; above 0, tokens are sampled.
+        seed: of the sampling.
+        chat_template: put requests through the tokenizer's chat template, where it has one.
+
+    Raises:
+        ValueError: where a number is out of range.
+    """
+
+    max_new_tokens: int = 128
+    batch_size: int = 16
+    temperature: float = 0.0
+    seed: int = 0
+    chat_template: bool = True
+
+    def __post_init__(self) -> None:
+        check_counts(max_new_tokens=self.max_new_tokens, batch_size=self.batch_size)
+        check_seed(self.seed)
+        check_temperature(self.temperature)
 
 
 def answer_all(
     base: Base,
     prompts: Sequence[Text],
-    max_new_tokens: int,
+    options: AnswerOptions,
     *,
-    batch_size: int,
-    temperature: float = 0.0,
-    chat_template: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Text], list[Skipped]]:
-    """The prompts with the model's answers, by prompt id; later turns follow, each after the answer to the one before.
+    """Answer prompts, and the later turns of dialogues after the model's answers to the turns before them.
+
+    Sampled tokens come from torch's global generator, which the caller seeds.
 
     Args:
         base: the base model.
-        prompts: their token ids.
-        max_new_tokens: budget of each answer; fewer where the model ends the text.
-        batch_size: prompts run together.
-        temperature: 0 is greedy; above, tokens are drawn from torch's own generator.
-        chat_template: as when the prompts were encoded; for later turns.
-        progress: told after each batch: texts that are done, and all.
+        prompts: token ids of the prompts.
+        options: how they are answered.
+        progress: called after each batch with the number of finished texts and of all texts.
 
     Returns:
-        The answered texts, and the turns that no longer fitted into the context.
+        The answered texts by prompt id, and the turns that did not fit into the context.
     """
+    size, budget = options.batch_size, options.max_new_tokens
     answered: list[Text] = []
     skipped: list[Skipped] = []
     pending, total = list(prompts), sum(1 + len(text.later) for text in prompts)
     while pending:
-        # Prompts of like length share a batch, so that little is padding.
-        pending.sort(key=lambda text: (len(text.prompt), text.prompt_id))
+        pending.sort(key=lambda text: (len(text.prompt), text.prompt_id))  # similar lengths: little padding
         done = len(answered)
-        for start in range(0, len(pending), batch_size):
-            batch = pending[start : start + batch_size]
-            answered += continue_texts(base, batch, max_new_tokens, temperature=temperature)
+        for start in range(0, len(pending), size):
+            batch = pending[start : start + size]
+            answered += continue_texts(base, batch, budget, temperature=options.temperature)
             progress(len(answered), total)
-        following = [next_turn(base, text, max_new_tokens, chat_template=chat_template) for text in answered[done:]]
+        following = [next_turn(base, text, budget, chat_template=options.chat_template) for text in answered[done:]]
         skipped += [turn for turn in following if isinstance(turn, Skipped)]
         pending = [turn for turn in following if isinstance(turn, Text)]
     return sorted(answered, key=lambda text: text.prompt_id), skipped
@@ -55,7 +81,7 @@ def answer_all(
 
 @torch.inference_mode()
 def continue_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, temperature: float = 0.0) -> list[Text]:
-    """The texts with the base model's own continuation, by stock `generate`, up to and with the end-of-text token."""
+    """The texts with the base model's continuations, each up to and with the end-of-text token."""
     ids, mask = left_padded([text.prompt for text in texts], base.pad_id)
     out = base.generate(ids.to(base.device), mask.to(base.device), max_new_tokens, temperature=temperature)
     answers = out[:, ids.shape[1] :].tolist()
@@ -66,7 +92,7 @@ def continue_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, te
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Prompts as stock `generate` takes them: ids and mask, int64 [B, T]; the new tokens follow on the right."""
+    """Prompts padded on the left for `generate`: ids and mask, int64 [B, T]."""
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), pad_id)
     mask = torch.zeros_like(ids)
@@ -77,6 +103,6 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, 
 
 
 def cut_at_end(answer: list[int], eos_ids: Sequence[int]) -> list[int]:
-    """The tokens up to and with the first that ends the text."""
+    """The tokens up to and with the first end-of-text token."""
     ends = [i for i, token in enumerate(answer) if token in eos_ids]
     return answer[: ends[0] + 1] if ends else answer

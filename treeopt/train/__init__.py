@@ -1,1 +1,1 @@
-"""Heads of one's own: text from the base model (distill), Medusa-1 training, and the recipe of the built-in model."""
+"""Training of draft heads: self-distillation, Medusa-1, and the recipe of the built-in model."""

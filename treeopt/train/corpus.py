@@ -1,7 +1,7 @@
-"""Text that every Python installation holds: the standard library's sources and documentation topics.
+"""Text of every Python installation: the sources and documentation topics of the standard library.
 
-A module is seen (trained on) or unseen (judged on) as a whole, by a hash of its top-level name, so that no text of an
-unseen module, however it is split into files, is ever trained on.
+A module is for training (seen) or for evaluation (unseen) as a whole, by a hash of its top-level name. So no file of an
+unseen module is ever trained on.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Tests repeat themselves, and the encodings are tables of escapes: neither is text to learn from.
+# Tests are repetitive, and encodings are tables of escapes; both are left out.
 _LEFT_OUT = frozenset({"__pycache__", "encodings", "idle_test", "pydoc_data", "site-packages", "test", "tests"})
 _DEFINITION = re.compile(r"^ *(?:async )?(?:def|class) \w+.*:$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Document:
-    """One source file or documentation topic; `module` is the top-level name that decides its side of the split."""
+    """One source file or documentation topic; `module` is the top-level name that the split is made by."""
 
     module: str
     name: str
@@ -28,25 +28,25 @@ class Document:
 
 
 def standard_library() -> tuple[Document, ...]:
-    """Every source file and documentation topic of the Python that runs this, in a fixed order."""
+    """All source files and documentation topics of the running Python, in a fixed order."""
     return (*_sources(Path(sysconfig.get_path("stdlib"))), *_topics())
 
 
 def is_unseen(document: Document, one_in: int) -> bool:
-    """Whether the document's module is among the one in so many that are kept for judging."""
+    """Whether the document's module is for evaluation, as one in `one_in` modules is."""
     return int(hashlib.sha256(document.module.encode()).hexdigest(), 16) % one_in == 0
 
 
 def openings(document: Document, characters: int) -> tuple[str, ...]:
-    """Openings to continue: text up to the colon of a definition's first line, at most so many characters of it.
+    """Openings to continue: text up to the colon of a definition's first line, at most `characters` long.
 
-    Each begins at the start of a line, and none overlaps another. The line break is left to the model: tokenizers join
+    Each begins at the start of a line, and they do not overlap. They end before the line break, because tokenizers join
     it with the spaces after it.
     """
     found, last = [], 0
     for match in _DEFINITION.finditer(document.text):
         start = document.text.find("\n", max(match.end() - characters, 0)) + 1
-        if max(last, 1) <= start < match.start():  # 0 where no line begins there
+        if max(last, 1) <= start < match.start():  # start is 0 where no line begins there
             found.append(document.text[start : match.end()])
             last = match.end()
     return tuple(found)

@@ -1,11 +1,11 @@
-"""Training texts: token ids, and which of them are the model's own answers.
+"""Training texts: token ids, and the spans of the answers among them.
 
 A row of a file is one of
     {"messages": [...]}                      a conversation; the assistant's turns are answers
     {"text" or "instruction" or "prompt": ..., "output": ...}    a prompt and its answer
     {"text": ...}                            plain text, all of it an answer; so is a line of a .txt file
-    {..., "ids": [...], "answers": [[start, end], ...], "model_id": ...}    what `treeopt distill` wrote: exactly the
-                                             tokens that the base model gave, used where the base is the same
+    {..., "ids": [...], "answers": [[start, end], ...], "model_id": ...}    a row of `treeopt distill`; its token ids
+                                             are used where the base is the one that wrote them
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Example:
 
     @property
     def guessable(self) -> int:
-        """Tokens that a first head could guess: all of the answers but their roots and a text's first token."""
+        """Number of targets of the first head: all tokens of the answers but their roots and a text's first token."""
         return sum(max(end - max(start, 1) - 1, 0) for start, end in self.answers)
 
 
@@ -51,12 +51,12 @@ class TrainingTexts:
     """Examples with their origin.
 
     Args:
-        examples: what to learn from.
-        names: the files or data sets, as they were named.
-        sha256: of each of them.
-        cut: how many texts were longer than allowed.
-        empty: how many rows held no answer.
-        foreign: how many rows another model wrote, by what `treeopt distill` noted.
+        examples: the texts.
+        names: of the files or data sets, as the user gave them.
+        sha256: of each file or data set.
+        cut: number of texts that were cut at the length.
+        empty: number of rows without an answer.
+        foreign: number of rows of another model, by the `model_id` of `treeopt distill`.
     """
 
     examples: tuple[Example, ...]
@@ -69,7 +69,7 @@ class TrainingTexts:
 
 @dataclass(frozen=True)
 class TextFile:
-    """The rows of a file or data set as they stand, under its name, and the sha256 of them all."""
+    """The unchanged rows of a file or data set, its name, and the sha256 of all rows."""
 
     name: str
     sha256: str
@@ -77,7 +77,7 @@ class TextFile:
 
 
 def read_texts(name: str) -> TextFile:
-    """The rows of a file or hub data set; what can be told of them without a model.
+    """The rows of a file or hub data set; this needs no model.
 
     Raises:
         TreeoptError: as `read_rows`.
@@ -90,16 +90,16 @@ def load_texts(
 ) -> TrainingTexts:
     """Training texts from files or hub data sets, as token ids of at most `length`.
 
-    Plain text longer than that becomes several examples; a longer conversation is cut and counted.
+    Longer plain text becomes several examples; a longer conversation is cut and counted.
 
     Args:
-        base: whose tokenizer and chat template are used.
-        files: names as for prompts, or what `read_texts` gave.
+        base: the model of the tokenizer and chat template.
+        files: names as for prompts, or results of `read_texts`.
         length: most tokens of an example.
         chat_template: put conversations and requests through the tokenizer's chat template, where it has one.
 
     Raises:
-        TreeoptError: E302 for rows that are no texts or ids outside the vocabulary, E303 where nothing is left, and as
+        TreeoptError: E302 for rows that are no texts or ids outside the vocabulary, E303 where no text is left, and as
             `read_rows` and `encode`.
     """
     assert length >= 1
@@ -123,9 +123,9 @@ def load_texts(
 
 
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
-    """A batch: `ids` and `answers` int64 [B, T], as `loss.targets` takes them; padded with 0 on the right.
+    """A batch: `ids` and `answers` int64 [B, T], as for `loss.targets`, padded with 0 on the right.
 
-    A causal model never sees padding on the right, so no attention mask is needed.
+    A causal model does not attend to padding on the right, so there is no attention mask.
     """
     ids = [torch.from_numpy(example.ids).long() for example in examples]
     answers = [torch.zeros_like(row) for row in ids]
@@ -136,28 +136,30 @@ def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
 
 
 def _example(base: Base, row: Any, prompt_id: str, name: str, index: int, chat_template: bool) -> Example:
+    """The example in row `index` of `name`."""
     fields: dict[str, Any] = row if isinstance(row, dict) else {"text": row}
     if "ids" in fields and fields.get("model_id") == base.fingerprint:
         return _given(fields, base.vocab_size, name, index)
     messages = fields.get("messages")
     if isinstance(messages, list):
-        asked = as_prompt(row, prompt_id, name, index, answers=False)  # checks the messages
+        as_prompt(row, prompt_id, name, index, answers=False)  # checks the messages
         if not any(message["role"] == "assistant" for message in messages):
             return _NO_ANSWER
         if chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None:
             return _conversation(base, messages, name, index)
     answered = isinstance(messages, list) or any(fields.get(field) for field in ANSWERS)
-    asked = as_prompt(fields, prompt_id, name, index, answers=answered)
-    if not answered and asked.text is None:
+    prompt = as_prompt(fields, prompt_id, name, index, answers=answered)
+    if not answered and prompt.text is None:
         return _NO_ANSWER
-    ids, answer = encode(asked, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
+    ids, answer = encode(prompt, base.tokenizer, chat_template=chat_template, vocab=base.vocab_size)
     if answered:
-        end = list(base.eos_ids[:1])  # the answer was whole: its end is learned with it
+        end = list(base.eos_ids[:1])  # a given answer is whole, so its end is learned too
         return Example(_array([*ids, *answer, *end]), ((len(ids), len(ids) + len(answer) + len(end)),))
     return Example(_array(ids), ((0, len(ids)),))
 
 
 def _given(fields: dict[str, Any], vocab_size: int, name: str, index: int) -> Example:
+    """The example in a row of `treeopt distill`."""
     ids, answers = fields["ids"], fields.get("answers")
     if not (isinstance(ids, list) and isinstance(answers, list) and _whole_numbers(ids, vocab_size - 1)):
         raise _misfit(name, index)
@@ -172,13 +174,14 @@ def _whole_numbers(values: Sequence[Any], most: int) -> bool:
 
 
 def _misfit(name: str, index: int) -> TreeoptError:
+    """E302 for a row with wrong token ids or answers."""
     what = f"row {index} of {name} has token ids or answer spans that do not fit together or the vocabulary"
     why = "`ids` are token ids of the base, `answers` [start, end] places among them"
     return TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="write the file again with treeopt distill")
 
 
 def _conversation(base: Base, messages: Sequence[Message], name: str, index: int) -> Example:
-    """A conversation by the chat template; an answer begins where the template asks for one."""
+    """A conversation by the chat template; an answer begins after the template's generation prompt."""
     assert base.tokenizer is not None
     render = functools.partial(render_chat, base.tokenizer, name=f"row {index} of {name}")
     ids = render(messages)
@@ -192,8 +195,8 @@ def _conversation(base: Base, messages: Sequence[Message], name: str, index: int
                 raise TreeoptError(
                     Code.PROMPTS_INVALID,
                     f"row {index} of {name}: the chat template changes earlier turns when later ones follow",
-                    why="an answer must be found among the tokens of the whole conversation",
-                    fix="split it into single turns, or write the file with treeopt distill, which keeps token ids",
+                    why="the answers must be parts of the token ids of the whole conversation",
+                    fix="split it into single turns, or write the file with treeopt distill, which stores token ids",
                 )
             spans.append((len(before), len(before) + len(cut_at_end(ids[len(before) : len(after)], base.eos_ids))))
     return Example(_array(ids), tuple(spans))
@@ -204,10 +207,12 @@ def _array(ids: Sequence[int]) -> NDArray[np.int32]:
 
 
 def _windows(example: Example, length: int) -> list[Example]:
+    """Plain text in parts of the length."""
     parts = [example.ids[start : start + length] for start in range(0, len(example.ids), length)]
     return [Example(part, ((0, len(part)),)) for part in parts]
 
 
 def _cut(example: Example, length: int) -> Example:
+    """The example up to the length."""
     spans = tuple((start, min(end, length)) for start, end in example.answers if start < length)
     return Example(example.ids[:length], spans)

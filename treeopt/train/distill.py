@@ -1,11 +1,11 @@
-"""Self-distillation: texts that the base model itself writes, to train heads on (arXiv:2401.10774, section 2.3.2).
+"""Self-distillation: answers of the base model, to train heads on (arXiv:2401.10774, section 2.3.2).
 
-Three kinds of seeds: single prompts; conversations, whose user turns are put to the model one by one, each after its
-own answers; and none at all (self-talk), where the model writes the user's part, or the opening, too.
+The seeds are single prompts, conversations (whose user turns each follow the model's own answers), or none at all
+(self-talk: the model also writes the user turns, or the opening of a text).
 
-Every answer becomes one row, with the prompt exactly as the model saw it, so that training sees the states that
-decoding will be in. The rows are appended batch by batch to `OUT.partial`, which becomes OUT when all are written; a
-run that was cut off goes on behind its last whole batch and ends with the same bytes.
+Every answer is one row of the output, with the prompt exactly as the model read it, so that training sees the hidden
+states that decoding will see. The rows are appended batch by batch to `OUT.partial`, which is renamed to OUT when all
+are written. A run that was interrupted continues after its last whole batch and ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -14,39 +14,55 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.errors import Code, TreeoptError, check_counts
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
-from treeopt.sampling import LARGEST_SEED, check_seed, check_temperature
+from treeopt.sampling import LARGEST_SEED
+from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Skipped
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.texts.prompts import PromptSet
 from treeopt.train.disk import is_full
 from treeopt.train.partial import Kept, kept_of, partial_of
-from treeopt.train.talks import SelfTalk, Talk, Writer, first_words, has_template, seeded, turns_asked
+from treeopt.train.talks import SelfTalk, Talk, Writer, has_template, opening_of, talk_of, user_turns
 
-_SEED_STEP = 1_000_003  # between the random seeds of two runs, so that their batches share none
+_SEED_STEP = 1_000_003  # distance of the first batches' seeds of two runs, so that their batches share no seed
 _SELF = "self:{:08}"  # id of a conversation without a prompt
-_DIGITS = 20  # more than any number of conversations has
+_DIGITS = 20  # more digits than any number of conversations has
+
+
+@dataclass(frozen=True)
+class DistillOptions(AnswerOptions):
+    """How `distill` answers prompts and writes the answers; the fields of `AnswerOptions`, and these.
+
+    Args:
+        resume: continue `PATH.partial`.
+        overwrite: replace the file, and delete `PATH.partial`.
+    """
+
+    max_new_tokens: int = 256
+    resume: bool = False
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a run wrote.
+    """The result of `distill`.
 
     Args:
-        rows: answers, in all.
-        tokens: of these answers.
+        rows: answers in the file.
+        tokens: tokens of these answers.
         new_rows: answers of this run.
         ended_early: conversations of this run that ended before their last turn, with an answer that was cut.
-        skipped: seeds of this run that gave no answer, and why.
+        skipped: seeds of this run without an answer, and the reasons.
     """
 
     rows: int
@@ -62,45 +78,33 @@ def distill(
     path: str | os.PathLike[str],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    max_new_tokens: int = 256,
-    temperature: float = 0.0,
-    seed: int = 0,
-    batch_size: int = 16,
-    chat_template: bool = True,
     exclude: GivenPrompts | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
     progress: Progress = silent,
+    **options: Any,
 ) -> Distilled:
     """Write the base model's answers to a JSONL file that `train.data.load_texts` reads.
 
     A row holds the conversation (`messages`, the answer last) or `text` and `output`, the token `ids` of prompt and
-    answer, the answer's span in `answers`, the base's fingerprint `model_id`, and `source`: what made it.
+    answer, the answer's span in `answers`, the base's fingerprint `model_id`, and its origin in `source`.
 
     Args:
-        model: what answers: a causal language model of transformers, a folder or hub name, or a `Base`.
+        model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
         seeds: prompts and conversations: a file name or another name as for `load_prompts`, a list of requests, rows or
             conversations, or a `PromptSet`; or `SelfTalk`.
         path: the file to write.
-        tokenizer: the model's, where it does not lie beside its weights.
-        max_new_tokens: budget of each answer; a conversation ends with an answer that was cut by it.
-        temperature: 0 is greedy; above, answers are sampled.
-        seed: of all sampling; results also depend on the batch size.
-        batch_size: conversations run together.
-        chat_template: put requests through the tokenizer's chat template, where it has one.
-        exclude: prompts kept for judging: seeds of the same text, or the same first turn, are left out.
-        resume: go on with `PATH.partial`.
-        overwrite: replace the file, and drop a `PATH.partial`.
-        progress: told after each batch.
+        tokenizer: of the model; None takes the one beside the model's weights.
+        exclude: evaluation prompts: seeds with the same text, or the same first turn, are left out.
+        progress: called after each batch.
+        options: fields of `DistillOptions`: `max_new_tokens` (a conversation ends with an answer that reaches it),
+            `batch_size`, `temperature`, `seed`, `chat_template`, `resume`, `overwrite`.
 
     Raises:
-        TreeoptError: E202 where the file or an unfinished one is there, E204 where it cannot be written, E205 where
-            there is nothing to resume, or it was begun with other settings or is damaged, E302 where turns meet a
-            tokenizer without a chat template, E304 where there is no tokenizer, E303 where no seed gave an answer, E403
-            where the disk is full, E503 where self-talk does not fit into the context; as `load_base` and
-            `load_prompts`.
-        TypeError: where model or seeds are none of these.
-        ValueError: where the seed is negative or beyond 63 bits, or the temperature is between 0 and 1e-6.
+        TreeoptError: E202 where the file or an unfinished one exists, E204 where it cannot be written, E205 where there
+            is no run to resume, or it has other settings or is damaged, E302 where turns meet a tokenizer without a
+            chat template, E303 where no seed gave an answer, E304 where there is no tokenizer, E403 where the disk is
+            full, E503 where self-talk does not fit into the context; as `load_base` and `load_prompts`.
+        TypeError: where model or seeds are of another type, or there is no such option.
+        ValueError: where a number is out of range.
 
     Example:
         >>> import treeopt
@@ -108,42 +112,19 @@ def distill(
         >>> done.rows
         2
     """
-    check_counts(max_new_tokens=max_new_tokens, batch_size=batch_size)
-    check_seed(seed)
-    check_temperature(temperature)
-    target = check_writable(path, overwrite=overwrite)
-    partial = partial_of(target, resume=resume, overwrite=overwrite)
+    chosen = DistillOptions(**options)
+    target = check_writable(path, overwrite=chosen.overwrite)
+    partial = partial_of(target, resume=chosen.resume, overwrite=chosen.overwrite)
     seeds = seeds if isinstance(seeds, SelfTalk) else as_prompt_set(seeds)
-    exclude = None if exclude is None else as_prompt_set(exclude)
+    excluded = None if exclude is None else as_prompt_set(exclude)
     base = as_base(model, tokenizer)
-    _check_seeds(base, seeds, max_new_tokens, chat_template)
-    if base.tokenizer is None:
-        raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
-    barred = frozenset(filter(None, map(first_words, exclude.prompts))) if exclude else frozenset()
-    writer = Writer(base, base.tokenizer, max_new_tokens, temperature, chat_template, barred)
-    source = _source(base, seeds, max_new_tokens, temperature, seed, batch_size, chat_template)
-    if exclude:
-        source["excluded"] = {"prompts": exclude.name, "sha256": exclude.sha256}
+    _check_seeds(base, seeds, chosen)
+    source = _source(base, seeds, excluded, chosen)
     made_by = {**source, "model_id": base.fingerprint}
-    kept = kept_of(partial, made_by, _place(seeds), batch_size) if resume else Kept()
-    run = _Run(seeds, writer, source, seed, batch_size, kept.rows, kept.tokens)
-    try:
-        with partial.open("ab") as stream:
-            stream.truncate(kept.bytes)
-            for number in range(kept.batches, -(-run.count // batch_size)):
-                stream.write(run.batch(number))
-                stream.flush()
-                os.fsync(stream.fileno())
-                progress(min((number + 1) * batch_size, run.count), run.count, f"{run.tokens} tokens")
-    except TreeoptError:
-        if not partial.stat().st_size:  # nothing that could be resumed
-            partial.unlink()
-        raise
-    except OSError as error:
-        if not is_full(error):
-            raise
-        fix = "make room; the same command with --resume goes on"
-        raise TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(partial), fix=fix) from error
+    writer = _writer(base, excluded, chosen)
+    kept = kept_of(partial, made_by, _place(seeds), chosen.batch_size) if chosen.resume else Kept()
+    run = _Run(seeds, writer, source, kept.rows, kept.tokens)
+    _append(run, partial, kept, progress)
     if not run.rows:
         partial.unlink()
         reasons = ", ".join(sorted({one.reason for one in run.skipped}))
@@ -155,13 +136,11 @@ def distill(
 
 @dataclass
 class _Run:
-    """A run at work: its batches one by one, and what was counted so far."""
+    """The batches of a run, and the counts of those that are written."""
 
     seeds: PromptSet | SelfTalk
     writer: Writer
     source: dict[str, Any]
-    seed: int
-    batch_size: int
     rows: int
     tokens: int
     ended_early: int = 0
@@ -169,46 +148,76 @@ class _Run:
 
     @property
     def count(self) -> int:
-        """Conversations, in all."""
+        """Number of conversations."""
         return self.seeds.count if isinstance(self.seeds, SelfTalk) else len(self.seeds.prompts)
 
     def batch(self, number: int) -> bytes:
         """The rows of one batch, a line each."""
-        torch.manual_seed((self.seed * _SEED_STEP + number) % (LARGEST_SEED + 1))
-        first, last = number * self.batch_size, min((number + 1) * self.batch_size, self.count)
+        seed, size = self.writer.options.seed, self.writer.options.batch_size
+        torch.manual_seed((seed * _SEED_STEP + number) % (LARGEST_SEED + 1))
+        first, last = number * size, min((number + 1) * size, self.count)
         if isinstance(self.seeds, SelfTalk):
             talks = [Talk(_SELF.format(i)) for i in range(first, last)]
-            wanted = [self.seeds.turns] * len(talks)
-            self.writer.talk_alone(talks, self.seeds)
+            turns = [self.seeds.turns] * len(talks)
+            self.writer.write_all(talks, self.seeds)
         else:
-            talks = [seeded(prompt) for prompt in self.seeds.prompts[first:last]]
-            wanted = [turns_asked(talk) for talk in talks]
+            talks = [talk_of(prompt) for prompt in self.seeds.prompts[first:last]]
+            turns = [user_turns(talk) for talk in talks]
             self.writer.answer_all(talks)
         common = {"model_id": self.writer.base.fingerprint, "source": self.source}
-        made = [{**row, **common} for talk in talks for row in talk.rows]
-        self.rows += len(made)
-        self.tokens += sum(end - start for row in made for start, end in row["answers"])
-        self.ended_early += sum(0 < len(talk.rows) < turns for talk, turns in zip(talks, wanted, strict=True))
-        self.skipped += [Skipped(t.id, len(t.prompt), t.over or "no answer") for t in talks if not t.rows]
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made).encode(errors="replace")
+        rows = [{**row, **common} for talk in talks for row in talk.rows]
+        self.rows += len(rows)
+        self.tokens += sum(end - start for row in rows for start, end in row["answers"])
+        self.ended_early += sum(0 < len(talk.rows) < number for talk, number in zip(talks, turns, strict=True))
+        self.skipped += [Skipped(t.id, len(t.prompt), t.ended or "no answer") for t in talks if not t.rows]
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
 
 
-def _check_seeds(base: Base, seeds: PromptSet | SelfTalk, max_new_tokens: int, chat_template: bool) -> None:
-    """Raise E503 where self-talk does not fit into the context, E302 where turns have no template."""
-    if isinstance(seeds, SelfTalk) and 1 + seeds.opening_tokens + max_new_tokens > base.context:
-        what = (
-            f"openings of {seeds.opening_tokens} tokens and {max_new_tokens} new ones; the context holds {base.context}"
-        )
+def _append(run: _Run, partial: Path, kept: Kept, progress: Progress) -> None:
+    """Append the remaining batches to the unfinished file; delete it where the first one fails."""
+    size = run.writer.options.batch_size
+    try:
+        with partial.open("ab") as stream:
+            stream.truncate(kept.bytes)
+            for number in range(kept.batches, -(-run.count // size)):
+                stream.write(run.batch(number))
+                stream.flush()
+                os.fsync(stream.fileno())
+                progress(min((number + 1) * size, run.count), run.count, f"{run.tokens} tokens")
+    except TreeoptError:
+        if not partial.stat().st_size:  # there is nothing to resume
+            partial.unlink()
+        raise
+    except OSError as error:
+        if not is_full(error):
+            raise
+        fix = "free some space; the same command with --resume continues"
+        raise TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(partial), fix=fix) from error
+
+
+def _writer(base: Base, excluded: PromptSet | None, options: DistillOptions) -> Writer:
+    """The base model as a writer of answers; raise E304 where it has no tokenizer."""
+    if base.tokenizer is None:
+        raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
+    openings = frozenset(filter(None, map(opening_of, excluded.prompts))) if excluded else frozenset()
+    return Writer(base, base.tokenizer, options, openings)
+
+
+def _check_seeds(base: Base, seeds: PromptSet | SelfTalk, options: DistillOptions) -> None:
+    """Raise E503 where self-talk does not fit into the context, E302 where several turns have no chat template."""
+    budget = options.max_new_tokens
+    if isinstance(seeds, SelfTalk) and 1 + seeds.opening_tokens + budget > base.context:
+        what = f"openings of {seeds.opening_tokens} tokens and {budget} new ones; the context holds {base.context}"
         raise TreeoptError(Code.CONTEXT_FULL, what, fix="lower --opening-tokens or --max-new-tokens")
-    turns = seeds.turns if isinstance(seeds, SelfTalk) else max(turns_asked(seeded(one)) for one in seeds.prompts)
-    if turns > 1 and not has_template(base, chat_template):
+    turns = seeds.turns if isinstance(seeds, SelfTalk) else max(user_turns(talk_of(one)) for one in seeds.prompts)
+    if turns > 1 and not has_template(base, options.chat_template):
         what = f"{base.name} has no chat template in use, so it cannot talk in {turns} turns"
-        why = "several messages become one text only by the model's chat template"
+        why = "only a chat template makes one text of several messages"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="give prompts of one turn, or --turns 1")
 
 
 def _place(seeds: PromptSet | SelfTalk) -> Callable[[str], int | None]:
-    """From a conversation's id to its place among all; None for the id of none."""
+    """A function from a conversation's id to its index among all; None for an unknown id."""
     if isinstance(seeds, PromptSet):
         return {prompt.id: i for i, prompt in enumerate(seeds.prompts)}.get
     count = seeds.count
@@ -222,26 +231,23 @@ def _place(seeds: PromptSet | SelfTalk) -> Callable[[str], int | None]:
 
 
 def _source(
-    base: Base,
-    seeds: PromptSet | SelfTalk,
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
-    batch_size: int,
-    chat_template: bool,
+    base: Base, seeds: PromptSet | SelfTalk, excluded: PromptSet | None, options: DistillOptions
 ) -> dict[str, Any]:
-    """What makes a row what it is; the same in every row of a run."""
+    """The origin of the rows; equal in all rows of a run."""
+    answers = "greedy" if options.temperature == 0 else f"sampled at {options.temperature}"
+    source: dict[str, Any] = {"model": base.name, "answers": answers}
     if isinstance(seeds, SelfTalk):
-        origin: dict[str, Any] = {"self_talk": vars(seeds)}
+        source["self_talk"] = vars(seeds)
     else:
-        origin = {"prompts": seeds.name, "sha256": seeds.sha256}
-    answers = "greedy" if temperature == 0 else f"sampled at {temperature}"
-    settings = {
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-        "batch_size": batch_size,
-        "chat_template": has_template(base, chat_template),
+        source |= {"prompts": seeds.name, "sha256": seeds.sha256}
+    source |= {
+        "max_new_tokens": options.max_new_tokens,
+        "seed": options.seed,
+        "batch_size": options.batch_size,
+        "chat_template": has_template(base, options.chat_template),
     }
     if isinstance(seeds, PromptSet) and seeds.prompts[0].row:
-        settings["skip"] = seeds.prompts[0].row  # batches begin there
-    return {"model": base.name, "answers": answers, **origin, **settings}
+        source["skip"] = seeds.prompts[0].row  # the first batch begins there
+    if excluded:
+        source["excluded"] = {"prompts": excluded.name, "sha256": excluded.sha256}
+    return source

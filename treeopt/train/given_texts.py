@@ -1,4 +1,4 @@
-"""Training texts as people have them: a file name, strings, rows, conversations, or a record of ours."""
+"""Conversion of a user's training texts (a file name, strings, rows, conversations) to `TrainingTexts`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ GivenTexts = TrainingTexts | str | os.PathLike[str] | Iterable[GivenRow]
 
 
 def as_training_texts(base: Base, texts: GivenTexts, *, length: int) -> TrainingTexts:
-    """Texts to learn from, as token ids of at most `length`, and at most the model's context.
+    """Training texts, as token ids of at most `length`, and at most the model's context.
 
     Args:
-        base: whose tokenizer is used.
+        base: the model of the tokenizer.
         texts: a file or hub data set as for `load_texts`; a list whose elements are plain texts (strings), rows with an
             answer such as `{"prompt": ..., "output": ...}`, or conversations; one conversation; or `TrainingTexts`.
         length: most tokens of a text.
 
     Raises:
         TreeoptError: as `load_texts`; E303 where the list is empty.
-        TypeError: where it is none of these.
+        TypeError: where the texts are of another type.
     """
     if isinstance(texts, TrainingTexts):
         return texts
@@ -35,7 +35,7 @@ def as_training_texts(base: Base, texts: GivenTexts, *, length: int) -> Training
 
 
 def names_of(texts: GivenTexts) -> tuple[str, ...]:
-    """The files or data sets that texts come from, as they were named; none where they came as objects."""
+    """The names of the texts' files or data sets, as the user gave them; empty for objects."""
     if isinstance(texts, TrainingTexts):
         return texts.names
     return (os.fspath(texts),) if isinstance(texts, (str, os.PathLike)) else ()

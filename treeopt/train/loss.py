@@ -1,7 +1,7 @@
 """The loss of Medusa-1: each head's cross-entropy, weighted 0.8^h (arXiv:2401.10774, section 2.2.1).
 
-The logits of all heads over all positions of a batch would be the largest thing in memory by far (H x P x V). torch's
-chunked `linear_cross_entropy` computes loss and gradients a few rows at a time, so they never exist together.
+The logits of all heads over all positions of a batch (H x P x V) would take most of the memory. torch's chunked
+`linear_cross_entropy` computes loss and gradients a few rows at a time.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from torch.nn import functional as F
 
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.ranks import rank_of
+from treeopt.texts.hidden_states import LOGITS_BYTES
 
-IGNORED = -100  # a target that is none, as torch counts it
+IGNORED = -100  # no target; torch's value
 LAMBDA = 0.8
-TOPS = 5  # accuracies are counted for the first 1 .. 5 guesses
-LOGITS_BYTES = 64 * 1024 * 1024  # logits of one head alive at once
+TOPS = 5  # accuracies are top-1 .. top-5
 
 
 def targets(ids: Tensor, answers: Tensor, num_heads: int) -> Tensor:
-    """What head h should guess at each position: the token h + 1 places on, inside one answer.
+    """The targets of head h at each position: the token h + 1 positions later, inside one answer.
 
-    Only decode states are trained on, as only they are calibrated and decoded: position t counts where token t+1 is
-    the model's own (the root of a step), and head h where token t+1+h belongs to that same answer.
+    Only positions of decoding are trained on: position t counts where token t+1, the root of a step, is part of an
+    answer, and head h where token t+1+h is part of the same answer.
 
     Args:
         ids: int64 [B, T].
-        answers: int64 [B, T], 0 outside of answers, else the number of the answer that the token belongs to.
+        answers: int64 [B, T], the number of the answer that the token is part of; 0 outside of answers.
         num_heads: H.
 
     Returns:
-        int64 [B, T, H]; `IGNORED` where there is nothing to guess.
+        int64 [B, T, H]; `IGNORED` where there is no target.
     """
     later_ids = F.pad(ids, (0, num_heads + 1)).unfold(1, num_heads + 2, 1)  # [B, T, H+2]: tokens t .. t+1+H
     later_answers = F.pad(answers, (0, num_heads + 1)).unfold(1, num_heads + 2, 1)
     root = later_answers[..., 1:2]
-    wanted = (later_answers[..., 2:] == root) & (root > 0)
-    return later_ids[..., 2:].masked_fill(~wanted, IGNORED)
+    inside = (later_answers[..., 2:] == root) & (root > 0)
+    return later_ids[..., 2:].masked_fill(~inside, IGNORED)
 
 
 def head_losses(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: nn.Linear) -> Tensor:
     """Mean cross-entropy of each head in nats, with gradients to the heads alone.
 
     Args:
-        heads: what is trained.
+        heads: the heads.
         hidden: [n, d], the base's last hidden states.
-        true: int64 [n, H], as `targets` gives them; a head without a target has loss 0.
-        base_lm_head: used, frozen, where the heads have none of their own.
+        true: int64 [n, H], from `targets`; a head without a target has loss 0.
+        base_lm_head: of heads without LM heads; it gets no gradients.
 
     Returns:
         [H].
@@ -72,7 +72,7 @@ def weighted(losses: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hits(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: nn.Linear) -> Tensor:
-    """How often the true token was among each head's first 1, 2, ... 5 guesses: int64 [H, 5]; arguments as above."""
+    """Top-1 .. top-5 hits of each head, int64 [H, 5]; arguments as of `head_losses`."""
     counts = []
     weights, bias = _lm_heads(heads, base_lm_head)
     for x, weight, target in zip(heads.features(hidden), weights, true.T, strict=True):
@@ -84,14 +84,14 @@ def hits(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: nn.Line
 
 
 def _lm_heads(heads: MedusaHeads, base_lm_head: nn.Linear) -> tuple[Sequence[Tensor], Tensor | None]:
-    """[V, d] of each head, and the bias [V] that they share with the base where they share its LM head."""
+    """The LM head [V, d] of each head, and the bias [V] of the base's LM head where they share it."""
     if heads.lm_head is not None:
-        return heads.lm_head.unbind(0), None  # taken apart at once: a slice a head would cost a full gradient each
-    dtype = heads.bias.dtype  # of float32 heads on a base in half precision
+        return heads.lm_head.unbind(0), None  # one unbind: a slice for each head would cost a full gradient each
+    dtype = heads.bias.dtype  # float32 heads may have a base in half precision
     bias = None if base_lm_head.bias is None else base_lm_head.bias.detach().to(dtype)
     return [base_lm_head.weight.detach().to(dtype)] * heads.num_heads, bias
 
 
 def _rows(weight: Tensor) -> int:
-    """Rows whose logits are alive at once."""
+    """Rows whose logits are in memory at once."""
     return max(1, LOGITS_BYTES // (weight.shape[0] * torch.float32.itemsize))

@@ -1,7 +1,7 @@
 """Medusa-1: draft heads for a frozen base model (arXiv:2401.10774, section 2.2.1), trained by transformers' Trainer.
 
-The Trainer brings schedule, accumulation, mixed precision, several devices, checkpoints and resuming. What it sees as
-the model is the heads alone; the base hangs beside them, is never saved, and never changes.
+The Trainer provides schedule, accumulation, mixed precision, several devices, checkpoints and resuming. Its model is
+the heads alone; the base is neither trained nor saved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArgument
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from treeopt.errors import Code, TreeoptError, check_counts
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_space, check_writable
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
@@ -33,20 +33,25 @@ from treeopt.models.layouts import CONFIG_FILE, WEIGHT_FILES, check_heads_writab
 from treeopt.progress import Progress, silent
 from treeopt.train.checkpoints import FOLDER as CHECKPOINTS
 from treeopt.train.checkpoints import begin, check_same, check_unfinished, drop_half_written, last_checkpoint, step_of
-from treeopt.train.data import Example, collate
+from treeopt.train.data import Example, TrainingTexts, collate
 from treeopt.train.disk import is_full
 from treeopt.train.given_texts import GivenTexts, as_training_texts, names_of
 from treeopt.train.settings import Settings, steps_of, trainer_arguments
-from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer, trainer_of
+from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer, TrainerData, trainer_of
 
 METRICS_FILE = "metrics.jsonl"
-DEFAULT_LENGTH = 2048  # most tokens of a text
-_LOGS = 1 << 20  # bytes of metrics, states and notes
+_LOGS = 1 << 20  # bytes of metrics, Trainer states and notes
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Trained heads (float32), and how each did on the texts held out; no scores where none were."""
+    """The result of `train_heads`.
+
+    Args:
+        heads: in float32.
+        held_out: scores of each head on the texts held out; empty where there are none.
+        steps: optimizer steps.
+    """
 
     heads: MedusaHeads
     held_out: tuple[HeadScore, ...]
@@ -54,10 +59,10 @@ class Trained:
 
 
 def new_heads(base: Base, num_heads: int, *, blocks: int = 1, shared_lm_head: bool = False) -> MedusaHeads:
-    """Heads that repeat the base exactly: zero blocks, and its LM head, shared or copied (section 2.2.1).
+    """Heads with the base's own predictions: blocks of zeros, and its LM head, shared or copied (section 2.2.1).
 
     Raises:
-        TreeoptError: E212 where a copy is asked for of an LM head with a bias, which the layout cannot hold.
+        TreeoptError: E212 where the LM head would be copied and has a bias, which the layout cannot hold.
     """
     if not shared_lm_head and base.lm_head.bias is not None:
         what = f"the LM head of {base.name} has a bias, which heads with their own LM heads cannot copy"
@@ -76,32 +81,30 @@ def train_heads(
     settings: Settings | None = None,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    length: int = DEFAULT_LENGTH,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Trained:
-    """Train heads on texts and write them to a folder, with `metrics.jsonl`: loss and accuracies as training goes.
+    """Train heads on texts and write them to a folder, with losses and accuracies in `metrics.jsonl`.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`; its weights
-            stay as they are.
-        texts: what to learn from, best the base's own answers as `distill` writes them: a file name or hub data set, a
+            do not change.
+        texts: training texts, best the base's own answers as `distill` writes them: a file name or hub data set, a
             list of texts, rows or conversations, or `TrainingTexts`.
-        folder: where heads, metrics and, while it runs, checkpoints go.
+        folder: for heads and metrics, and for checkpoints during the run.
         settings: the defaults where None.
-        tokenizer: the model's, where it does not lie beside its weights.
-        length: most tokens of a text; not of `TrainingTexts`, which are cut already.
-        resume: go on from the last checkpoint in the folder; the result is that of an unbroken run.
-        overwrite: replace heads, and drop checkpoints, that are in the folder.
-        progress: told after each step.
+        tokenizer: of the model; None takes the one beside the model's weights.
+        resume: continue from the last checkpoint in the folder; the result is that of an uninterrupted run.
+        overwrite: replace heads, and delete checkpoints, in the folder.
+        progress: called after each step.
 
     Raises:
         TreeoptError: E202 where the folder holds heads or an unfinished run, E204 where it holds a base model or the
-            texts' own file in the way, E205 where there is nothing to resume, or it was begun with other settings or is
-            damaged, E212 as `new_heads`, E303 where nothing is left to train on, E403 where the disk is too small, E504
-            where the loss is not a number; as `load_base` and `load_texts`.
-        TypeError: where model, texts or settings are none of these.
+            file of the texts, E205 where there is no run to resume, or it has other settings or is damaged, E212 as
+            `new_heads`, E303 where no text is left to train on, E403 where the disk is too small, E504 where the loss
+            is not finite; as `load_base` and `load_texts`.
+        TypeError: where model, texts or settings are of another type.
 
     Example:
         >>> import treeopt
@@ -114,32 +117,22 @@ def train_heads(
     chosen = Settings() if settings is None else settings
     if not isinstance(chosen, Settings):
         raise TypeError(f"settings are treeopt.Settings, not an object of type {type(chosen).__name__}")
-    check_counts(length=length)
     place = Path(folder)
-    inputs = (*names_of(texts), *name_of(model))
-    check_outputs(place, inputs, resume=resume, overwrite=overwrite)
+    check_outputs(place, (*names_of(texts), *name_of(model)), resume=resume, overwrite=overwrite)
     base = as_base(model, tokenizer)
-    texts = as_training_texts(base, texts, length=length)
-    seen, unseen = _split(texts.examples, chosen)
-    arguments = trainer_arguments(place / CHECKPOINTS, chosen, len(seen), base.device)  # joins the other processes
-    if arguments.process_index == 0:
-        check_space(place, _disk_needed(base, chosen, arguments, len(seen)), "training these heads")
+    job = _job(base, as_training_texts(base, texts, length=chosen.length), place, chosen)
     heads = new_heads(base, chosen.num_heads, blocks=chosen.blocks, shared_lm_head=chosen.shared_lm_head)
-    tokens = sum(len(example.ids) for example in texts.examples)  # tells a change of --length or template, too
-    begun = {"settings": asdict(chosen), "base": base.fingerprint, "data": list(texts.sha256), "tokens": tokens}
-    steps = steps_of(chosen, len(seen))
     try:
-        if arguments.process_index == 0:
-            (check_same if resume else begin)(place / CHECKPOINTS, begun)
+        if job.is_main:
+            (check_same if resume else begin)(job.checkpoints, job.begun)
         wait_for_everyone()
-        begun_at = last_checkpoint(place / CHECKPOINTS, min(int(arguments.save_steps), steps))
+        checkpoint = last_checkpoint(job.checkpoints, min(int(job.arguments.save_steps), job.steps))
         set_seed(chosen.short_seed)
-        trainer = trainer_of(base, heads, arguments, seen, unseen, place / METRICS_FILE, progress)
-        scores = _trained(trainer, begun_at, steps, unseen, (unseen or seen)[: chosen.batch_size])
-        if arguments.process_index == 0:
-            made_by = {"method": "Medusa-1", **begun, "texts": list(texts.names), "versions": base.versions()}
-            _save(heads, place, base, made_by, overwrite=overwrite or resume)
-            shutil.rmtree(place / CHECKPOINTS)
+        trainer = trainer_of(job.data, heads, job.arguments, place / METRICS_FILE, progress)
+        scores = _trained(trainer, checkpoint, job)
+        if job.is_main:
+            _save(heads, job, overwrite=overwrite or resume)
+            shutil.rmtree(job.checkpoints)
     except Exception as error:
         if not is_full(error):
             raise
@@ -147,13 +140,68 @@ def train_heads(
     return Trained(heads.eval(), scores, trainer.state.global_step)
 
 
+@dataclass(frozen=True)
+class _Job:
+    """The inputs of a training run, loaded and checked.
+
+    Args:
+        texts: all texts.
+        data: the base, the texts to train on, and those held out.
+        folder: for the heads.
+        settings: of the run.
+        arguments: of the Trainer.
+    """
+
+    texts: TrainingTexts
+    data: TrainerData
+    folder: Path
+    settings: Settings
+    arguments: TrainingArguments
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files."""
+        return bool(self.arguments.process_index == 0)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / CHECKPOINTS
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return steps_of(self.settings, len(self.data.train))
+
+    @property
+    def begun(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the interrupted one."""
+        tokens = sum(len(example.ids) for example in self.texts.examples)  # differs by --length and template, too
+        settings = {name: value for name, value in asdict(self.settings).items() if name != "length"}
+        return {
+            "settings": settings,
+            "base": self.data.base.fingerprint,
+            "data": list(self.texts.sha256),
+            "tokens": tokens,
+        }
+
+
+def _job(base: Base, texts: TrainingTexts, folder: Path, settings: Settings) -> _Job:
+    train, held_out = _split(texts.examples, settings)
+    arguments = trainer_arguments(folder / CHECKPOINTS, settings, len(train), base.device)  # joins the other processes
+    job = _Job(texts, TrainerData(base, train, held_out), folder, settings, arguments)
+    if job.is_main:
+        check_space(folder, _disk_needed(job), "training these heads")
+    return job
+
+
 def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrite: bool) -> None:
-    """Check that a run can begin, or go on, in a folder; called before any long work.
+    """Check, before any work, that a run can begin or continue in a folder.
 
     Args:
         folder: for the heads.
-        inputs: files of texts and the folder of the base model, where they are such.
-        resume: go on with an unfinished run.
+        inputs: names of the texts' files and of the base model's folder.
+        resume: continue an unfinished run.
         overwrite: replace heads, metrics and an unfinished run.
 
     Raises:
@@ -170,74 +218,75 @@ def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrit
         check_no_input(folder / CONFIG_FILE, path)
         removed = Path(os.path.realpath(checkpoints))
         if os.path.exists(path) and removed in (path, *path.parents):
-            what = f"{name} lies among the checkpoints, which are removed when the heads are done"
-            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or name another folder with -o")
+            what = f"{name} lies among the checkpoints, which are deleted at the end of the run"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or choose another folder with -o")
 
 
-def _trained(
-    trainer: HeadsTrainer, begun_at: Path | None, steps: int, unseen: Sequence[Example], judged: Sequence[Example]
-) -> tuple[HeadScore, ...]:
-    """The scores on the texts held out, after training."""
-    if begun_at is not None and step_of(begun_at) >= steps:  # of this the Trainer would take a step beyond the last
-        trainer.model.load_state_dict(safetensors.torch.load_file(begun_at / SAFE_WEIGHTS_NAME))
-        trainer.state = TrainerState.load_from_json(str(begun_at / TRAINER_STATE_NAME))
+def _trained(trainer: HeadsTrainer, checkpoint: Path | None, job: _Job) -> tuple[HeadScore, ...]:
+    """Train, and return the scores on the texts held out."""
+    if checkpoint is not None and step_of(checkpoint) >= job.steps:  # the Trainer would take one step more
+        trainer.model.load_state_dict(safetensors.torch.load_file(checkpoint / SAFE_WEIGHTS_NAME))
+        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     else:
-        trainer.train(resume_from_checkpoint=None if begun_at is None else str(begun_at))
-    _check_trained(trainer.accelerator.unwrap_model(trainer.model), judged)
-    if not unseen:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    examples = job.data.held_out or job.data.train
+    _check_trained(trainer.accelerator.unwrap_model(trainer.model), examples[: job.settings.batch_size])
+    if not job.data.held_out:
         return ()
     trainer.evaluate()
     return trainer.scores
 
 
-def _save(heads: MedusaHeads, place: Path, base: Base, made_by: dict[str, Any], *, overwrite: bool) -> None:
-    """Write the heads in the base's dtype; where that fails, nothing new is left."""
-    new = [path for path in (place / WEIGHT_FILES[0], place / CONFIG_FILE) if not path.exists()]
+def _save(heads: MedusaHeads, job: _Job, *, overwrite: bool) -> None:
+    """Write the heads in the base's dtype; where that fails, delete what was written."""
+    base, folder = job.data.base, job.folder
+    made_by = {"method": "Medusa-1", **job.begun, "texts": list(job.texts.names), "versions": base.versions()}
+    new = [path for path in (folder / WEIGHT_FILES[0], folder / CONFIG_FILE) if not path.exists()]
     try:
-        save_heads(copy.deepcopy(heads).to(base.dtype), place, base=base.name, made_by=made_by, overwrite=overwrite)
+        save_heads(copy.deepcopy(heads).to(base.dtype), folder, base=base.name, made_by=made_by, overwrite=overwrite)
     except BaseException:
         for path in new:
             path.unlink(missing_ok=True)
         raise
 
 
-def _disk_full(place: Path) -> TreeoptError:
-    """E403, after what was half-written is removed."""
-    drop_half_written(place / CHECKPOINTS)
-    fix = "make room; the same command with --resume goes on from the last checkpoint"
-    return TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(place), fix=fix)
+def _disk_full(folder: Path) -> TreeoptError:
+    """E403, after half-written checkpoints are deleted."""
+    drop_half_written(folder / CHECKPOINTS)
+    fix = "free some space; the same command with --resume continues from the last checkpoint"
+    return TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(folder), fix=fix)
 
 
-def _disk_needed(base: Base, settings: Settings, arguments: TrainingArguments, texts: int) -> int:
-    """Most bytes that a run has on disk at once, beyond those of checkpoints that are there."""
+def _disk_needed(job: _Job) -> int:
+    """Most bytes of a run on disk at once, beyond those of existing checkpoints."""
+    base, settings = job.data.base, job.settings
     d, vocab = base.hidden_size, 0 if settings.shared_lm_head else base.vocab_size
     weights = settings.num_heads * (settings.blocks * (d * d + d) + vocab * d)
     saved = weights * int(base.dtype.itemsize)
     checkpoint = 3 * 4 * weights  # weights and AdamW's two moments, in float32
-    written = math.ceil(steps_of(settings, texts) / int(arguments.save_steps))
-    # Two checkpoints are kept; a third is written before the oldest goes.
+    written = math.ceil(job.steps / int(job.arguments.save_steps))
+    # Two checkpoints are kept; a third is written before the oldest is deleted.
     most = max(min(3, written) * checkpoint, min(2, written) * checkpoint + saved)
-    folder = Path(arguments.output_dir)
-    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    held = sum(path.stat().st_size for path in job.checkpoints.rglob("*") if path.is_file())
     return most + _LOGS - held
 
 
 @torch.no_grad()
 def _check_trained(model: HeadsOnBase, examples: Sequence[Example]) -> None:
-    """Raise E504 where the last steps have spoiled the heads: logged losses are those before a step."""
+    """Raise E504 where the loss is not finite after the last step; logged losses are those before a step."""
     batch = {name: ids.to(model.heads.bias.device) for name, ids in collate(examples).items()}
     loss = model(**batch)["loss"]
     model.take_tally()
     if not torch.isfinite(loss):
-        what = "the heads' loss is not a number after the last step"
-        raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, and begin anew with --force")
+        what = "the heads' loss is not finite after the last step"
+        raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, and start again with --force")
 
 
 def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Example], list[Example]]:
-    """Examples to train on, and those held out, drawn at random."""
+    """Examples to train on, and random ones to hold out."""
     if settings.holdout >= len(examples):
         what = f"{settings.holdout} of {len(examples)} texts are to be held out: none is left to train on"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --holdout")
     order = random.Random(settings.seed).sample(range(len(examples)), len(examples))
-    unseen = set(order[: settings.holdout])
-    return [e for i, e in enumerate(examples) if i not in unseen], [examples[i] for i in sorted(unseen)]
+    held_out = set(order[: settings.holdout])
+    return [e for i, e in enumerate(examples) if i not in held_out], [examples[i] for i in sorted(held_out)]

@@ -1,7 +1,7 @@
-"""The unfinished file of a distillation: what may stand in it, and which of its rows a resumed run keeps.
+"""The unfinished file of a distillation: its checks, and the rows that a resumed run keeps.
 
-A run appends whole batches of rows. A kill leaves these and at most a piece of the next batch, whose last line may be
-torn. Anything else was not left by a kill, so it is refused and never dropped.
+A run appends whole batches of rows. A killed run leaves these and at most a part of the next batch, whose last line may
+be incomplete. Any other content is an error, and is never deleted.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.train.resume import begun_otherwise, damaged
+from treeopt.train.resume import damaged, other_settings
 
 _ROW_BEGIN = b'{"id": "'
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What an earlier run left: whole batches, their rows, tokens and bytes."""
+    """The whole batches of an earlier run, and their rows, tokens and bytes."""
 
     batches: int = 0
     rows: int = 0
@@ -29,49 +29,50 @@ class Kept:
 
 
 def partial_of(target: Path, *, resume: bool, overwrite: bool) -> Path:
-    """The unfinished file of `target`, after checking that a run can begin or go on there.
+    """The unfinished file of `target`, after checking that a run can begin or continue there.
 
     Raises:
-        TreeoptError: E202 where an unfinished file is in the way, E204 where something else is, E205 where there is
-            none to resume.
+        TreeoptError: E202 where there is an unfinished file, E204 where it is no regular file, E205 where there is no
+            file to resume.
     """
     partial = target.with_name(target.name + ".partial")
     try:
         partial.exists()
-    except OSError as error:  # such as a name that is too long with its ending
+    except OSError as error:  # for example a name that is too long with the suffix
         raise TreeoptError(Code.FILE_UNWRITABLE, f"{partial} cannot be written: {error.strerror}") from error
     if partial.is_symlink() or (partial.is_file() and partial.stat().st_nlink > 1):
-        what = f"{partial} is a link: answers would be written to a file of another name"
+        what = f"{partial} is a link, so answers would be written to a file of another name"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="remove the link, or choose another name with -o")
     if partial.exists() and not partial.is_file():
-        what = f"{partial} is {'a folder' if partial.is_dir() else 'a device or pipe'}, where answers are collected"
+        kind = "a folder" if partial.is_dir() else "a device or pipe"
+        what = f"{partial} is {kind}, but answers are written to a file of this name"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another name with -o")
     if resume and not partial.exists():
         raise TreeoptError(Code.RESUME_INVALID, f"there is no unfinished {partial}", fix="leave out --resume")
     if partial.exists() and not (resume or overwrite):
         what = f"{partial} is an unfinished run"
-        raise TreeoptError(Code.FILE_EXISTS, what, fix="go on with --resume, or begin anew with --force")
+        raise TreeoptError(Code.FILE_EXISTS, what, fix="continue with --resume, or start again with --force")
     return partial
 
 
 def kept_of(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], int | None], batch_size: int) -> Kept:
-    """What of an unfinished file is kept. Its last batch may be half-written, so that one is made again.
+    """The part of an unfinished file that is kept: all batches but the last, which may be half-written.
 
     Args:
         partial: the file.
-        made_by: what every row must say of its origin.
-        place: from a conversation's id to its place among all; None for the id of none.
+        made_by: the origin that every row must have.
+        place: a function from a conversation's id to its index among all; None for an unknown id.
         batch_size: conversations of a batch.
 
     Raises:
-        TreeoptError: E205 where the file was begun with other settings, or was not left by such a run.
+        TreeoptError: E205 where the file is of a run with other settings, or holds other content.
     """
     kept = before = Kept()
     last = 0
     for number, line, row in _rows(partial):
         begun = {**row["source"], "model_id": row["model_id"]}
         if begun != made_by:
-            raise begun_otherwise(partial, begun, made_by)
+            raise other_settings(partial, begun, made_by)
         at = f"{partial}:{number}"
         found = place(row["id"])
         if found is None:
@@ -88,7 +89,7 @@ def kept_of(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], in
 
 
 def _rows(partial: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
-    """The whole rows with their line's number and bytes; a torn line at the end is left out."""
+    """The whole rows with their line's number and bytes; an incomplete last line is left out."""
     try:
         *whole, torn = partial.read_bytes().split(b"\n")
     except OSError as error:
@@ -99,11 +100,11 @@ def _rows(partial: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
             raise damaged(partial, "holds a line that treeopt distill did not write", at=f"{partial}:{number}")
         yield number, line, row
     if torn[: len(_ROW_BEGIN)] != _ROW_BEGIN[: len(torn)]:
-        raise damaged(partial, "ends with what treeopt distill did not write", at=f"{partial}:{len(whole) + 1}")
+        raise damaged(partial, "ends with a line that treeopt distill did not write", at=f"{partial}:{len(whole) + 1}")
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A row of ours; None for anything else."""
+    """A row that `treeopt distill` wrote; None for another line."""
     try:
         row = json.loads(line)
         known = isinstance(row["id"], str) and isinstance(row["source"], dict) and isinstance(row["model_id"], str)

@@ -1,9 +1,9 @@
 """The built-in model, from a recipe: `python -m treeopt.train.pocket RECIPE FOLDER` (`make pocket`).
 
-Writes into FOLDER the base model, its heads in `heads/`, `prompts.jsonl` (openings from unseen modules, shipped with
-the model) and `losses.json`; beside them what is not shipped: `seeds.jsonl` (openings from seen modules) and
-`answers.jsonl` (the base's own continuations of these, which the heads learn from). Steps that are done are not done
-again, and a step that was cut off goes on.
+Writes into FOLDER the base model, its heads in `heads/`, `prompts.jsonl` (openings from unseen modules, part of the
+built-in model) and `losses.json`; also `seeds.jsonl` (openings from seen modules) and `answers.jsonl` (the base's
+continuations of these, on which the heads are trained), which are not part of the built-in model. Finished steps are
+skipped, and an interrupted step continues.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BasePart(Schema):
 
 
 class OpeningsPart(Schema):
-    """How many openings are drawn, and how long they are."""
+    """Number and length of the openings."""
 
     characters: int
     built_in: int
@@ -66,14 +66,14 @@ class OpeningsPart(Schema):
 
 
 class AnswersPart(Schema):
-    """How the base continues the seeds."""
+    """How the base answers the seeds."""
 
     max_new_tokens: int
     batch_size: int
 
 
 class HeadsPart(Schema):
-    """How the heads are made: fields of `train.settings.Settings`."""
+    """How the heads are trained: fields of `train.settings.Settings`."""
 
     num_heads: int
     blocks: int
@@ -96,7 +96,7 @@ class Recipe(Schema):
 
 
 def make(recipe: Recipe, folder: Path) -> None:
-    """Everything of the module's first lines."""
+    """Write all files of the built-in model into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     documents = standard_library()
     unseen = [d for d in documents if is_unseen(d, recipe.corpus.unseen_one_in)]
@@ -135,14 +135,14 @@ def _make_base(settings: BasePart, seen: Sequence[str], unseen: Sequence[str], f
 
 
 def draw(documents: Sequence[Document], characters: int, count: int, seed: int) -> list[dict[str, str]]:
-    """Openings at random, in the order of their documents."""
+    """Random openings, in the order of their documents."""
     found = [{"text": text, "from": d.name} for d in documents for text in openings(d, characters)]
     chosen = random.Random(seed).sample(range(len(found)), min(count, len(found)))
     return [found[i] for i in sorted(chosen)]
 
 
 def main() -> None:
-    """The module's first lines as a program."""
+    """Run the recipe that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("folder", type=Path)

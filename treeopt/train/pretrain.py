@@ -1,4 +1,4 @@
-"""A small language model from nothing: tokenizer and Llama, for the built-in model."""
+"""Training of the built-in model: a tokenizer and a small Llama."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> PreT
 
 
 def blocks(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], length: int) -> Tensor:
-    """int64 [n, length]: the texts, each with its end token, one after another; what is left at the end is dropped."""
+    """int64 [n, length]: the texts, each with its end token, concatenated; an incomplete last block is dropped."""
     end = [tokenizer.eos_token_id]
     ids = [token for row in tokenizer(list(texts), verbose=False).input_ids for token in row + end]
     whole = len(ids) // length * length
@@ -40,14 +40,14 @@ def blocks(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], length: int
 def pretrain(
     settings: Any, tokenizer: PreTrainedTokenizerFast, seen: Tensor, unseen: Tensor, folder: str | os.PathLike[str]
 ) -> dict[str, float]:
-    """Train a Llama on token blocks, save it with its tokenizer, and say its losses.
+    """Train a Llama on token blocks, save it with its tokenizer, and return its losses.
 
     Args:
         settings: the `base` part of a recipe.
         tokenizer: saved beside the model; its end token ends texts.
-        seen: int64 [n, context], trained on.
-        unseen: int64 [m, context], judged on.
-        folder: where checkpoints and the model go; an interrupted run goes on from its last checkpoint.
+        seen: int64 [n, context], for training.
+        unseen: int64 [m, context], for evaluation.
+        folder: for checkpoints and the model; an interrupted run continues from its last checkpoint.
 
     Returns:
         Mean loss in nats a token: `train_loss` over the first blocks trained on, `unseen_loss` over `unseen`.
@@ -86,10 +86,10 @@ def pretrain(
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=TensorDataset(seen), data_collator=_as_inputs)
     trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
-    model.config.use_cache = True  # the Trainer turns it off
+    model.config.use_cache = True  # the Trainer sets it to False
     model.to(torch.bfloat16).save_pretrained(folder)  # half the bytes
     tokenizer.save_pretrained(folder)
-    # Measured on what ships, as it will be loaded: rounded, and without the training's mixed precision.
+    # Losses of the saved model: in rounded weights, and without the mixed precision of training.
     saved = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return {"train_loss": mean_loss(saved, seen[: len(unseen)]), "unseen_loss": mean_loss(saved, unseen)}
 
@@ -102,5 +102,6 @@ def mean_loss(model: LlamaForCausalLM, rows: Tensor) -> float:
 
 
 def _as_inputs(rows: Sequence[tuple[Tensor]]) -> dict[str, Tensor]:
+    """A batch of token blocks as inputs of the model."""
     ids = torch.stack([row for (row,) in rows])
     return {"input_ids": ids, "labels": ids}

@@ -1,4 +1,4 @@
-"""Settings of a training run, and what they are to transformers' Trainer."""
+"""Settings of a training run, and the Trainer's arguments for them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from transformers import TrainingArguments
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.sampling import check_seed
 
-_COUNTS = ("num_heads", "batch_size", "accumulate", "log_every", "saves")
-_SEEDS = 2**32  # numpy's generator, which transformers seeds too, takes no larger ones
+_COUNTS = ("num_heads", "batch_size", "accumulate", "log_every", "saves", "length")
+_SEEDS = 2**32  # seeds of numpy's generator, which transformers seeds too
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a training run is made of; the defaults are the paper's where it gives them.
+    """Settings of a training run; the defaults are the paper's where it states them.
 
     Args:
         num_heads: H.
         blocks: residual blocks of each head.
-        shared_lm_head: use the base's LM head: a tenth of the memory, and far cheaper steps.
+        shared_lm_head: use the base's LM head: a tenth of the memory, and much faster steps.
         epochs: passes over the texts.
         steps: optimizer steps in place of epochs, where not 0.
         batch_size: texts of one forward.
@@ -31,14 +31,15 @@ class Settings:
         learning_rate: peak of the cosine schedule.
         warmup: share of the steps in which the rate rises.
         weight_decay: of AdamW.
-        holdout: texts kept out of training, to judge the heads on.
+        holdout: number of texts held out of training, for evaluation.
         log_every: steps between two lines of metrics; at most all of them.
-        saves: checkpoints over the run; the last one is kept.
+        saves: checkpoints over the run; the last two are kept.
         bf16: mixed precision in the heads; their weights stay float32.
         seed: of the order of texts and of those held out.
+        length: most tokens of a text; `TrainingTexts` have a length already.
 
     Raises:
-        ValueError: where nothing would be trained, or the seed is negative or beyond 63 bits.
+        ValueError: where nothing would be trained, or a number is out of range.
     """
 
     num_heads: int = 5
@@ -56,17 +57,19 @@ class Settings:
     saves: int = 10
     bf16: bool = False
     seed: int = 0
+    length: int = 2048
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_counts(**{name: getattr(self, name) for name in _COUNTS})
         for name in ("epochs", "learning_rate"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} {getattr(self, name)!r}: it is a finite number above 0")
+                raise ValueError(f"{name} {getattr(self, name)!r}: it must be a finite number above 0")
         if not 0 <= self.warmup < 1 or not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"warmup {self.warmup!r}, weight_decay {self.weight_decay!r}: from 0, and warmup below 1")
+            given = f"warmup {self.warmup!r}, weight_decay {self.weight_decay!r}"
+            raise ValueError(f"{given}: both must be 0 or more, and warmup below 1")
         if min(self.blocks, self.steps, self.holdout) < 0:
-            raise ValueError(f"blocks {self.blocks}, steps {self.steps}, holdout {self.holdout}: none is below 0")
+            raise ValueError(f"blocks {self.blocks}, steps {self.steps}, holdout {self.holdout}: all must be 0 or more")
         if not self.blocks and self.shared_lm_head:
             raise ValueError("heads without blocks that share the base's LM head have nothing to train")
 
@@ -77,25 +80,25 @@ class Settings:
 
 
 def steps_of(settings: Settings, texts: int) -> int:
-    """Optimizer steps of a run over so many texts."""
+    """Optimizer steps of a run over a number of texts."""
     a_pass = math.ceil(texts / (settings.batch_size * settings.accumulate))
     return settings.steps or math.ceil(a_pass * settings.epochs)
 
 
 def trainer_arguments(folder: Path, settings: Settings, texts: int, device: torch.device) -> TrainingArguments:
-    """The Trainer's own arguments.
+    """The Trainer's arguments.
 
     Args:
         folder: of the checkpoints.
         settings: of the run.
-        texts: how many are trained on.
+        texts: number of texts to train on.
         device: of the base.
 
     Raises:
-        TreeoptError: E402 where the Trainer would take another device.
+        TreeoptError: E402 where the Trainer would use another device.
     """
     steps = steps_of(settings, texts)
-    # A checkpoint falls on a logged step, so that a resumed run logs what an unbroken one does.
+    # Checkpoints are at logged steps, so that a resumed run logs the same lines as an uninterrupted one.
     log_every = min(settings.log_every, steps)
     every = math.ceil(steps / settings.saves / log_every) * log_every
     arguments = TrainingArguments(
@@ -111,7 +114,7 @@ def trainer_arguments(folder: Path, settings: Settings, texts: int, device: torc
         weight_decay=settings.weight_decay,
         logging_steps=log_every,
         save_steps=every,
-        save_total_limit=2,  # a run killed while it saves still has the one before
+        save_total_limit=2,  # a run that is killed while it saves still has the one before
         bf16=settings.bf16,
         use_cpu=device.type == "cpu",
         seed=settings.short_seed,
@@ -121,7 +124,7 @@ def trainer_arguments(folder: Path, settings: Settings, texts: int, device: torc
         disable_tqdm=True,
     )
     if device.type == "cuda" and arguments.device.index not in (None, device.index):
-        what = f"the base is on {device}, but the Trainer takes {arguments.device}"
+        what = f"the base is on {device}, but the Trainer uses {arguments.device}"
         fix = f"CUDA_VISIBLE_DEVICES={device.index}, and leave out --device"
         raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one device a process: torchrun starts a process for each

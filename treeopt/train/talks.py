@@ -1,4 +1,4 @@
-"""Conversations with a base model: what the user says, from seeds or by the model itself, and what it answers."""
+"""Conversations with a base model: user turns from seeds or written by the model, and the model's answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.texts.answers import continue_texts
+from treeopt.texts.answers import AnswerOptions, continue_texts
 from treeopt.texts.encode import Text, check_known, encode, render_chat
 from treeopt.texts.prompts import Message, Prompt
 
-_MARK = "treeopt-user-turn"  # stands for what a user says where a chat template is asked for what comes before it
+_MARK = "treeopt-user-turn"  # a user turn in rendered chats: the text before it is the prompt for a user turn
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SelfTalk:
     Args:
         count: conversations, or openings where the model has no chat template.
         turns: user turns of each; more than one needs a chat template.
-        opening_tokens: budget of what the model writes as the user, or as the opening.
+        opening_tokens: most tokens of a user turn or opening.
     """
 
     count: int
@@ -34,32 +34,32 @@ class SelfTalk:
 
 @dataclass
 class Talk:
-    """One conversation in progress: what the user will say, and what was said."""
+    """One conversation in progress."""
 
     id: str
-    users: list[Message] = field(default_factory=list)  # still to come; first may be a system message
-    said: list[Message] = field(default_factory=list)
-    prompt: list[int] = field(default_factory=list)  # token ids of the turn at hand
+    users: list[Message] = field(default_factory=list)  # user turns to come; the first may be a system message
+    said: list[Message] = field(default_factory=list)  # messages so far
+    prompt: list[int] = field(default_factory=list)  # token ids of the current turn
     text: str | None = None  # plain text to continue, where there is no conversation
     rows: list[dict[str, Any]] = field(default_factory=list)
-    over: str = ""  # why no further turn follows
+    ended: str = ""  # the reason why no further turn follows
 
 
-def seeded(prompt: Prompt) -> Talk:
-    """A conversation from a prompt; answers that it brings are left out, as the model gives its own."""
+def talk_of(prompt: Prompt) -> Talk:
+    """A conversation from a prompt; the answers in it are left out, as the model gives its own."""
     if prompt.messages is None:
         return Talk(prompt.id, text=prompt.text)
     said = [message for message in prompt.messages if message["role"] != "assistant"]
     return Talk(prompt.id, users=[*said, *({"role": "user", "content": turn} for turn in prompt.later)])
 
 
-def turns_asked(talk: Talk) -> int:
-    """How many turns the user will take."""
+def user_turns(talk: Talk) -> int:
+    """Number of user turns to come."""
     return sum(message["role"] == "user" for message in talk.users)
 
 
-def first_words(prompt: Prompt) -> str:
-    """How a prompt begins: its text, or the user's first turn."""
+def opening_of(prompt: Prompt) -> str:
+    """The text of a prompt, or its first user turn."""
     if prompt.messages is None:
         return (prompt.text or "").strip()
     return next((m["content"] for m in prompt.messages if m["role"] == "user"), "").strip()
@@ -67,65 +67,70 @@ def first_words(prompt: Prompt) -> str:
 
 @dataclass(frozen=True)
 class Writer:
-    """The base model at work on conversations side by side, and the rules it writes by."""
+    """A base model that answers a batch of conversations.
+
+    Args:
+        base: the base model.
+        tokenizer: its tokenizer.
+        options: of the answers.
+        excluded: openings of evaluation prompts; a conversation with one of them ends.
+    """
 
     base: Base
     tokenizer: PreTrainedTokenizerBase
-    max_new_tokens: int
-    temperature: float
-    chat_template: bool
-    barred: frozenset[str]  # first words of prompts kept for judging
+    options: AnswerOptions
+    excluded: frozenset[str]
 
     def answer_all(self, talks: Sequence[Talk]) -> None:
-        """Put the users' turns to the model until none is left."""
-        self._bar(talks)
-        while open_talks := [talk for talk in talks if not talk.over]:
+        """Answer the user turns until none is left."""
+        self._exclude(talks)
+        while open_talks := [talk for talk in talks if not talk.ended]:
             for talk in open_talks:
                 while talk.users:
                     talk.said.append(talk.users.pop(0))
                     if talk.said[-1]["role"] == "user":
                         break
                 messages = tuple(talk.said) if talk.text is None else None
-                asked = Prompt(talk.id, messages, talk.text, None)
-                talk.prompt, _ = encode(asked, self.tokenizer, chat_template=self.chat_template)
+                prompt = Prompt(talk.id, messages, talk.text, None)
+                talk.prompt, _ = encode(prompt, self.tokenizer, chat_template=self.options.chat_template)
             self._answer(open_talks)
             for talk in open_talks:
-                talk.over = talk.over or ("" if talk.users else "done")
+                talk.ended = talk.ended or ("" if talk.users else "done")
 
-    def talk_alone(self, talks: Sequence[Talk], asked: SelfTalk) -> None:
-        """Write both parts."""
-        for _ in range(asked.turns):
-            open_talks = [talk for talk in talks if not talk.over]
-            if has_template(self.base, self.chat_template):
-                self._write_users(open_talks, asked.opening_tokens)
+    def write_all(self, talks: Sequence[Talk], self_talk: SelfTalk) -> None:
+        """Write user turns and answers."""
+        for _ in range(self_talk.turns):
+            open_talks = [talk for talk in talks if not talk.ended]
+            if has_template(self.base, self.options.chat_template):
+                self._write_users(open_talks, self_talk.opening_tokens)
             else:
-                self._write_openings(open_talks, asked.opening_tokens)
-            self._bar(open_talks)
-            self._answer([talk for talk in open_talks if not talk.over])
+                self._write_openings(open_talks, self_talk.opening_tokens)
+            self._exclude(open_talks)
+            self._answer([talk for talk in open_talks if not talk.ended])
 
-    def _bar(self, talks: Sequence[Talk]) -> None:
-        """End the conversations that begin as a prompt kept for judging does."""
+    def _exclude(self, talks: Sequence[Talk]) -> None:
+        """End the conversations with the opening of an evaluation prompt."""
         for talk in talks:
             messages = (*talk.said, *talk.users) if talk.text is None else None
-            if first_words(Prompt(talk.id, messages, talk.text, None)) in self.barred:
-                talk.over = "kept for judging"
+            if opening_of(Prompt(talk.id, messages, talk.text, None)) in self.excluded:
+                talk.ended = "an evaluation prompt"
 
     def _write_users(self, talks: Sequence[Talk], budget: int) -> None:
-        """Write what the user says next."""
+        """Write the next user turns."""
         for talk in talks:
-            asked = [*talk.said, {"role": "user", "content": _MARK}]
-            shown = render_chat(self.tokenizer, asked, talk.id, tokenize=False)
-            talk.prompt = list(self.tokenizer(shown.partition(_MARK)[0], add_special_tokens=False)["input_ids"])
-        for talk, said in self._continued(talks, budget, 1.0):
-            text = self.tokenizer.decode(said, skip_special_tokens=True).strip()
+            messages = [*talk.said, {"role": "user", "content": _MARK}]
+            rendered = render_chat(self.tokenizer, messages, talk.id, tokenize=False)
+            talk.prompt = list(self.tokenizer(rendered.partition(_MARK)[0], add_special_tokens=False)["input_ids"])
+        for talk, tokens in self._continued(talks, budget, 1.0):
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
             if not text:
-                talk.over = "the model wrote an empty turn"
+                talk.ended = "the model wrote an empty turn"
                 continue
             talk.said.append({"role": "user", "content": text})
             talk.prompt = render_chat(self.tokenizer, talk.said, talk.id, add_generation_prompt=True)
 
     def _write_openings(self, talks: Sequence[Talk], budget: int) -> None:
-        """Write how a text begins."""
+        """Write the openings of texts."""
         begin = self.tokenizer.bos_token_id
         begin = self.tokenizer.eos_token_id if begin is None else begin
         if begin is None:
@@ -133,34 +138,34 @@ class Writer:
             raise TreeoptError(Code.MODEL_INVALID, what, fix="give seed prompts with --prompts")
         for talk in talks:
             talk.prompt = [begin]
-        for talk, said in self._continued(talks, budget, 1.0):
-            if set(said) & set(self.base.eos_ids):
-                talk.over = "the text ended in its opening"
+        for talk, tokens in self._continued(talks, budget, 1.0):
+            if set(tokens) & set(self.base.eos_ids):
+                talk.ended = "the text ended in its opening"
                 continue
-            talk.prompt = [begin, *said]
-            talk.text = self.tokenizer.decode(said, skip_special_tokens=True)
+            talk.prompt = [begin, *tokens]
+            talk.text = self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _answer(self, talks: Sequence[Talk]) -> None:
-        """One answer to each conversation's prompt, noted as a row."""
-        for talk, answer in self._continued(talks, self.max_new_tokens, self.temperature):
+        """Answer the current turn of each conversation, and add the answer to its rows."""
+        for talk, answer in self._continued(talks, self.options.max_new_tokens, self.options.temperature):
             text = self.tokenizer.decode(answer, skip_special_tokens=True)
             if talk.text is None:
                 talk.said.append({"role": "assistant", "content": text})
-                shown: dict[str, Any] = {"messages": list(talk.said)}
+                fields: dict[str, Any] = {"messages": list(talk.said)}
             else:
-                shown = {"text": talk.text, "output": text}
+                fields = {"text": talk.text, "output": text}
             span = [len(talk.prompt), len(talk.prompt) + len(answer)]
-            talk.rows.append({"id": talk.id, **shown, "ids": talk.prompt + answer, "answers": [span]})
+            talk.rows.append({"id": talk.id, **fields, "ids": talk.prompt + answer, "answers": [span]})
             if answer[-1] not in self.base.eos_ids:
-                talk.over = "the answer was cut"
+                talk.ended = "the answer was cut"
 
     def _continued(self, talks: Sequence[Talk], budget: int, temperature: float) -> Iterator[tuple[Talk, list[int]]]:
-        """Each conversation whose prompt fits into the context, with its continuation."""
+        """The conversations whose prompt fits into the context, with the model's continuations."""
         fitting = []
         for talk in talks:
             check_known(talk.prompt, self.base.vocab_size, talk.id)
             if not talk.prompt or len(talk.prompt) + budget > self.base.context:
-                talk.over = "too long for the context" if talk.prompt else "no tokens"
+                talk.ended = "too long for the context" if talk.prompt else "no tokens"
             else:
                 fitting.append(talk)
         if fitting:
@@ -170,4 +175,5 @@ class Writer:
 
 
 def has_template(base: Base, chat_template: bool) -> bool:
+    """Whether requests go through a chat template."""
     return chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None

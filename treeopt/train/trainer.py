@@ -1,4 +1,4 @@
-"""The Trainer at work on heads: what it sees as the model, and what it logs."""
+"""The Trainer of heads: its model, and its log."""
 
 from __future__ import annotations
 
@@ -26,39 +26,46 @@ from treeopt.train.loss import IGNORED, TOPS, head_losses, hits, targets, weight
 
 @dataclass(frozen=True)
 class HeadScore:
-    """One head on texts: mean cross-entropy in nats, share of its first 1 .. 5 guesses that held the true token."""
+    """One head's scores on texts.
+
+    Args:
+        loss: mean cross-entropy in nats.
+        top: accuracies of the top 1 .. 5 guesses.
+        trials: number of tokens.
+    """
 
     loss: float
     top: tuple[float, ...]
     trials: int
 
 
+@dataclass(frozen=True)
+class TrainerData:
+    """A base model, the examples to train its heads on, and those held out."""
+
+    base: Base
+    train: Sequence[Example]
+    held_out: Sequence[Example]
+
+
 def trainer_of(
-    base: Base,
-    heads: MedusaHeads,
-    arguments: TrainingArguments,
-    seen: Sequence[Example],
-    unseen: Sequence[Example],
-    metrics_file: Path,
-    progress: Progress,
+    data: TrainerData, heads: MedusaHeads, arguments: TrainingArguments, metrics_file: Path, progress: Progress
 ) -> HeadsTrainer:
-    """A Trainer of these heads.
+    """A Trainer of heads.
 
     Args:
-        base: the base model.
-        heads: what is trained.
-        arguments: the Trainer's own.
-        seen: texts to train on.
-        unseen: texts held out.
-        metrics_file: where it logs.
-        progress: told after each step.
+        data: the base model and the examples.
+        heads: the heads, which change.
+        arguments: of the Trainer.
+        metrics_file: the file of its log.
+        progress: called after each step.
     """
-    model = HeadsOnBase(base, heads)
+    model = HeadsOnBase(data.base, heads)
     trainer = HeadsTrainer(
         model=model,
         args=arguments,
-        train_dataset=_Rows(seen),
-        eval_dataset=_Rows(unseen),
+        train_dataset=_Rows(data.train),
+        eval_dataset=_Rows(data.held_out),
         data_collator=collate,
         callbacks=[_Watch(model, int(arguments.logging_steps), progress), Marks()],
     )
@@ -68,7 +75,7 @@ def trainer_of(
 
 
 class _Rows(Dataset[Example]):
-    """Examples as torch wants them."""
+    """Examples as a torch data set."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._examples = examples
@@ -81,7 +88,7 @@ class _Rows(Dataset[Example]):
 
 
 class HeadsOnBase(nn.Module):
-    """What the Trainer trains: the heads. The base is held in a tuple, out of sight of parameters and checkpoints."""
+    """Heads as the Trainer's model. The base is in a tuple, so that it is neither trained nor saved."""
 
     def __init__(self, base: Base, heads: MedusaHeads) -> None:
         super().__init__()
@@ -91,7 +98,7 @@ class HeadsOnBase(nn.Module):
         self._tally = _no_tally(heads.num_heads, base.device)
 
     def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
-        """The loss of a batch, as `data.collate` makes it."""
+        """The loss of a batch from `data.collate`."""
         (base,) = self._base
         with torch.no_grad():
             _, hidden = base.forward(ids, use_cache=False, logits_to_keep=1)
@@ -103,7 +110,7 @@ class HeadsOnBase(nn.Module):
         return {"loss": weighted(losses)}
 
     def take_tally(self) -> Tensor:
-        """float64 [H, 3 + 5]: summed loss, its trials, trials of the hits, hits among 1 .. 5; begins anew."""
+        """float64 [H, 3 + 5]: summed loss, its trials, trials of the hits, top-1 .. top-5 hits. Resets the tally."""
         tally, self._tally = self._tally, _no_tally(self.heads.num_heads, self._tally.device)
         return tally
 
@@ -117,7 +124,7 @@ class HeadsOnBase(nn.Module):
 
 
 class HeadsTrainer(Trainer):
-    """A Trainer that logs each head's loss and accuracies, and keeps all it logged in one file."""
+    """A Trainer that logs each head's loss and accuracies, and writes its log to one file."""
 
     metrics_file: Path
     scores: tuple[HeadScore, ...] = ()
@@ -127,8 +134,8 @@ class HeadsTrainer(Trainer):
         if tally[:, 1].any():
             self.scores = _scores(tally)
             if not all(math.isfinite(score.loss) for score in self.scores):
-                what = f"the loss is not a number at step {self.state.global_step}"
-                raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or look at the base model")
+                what = f"the loss is not finite at step {self.state.global_step}"
+                raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or check the base model")
             prefix = "eval_" if "eval_loss" in logs else ""
             for h, score in enumerate(self.scores, start=1):
                 logs[f"{prefix}head{h}_loss"] = score.loss
@@ -145,12 +152,12 @@ class HeadsTrainer(Trainer):
 
 
 def _without_clock(line: Mapping[str, float]) -> dict[str, float]:
-    """A line of metrics that equal runs have in common."""
+    """A log line without its times, which differ between equal runs."""
     return {key: value for key, value in line.items() if not key.endswith(("_runtime", "_per_second", "_time"))}
 
 
 class _Watch(TrainerCallback):
-    """Counts accuracies in the steps that are logged, and tells how far the run is."""
+    """Turns on accuracies for the logged steps, and reports progress."""
 
     def __init__(self, model: HeadsOnBase, log_every: int, progress: Progress) -> None:
         self._model, self._log_every, self._progress = model, log_every, progress
@@ -177,11 +184,13 @@ class _Watch(TrainerCallback):
 
 
 def _no_tally(num_heads: int, device: torch.device) -> Tensor:
-    counts = torch.float32 if device.type == "mps" else torch.float64  # the one kind of device without float64
+    """A tally of zeros."""
+    counts = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
     return torch.zeros(num_heads, 3 + TOPS, dtype=counts, device=device)
 
 
 def _scores(tally: Tensor) -> tuple[HeadScore, ...]:
+    """The scores in a tally."""
     scores = []
     for loss, trials, counted, *top in tally.tolist():
         shares = tuple(count / counted for count in top) if counted else ()

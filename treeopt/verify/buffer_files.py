@@ -49,11 +49,11 @@ def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu
 def _fault(found: Buffers, arrays: dict[str, np.ndarray]) -> str:
     """How the tensors differ from those of the tree that they hold; empty where they do not."""
     try:
-        wanted = compile_ranks(found.tree())
+        expected = compile_ranks(found.tree())
     except (TreeoptError, IndexError, RuntimeError, ValueError) as error:  # indices of any value
         return f"its indices are not those of a tree ({type(error).__name__})"
     for name in BUFFER_NAMES:
-        right = getattr(wanted, name).numpy()
+        right = getattr(expected, name).numpy()
         wrong = arrays[name]
         if (wrong.dtype, wrong.shape) != (right.dtype, right.shape):
             return f"{name} is {wrong.dtype} {list(wrong.shape)}, its tree's is {right.dtype} {list(right.shape)}"
@@ -61,4 +61,4 @@ def _fault(found: Buffers, arrays: dict[str, np.ndarray]) -> str:
         if len(places):
             place = tuple(places[0].tolist())
             return f"{name}{list(place)} is {wrong[place]}, its tree's is {right[place]}"
-    return "" if found.top_k == wanted.top_k else f"top_k is {found.top_k}, its tree's is {wanted.top_k}"
+    return "" if found.top_k == expected.top_k else f"top_k is {found.top_k}, its tree's is {expected.top_k}"

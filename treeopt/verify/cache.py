@@ -3,8 +3,8 @@
 `transformers`' own growing cache copies everything at each step, and its sliding layers drop entries that a rejected
 draft would need again. Here every layer holds the full length; windows live in the mask.
 
-One text is written and moved by slices. In a batch each row goes on where its own text ends: entry i of a row is the
-token at position i, and what lies behind a row's text is hidden by the mask until it is overwritten.
+One text is written and moved by slices. In a batch each row continues where its text ends: entry i of a row is the
+token at position i, and entries behind a row's text are hidden by the mask until they are overwritten.
 """
 
 from __future__ import annotations
@@ -158,13 +158,13 @@ class TreeCache(Cache):
                 block[:, rows, :, target] = block[:, rows, :, source]
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows (int64 [n]) of the batch only."""
+        """Continue with these rows (int64 [n]) of the batch only."""
         store = self.store
         if store.stack is not None:
             store.stack = store.stack[: 2 * store.taken, rows.to(store.stack.device)]
         store.loose = [block[:, rows.to(block.device)] for block in store.loose]
         stacked, loose = iter(store.stack if store.stack is not None else ()), iter(store.loose)
-        for layer in self.layers:  # in the order in which they came
+        for layer in self.layers:  # in the order in which they were added
             if layer.stacked:
                 layer.key_buffer, layer.value_buffer = next(stacked), next(stacked)
             else:

@@ -1,7 +1,7 @@
-"""The probe: one small tree against its paths run alone. The only reliable test that a model can verify trees.
+"""The probe: one small tree against its paths run alone, the only reliable test that a model can verify trees.
 
-Some models take a tree mask without complaint and compute something else (positions from the cache index, recurrent
-state, local layers); a config does not tell.
+Some models accept a tree mask and compute something else (positions from the cache index, recurrent state, local
+layers), and their config does not say so.
 """
 
 from __future__ import annotations

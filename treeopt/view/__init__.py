@@ -1,1 +1,1 @@
-"""Trees for people: SVG, DOT and plain text."""
+"""Pictures: trees as SVG, DOT and text, and charts as SVG."""

@@ -1,4 +1,4 @@
-"""The tree as a networkx graph, and from it plain text and DOT; other picture formats through the `dot` program."""
+"""The tree as a networkx graph, as text, as DOT, and in picture formats of the `dot` program."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def to_graph(tree: Tree) -> networkx.DiGraph:
 
 
 def render_text(tree: Tree) -> str:
-    """The tree for a terminal: a line a node, `rank  value`, children below their parent."""
+    """The tree as text: one line for each node, `rank  value`, children below their parent."""
     return "\n".join(networkx.generate_network_text(to_graph(tree), sources=[0])) + "\n"
 
 
 def render_dot(tree: Tree) -> str:
-    """The tree in DOT; needs no program."""
+    """The tree in DOT."""
     return str(_digraph(tree).source)
 
 
 def render_with_dot(tree: Tree, file_format: str) -> bytes:
-    """The tree as png, pdf, or another format of graphviz.
+    """The tree as PNG, PDF or another format of graphviz.
 
     Raises:
         TreeoptError: E401 where the `dot` program is missing, E204 where it does not know the format.
@@ -44,7 +44,7 @@ def render_with_dot(tree: Tree, file_format: str) -> bytes:
         raise TreeoptError(
             Code.PROGRAM_MISSING,
             f"a .{file_format} picture needs the program `dot`",
-            why="treeopt itself draws .svg and .dot; every other format is drawn by graphviz",
+            why="treeopt writes .svg and .dot; graphviz draws all other formats",
             fix="install graphviz (Debian: apt-get install graphviz), or use -o tree.svg",
         ) from error
     except graphviz.CalledProcessError as error:

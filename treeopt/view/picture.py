@@ -1,4 +1,4 @@
-"""A tree as a picture file of any kind."""
+"""A tree as the content of a picture file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from treeopt.tree import Tree
 
 
 def render(tree: Tree, file_format: str, *, title: str = "") -> bytes:
-    """The content of an .svg or .dot file, or of what the `dot` program can write.
+    """The content of an .svg or .dot file, or of another format of the `dot` program.
 
     Raises:
         TreeoptError: E401 where the `dot` program is needed and missing, E204 where it does not know the format.

@@ -1,7 +1,8 @@
-"""The tree as SVG by a small layout of our own: no binary needed, equal trees give equal bytes.
+"""The tree as SVG, without any program; equal trees give equal bytes.
 
-Left to right: one column a head, each leaf a row, a parent at the mean of its children. Line width and colour follow
-the node's value; hovering shows path and value. A tree without values is drawn plain.
+The root is on the left, with one column for each head and one row for each leaf; a parent is at the mean of its
+children. Line width and colour follow the node's value, and hovering shows path and value. Without values all nodes
+look alike.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from xml.sax.saxutils import escape
 
 from treeopt.tree import ROOT, Tree
 
-MAX_NODES = 2000  # drawn at most; the least valuable of a larger tree are left out, and the picture says so
+MAX_NODES = 2000  # of a picture; of a larger tree the nodes of least value are left out, and the heading has the number
 
 _ROW, _COLUMN, _LEFT, _TOP, _RADIUS = 15.0, 130.0, 40.0, 44.0, 5.0
-_PLAIN = "#5b7083"
+_NEUTRAL = "#5b7083"
 _LOW, _HIGH = (0xC9, 0xD6, 0xE2), (0x0B, 0x4F, 0x8A)  # colours of value 0 and of the greatest value
 
 Places = Sequence[tuple[float, float]]  # x and y of each node
-Shares = Sequence[float] | None  # 0..1 for each node; None draws plain
+Shares = Sequence[float] | None  # 0..1 for each node; None without values
 
 _STYLE = (
     "text{font:10px system-ui,sans-serif;fill:#33414d}"
     ".title{font-size:13px;font-weight:600}"
-    ".rank{paint-order:stroke;stroke:#fff;stroke-width:3px}"  # a white rim: edges pass behind the digits
+    ".rank{paint-order:stroke;stroke:#fff;stroke-width:3px}"  # a white outline, so that edges do not cross the digits
     "path{fill:none}"
     "circle{stroke:#fff;stroke-width:1}"
     "g:hover>circle{stroke:#d9480f;stroke-width:2}"
@@ -64,7 +65,7 @@ def most_valuable(tree: Tree, nodes: int) -> Tree:
     order = list(range(len(tree.paths)))
     if tree.values is not None:
         values = tree.values
-        order = sorted(order, key=lambda i: -values[i])  # stable: a parent of equal value stays before its child
+        order = sorted(order, key=lambda i: -values[i])  # stable: a parent precedes a child of equal value
     chosen = sorted(order[: nodes - 1])
     return Tree(
         tuple(tree.paths[i] for i in chosen),
@@ -74,7 +75,7 @@ def most_valuable(tree: Tree, nodes: int) -> Tree:
 
 
 def _rows(tree: Tree) -> list[float]:
-    """Each node's row: leaves take the next free one in depth-first order, parents the mean of their children."""
+    """Each node's row: the next free one for a leaf, in depth-first order; the mean of the children for a parent."""
     children: list[list[int]] = [[] for _ in range(tree.nodes)]
     for node in range(1, tree.nodes):
         children[tree.parents[node]].append(node)
@@ -114,16 +115,16 @@ def _node(tree: Tree, places: Places, shares: Shares, node: int) -> str:
 
 
 def describe(tree: Tree, node: int) -> str:
-    """What a picture says of a node: its path, in words, and its value."""
+    """The tooltip of a node: its path and its value."""
     if node == ROOT:
-        return "root: the base model's own token"
+        return "root: the base model's token"
     path = tree.paths[node - 1]
     text = f"node {node}: path {list(path)}, rank {path[-1]} of head {len(path)}"
     return text if tree.values is None else f"{text}, right with probability {tree.values[node - 1]:.4g}"
 
 
 def _shares(tree: Tree) -> Shares:
-    """Each node's value as a share of the greatest, by its square root so that small ones stay apart; root 1."""
+    """The square root of each node's share of the greatest value, which spreads small values; 1 for the root."""
     if tree.values is None:
         return None
     greatest = max(tree.values, default=1.0) or 1.0
@@ -136,6 +137,6 @@ def _width(shares: Shares, node: int) -> float:
 
 def _colour(shares: Shares, node: int) -> str:
     if shares is None:
-        return _PLAIN
+        return _NEUTRAL
     mixed = (round(low + (high - low) * shares[node]) for low, high in zip(_LOW, _HIGH, strict=True))
     return "#{:02x}{:02x}{:02x}".format(*mixed)
