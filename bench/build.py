@@ -33,21 +33,21 @@ HEADS, RANKS = 5, 16
 BUILD_GOALS = {64: 0.001, 1024: 0.010, 1_000_000: 5.0}
 POSITIONS, SEQUENCES = 1_000_000, 2_000
 COMMAND_GOALS = {64: 1.0, 1024: 2.0, 16_384: 15.0, 131_072: 120.0}
-TEXTS, TOKENS, KEPT = 512, 160, 32
+TEXTS, TOKENS, TOP_K = 512, 160, 32
 
 
 def accuracy_table() -> NDArray[np.float64]:
-    """A 5 x 16 table that falls off roughly as real heads do."""
+    """A 5 x 16 table of accuracies that decrease roughly as those of real heads."""
     return np.array([[0.5 * 0.7**h * (rank + 1) ** -1.5 for rank in range(RANKS)] for h in range(HEADS)])
 
 
 def build(table: NDArray[np.float64], nodes: int) -> Tree:
-    """What `treeopt build` does after reading the calibration."""
+    """The growth of `treeopt build` from a table of accuracies."""
     return grow(IndependentValues(table), nodes).tree()
 
 
 def heap_build(table: NDArray[np.float64], nodes: int) -> Tree:
-    """The textbook way: best first with a heap over paths."""
+    """Best-first growth with a heap over paths."""
     rows = table.tolist()
     heap: list[tuple[float, int, tuple[int, ...]]] = [(-value, 1, (rank,)) for rank, value in enumerate(rows[0])]
     heapq.heapify(heap)
@@ -64,16 +64,16 @@ def heap_build(table: NDArray[np.float64], nodes: int) -> Tree:
 
 
 def random_calibration() -> Calibration:
-    """Texts of one length, whose ranks fall off roughly as those of real heads do."""
+    """Texts of one length, with ranks distributed roughly as those of real heads."""
     ranks = np.minimum(np.random.default_rng(0).geometric(0.3, (TEXTS, TOKENS, HEADS)) - 1, MISS)
-    ranks[ranks >= KEPT] = MISS
+    ranks[ranks >= TOP_K] = MISS
     ranks[:, np.arange(TOKENS)[:, None] + np.arange(1, HEADS + 1) >= TOKENS] = NONE
     return Calibration(
         ranks=ranks.reshape(-1, HEADS).astype(np.uint8),
         offsets=np.arange(TEXTS + 1, dtype=np.int64) * TOKENS,
         prompt_ids=tuple(f"random:{text:08}" for text in range(TEXTS)),
         token_hashes=tuple(map(str, range(TEXTS))),
-        top_k=KEPT,
+        top_k=TOP_K,
         provenance=Provenance("random", "", "random", "", {}),
     )
 
@@ -110,13 +110,13 @@ def main() -> None:
         if tiny and nodes > 10_000:
             continue
         repeats = 2 if tiny or nodes > 10_000 else 50
-        ways = {"levels": functools.partial(build, table, nodes), "heap": functools.partial(heap_build, table, nodes)}
-        seconds = interleaved(ways, repeats=repeats)
+        timed = {"levels": functools.partial(build, table, nodes), "heap": functools.partial(heap_build, table, nodes)}
+        seconds = interleaved(timed, repeats=repeats)
         assert build(table, nodes).paths == heap_build(table, nodes).paths
         print(verdict(f"build {nodes:,} nodes", seconds["levels"], goal, "s"), end="")
         print(f"   heap: {seconds['heap']:.4g} s, {seconds['heap'] / seconds['levels']:.1f} times as long")
     large = build(table, 1024)
-    # A new record each time: the record keeps what it derives.
+    # A new record each time, because a record caches derived values.
     compiled = interleaved({"compile": lambda: compile_tree(Tree(large.paths))}, repeats=50)["compile"]
     print(verdict("compile 1,024 nodes", compiled, 0.005, "s"))
     tree = build(table, 64)

@@ -1,11 +1,11 @@
-"""The optimiser against the Medusa tree on texts it has not seen, its intervals, and its speed.
+"""The optimiser compared with the Medusa tree on held-out texts, its intervals, and its speed.
 
     python bench/optimiser.py table    --calibration calibration.safetensors
     python bench/optimiser.py coverage --calibration calibration.safetensors
     python bench/optimiser.py speed    --calibration calibration.safetensors
 
 The calibration of the README's figures: `treeopt calibrate` on the 512 story openings, 160 greedy tokens each. `table`
-builds from the first half (rows 0-255) and judges on the second (texts that stand in both dropped), then on random
+builds from the first half (rows 0-255) and judges on the second (texts in both are dropped), then on random
 halves.
 """
 
@@ -32,19 +32,19 @@ SIZES = (8, 16, 32, 64, 128, 256)
 GOALS = (1.5, 0.8, 1.2, 1.2, 1.4, 1.4)  # percent over the Medusa tree, rows 0-255 against 256-511
 TOP_K = 32
 SPLITS = 10
-FEW = 50  # prompts to build from, where few are to be had
+FEW = 50  # prompts to build from, where there are few
 COVERAGE_SPLITS, COVERAGE_NODES = 200, 64
 LARGE = 1_000_000  # positions
 
 
 def fit(calibration: Calibration, nodes: int) -> Fit:
-    """What `treeopt build` does by default."""
+    """The fit of `treeopt build` with its defaults."""
     fitter = Fitter(calibration, Limits(nodes, TOP_K))
     return fitter.choose(candidates("joint", "visits", refined=False))
 
 
 def halves(calibration: Calibration, chosen: NDArray[np.int64]) -> tuple[Calibration, Calibration]:
-    """These texts, and all others that do not stand among them."""
+    """These texts, and all others that are not equal to one of them."""
     fitted = calibration.select(np.sort(chosen))
     known, picked = set(fitted.token_hashes), set(chosen.tolist())
     hashes = calibration.token_hashes
@@ -53,7 +53,7 @@ def halves(calibration: Calibration, chosen: NDArray[np.int64]) -> tuple[Calibra
 
 
 def gain(calibration: Calibration, chosen: NDArray[np.int64], nodes: int) -> tuple[float, Judgement]:
-    """Percent over the Medusa tree on the other texts."""
+    """Gain over the Medusa tree on the other texts, in percent."""
     fitted, aside = halves(calibration, chosen)
     found = judge(fit(fitted, nodes).tree, fitted, aside, 0, Limits(nodes, TOP_K))
     return 100 * (found.tokens_per_step / found.medusa_tokens_per_step - 1), found
@@ -61,14 +61,14 @@ def gain(calibration: Calibration, chosen: NDArray[np.int64], nodes: int) -> tup
 
 def table(calibration: Calibration, sizes: Sequence[int] = SIZES) -> None:
     """Gains at six sizes: the fixed halves, ten random halves, ten times 50 prompts."""
-    print("nodes | paper (90 %) | joint, visits (90 %) | gain, goal | random halves | from 50 prompts, least")
+    print("nodes | Medusa (90 %) | joint, visits (90 %) | gain, goal | random halves | from 50 prompts, least")
     for nodes, goal in zip(sizes, GOALS, strict=False):
         percent, found = gain(calibration, np.arange(calibration.sequences // 2), nodes)
         half, few = (_random_gains(calibration, texts, nodes) for texts in (calibration.sequences // 2, FEW))
-        paper = f"{found.medusa_tokens_per_step:.4f} ({_ends(found.medusa_interval)})"
+        medusa = f"{found.medusa_tokens_per_step:.4f} ({_ends(found.medusa_interval)})"
         joint = f"{found.tokens_per_step:.4f} ({_ends(found.interval)})"
         reached = f"{percent:+.2f} % {'met' if percent >= goal else 'MISSED'} {goal}"
-        print(f"{nodes:5} | {paper} | {joint} | {reached} | {_mean(half)} | {_mean(few)}, {few.min():+.2f}")
+        print(f"{nodes:5} | {medusa} | {joint} | {reached} | {_mean(half)} | {_mean(few)}, {few.min():+.2f}")
 
 
 def _random_gains(calibration: Calibration, texts: int, nodes: int) -> NDArray[np.float64]:

@@ -91,7 +91,7 @@ def uses(base: Base, heads: MedusaHeads, path: Path) -> dict[str, Callable[[Any]
     ("given", "word"),
     [
         ([[0], [0, 3, 1]], "[0, 3, 1]: its parent [0, 3] is missing"),
-        ([[0], [0]], "[0] is there twice"),
+        ([[0], [0]], "[0] occurs twice"),
         ([[0], [-1]], "[-1] has a rank"),
         ([[0], [0.5]], "[0.5] is not a path"),
         ([0], "0 is not a path"),

@@ -208,7 +208,7 @@ def test_faults_are_listed_together() -> None:
     error = refusal(((0,), (0,), (-1,), (3, 1)))
     listed = [error.what, *error.at.splitlines()]
     assert len(listed) == 3
-    assert "[0] is there twice" in listed[0]
+    assert "[0] occurs twice" in listed[0]
     assert "[-1] has a rank" in listed[1]
     assert "[3, 1]: its parent [3] is missing" in listed[2]
 

@@ -6,8 +6,8 @@ of the levels above it, is
     head[h] * log p_h(y)  +  prior[h] * log U(y)  +  ngram[h] * ratio(y | last tokens)
         +  prompt_lookup[h][m] where y followed the latest longest match, m tokens long, of the last tokens in the text
 
-with p_h the distribution of head h (levels beyond the heads have none), and U and ratio from the n-gram table. The
-softmax over a level's candidates, with `other_logit` for all other tokens together, estimates each one's probability;
+with p_h the distribution of head h (the extra depth below the heads has none), U and ratio from the n-gram table. The
+softmax over a level's candidates, with `other_logit` for all other tokens together, estimates the probability of each;
 the level's `calibration_map` maps it to how often such candidates were right.
 """
 
@@ -79,7 +79,7 @@ class NgramTable:
     def _fault(self) -> str:
         rows = self.keys.size + 1
         width = max(1, self.tokens.size // rows)
-        wanted: dict[str, tuple[Any, tuple[int, ...]]] = {
+        expected: dict[str, tuple[Any, tuple[int, ...]]] = {
             "keys": (np.int64, (rows - 1,)),
             "tokens": (np.int32, (rows, width)),
             "ratios": (np.float16, (rows, width)),
@@ -87,7 +87,7 @@ class NgramTable:
             "unigram": (np.float16, (self.unigram.size,)),
         }
         for name, array in self.arrays().items():
-            dtype, shape = wanted[name]
+            dtype, shape = expected[name]
             if array.dtype != dtype or array.shape != shape:
                 return f"{name} are {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}"
             if array.dtype == np.float16 and not np.isfinite(array).all():
@@ -195,7 +195,7 @@ class Drafter:
         if self.top < 1 or (self.window != 0 and self.window < CONTEXT):
             return f"{self.top} candidates of each head and a window of {self.window} tokens"
         if len(self.levels) > self.num_heads and self.ngram_table is None:
-            return "levels beyond the heads need an n-gram table"
+            return "extra depth below the heads needs an n-gram table"
         for number, level in enumerate(self.levels, start=1):
             pairs = [value for pair in level.calibration_map for value in pair]
             numbers = (level.head, level.prior, level.ngram, level.other_logit, *level.prompt_lookup, *pairs)

@@ -170,13 +170,13 @@ def as_tree(tree: Tree | Iterable[Sequence[int]]) -> Tree:
 
 
 def path_faults(paths: Sequence[Path]) -> list[tuple[int, str]]:
-    """What keeps `paths` from being a tree, in the order of the paths: (index of the path, what is wrong with it)."""
+    """Why `paths` are not a tree, in the order of the paths: (index of the path, its fault)."""
     faults: list[tuple[int, str]] = []
     known = {(), *paths}
     seen: set[Path] = {()}
     for i, path in enumerate(paths):
         if path in seen:
-            faults.append((i, f"{_shown(path)} is there twice" if path else "[] is the root, which is not listed"))
+            faults.append((i, f"{_shown(path)} occurs twice" if path else "[] is the root, which is not listed"))
         elif path[:-1] not in known:
             faults.append((i, f"{_shown(path)}: its parent {_shown(path[:-1])} is missing"))
         elif min(path) < 0 or max(path) > MAX_RANK:
@@ -197,7 +197,7 @@ def _as_paths(given: Any) -> tuple[Path, ...]:
         raise TreeoptError(
             Code.TREE_INVALID,
             f"{_named(given)} is not a list of paths",
-            why="a tree is a list of paths such as [[0], [1], [0, 0]], or what treeopt.load_tree gives",
+            why="a tree is a list of paths such as [[0], [1], [0, 0]], or the result of treeopt.load_tree",
             fix="treeopt.load_tree(NAME) reads a file, or a tree of `treeopt list`",
         )
     return tuple(map(_as_path, given))
@@ -211,7 +211,7 @@ def _as_path(path: Any) -> Path:
                 return tuple(map(operator.index, ranks))
     except TypeError:
         pass
-    what = f"{_named(path)} is not a path: a path is a list of whole numbers, a rank for each head, such as [0, 2]"
+    what = f"{_named(path)} is not a path: a path is a list of integers, a rank for each head, such as [0, 2]"
     raise TreeoptError(Code.TREE_INVALID, what)
 
 
@@ -229,7 +229,7 @@ def _as_values(values: Any) -> tuple[float, ...] | None:
 
 
 def _named(given: Any) -> str:
-    """What was given, as an error shows it."""
+    """A value for an error message."""
     if isinstance(given, (str, bytes, int, float, list, tuple)) or given is None:
         try:
             return reprlib.repr(given)
@@ -239,7 +239,7 @@ def _named(given: Any) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A path as an error shows it: not all of a long one, and no number of thousands of digits."""
+    """A path for an error message, with long paths and huge numbers cut."""
     ranks = [str(rank) if abs(rank) <= MAX_RANK else f"a number of {rank.bit_length()} bits" for rank in path]
     return f"[{', '.join(ranks[:_SHOWN_RANKS])}{', ...' if len(ranks) > _SHOWN_RANKS else ''}]"
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from head_ranks import head_ranks
 from numpy.typing import NDArray
 from tiny import VOCAB, random_heads, tiny_base
 from torch.nn import functional as F
 
-from treeopt.calibrate.pipeline import CalibrationRun, run_calibration, trace_texts
+from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
 from treeopt.calibration import MISS, NONE, Calibration
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
@@ -118,7 +119,7 @@ def test_trace_texts_few_kept(base: Base, loaded: LoadedHeads, stories: PromptSe
     """Ranks from the number kept on are misses, wherever they lie; nothing else changes."""
     texts = made_texts(base, first(stories, 2), 30)
     for few, many in zip(
-        trace_texts(base, loaded.heads, texts, 4), trace_texts(base, loaded.heads, texts, 253), strict=True
+        head_ranks(base, loaded.heads, texts, 4), head_ranks(base, loaded.heads, texts, 253), strict=True
     ):
         cut = np.where((many >= 4) & (many != NONE), MISS, many)
         assert np.array_equal(few, cut)
@@ -131,7 +132,7 @@ def test_run_calibration_small_vocabulary() -> None:
     heads = random_heads(base, 3)
     texts = [Text("a:0", [3, 5], []), Text("a:1", [7], [])]
     kept = min(253, VOCAB)
-    rows = trace_texts(base, heads, continue_texts(base, texts, 12), kept)
+    rows = head_ranks(base, heads, continue_texts(base, texts, 12), kept)
     assert [row.shape for row in rows] == [(12, 3), (12, 3)]
     for row in rows:
         assert np.count_nonzero(row == MISS) == 0
@@ -142,7 +143,7 @@ def test_run_calibration_small_vocabulary() -> None:
 def test_trace_texts_short_answers(length: int) -> None:
     """An answer shorter than the heads reach has rows all the same, of `NONE` beyond its end."""
     base = tiny_base("llama")
-    rows = trace_texts(base, random_heads(base, 4), [Text("a:0", [3, 5], list(range(length)))], 61)[0]
+    rows = head_ranks(base, random_heads(base, 4), [Text("a:0", [3, 5], list(range(length)))], 61)[0]
     left = np.arange(length - 1, -1, -1)
     assert np.array_equal((rows != NONE).sum(axis=1), np.minimum(left, 4))
 
@@ -327,7 +328,7 @@ def test_run_calibration_turns(base: Base, loaded: LoadedHeads, tmp_path: Path) 
     ids = base.tokenizer("A cat")["input_ids"]
     first = continue_texts(base, [Text("a:0", ids, [])], 16)[0]
     second = base.tokenizer(f"A cat\n{base.tokenizer.decode(first.answer)}\nA dog")["input_ids"]
-    expected = trace_texts(base, loaded.heads, continue_texts(base, [Text("a:1", second, [])], 16), 253)[0]
+    expected = head_ranks(base, loaded.heads, continue_texts(base, [Text("a:1", second, [])], 16), 253)[0]
     np.testing.assert_array_equal(run.calibration.ranks[-16:], expected)
 
 

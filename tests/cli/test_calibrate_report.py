@@ -10,7 +10,7 @@ from helpers import stretches
 
 from treeopt.calibrate.pipeline import CalibrationRun
 from treeopt.calibration import Calibration
-from treeopt.cli.calibrate_command import _report
+from treeopt.cli.calibrate_report import report_calibration
 from treeopt.cli.console import Console
 
 
@@ -23,12 +23,12 @@ def run_of(hashes: str) -> CalibrationRun:
 @pytest.mark.parametrize("hashes", ["a", "aaaaaa"])
 def test_one_text_in_any_number_of_copies_has_no_error(hashes: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No standard error is printed, neither 0 nor nan, and programs read null."""
-    _report(Console(False, False), run_of(hashes), "c.safetensors", None)
+    report_calibration(Console(False, False), run_of(hashes), "c.safetensors", None)
     text = capsys.readouterr().out
     assert "±" not in text
     assert "nan" not in text
     assert f"{len(hashes)} texts, 1 distinct, " in text
-    _report(Console(True, False), run_of(hashes), "c.safetensors", None)
+    report_calibration(Console(True, False), run_of(hashes), "c.safetensors", None)
     data = json.loads(capsys.readouterr().out)
     assert data["standard_error_top_1"] == [None] * 3
     assert (data["prompts"], data["texts_distinct"]) == (len(hashes), 1)
@@ -37,7 +37,7 @@ def test_one_text_in_any_number_of_copies_has_no_error(hashes: str, capsys: pyte
 def test_error_is_that_of_different_texts(capsys: pytest.CaptureFixture[str]) -> None:
     """With two different texts or more there is an error, clustered by text."""
     run = run_of("abcbca")
-    _report(Console(False, False), run, "c.safetensors", None)
+    report_calibration(Console(False, False), run, "c.safetensors", None)
     text = capsys.readouterr().out
     error = run.calibration.standard_error(1)[0, 0]
     assert f" ± {error:.1%}" in text

@@ -15,7 +15,7 @@ from treeopt.cli.app import program
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few and short texts, in an empty folder."""
-    for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_JUDGED": 2, "_DRAWN": 200}.items():
+    for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}.items():
         monkeypatch.setattr(demo_command, name, value)
     monkeypatch.chdir(tmp_path)
 
@@ -27,7 +27,8 @@ def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:
     for name in ("calibrate", "build", "render", "compile", "validate"):
         assert f"$ treeopt {name} " in done.output
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line][1:]
-    assert [row[0] for row in rows] == ["autoregressive", "the Medusa tree", "corrected", "dynamic"]
+    labels = ["autoregressive", "Medusa tree, heads", "static tree, heads+ngram", "per-step trees, heads+ngram"]
+    assert [row[0] for row in rows] == labels
     assert all(row[1] == row[2] and row[4] == "yes" for row in rows)
     written = next(line for line in done.stdout.splitlines() if line.startswith("wrote ")).split()[1:]
     assert len(written) == 8
@@ -37,18 +38,18 @@ def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:
 def test_a_shown_command_can_be_typed_again() -> None:
     """The lines after `$` are real: the build that was shown gives the same tree."""
     done = CliRunner().invoke(program, ["demo", "-o", "out"])
-    shown = next(line for line in done.stdout.splitlines() if line.endswith("out/corrected16.yaml") and "build" in line)
-    before = Path("out/corrected16.yaml").read_bytes()
+    shown = next(line for line in done.stdout.splitlines() if line.endswith("out/static16.yaml") and "build" in line)
+    before = Path("out/static16.yaml").read_bytes()
     again = CliRunner().invoke(program, shown.removeprefix("$ treeopt ").split())
     assert again.exit_code == 0
-    assert Path("out/corrected16.yaml").read_bytes() == before
+    assert Path("out/static16.yaml").read_bytes() == before
 
 
 def test_demo_as_json_is_one_object() -> None:
     """Programs read one object, with every tree's figures."""
     done = CliRunner().invoke(program, ["demo", "-o", "out", "--json"])
     found = json.loads(done.stdout)
-    assert set(found["trees"]) == {"paper", "corrected", "dynamic"}
+    assert set(found["trees"]) == {"medusa", "static", "dynamic"}
     assert all(tree["lossless"] for tree in found["trees"].values())
 
 
@@ -65,12 +66,12 @@ def test_a_second_demo_replaces_its_own_files_alone() -> None:
     """Files of an earlier demo are replaced; one that was edited, or is the user's own, is kept without --force."""
     for _ in range(2):
         assert CliRunner().invoke(program, ["demo", "-o", "out"]).exit_code == 0
-    tree = Path("out/corrected16.yaml")
+    tree = Path("out/static16.yaml")
     edited = tree.read_text() + "# my favourite\n"
     tree.write_text(edited)
     done = CliRunner().invoke(program, ["demo", "-o", "out"])
     assert done.exit_code == 3
-    assert "out/corrected16.yaml exists" in done.stderr
+    assert "out/static16.yaml exists" in done.stderr
     assert "$" not in done.stdout
     assert tree.read_text() == edited
     assert CliRunner().invoke(program, ["demo", "-o", "out", "--force"]).exit_code == 0
@@ -80,7 +81,7 @@ def test_a_second_demo_replaces_its_own_files_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("plain.safetensors", "precious"),
+        ("heads.safetensors", "precious"),
         ("tree.svg", "precious"),
         ("demo-manifest.json", "precious"),
         ("demo-manifest.json", '{"mine": [1, 2, 3]}'),

@@ -87,7 +87,7 @@ def test_calibrate_of_heads_warns_alone() -> None:
     """Ranks of heads are of use elsewhere: they are measured, and the user is told that no tree can be run here."""
     result = treeopt("calibrate", "--prompts", OPENINGS, "--max-new-tokens", "4", "-o", "c.safetensors", *MODEL)
     assert "warning: mamba (mamba) cannot verify trees" in result.stderr
-    assert "its traces serve other engines alone" in result.stderr
+    assert "its traces are of use in other engines only" in result.stderr
     assert Path("c.safetensors").exists()
 
 

@@ -239,7 +239,7 @@ def test_train_says_what_it_cannot_use_well(shared: Path) -> None:
     model = shared / "models" / "tinystories-260k"
     Path("other.jsonl").write_text('{"text": "Once", "output": " upon a time", "model_id": "elsewhere"}\n')
     line = ["train", "--model", model, "--data", "other.jsonl", "--steps", "1", "--device", "cpu"]
-    assert "warning: 1 rows are another model's answers" in treeopt(*line, "-o", "h").stderr
+    assert "warning: 1 rows are answers of another model" in treeopt(*line, "-o", "h").stderr
     assert "nothing to train" in treeopt(*line, "-o", "g", "--blocks", "0", "--shared-lm-head", status=2).stderr
     assert "is a file, not a folder" in treeopt(*line, "-o", "other.jsonl", status=3).stderr
 

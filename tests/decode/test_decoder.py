@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from decoding import HEADS, TREES, prompt_of, stock
+from head_ranks import head_ranks
 from helpers import random_tree
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
@@ -16,9 +17,8 @@ from torch import Tensor
 from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import NONE, Provenance
 from treeopt.decode.decoder import Decoded, TreeDecoder
-from treeopt.drafting.heads import HeadsProposer, HeadsSession
+from treeopt.drafting.heads import HeadsSession
 from treeopt.drafting.interface import Drafts
-from treeopt.drafting.trace import trace_texts
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.validate import predict
 from treeopt.models.base import Base, load_base
@@ -315,7 +315,7 @@ def test_generate_shuffled_traces(story: tuple[Base, MedusaHeads], story_texts: 
     """The prediction rests on the traces: with their rows shuffled within each text it is another."""
     base, heads = story
     tree, rng = STORY_TREES["random 24"], np.random.default_rng(0)
-    rows = [one.ranks for one in trace_texts(base, [HeadsProposer(base, heads)] * len(story_texts), story_texts, 253)]
+    rows = head_ranks(base, heads, story_texts, 253)
     shuffled = []
     for row in rows:
         whole = np.flatnonzero((row != NONE).all(axis=1))  # rows near the end keep their place, with their `NONE`

@@ -80,7 +80,7 @@ def test_parts_are_alike() -> None:
     found = random_candidates(0, 500)
     true = drawn(1, found, KNOWN)
     whole = evidence(found, true)
-    halves = [Evidence(whole.numbers[p], whole.shut[p], whole.came[p]) for p in (slice(200), slice(200, None))]
+    halves = [Evidence(whole.features[p], whole.excluded[p], whole.targets[p]) for p in (slice(200), slice(200, None))]
     assert fit_level(halves) == fit_level([whole])
 
 
@@ -133,9 +133,9 @@ def test_evidence_equals_a_naive_loop(seed: int) -> None:
     true = np.where(np.arange(60) % 3 == 0, 99, found.tokens[np.arange(60), np.arange(60) % 6])
     numbers, shut, came = naive_evidence(found, true)
     made = evidence(found, true)
-    assert made.numbers.tolist() == numbers
-    assert made.shut.tolist() == shut
-    assert made.came.tolist() == came
+    assert made.features.tolist() == numbers
+    assert made.excluded.tolist() == shut
+    assert made.targets.tolist() == came
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -148,7 +148,7 @@ def test_numbers_weigh_as_drafting_does(seed: int) -> None:
     made = evidence(model.features(start, start.root), np.zeros(3, np.int64))
     level = case.drafter.levels[0]
     weights = np.array([level.head, level.prior, level.ngram, *level.prompt_lookup, level.other_logit])
-    scores = np.where(made.shut, -np.inf, made.numbers @ weights)
+    scores = np.where(made.excluded, -np.inf, made.features @ weights)
     assert np.sort(scores[:, :-1]).tolist() == [
         pytest.approx(row, abs=1e-5) for row in np.sort(children.scores).tolist()
     ]

@@ -100,7 +100,7 @@ def test_printed_list_is_one_line_in_runtime_order() -> None:
 WRONG: dict[str, tuple[str, str]] = {  # content, a word of the error
     "missing parent": ("[[0], [1, 3]]", "[1, 3]: its parent [1] is missing"),
     "missing parent, named": ("x = [[0], [1, 3]]", "[1, 3]: its parent [1] is missing"),
-    "duplicate": ("[[0], [1], [0]]", "[0] is there twice"),
+    "duplicate": ("[[0], [1], [0]]", "[0] occurs twice"),
     "root": ("[[], [0]]", "[] is the root"),
     "negative": ("[[0], [-1]]", "[-1] has a rank"),
     "bool": ("[[0], [True]]", "[True] is not a path"),
@@ -175,7 +175,7 @@ def test_faults_are_named_together(tmp_path: Path) -> None:
     (tmp_path / "tree.json").write_text("[[0], [0], [2, 1]]")
     with pytest.raises(TreeoptError) as caught:
         load_tree(tmp_path / "tree.json")
-    assert "[0] is there twice" in caught.value.what
+    assert "[0] occurs twice" in caught.value.what
     assert caught.value.at == "[2, 1]: its parent [2] is missing"
 
 

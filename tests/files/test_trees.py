@@ -67,7 +67,7 @@ BROKEN: dict[str, tuple[str | bytes, str, str]] = {  # content, line:column, a w
     "null as rank": (HEAD + "- {path: [0]}\n- {path: [null]}\n", "5:11", "integer"),
     "negative rank": (HEAD + "- {path: [0]}\n- {path: [-1]}\n", "5:11", "greater than or equal to 0"),
     "orphan path": (HEAD + "- {path: [0]}\n- {path: [1, 0]}\n", "5:3", "[1, 0]: its parent [1] is missing"),
-    "duplicate path": (HEAD + "- {path: [0]}\n- {path: [0]}\n", "5:3", "[0] is there twice"),
+    "duplicate path": (HEAD + "- {path: [0]}\n- {path: [0]}\n", "5:3", "[0] occurs twice"),
     "root among the paths": (HEAD + "- {path: [0]}\n- {path: []}\n", "5:3", "root"),
     "too few nodes": (HEAD.replace("3", "2") + "- {path: [0]}\n- {path: [1]}\n", "2:8", "root and paths are 3"),
     "too many nodes": (HEAD.replace("3", "4") + "- {path: [0]}\n- {path: [1]}\n", "2:8", "root and paths are 3"),

@@ -234,7 +234,7 @@ def test_orders_are_the_places_of_paths_in_growth(seed: int, nodes: int) -> None
     ranks = np.random.default_rng(seed).choice([0, 1, 2, 3, 4, 5, 9, 254, 255], (300, 4)).astype(np.uint8)
     depth, beyond = growth.paths.shape[1], len(growth.values) + 1
     wanted = [[place.get(tuple(row[: d + 1]), beyond) for d in range(depth)] for row in ranks.tolist()]
-    assert growth.orders(ranks).tolist() == wanted
+    assert growth.node_ranks(ranks).tolist() == wanted
     assert growth.accepted(ranks).tolist() == accepted_drafts(growth.tree(), ranks).tolist()
     paths = [(), *place]
     assert [paths[parent + 1] for parent in growth.parents] == [path[:-1] for path in place]

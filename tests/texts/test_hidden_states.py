@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from head_ranks import head_ranks
 from tiny import random_heads, tiny_base
 
-from treeopt.calibrate.pipeline import trace_texts
 from treeopt.errors import Code, TreeoptError
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
@@ -23,7 +23,7 @@ def test_base_that_gives_no_numbers_is_blamed(layer: str, value: float) -> None:
     with torch.no_grad():
         (base.model.model.norm if layer == "norm" else base.lm_head).weight[5] = value
     with pytest.raises(TreeoptError, match="the base model tiny-llama gives") as caught:
-        trace_texts(base, heads, [TEXT], 4)
+        head_ranks(base, heads, [TEXT], 4)
     assert caught.value.code is Code.NOT_FINITE
 
 
@@ -35,7 +35,7 @@ def test_heads_with_logits_that_are_not_finite_are_named() -> None:
     with torch.no_grad():
         heads.lm_head[1, 5] = float("nan")
     with pytest.raises(TreeoptError, match="the heads' logits") as caught:
-        trace_texts(base, heads, [TEXT], 4)
+        head_ranks(base, heads, [TEXT], 4)
     assert caught.value.code is Code.NOT_FINITE
 
 

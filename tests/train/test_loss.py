@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from head_ranks import head_ranks
 from tiny import HIDDEN, VOCAB, random_heads, tiny_base
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from treeopt.calibrate.pipeline import trace_texts
 from treeopt.calibration import NONE
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
@@ -118,7 +118,7 @@ def test_targets_are_what_calibration_scores() -> None:
     base = tiny_base("llama")
     heads = random_heads(base, 3)
     prompt, answer = [3, 9, 20], [7, 1, 50, 33, 20, 9, 4]
-    (trace,) = trace_texts(base, heads, [Text("a:0", prompt, answer)], VOCAB)
+    (trace,) = head_ranks(base, heads, [Text("a:0", prompt, answer)], VOCAB)
     ids = torch.tensor([prompt + answer])
     true = targets(ids, torch.tensor([[0] * 3 + [1] * 7]), 3)[0]
     with torch.no_grad():

@@ -63,7 +63,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
 def _report(console: Console, policy: TreePolicy, calibration: Calibration) -> None:
     expected = policy.expected
     assert expected is not None
-    console.say(f"at every step the {policy.nodes} most likely nodes at most, {policy.depth} drafts deep")
+    console.say(f"at every step the most likely nodes, at most {policy.nodes}, {policy.depth} drafts deep")
     console.say(f"expected tokens per step  {expected.replay:.3f}  replay: a decoder on {texts_of(calibration)}")
     console.say(f"                          {expected.estimated:.3f}  estimated by the drafter")
     if expected.low is not None:

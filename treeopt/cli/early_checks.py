@@ -1,4 +1,4 @@
-"""What the commands of long work refuse before they load a model, and say where they are interrupted."""
+"""Checks of options before a model is loaded, and messages of commands that cannot be resumed."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
 
 
 def check_suffix(path: str, *suffixes: str) -> None:
-    """Raise E204 unless a file's name ends as what is written to it: other commands go by that."""
+    """Raise E204 unless a file has the suffix of its format, by which other commands know it."""
     if Path(path).suffix.lower() not in suffixes:
         what = f"{path} is not the name of a {' or '.join(suffixes)} file"
-        why = "a file's form is known by its name"
+        why = "commands know a file's format by its suffix"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=f"-o {Path(path).with_suffix(suffixes[0])}")
 
 
 def given(name: str) -> bool:
-    """Whether an option of the running command was named on the command line."""
+    """Whether an option of the running command is on the command line."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def check_apart(*names: str) -> None:
-    """Refuse options of which each excludes the others, where more than one is given."""
+    """Raise a usage error where more than one of these options is given."""
     found = [f"--{name.replace('_', '-')}" for name in names if given(name)]
     if len(found) > 1:
         raise click.UsageError(f"give either {' or '.join(found)}")
 
 
 def check_belongs(names: tuple[str, ...], to: str, holds: bool) -> None:
-    """Refuse options that have no meaning where what they belong to is not asked for."""
+    """Raise a usage error for options that are given, but are not used unless `holds`."""
     found = [f"--{name.replace('_', '-')}" for name in names if given(name)]
     if found and not holds:
         raise click.UsageError(f"{found[0]} belongs to {to}")
 
 
 def check_static_only(names: Sequence[str]) -> None:
-    """Refuse options that only --kind static has."""
+    """Raise a usage error for options that only --kind static uses."""
     check_belongs(tuple(names), "--kind static", holds=False)
 
 
 def warn_no_trees(console: Console, base: Base, but: str) -> None:
-    """Warn where a base model cannot verify trees, of work that is still worth something."""
+    """Warn where a base model cannot verify trees, for commands whose output is useful without trees."""
     from treeopt.verify.probe import check_trees
 
     try:
@@ -60,10 +60,10 @@ def warn_no_trees(console: Console, base: Base, but: str) -> None:
 
 
 @contextmanager
-def unkept(console: Console, options: Mapping[str, Any]) -> Iterator[None]:
-    """Long work that cannot be resumed: an interruption says so, and passes on."""
+def not_resumable(console: Console, options: Mapping[str, Any]) -> Iterator[None]:
+    """Print on an interruption that the output is not written, and raise it again."""
     try:
         yield
     except KeyboardInterrupt:
-        console.warn(f"interrupted; nothing was kept: {options['output']} is not written")
+        console.warn(f"interrupted; {options['output']} is not written")
         raise

@@ -56,7 +56,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     from treeopt.drafting.plans import check_plan
     from treeopt.models.clock import now
     from treeopt.texts.encode import encode
-    from treeopt.texts.prompts import asked
+    from treeopt.texts.prompts import request
     from treeopt.verify.probe import check_trees
 
     rule = _rule(options)
@@ -65,7 +65,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     check_trees(base)
     warn_other_tree(console, options["tree"], tree, base, loaded)
     warn_other_drafter(console, drafter, base, loaded)
-    ids, _ = encode(asked(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
+    ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
     decoder = TreeDecoder(base, loaded.heads, tree, drafter=drafter, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])

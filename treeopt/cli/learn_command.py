@@ -1,4 +1,4 @@
-"""`treeopt learn`: from the base model and any prompts, all that the corrected drafter needs."""
+"""The command `treeopt learn`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command, say_skipped
-from treeopt.cli.early_checks import check_suffix, unkept
+from treeopt.cli.early_checks import check_suffix, not_resumable
 from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
 from treeopt.cli.numbers import SEED, Temperature
-from treeopt.cli.options import check_outputs, chosen_prompts, force_option, load_models, model_options, prompt_options
+from treeopt.cli.options import (
+    check_outputs,
+    chosen_prompts,
+    force_option,
+    load_models,
+    model_options,
+    prompt_options,
+    say_prompts,
+)
 from treeopt.drafter import LEARN_TOKENS
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 
@@ -24,39 +32,39 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
     type=click.IntRange(min=0),
     default=LEARN_TOKENS,
     show_default=True,
-    help="Drawn beyond the greedy answers.",
+    help="Sampled beyond the greedy answers.",
 )
-@click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the drawing.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the drawing.")
+@click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the sampling.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
-    """Learn a drafter that corrects the heads' guesses by the tokens before them.
+    """Learn a drafter `heads+ngram`: the heads' guesses, rescored by an n-gram table and prompt lookup.
 
-    The base model answers the prompts, greedily once and then drawn at a low temperature. What it would write greedily
-    after every token is counted by the one to four tokens before it; matches with the text so far are looked up while
-    drafting. The weights of head, transitions and matches are fitted, for each level, to the greedy answers. Nothing is
-    trained: base and heads stay as they are, and drafts never change the text.
+    The base model answers the prompts, once greedily and then by sampling at a low temperature. Its greedy choice after
+    every token is counted in an n-gram table, with contexts of one to four tokens. The weights of head, n-gram table
+    and prompt lookup are fitted to the greedy answers, for each level. Base and heads do not change, and decoding stays
+    lossless.
 
     Next: `treeopt calibrate --drafter FILE` on other prompts. To learn and calibrate on the same prompts, use
     `treeopt calibrate --drafter heads+ngram`.
     """
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
-    asked = chosen_prompts(options)
+    name = chosen_prompts(options)
     from treeopt.calibrate.pipeline import run_calibration
     from treeopt.drafting.learn import Learning
     from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
 
-    prompts = load_prompts(asked, skip=options["skip"], limit=options["limit"])
+    prompts = load_prompts(name, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options)
-    console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
+    say_prompts(console, prompts)
     check_trees(base)
     learning = Learning(options["learn_tokens"], options["temperature"], options["seed"])
     announce_learning(console, learning, prompts, options["max_new_tokens"])
-    with unkept(console, options), console.progress("learn") as progress:
+    with not_resumable(console, options), console.progress("learn") as progress:
         found = run_calibration(
             base,
             loaded,

@@ -1,4 +1,4 @@
-"""What commands print of a learned drafter: its numbers, its size, its text, and how reliable its estimates are."""
+"""The output of commands about a learned drafter: its text, size and weights, and the reliability of its estimates."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ if TYPE_CHECKING:
     from treeopt.drafting.learn import Learned, Learning
     from treeopt.texts.prompts import PromptSet
 
-_FEW = 1000  # positions, for some ten numbers and a map of odds a level
+_FEW = 1000  # positions; fewer are too few for the weights and the calibration map of a level
 
 
 def announce_learning(
     console: Console, learning: Learning, prompts: PromptSet, max_new_tokens: int, *, given: bool = False
 ) -> None:
-    """What learning will cost, before it begins: the tokens to be generated, and the passes over them."""
-    asked = sum(1 if given else 1 + len(prompt.later) for prompt in prompts.prompts)  # given answers are to first turns
-    answers = f"{asked:,} answers to {len(prompts.prompts):,} prompts, at most {asked * max_new_tokens:,} tokens"
-    parts = [f"{'takes' if given else 'generates'} {answers}"]
-    passes = ["fits the drafter to the answers", "traces them"]
+    """Print the parts of the work before it begins, with the number of tokens to generate."""
+    count = sum(1 if given else 1 + len(prompt.later) for prompt in prompts.prompts)  # given answers: first turns only
+    verb = "reads" if given else "generates"
+    parts = [
+        f"{verb} {count:,} answers to {len(prompts.prompts):,} prompts (at most {count * max_new_tokens:,} tokens)"
+    ]
+    if learning.ngram and learning.tokens:
+        parts.append(f"samples {learning.tokens:,} more tokens at temperature {learning.temperature}")
     if learning.ngram:
-        if learning.tokens:
-            parts.append(f"draws {learning.tokens:,} tokens more at temperature {learning.temperature}")
-        passes.insert(0, "counts all of this text")
-    console.note(f"learns   {', then '.join(parts)}; {', '.join(passes)}; writes at the end")
+        parts.append("counts all tokens")
+    console.note(f"learns   {', '.join([*parts, 'fits the drafter', 'traces the answers'])}")
 
 
 def report_learned(console: Console, learned: Learned, positions: int) -> None:
-    """The text it learned from, the table's size, the fitted numbers, and the seconds that each part took."""
+    """Print the text that a drafter was learned from, its n-gram table, its weights, and the seconds."""
     if positions < _FEW:
-        console.warn(f"warning: fitted to {positions} positions; below {_FEW:,} the numbers mean little")
+        console.warn(f"warning: fitted to {positions} positions; with fewer than {_FEW:,} the weights are unreliable")
     drafter, table = learned.drafter, learned.drafter.ngram_table
     if table is not None:
-        text = drafter.source.get("learning", {})
-        more = f", and more drawn at temperature {text.get('temperature')}, seed {text.get('seed')}"
+        source = drafter.source.get("learning", {})
+        sampled = f", and answers sampled at temperature {source.get('temperature')}, seed {source.get('seed')}"
         console.say(
             f"learned from {table.num_tokens:,} tokens: {len(learned.fold_of)} prompts with their answers"
-            f"{more if text.get('tokens') else ''}; what counts after each token is the model's own choice"
+            f"{sampled if source.get('tokens') else ''}; counted are the model's greedy choices after each token"
         )
-        console.say(f"transitions  {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB")
+        console.say(f"n-gram table: {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB")
     rows = []
     for number, level in enumerate(drafter.levels, start=1):
         name = f"head {number}" if number <= drafter.num_heads else f"level {number}"
         head = f"{level.head:.2f}" if number <= drafter.num_heads else "-"
         weights = (level.prior, level.ngram, level.prompt_lookup[0], level.prompt_lookup[-1])
         rows.append([name, head, *(f"{weight:.2f}" for weight in weights)])
-    console.table(
-        ["weight of", "head", "frequency", "transition", "match of 1", f"of {len(level.prompt_lookup)}"], rows
-    )
+    longest = len(level.prompt_lookup)
+    console.table(["weight of", "head", "unigram", "n-gram", "lookup of 1", f"lookup of {longest}"], rows)
     console.say(", ".join(f"{name} {seconds:.1f} s" for name, seconds in learned.seconds.items()))
 
 
 def learned_as_dict(learned: Learned) -> dict[str, Any]:
-    """The same for programs."""
+    """The figures of a learned drafter for JSON."""
     drafter, table = learned.drafter, learned.drafter.ngram_table
     return {
         "id": drafter.id,
@@ -73,7 +73,7 @@ def learned_as_dict(learned: Learned) -> dict[str, Any]:
 
 
 def report_reliability(console: Console, calibration: Calibration) -> None:
-    """How often guesses of rank 0 came, by their estimated probability, and the expected calibration error."""
+    """Print the accuracy of top-1 guesses by their estimated probability, and the expected calibration error."""
     found = reliability(calibration)
     trials, estimated, came = (table.sum(0) for table in (found.trials, found.estimated, found.correct))
     shares = trials / max(trials.sum(), 1)
@@ -85,6 +85,6 @@ def report_reliability(console: Console, calibration: Calibration) -> None:
         for b in range(BINS)
         if trials[b]
     ]
-    console.table(["first guesses estimated at", "mean", "came", "share"], rows)
+    console.table(["top-1 probability", "mean", "accuracy", "share"], rows)
     errors = " ".join(f"{error:.3f}" for error in found.error)
     console.say(f"expected calibration error by level ({BINS} bins): {errors}; mean {np.mean(found.error):.3f}")

@@ -1,4 +1,4 @@
-"""The options that several commands share, and what is loaded or refused by them."""
+"""Options that several commands share, and the checks and loaders that belong to them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from treeopt.files.outputs import check_no_input, check_output
 if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.layouts import LoadedHeads
+    from treeopt.texts.prompts import PromptSet
 
-# Options that name what a command reads, under every name that a command has for it.
+# All options that name files or models to read.
 _INPUTS = (
     *("heads", "model", "prompts", "responses", "exclude", "data"),
     *("tree", "calibration", "calibrations", "drafter", "profile"),
@@ -25,7 +26,7 @@ _INPUTS = (
 
 
 def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Callable[..., Any]:
-    """The options that say on what, and in which precision, a model runs."""
+    """Options for a model's device and precision."""
     dtypes = click.Choice(["auto", "float32", "bfloat16", "float16"])
     for option in (
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ..."),
@@ -36,29 +37,29 @@ def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Call
 
 
 def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The option of every command that writes; `treeopt.files.outputs` says what it decides."""
-    shown = "Replace a file that exists, unless it is an input."
-    return click.option("--force", is_flag=True, help=shown)(function)
+    """The option of every command that writes files; see `treeopt.files.outputs`."""
+    return click.option("--force", is_flag=True, help="Replace an existing file, unless it is an input.")(function)
 
 
 def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None = None) -> Path:
-    """The path of an output; refused where it must not be replaced, or is an input of this command. Before any work."""
+    """The path of an output, after checking that it may be replaced and is no input of this command."""
     inputs = [value for name in _INPUTS for value in _several(options.get(name))]
     return check_output(output, kind=kind, force=options["force"], inputs=inputs)
 
 
 def _several(value: Any) -> Sequence[Any]:
+    """The values of an option, repeatable or not."""
     return value if isinstance(value, (list, tuple)) else [value]
 
 
 def base_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of commands that need a base model alone."""
+    """Options of commands that need a base model and no heads."""
     model = click.option("--model", default=POCKET, show_default=True, help="Base model: folder or hub name.")
     return model(device_options(function))
 
 
 def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
-    """The options of commands that need heads and their base model; `load_models` reads them."""
+    """Options of commands that need heads and their base model, for `load_models`."""
     for option in (
         click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config]."),
         click.option("--heads", help=f"Heads: folder, weights file or hub name [default: the built-in {POCKET}]."),
@@ -68,12 +69,12 @@ def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., 
 
 
 def load_models(console: Console, options: Mapping[str, Any]) -> tuple[Base, LoadedHeads]:
-    """The base model and heads that the options name, said on the console."""
+    """Load the base model and heads that the options name, and print their names."""
     from treeopt.models.pair import load_pair
 
     heads, model = _chosen_heads(options), options["model"]
     base, loaded = load_pair(heads, model, dtype=options["dtype"], device=options["device"])
-    if "output" in options:  # the base is known only now where the heads' config names it
+    if "output" in options:  # the heads' config may name the base
         check_no_input(options["output"], base.name, loaded.name)
     for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
         console.note(note)
@@ -82,23 +83,23 @@ def load_models(console: Console, options: Mapping[str, Any]) -> tuple[Base, Loa
 
 
 def _chosen_heads(options: Mapping[str, Any]) -> str:
-    """The heads that the options name; the built-in ones where neither heads nor a model are given."""
+    """The heads that the options name; the built-in ones without --heads and --model."""
     if options["heads"] is None and options["model"] is not None:
-        raise click.UsageError("--model needs --heads: which heads does it draft with?")
+        raise click.UsageError("--model needs --heads")
     return POCKET if options["heads"] is None else str(options["heads"])
 
 
 def say_base(console: Console, base: Base) -> None:
-    """Say which base model was loaded, and how it runs."""
+    """Print the base model's name, precision and device, and its warnings."""
     console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
     for warning in base.notes:
         console.warn(warning)
 
 
 def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say how prompts become token ids, and how far they are continued."""
+    """Options for the chat template and the number of new tokens."""
     for option in (
-        click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's, where it has one."),
+        click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template."),
         click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True),
     ):
         function = option(function)
@@ -106,11 +107,13 @@ def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which prompts are continued, and how far."""
+    """Options for the prompts, and those of `text_options`."""
     function = text_options(function)
     for option in (
-        click.option("--limit", type=click.IntRange(min=1), help="Only so many prompts."),
-        click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out the first so many prompts."),
+        click.option("--limit", type=click.IntRange(min=1), help="Number of prompts [default: all]."),
+        click.option(
+            "--skip", type=click.IntRange(min=0), default=0, help="Number of prompts to leave out at the start."
+        ),
         click.option("--prompts", help="File (.json .jsonl .txt .parquet), hub data set, or a set of `treeopt list`."),
     ):
         function = option(function)
@@ -118,14 +121,23 @@ def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen_prompts(options: Mapping[str, Any]) -> str:
-    """The prompts that the options name: the built-in model's own where neither prompts nor heads are given."""
+    """The prompts that the options name; those of the built-in model without --prompts and --heads."""
     if options["prompts"] is None and _chosen_heads(options) != POCKET:
-        raise click.UsageError("Missing option '--prompts' (such as alpaca_eval), which other heads than pocket need.")
+        raise click.UsageError(
+            "Missing option '--prompts' (such as alpaca_eval), which all heads but the built-in ones need."
+        )
     return POCKET if options["prompts"] is None else str(options["prompts"])
 
 
+def say_prompts(console: Console, prompts: PromptSet) -> None:
+    """Print the number of prompts, their name and their sha256."""
+    console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
+
+
 tree_option = click.option("--tree", required=True, help="Tree file, or a name from `treeopt list`.")
-drafter_option = click.option("--drafter", help="Drafter file, by `treeopt learn` [default: the one the tree names].")
+drafter_option = click.option(
+    "--drafter", help="Drafter file, from `treeopt learn` [default: the one in the tree file]."
+)
 calibration_option = click.option(
-    "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, by `treeopt calibrate`."
+    "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, from `treeopt calibrate`."
 )

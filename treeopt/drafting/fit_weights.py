@@ -1,8 +1,8 @@
-"""Fit a drafter's numbers: those under which the tokens that came were likeliest among the candidates.
+"""Fit of a drafter's weights by maximum likelihood.
 
-Each level is a conditional logit model: the chance of a candidate is the softmax of its score. Maximum likelihood is a
-convex problem in a handful of numbers, so it has one answer and takes seconds. No gradient goes through base or heads:
-their outputs enter as constants.
+Each level is a conditional logit model: the probability of a candidate is the softmax of its score. Maximum likelihood
+is a convex problem in about 20 weights, so it has one solution and takes seconds. The outputs of base and heads are
+constants; there are no gradients through them.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from treeopt.drafter import MAX_MATCH, Level
 from treeopt.drafting.interface import Features
 from treeopt.optimize.isotonic import isotonic
 
-RIDGE = 1e-4  # keeps near 0 what the text says nothing about
+RIDGE = 1e-4  # keeps weights without evidence at their start values
 _STEPS = 60
-_JUDGED = 8  # candidates of a node whose estimates are compared with what came: those that trees are made of
-_UNLIKELY = math.log(1e-4)  # candidates below are in no tree
-_GROUPS, _GROUP = 64, 50  # most groups of like estimates, and fewest candidates of one
-_AS_GOOD = 1 - 1e-9  # rates nearer than this differ by rounding alone
-_OUTSIDE = 3 + MAX_MATCH  # column of the constant, behind head, prior, ngram and prompt_lookup
+_JUDGED = 8  # candidates of a node for the calibration map; trees rarely use others
+_UNLIKELY = math.log(1e-4)  # no tree has candidates below
+_GROUPS, _GROUP = 64, 50  # most groups of similar estimates, and fewest candidates of a group
+_AS_GOOD = 1 - 1e-9  # a ratio of rates above this is rounding
+_OTHER = 3 + MAX_MATCH  # column of the constant, after head, prior, ngram and prompt_lookup
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What speaks for each candidate at n positions; the last candidate stands for all tokens outside.
+    """Features of the candidates at n positions; candidate C stands for all other tokens.
 
     Args:
-        numbers: float32 [n, C + 1, columns].
-        shut: bool [n, C + 1], repeated candidates.
-        came: int64 [n], which candidate came.
+        features: float32 [n, C + 1, columns].
+        excluded: bool [n, C + 1], repeated candidates.
+        targets: int64 [n], the candidate that is the true token.
     """
 
-    numbers: NDArray[np.float32]
-    shut: NDArray[np.bool_]
-    came: NDArray[np.int64]
+    features: NDArray[np.float32]
+    excluded: NDArray[np.bool_]
+    targets: NDArray[np.int64]
 
     def only(self, chosen: NDArray[np.bool_]) -> Evidence:
-        """These positions."""
-        return Evidence(self.numbers[chosen], self.shut[chosen], self.came[chosen])
+        """The evidence at some of the positions."""
+        return Evidence(self.features[chosen], self.excluded[chosen], self.targets[chosen])
 
 
 def evidence(found: Features, true: NDArray[np.int64]) -> Evidence:
@@ -53,53 +53,53 @@ def evidence(found: Features, true: NDArray[np.int64]) -> Evidence:
 
     Args:
         found: candidates [n, C].
-        true: int64 [n], the tokens that came.
+        true: int64 [n], the true tokens.
     """
     rows, slots = found.tokens.shape
-    numbers = np.zeros((rows, slots + 1, _OUTSIDE + 1), np.float32)
-    numbers[:, :slots, :3] = np.stack([found.head, found.prior, found.ratios], axis=-1)
+    features = np.zeros((rows, slots + 1, _OTHER + 1), np.float32)
+    features[:, :slots, :3] = np.stack([found.head, found.prior, found.ratios], axis=-1)
     lengths = np.minimum(found.length, MAX_MATCH)
     matched = np.flatnonzero(lengths)
-    numbers[matched, :slots, 2 + lengths[matched]] = found.prompt_lookup[matched]
-    numbers[:, slots, _OUTSIDE] = 1.0
-    shut = np.concatenate([found.again, np.zeros((rows, 1), np.bool_)], axis=1)
+    features[matched, :slots, 2 + lengths[matched]] = found.prompt_lookup[matched]
+    features[:, slots, _OTHER] = 1.0
+    excluded = np.concatenate([found.again, np.zeros((rows, 1), np.bool_)], axis=1)
     hit = (found.tokens == true[:, None]) & ~found.again
-    return Evidence(numbers, shut, np.where(hit.any(1), hit.argmax(1), slots))
+    return Evidence(features, excluded, np.where(hit.any(1), hit.argmax(1), slots))
 
 
 def fit_level(parts: Sequence[Evidence]) -> Level:
-    """The numbers of one level.
+    """Fit the weights and the calibration map of one level.
 
     Args:
-        parts: evidence, all of it alike; without a position in any it is the plain level.
+        parts: evidence; where it has no positions, the weights are the defaults.
     """
-    if not any(len(part.came) for part in parts):
+    if not any(len(part.targets) for part in parts):
         return Level()
-    numbers = torch.from_numpy(np.concatenate([part.numbers for part in parts])).double()
-    shut = torch.from_numpy(np.concatenate([part.shut for part in parts]))
-    came = torch.from_numpy(np.concatenate([part.came for part in parts]))
-    fitted = torch.zeros(numbers.shape[-1], dtype=torch.float64)
-    fitted[0] = 1.0
-    fitted[-1] = -5.0
-    fitted.requires_grad_()
-    begin = fitted.detach().clone()
-    optimiser = torch.optim.LBFGS([fitted], max_iter=_STEPS, line_search_fn="strong_wolfe")
+    features = torch.from_numpy(np.concatenate([part.features for part in parts])).double()
+    excluded = torch.from_numpy(np.concatenate([part.excluded for part in parts]))
+    targets = torch.from_numpy(np.concatenate([part.targets for part in parts]))
+    weights = torch.zeros(features.shape[-1], dtype=torch.float64)
+    weights[0] = 1.0
+    weights[-1] = -5.0
+    weights.requires_grad_()
+    start = weights.detach().clone()
+    optimiser = torch.optim.LBFGS([weights], max_iter=_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         optimiser.zero_grad()
-        scores = (numbers @ fitted).masked_fill(shut, -torch.inf)
-        value = torch.nn.functional.cross_entropy(scores, came) + RIDGE * (fitted - begin).square().sum()
-        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        scores = (features @ weights).masked_fill(excluded, -torch.inf)
+        value = torch.nn.functional.cross_entropy(scores, targets) + RIDGE * (weights - start).square().sum()
+        value.backward()  # type: ignore[no-untyped-call]  # torch has no types for it
         return value
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]  # likewise
-    head, prior, ngram, *prompt_lookup, outside = fitted.tolist()
+    head, prior, ngram, *prompt_lookup, other = weights.tolist()
     with torch.no_grad():
-        estimated = (numbers @ fitted).masked_fill(shut, -torch.inf).log_softmax(-1)[:, :-1]
-    hit = torch.nn.functional.one_hot(came, numbers.shape[1])[:, :-1]
+        estimated = (features @ weights).masked_fill(excluded, -torch.inf).log_softmax(-1)[:, :-1]
+    hit = torch.nn.functional.one_hot(targets, features.shape[1])[:, :-1]
     likely, places = estimated.topk(min(_JUDGED, estimated.shape[1]), dim=1)
     odds = fit_odds(likely.numpy().ravel(), hit.gather(1, places).numpy().ravel())
-    return Level(head, prior, ngram, tuple(prompt_lookup), outside, odds)
+    return Level(head, prior, ngram, tuple(prompt_lookup), other, odds)
 
 
 def fit_odds(estimated: NDArray[np.float64], came: NDArray[np.int64]) -> tuple[tuple[float, float], ...]:

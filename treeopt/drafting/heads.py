@@ -126,7 +126,7 @@ def rows_at_once(base: Base, num_heads: int, *, scored: bool) -> int:
 def check_logits(logits: Tensor, first: int) -> None:
     """Raise E504 where the heads' logits of rows `first` and on are not finite; their hidden states were checked."""
     if not torch.isfinite(logits.sum(dtype=torch.float32)):
-        raise TreeoptError(Code.NOT_FINITE, f"the heads give logits that are not finite, in rows {first} and on")
+        raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")
 
 
 def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None) -> None:

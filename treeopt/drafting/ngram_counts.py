@@ -1,8 +1,9 @@
-"""Learn transitions: count what follows every short context, and keep the likeliest successors of the most frequent.
+"""Counts of the successors of short contexts, and the n-gram table from them.
 
-Counts are sparse and of hashed contexts, so memory grows with the text, not with the vocabulary; they take text piece
-by piece, and add up. The estimate is interpolated absolute discounting (Ney, Essen and Kneser 1994): a context's own
-counts, each less `DISCOUNT`, and what that sets free goes to the context that is one token shorter.
+Counts are sparse and by hashed contexts, so memory grows with the text, not with the vocabulary. Texts are counted one
+by one, and counts can be merged. The estimate is interpolated absolute discounting (Ney, Essen and Kneser 1994): every
+count of a context is reduced by `DISCOUNT`, and the probability that this leaves is that of the context that is one
+token shorter.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from treeopt.drafter import CONTEXT, NgramTable, context_keys
 
 DISCOUNT = 0.75
-ROW = 16  # successors kept of a context
+ROW = 16  # successors of a context in the table
 MAX_BYTES = 64_000_000
-_PIECE = 1 << 22  # counted tokens between two times that equal ones are joined
-_CHUNK = 1 << 14  # rows worked on at once
+_PIECE = 1 << 22  # counted tokens after which equal pairs are joined
+_CHUNK = 1 << 14  # rows processed at once
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -27,7 +28,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class _Order:
-    """Counts of contexts of one length: pairs of key and successor, ascending, with the key one token shorter."""
+    """Counts of contexts of one length: ascending pairs of key and successor, and the key of the shorter context."""
 
     keys: Ints
     shorter: Ints
@@ -40,7 +41,7 @@ class _Order:
         return cls(none, none, none.astype(np.int32), none)
 
     def join(self, others: Sequence[_Order]) -> _Order:
-        """All together, equal pairs added up."""
+        """These and other counts together, with one count for equal pairs."""
         parts = [self, *others]
         keys, shorter, successors, counts = (
             np.concatenate([getattr(part, name) for part in parts])
@@ -55,7 +56,7 @@ class _Order:
 
 
 class NgramCounts:
-    """What followed every context of 1 to `CONTEXT` tokens.
+    """Counts of the successors of all contexts of 1 to `CONTEXT` tokens.
 
     Args:
         vocab_size: V.
@@ -70,7 +71,7 @@ class NgramCounts:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens counted."""
+        """Number of counted tokens."""
         return int(self.unigram.sum())
 
     def add(self, text: Sequence[int], successors: Sequence[int], *, first: int = 0) -> None:
@@ -78,8 +79,8 @@ class NgramCounts:
 
         Args:
             text: its tokens.
-            successors: for each token, the one that the model would write after it and those before it.
-            first: tokens before this one are only context.
+            successors: for each token, the model's greedy choice after the text up to it.
+            first: index of the first token to count; those before it are only context.
         """
         assert len(text) == len(successors)
         after = np.asarray(successors, np.int64)[first:]
@@ -89,17 +90,17 @@ class NgramCounts:
             context[back:, back] = text[: len(text) - back]
         keys = context_keys(context)
         for order in range(CONTEXT):
-            begin = max(first, order)  # before it the context would begin before the text
-            own = after[begin - first :]
-            shorter = keys[begin:, order - 1] if order else np.zeros_like(own)
-            new = _Order(keys[begin:, order], shorter, own.astype(np.int32), np.ones_like(own))
+            begin = max(first, order)  # earlier contexts would begin before the text
+            following = after[begin - first :]
+            shorter = keys[begin:, order - 1] if order else np.zeros_like(following)
+            new = _Order(keys[begin:, order], shorter, following.astype(np.int32), np.ones_like(following))
             self._waiting[order].append(new)
         self._pending += len(text)
         if self._pending >= _PIECE:
             self._settle()
 
     def merged(self, others: Sequence[NgramCounts]) -> NgramCounts:
-        """These and others together; in any order and grouping the same."""
+        """These and other counts together; the result does not depend on order or grouping."""
         both = NgramCounts(self.vocab_size)
         parts = [self, *others]
         assert all(part.vocab_size == self.vocab_size for part in parts)
@@ -109,9 +110,11 @@ class NgramCounts:
         return both
 
     def table(self, *, max_bytes: int = MAX_BYTES, row: int = ROW) -> NgramTable:
-        """The table of the most frequent contexts; at most so many bytes, and so many successors a context.
+        """The n-gram table of the most frequent contexts.
 
-        Row 0 and the tokens' frequencies stay whatever their size.
+        Args:
+            max_bytes: most bytes; row 0 and the tokens' frequencies are stored even where they take more.
+            row: most successors of a context.
         """
         row = min(row, self.vocab_size)
         orders = _most_frequent(self._settle(), (max_bytes - 2 * self.vocab_size) // (8 + 6 * row + 2) - 1)
@@ -133,7 +136,7 @@ class NgramCounts:
         )
 
     def _settle(self) -> list[_Order]:
-        """Join what has been counted since."""
+        """Join the counts since the last call, and return all counts."""
         for order, waiting in enumerate(self._waiting):
             if waiting:
                 self._orders[order] = self._orders[order].join(waiting)
@@ -144,16 +147,20 @@ class NgramCounts:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of the contexts of one length, as `NgramTable` holds them, in float32."""
+    """Rows of an `NgramTable` for the contexts of one length, in float32."""
 
     keys: Ints
     tokens: NDArray[np.int32]
     ratios: Floats
     backoff: Floats
 
+    def only(self, rows: Ints) -> _Rows:
+        """Some of the rows."""
+        return _Rows(self.keys[rows], self.tokens[rows], self.ratios[rows], self.backoff[rows])
+
 
 def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
-    """Only so many contexts, the most frequent; whatever is kept, so is all that it backs off to."""
+    """The most frequent contexts, `contexts` in number, which include the shorter contexts of all of them."""
     totals = [np.unique(order.keys, return_index=True) for order in orders]
     sums = [
         np.add.reduceat(o.counts, first) if len(first) else o.counts
@@ -161,22 +168,22 @@ def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
     ]
     if sum(map(len, sums)) <= contexts:
         return list(orders)
-    # A longer context is never more frequent than a shorter one that it ends in, so of equals the shorter comes first.
+    # A context is at most as frequent as its shorter context, so among equal counts the shorter one is chosen first.
     everything = np.concatenate(sums)
     length = np.repeat(np.arange(len(sums)), [len(one) for one in sums])
     chosen = np.zeros(len(everything), np.bool_)
     chosen[np.lexsort((length, -everything))[: max(contexts, 0)]] = True
-    kept, start = [], 0
+    result, start = [], 0
     for order, (keys, _), one in zip(orders, totals, sums, strict=True):
-        mine = keys[chosen[start : start + len(one)]]
-        inside = np.isin(order.keys, mine)
-        kept.append(_Order(order.keys[inside], order.shorter[inside], order.successors[inside], order.counts[inside]))
+        chosen_keys = keys[chosen[start : start + len(one)]]
+        inside = np.isin(order.keys, chosen_keys)
+        result.append(_Order(order.keys[inside], order.shorter[inside], order.successors[inside], order.counts[inside]))
         start += len(one)
-    return kept
+    return result
 
 
 def _rows(order: _Order, above: _Rows, prior: Floats, width: int) -> _Rows:
-    """The rows of the contexts of one length, from those that are one token shorter."""
+    """The rows of the contexts of one length, from the rows of the shorter contexts."""
     keys, first = np.unique(order.keys, return_index=True)
     ends = np.append(first[1:], len(order.keys))
     total = np.add.reduceat(order.counts, first) if len(first) else first
@@ -186,45 +193,57 @@ def _rows(order: _Order, above: _Rows, prior: Floats, width: int) -> _Rows:
     ratios = np.empty((len(keys), width), np.float32)
     for start in range(0, len(keys), _CHUNK):
         part = slice(start, start + _CHUNK)
-        own, counts = _widest(order, first[part], ends[part], width)
-        tokens[part], ratios[part] = _mixed(own, counts, total[part], free[part], above, parent[part], prior, width)
+        counted = _counted(order, first[part], ends[part], width)
+        shorter = above.only(parent[part])
+        tokens[part], ratios[part] = _interpolated(counted, shorter, total[part], free[part], prior)
     return _Rows(keys, tokens, ratios, (above.backoff[parent] + free).astype(np.float32))
 
 
-def _widest(order: _Order, first: Ints, ends: Ints, width: int) -> tuple[Ints, Ints]:
-    """Each context's own successors by falling count (then token): int64 [n, width] tokens, -1 where none, counts."""
+@dataclass(frozen=True)
+class _Counted:
+    """The most frequent successors of each context: tokens [n, W], -1 where there are fewer, and their counts."""
+
+    tokens: Ints
+    counts: Ints
+
+
+def _counted(order: _Order, first: Ints, ends: Ints, width: int) -> _Counted:
+    """The `width` most frequent successors of each context, by falling count, then by token."""
     lengths = ends - first
     rows = np.repeat(np.arange(len(first)), lengths)
     pairs = np.arange(first[0], ends[-1]) if len(first) else first
     ranked = np.lexsort((order.successors[pairs], -order.counts[pairs], rows))
     place = np.arange(len(pairs)) - np.repeat(first - first[0], lengths) if len(first) else pairs
     inside = place < width
-    own, counts = np.full((len(first), width), -1), np.zeros((len(first), width), np.int64)
+    tokens, counts = np.full((len(first), width), -1), np.zeros((len(first), width), np.int64)
     chosen = pairs[ranked][inside]
-    own[rows[inside], place[inside]] = order.successors[chosen]
+    tokens[rows[inside], place[inside]] = order.successors[chosen]
     counts[rows[inside], place[inside]] = order.counts[chosen]
-    return own, counts
+    return _Counted(tokens, counts)
 
 
-def _mixed(
-    own: Ints,
-    counts: Ints,
-    total: Ints,
-    free: Floats,
-    above: _Rows,
-    parent: Ints,
-    prior: Floats,
-    width: int,
+def _interpolated(
+    counted: _Counted, shorter: _Rows, total: Ints, free: Floats, prior: Floats
 ) -> tuple[NDArray[np.int32], Floats]:
-    """The likeliest successors by own counts and by the shorter context: tokens and ratios, [n, width] each."""
-    inherited, ratio = above.tokens[parent], above.ratios[parent]  # [n, W]
-    same = own[:, :, None] == inherited[:, None, :]  # [n, own, W]
-    shorter = np.where(same, ratio[:, None, :], above.backoff[parent][:, None, None]).max(-1) + free[:, None]
-    counted = np.log(np.maximum(counts - DISCOUNT, 1e-9) / total[:, None]) - prior[own]
-    mine = np.where(own < 0, -np.inf, np.logaddexp(counted, shorter))
-    theirs = np.where(same.any(1), -np.inf, ratio + free[:, None])
-    tokens = np.concatenate([own, inherited], axis=1)
-    ratios = np.concatenate([mine, theirs], axis=1)
+    """The likeliest successors of each context, by its counts and its shorter context.
+
+    Args:
+        counted: the context's successors.
+        shorter: the row of each context's shorter context.
+        total: int64 [n], the sum of its counts.
+        free: float32 [n], log of the share that the discount leaves to the shorter context.
+        prior: float32 [V], log frequencies of tokens.
+
+    Returns:
+        Tokens and ratios, [n, W] each.
+    """
+    same = counted.tokens[:, :, None] == shorter.tokens[:, None, :]  # [n, W, W]
+    below = np.where(same, shorter.ratios[:, None, :], shorter.backoff[:, None, None]).max(-1) + free[:, None]
+    discounted = np.log(np.maximum(counted.counts - DISCOUNT, 1e-9) / total[:, None]) - prior[counted.tokens]
+    with_count = np.where(counted.tokens < 0, -np.inf, np.logaddexp(discounted, below))
+    without_count = np.where(same.any(1), -np.inf, shorter.ratios + free[:, None])
+    tokens = np.concatenate([counted.tokens, shorter.tokens], axis=1)
+    ratios = np.concatenate([with_count, without_count], axis=1)
     likely = np.where(np.isinf(ratios), -np.inf, ratios + prior[tokens])
-    best = np.argsort(-likely, axis=1, kind="stable")[:, :width]
+    best = np.argsort(-likely, axis=1, kind="stable")[:, : counted.tokens.shape[1]]
     return np.take_along_axis(tokens, best, 1).astype(np.int32), np.take_along_axis(ratios, best, 1).astype(np.float32)

@@ -186,9 +186,9 @@ def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
         moved = tensor.detach().cpu()
         moved = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
         memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
-    copied: PreTrainedModel = copy.deepcopy(model, memo)
-    remove_hook_from_submodules(copied)  # those of `device_map` move inputs to its devices
-    return copied.to("cpu", torch.float64)
+    exact: PreTrainedModel = copy.deepcopy(model, memo)
+    remove_hook_from_submodules(exact)  # those of `device_map` move inputs to its devices
+    return exact.to("cpu", torch.float64)
 
 
 class _Float64(TorchFunctionMode):

@@ -18,7 +18,7 @@ from treeopt.files.tensors import read_arrays, write_arrays
 
 SCHEMA = "treeopt.calibration/1"
 DEFAULT_FILE = "calibration.safetensors"
-_STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of trees chosen per step
+_STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of per-step trees
 _OLD_NAMES = {"orders": "node_rank", "mass": "expected_tokens"}  # arrays in files written by 0.x
 
 

@@ -43,8 +43,8 @@ class Manifest:
             data = json.loads(self.path.read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}  # no manifest, or an unreadable one: no file is known
-        ours = isinstance(data, dict) and all(isinstance(one, str) and _HASH.fullmatch(one) for one in data.values())
-        return data if ours else {}
+        valid = isinstance(data, dict) and all(isinstance(one, str) and _HASH.fullmatch(one) for one in data.values())
+        return data if valid else {}
 
 
 def _sha256(file: Path) -> str:

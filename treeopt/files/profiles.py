@@ -63,7 +63,7 @@ class ProfileFile(ProvenanceBlock):
 
 
 def load_profile(path: str | os.PathLike[str] = DEFAULT_FILE) -> LatencyProfile:
-    """Read a latency profile; its points may stand in any order.
+    """Read a latency profile; its points may be in any order.
 
     Raises:
         TreeoptError: E201 where it is missing, with the command that makes it; E203 where it is invalid.

@@ -124,7 +124,7 @@ def _convert_mapping(path: Path, node: yaml.MappingNode, where: Where, marks: Ma
 def _convert_scalar(path: Path, node: yaml.Node) -> Any:
     text: str = node.value
     kind = node.tag.removeprefix(_TAG)
-    if kind in ("str", "timestamp"):  # dates stay text
+    if kind in ("str", "timestamp"):  # dates remain text
         return text
     if kind in _SCALARS:
         try:

@@ -53,9 +53,9 @@ def check_shards(folder: Path) -> None:
         shards = read_config(file).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise TreeoptError(Code.FILE_INVALID, f"{file} has no weight_map from weights to files")
-        outside = next((name for name in shards.values() if _leaves_folder(name)), None)
-        if outside is not None:
-            what = f"{file} names weights in {outside!r}, which is not in its folder"
+        elsewhere = next((name for name in shards.values() if _leaves_folder(name)), None)
+        if elsewhere is not None:
+            what = f"{file} names weights in {elsewhere!r}, which is not in its folder"
             why = "a checkpoint's index may name only files of the checkpoint"
             raise TreeoptError(Code.FILE_INVALID, what, why=why)
 

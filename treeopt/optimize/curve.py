@@ -103,7 +103,7 @@ def policy_curve(calibration: Calibration, sizes: Sequence[int], timing: Timing 
     found = ((size, steps_by_size(calibration, size)) for size in sizes if size <= STEP_SIZES[-1])
     points = _points(calibration, found, timing)
     expected = np.interp(range(1, points[-1].nodes + 1), STEP_SIZES, steps.expected_tokens.mean(0))
-    return Curve(points, _best(points), "chosen per step", tuple(expected.tolist()))
+    return Curve(points, _best(points), "per-step trees", tuple(expected.tolist()))
 
 
 def _best(points: Sequence[CurvePoint]) -> int | None:

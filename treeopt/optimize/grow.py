@@ -68,7 +68,7 @@ class Growth:
         pairs = zip(self.values[mine].tolist(), other.values[theirs].tolist(), strict=True)
         return all(one == two or _six_digits(one) == _six_digits(two) for one, two in pairs)
 
-    def orders(self, ranks: Ranks) -> NDArray[np.int32]:
+    def node_ranks(self, ranks: Ranks) -> NDArray[np.int32]:
         """int32 [P, D]: for each row of ranks and each depth, 1 + the index of the node with these first ranks.
 
         M + 1 where there is no such node. Parents precede children, so a row never falls, and the tree of n nodes
@@ -90,7 +90,7 @@ class Growth:
 
     def accepted(self, ranks: Ranks) -> NDArray[np.int8]:
         """int8 [P]: drafts that the tree of all nodes accepts at each row of ranks."""
-        accepted: NDArray[np.int8] = (self.orders(ranks) <= len(self.values)).sum(axis=1, dtype=np.int8)
+        accepted: NDArray[np.int8] = (self.node_ranks(ranks) <= len(self.values)).sum(axis=1, dtype=np.int8)
         return accepted
 
 

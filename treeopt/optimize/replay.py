@@ -112,7 +112,7 @@ def _child_table(tree: Tree) -> NDArray[np.intp]:
     """[N+1, top_k+1]: the child of a node by rank; node 0 where there is none.
 
     A walk that has left the tree must not return through the root's children. So row 0 holds zeros, the children of the
-    root are in row N, and a walk starts at N. The last column stands for all ranks that are not in the tree.
+    root are in row N, and a walk starts at N. The last column is for all ranks that are not in the tree.
     """
     table = np.zeros((tree.nodes + 1, tree.max_rank + 2), np.intp)
     for node, path in enumerate(tree.paths, start=1):

@@ -193,9 +193,9 @@ class Fitter:
             self.meter.note = f"all sizes, fold {fold + 1}"
             growth = self._part(folds != fold if self.can_leave_out else None).growth(method)
             ranks, offsets = self._rows(folds == fold)
-            orders = growth.orders(ranks)
+            node_ranks = growth.node_ranks(ranks)
             for steps, nodes in zip(found, sizes, strict=True):
-                steps[folds == fold] = _steps((orders < nodes).sum(axis=1, dtype=np.int8), offsets)
+                steps[folds == fold] = _steps((node_ranks < nodes).sum(axis=1, dtype=np.int8), offsets)
         self.meter.end()
         return found
 

@@ -1,1 +1,1 @@
-"""Prompts to the base model's own text: prompts, token ids, answers, sampled texts, hidden states."""
+"""Prompts, their token ids, the base model's answers to them, and hidden states of the answers."""

@@ -1,4 +1,4 @@
-"""Prompts as token ids: what fits into the context, and what is left out and named."""
+"""Prompts as token ids, and the prompts that do not fit into the context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treeopt.texts.prompts import Message, Prompt, PromptSet
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt's token ids and the ids of its continuation; `source` is the prompt that they are of, where known."""
+    """Token ids of a prompt and of its answer; `source` is the prompt, where known."""
 
     prompt_id: str
     prompt: list[int]
@@ -29,18 +29,18 @@ class Text:
 
     @property
     def category(self) -> str | None:
-        """The prompt file's own, where it has one."""
+        """The category in the prompt file, where it has one."""
         return self.source.category if self.source else None
 
     @property
     def later(self) -> tuple[str, ...]:
-        """What the user says after this."""
+        """The user turns after this one."""
         return self.source.later if self.source else ()
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A prompt that was not run: its length in tokens, and why."""
+    """A prompt that was left out: its length in tokens, and the reason."""
 
     prompt_id: str
     tokens: int
@@ -49,7 +49,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Prompts as token ids, those left out, and how many answers were cut at the token budget."""
+    """Prompts as token ids, prompts left out, and the number of given answers that were cut at the token budget."""
 
     texts: Sequence[Text]
     skipped: tuple[Skipped, ...]
@@ -61,18 +61,17 @@ def encode(
 ) -> tuple[list[int], list[int]]:
     """Token ids of a prompt and of its answer (empty where it has none).
 
-    Without a template the turns of a dialogue, questions and answers, follow each other on lines of their own: what a
-    model without one can be given at best, and said where figures of it are printed.
+    Without a chat template the messages of a dialogue are joined by newlines; commands say so beside their figures.
 
     Args:
-        prompt: what to encode.
-        tokenizer: the base model's.
+        prompt: the prompt.
+        tokenizer: of the base model.
         chat_template: put requests through the tokenizer's chat template, where it has one.
-        vocab: tokens that the model knows; None where that is not to be checked.
+        vocab: vocabulary size of the model, to check the ids; None checks nothing.
 
     Raises:
-        TreeoptError: E302 where chat messages meet a tokenizer without a template, or a template that fails on them,
-            E304 where there is no tokenizer, or one that gives tokens that the model does not know.
+        TreeoptError: E302 where a conversation has no chat template, or the template fails on it, E304 where there is
+            no tokenizer, or it gives ids outside the model's vocabulary.
     """
     if tokenizer is None:
         raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
@@ -85,7 +84,7 @@ def encode(
         raise TreeoptError(
             Code.PROMPTS_INVALID,
             f"prompt {prompt.id} is a conversation, but no chat template is in use",
-            why="several messages become one text only by the model's chat template",
+            why="only a chat template makes one text of several messages",
             fix="use a tokenizer with a chat template, or prompts with `instruction` or `text`",
         )
     else:
@@ -102,7 +101,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
 
     Args:
         tokenizer: with a template.
-        messages: what was said.
+        messages: of the conversation.
         name: of the conversation, for errors.
         options: of `apply_chat_template`.
 
@@ -112,7 +111,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
     whole = [{**message, "content": _whole_text(message["content"])} for message in messages]
     try:
         return tokenizer.apply_chat_template(whole, return_dict=False, **options)
-    except Exception as error:  # a template is a program of the checkpoint's author: it may raise anything
+    except Exception as error:  # a template is a program, so it may raise anything
         what = f"the tokenizer's chat template fails on {name}"
         why = f"{type(error).__name__}: {first_line(error)}"
         fix = "change the messages, or leave the template out with --no-chat-template"
@@ -120,22 +119,22 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
 
 
 def check_known(ids: Iterable[int], vocab: int, prompt_id: str) -> None:
-    """Raise E304 where a tokenizer gave token ids that the model, which knows `vocab` tokens, does not have."""
+    """Raise E304 where a tokenizer gave token ids of `vocab` or more, which the model does not have."""
     unknown = next((token for token in ids if token >= vocab), None)
     if unknown is not None:
-        what = f"the tokenizer gives token {unknown} in prompt {prompt_id}, and the model knows {vocab} tokens"
+        what = f"the tokenizer gives token {unknown} in prompt {prompt_id}, but the model has {vocab} tokens"
         raise TreeoptError(Code.MODEL_INVALID, what, why="the tokenizer does not belong to the model's weights")
 
 
 def encode_prompts(
     base: Base, prompts: PromptSet, max_new_tokens: int, *, chat_template: bool = True, scored: bool = False
 ) -> Encoded:
-    """Token ids of all prompts that fit with `max_new_tokens` into the context; the others are named, not cut.
+    """Token ids of the prompts that fit, with `max_new_tokens` more, into the context; others are left out.
 
-    With `scored`, prompts with an empty answer are left out too.
+    With `scored`, so are prompts with an empty answer.
 
     Raises:
-        TreeoptError: E303 where no prompt is left, and as `encode`.
+        TreeoptError: E303 where no prompt is left; as `encode`.
     """
     assert max_new_tokens >= 1
     texts, skipped, cut = [], [], 0
@@ -159,10 +158,10 @@ def encode_prompts(
 
 
 def next_turn(base: Base, text: Text, max_new_tokens: int, *, chat_template: bool = True) -> Text | Skipped | None:
-    """The prompt that follows a text whose `answer` is the model's; None where its source has no further turn.
+    """The prompt of the turn after a text with the model's `answer`; None where there is no further turn.
 
-    The answer goes into it as a chat would pass it on: decoded, without special tokens. Where the whole does not fit
-    into the context with `max_new_tokens` it is left out, and so are the turns after it.
+    The prompt contains the answer as text, without special tokens. A turn that does not fit with `max_new_tokens` more
+    tokens into the context is left out, and so are the turns after it.
     """
     if text.source is None or not text.later:
         return None
@@ -174,18 +173,18 @@ def next_turn(base: Base, text: Text, max_new_tokens: int, *, chat_template: boo
 
 
 def joins_turns(base: Base, texts: Sequence[Text], *, chat_template: bool = True) -> bool:
-    """Whether dialogues among the texts will be joined by newlines, for want of a chat template."""
+    """Whether turns of the texts will be joined by newlines because there is no chat template."""
     templated = chat_template and base.tokenizer is not None and base.tokenizer.chat_template is not None
     return not templated and any(text.later for text in texts)
 
 
 def _misfit(base: Base, ids: Sequence[int], max_new_tokens: int) -> str:
-    """Why a prompt cannot be continued by so many tokens; empty where it can."""
+    """The reason why a prompt cannot be answered with `max_new_tokens` tokens; empty where it can."""
     if not ids:
         return "no tokens"
     return "too long for the context" if len(ids) + max_new_tokens > base.context else ""
 
 
 def _whole_text(text: str | None) -> str:
-    """Text that a tokenizer takes: half of a surrogate pair, which JSON can hold, becomes a question mark."""
+    """Text with half surrogate pairs, which JSON may hold and tokenizers refuse, replaced by question marks."""
     return (text or "").encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Prompts as people have them: a file name, strings, chat messages, rows of a data set, or records of ours."""
+"""Conversion of a user's prompts (a file name, strings, chat messages, rows of a data set) to `PromptSet`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from treeopt.texts.prompts import PromptSet, as_prompt, load_prompts, row_id
 GivenRow = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 GivenPrompts = PromptSet | str | os.PathLike[str] | Iterable[GivenRow]
 
-GIVEN = "given"  # the name of prompts that came as objects
+GIVEN = "given"  # name of prompts that are objects, not a file
 _KINDS = (
     "{} are a file name, a list of strings, of rows such as {{'instruction': ...}} or of conversations, one list of "
     "chat messages, or {}; not an object of type {}"
@@ -25,16 +25,16 @@ _KINDS = (
 
 
 def as_prompt_set(prompts: GivenPrompts, *, answers: bool = False) -> PromptSet:
-    """Prompts from whatever names or holds them.
+    """The prompts that a user gave.
 
     Args:
         prompts: a name as for `load_prompts`; a list whose elements are requests (strings), rows as in a prompt file,
             or conversations (lists of `{"role": ..., "content": ...}`); one such conversation; or a `PromptSet`.
-        answers: demand an answer in each row.
+        answers: require an answer in each row.
 
     Raises:
-        TreeoptError: E302 for a row without a usable field, E303 where there is none; as `load_prompts`.
-        TypeError: where it is none of these.
+        TreeoptError: E302 for a row without a usable field, E303 where there is no row; as `load_prompts`.
+        TypeError: where the prompts are of another type.
     """
     if isinstance(prompts, PromptSet):
         return prompts
@@ -48,7 +48,7 @@ def as_prompt_set(prompts: GivenPrompts, *, answers: bool = False) -> PromptSet:
 def as_texts(
     base: Base, prompts: GivenPrompts | Sequence[Text], max_new_tokens: int, *, chat_template: bool = True
 ) -> tuple[Sequence[Text], tuple[Skipped, ...]]:
-    """The token ids of prompts, and those that do not fit into the context; texts are taken as they are.
+    """The token ids of prompts, and the prompts that do not fit into the context; `Text` records are not changed.
 
     Raises:
         TreeoptError: as `as_prompt_set` and `encode_prompts`.
@@ -62,16 +62,16 @@ def as_texts(
 
 
 def given_rows(given: Any, noun: str, record: str) -> tuple[str, list[Any]]:
-    """The rows of a list, a conversation as `{"messages": [...]}`, and the sha256 of them all.
+    """The sha256 of the rows of a list, and the rows, with conversations as `{"messages": [...]}`.
 
     Args:
-        given: strings, mappings, conversations; or the messages of one conversation.
-        noun: what they are, for the error.
-        record: which record of ours would do as well.
+        given: strings, mappings or conversations; or the messages of one conversation.
+        noun: the name of the rows, for errors.
+        record: the record that may be given instead, for errors.
 
     Raises:
-        TreeoptError: E303 where there is none.
-        TypeError: where it is no list of such.
+        TreeoptError: E303 where there is no row.
+        TypeError: where it is no list of such rows.
     """
     if isinstance(given, (bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
         raise TypeError(_KINDS.format(noun, record, type(given).__name__))
@@ -86,11 +86,12 @@ def given_rows(given: Any, noun: str, record: str) -> tuple[str, list[Any]]:
     try:
         return hashlib.sha256(canonical_json(rows).encode()).hexdigest(), rows
     except (TypeError, ValueError) as error:
-        what = f"{noun} hold something that is neither text nor a number: {error}"
+        what = f"{noun} hold a value that JSON cannot represent: {error}"
         raise TreeoptError(Code.PROMPTS_INVALID, what) from error
 
 
 def _row(row: Any) -> Any:
+    """A row as in a prompt file."""
     if isinstance(row, (list, tuple)) and row and all(isinstance(message, Mapping) for message in row):
         return {"messages": [dict(message) for message in row]}
     return dict(row) if isinstance(row, Mapping) else row

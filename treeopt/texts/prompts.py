@@ -1,4 +1,4 @@
-"""Prompts from a file, the hub, or a named set, and their token ids."""
+"""Prompts from a file, a hub data set, or a named set."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from treeopt.models.hub import hub_reachable, looks_local, unreachable
 from treeopt.texts.row_errors import answer_fault, fault_of, fields_of
 
 _SCHEMA = "treeopt.prompts/1"
-_ASKED = ("instruction", "prompt")  # a request: goes through the chat template
-_PLAIN = "text"  # continued as it stands
+_REQUESTS = ("instruction", "prompt")  # fields with a request, for the chat template
+_PLAIN = "text"  # field with plain text to continue
 ANSWERS = ("output", "response", "completion", "answer")
-# What the user says, each after the answer to the one before: MT-bench's and Spec-Bench's files; the hub's MT-bench.
+# Fields with the user turns of a dialogue: in the files of MT-bench and Spec-Bench; in the hub's MT-bench.
 _TURNS = ("turns", "prompt")
 _ROW_DIGITS = 8
 _TURN_DIGITS = 2
@@ -36,7 +36,7 @@ Message = Mapping[str, str]
 
 
 class PromptSetFile(Schema):
-    """The format `treeopt.prompts/1`: where a named prompt set lies on the hub."""
+    """The format `treeopt.prompts/1`: the place of a named prompt set on the hub."""
 
     schema_name: Literal["treeopt.prompts/1"] = Field(alias="schema")
     repository: str
@@ -47,10 +47,16 @@ class PromptSetFile(Schema):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: a chat, or plain text to continue; `answer` where the row brings one.
+    """One prompt: chat messages, or plain text to continue.
 
-    A row with `turns` is the first of them; `later` holds the user's other turns, and `after` makes the next prompt.
-    `category` is the row's own, for figures apart.
+    Args:
+        id: of the row and turn.
+        messages: of a chat; None for plain text.
+        text: plain text; None for a chat.
+        answer: the given answer, where the row has one and it is used.
+        category: of the row, where it has one.
+        turn: of a dialogue, from 1.
+        later: the user turns after this one; `after` makes the next prompt.
     """
 
     id: str
@@ -63,11 +69,11 @@ class Prompt:
 
     @property
     def row(self) -> int:
-        """Its place in its file, from 0."""
+        """Index of the row in its file, from 0."""
         return int(self.id.partition(":")[2].partition(".")[0] or 0)
 
     def after(self, answer: str) -> Prompt:
-        """The next turn, this one having been answered so."""
+        """The prompt of the next turn, after this answer."""
         assert self.messages is not None, "only requests have turns"
         said = ({"role": "assistant", "content": answer}, {"role": "user", "content": self.later[0]})
         turn = self.turn + 1
@@ -83,16 +89,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts with their origin: `name` as the user gave it, `sha256` of the file (or of the rows, from a data set)."""
+    """Prompts with their origin: `name` as the user gave it, `sha256` of the file (of the rows, for a data set)."""
 
     name: str
     sha256: str
     prompts: tuple[Prompt, ...]
 
 
-def asked(text: str) -> Prompt:
-    """One request, as a user types it."""
-    return Prompt("asked", ({"role": "user", "content": text},), None, None)
+def request(text: str) -> Prompt:
+    """The prompt of one request."""
+    return Prompt("request", ({"role": "user", "content": text},), None, None)
 
 
 def load_prompts(
@@ -103,9 +109,9 @@ def load_prompts(
     Args:
         name: a .json, .jsonl, .txt or .parquet file; a hub data set; or a named set such as `alpaca_eval`. Rows may be
             those of MT-bench and Spec-Bench: `question_id`, `category`, `turns`.
-        skip: leave out the first rows.
-        limit: only so many rows after those.
-        answers: demand an answer in each row: `output`, `response`, `completion`, `answer`, or a last assistant
+        skip: number of rows to leave out at the start.
+        limit: number of rows after those; None takes all.
+        answers: require an answer in each row: `output`, `response`, `completion`, `answer`, or a last assistant
             message.
 
     Raises:
@@ -115,7 +121,7 @@ def load_prompts(
     name = os.fspath(name)
     digest, rows = read_rows(name, limit=None if limit is None else skip + limit)
     if skip >= len(rows):
-        what = f"{name} holds {len(rows)} prompts, of which {skip} are to be left out"
+        what = f"{name} holds {len(rows)} prompts, and --skip leaves out {skip}"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="a smaller --skip")
     numbered = list(enumerate(rows))[skip:]
     prompts = tuple(as_prompt(row, row_id(digest, i), name, i, answers) for i, row in numbered)
@@ -123,7 +129,7 @@ def load_prompts(
 
 
 def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
-    """The rows of a file, hub data set or named set as they stand, at least one, and the sha256 of them all.
+    """The sha256 of all rows of a file, hub data set or named set, and the first rows, at least one.
 
     Raises:
         TreeoptError: E201, E203, E301 and E303 as `load_prompts`.
@@ -133,7 +139,7 @@ def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
         path = prompt_sets()[name]
         if path.suffix == ".yaml":
             path = _fetch_set(name, path)
-    if os.path.exists(path) or looks_local(name):  # a name that is too long is no path
+    if os.path.exists(path) or looks_local(name):  # os.path.exists is False for a name that is too long
         digest, rows = _read_file(path)
     else:
         digest, rows = _read_dataset(name)
@@ -144,20 +150,20 @@ def read_rows(name: str, *, limit: int | None = None) -> tuple[str, list[Any]]:
 
 
 def row_id(digest: str, index: int) -> str:
-    """The id of a row: its file's sha256 and its place."""
+    """The id of a row: its file's sha256 and its index."""
     return f"{digest[:16]}:{index:0{_ROW_DIGITS}}"
 
 
 def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) -> Prompt:
-    """The prompt in row `index` of `name`, with its answer where `answers` demands one.
+    """The prompt in row `index` of `name`, with its answer where `answers` requires one.
 
     Raises:
-        TreeoptError: E302 where a needed field is missing or holds something else.
+        TreeoptError: E302 where a required field is missing or of another type.
     """
-    fields = {_ASKED[0]: row} if isinstance(row, str) else row if isinstance(row, dict) else {}
+    fields = {_REQUESTS[0]: row} if isinstance(row, str) else row if isinstance(row, dict) else {}
     text, answer = fields.get(_PLAIN), _first_text(fields, ANSWERS)
     turns = next(filter(None, (_turns(fields.get(name)) for name in _TURNS)), ())
-    request = _first_text(fields, _ASKED) or None  # an empty request is none
+    request = _first_text(fields, _REQUESTS) or None  # an empty request does not count
     chat = _chat(fields.get("messages"))
     if chat is not None:
         text = None
@@ -188,19 +194,19 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
 
 
 def _turns(turns: Any) -> tuple[str, ...]:
-    """What the user says turn by turn; nothing where it is no list of texts."""
+    """The user turns; empty for a value that is no list of texts."""
     known = isinstance(turns, (list, tuple)) and all(isinstance(turn, str) and turn for turn in turns)
     return tuple(turns) if known else ()
 
 
 def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of these fields that holds text; an empty one only where no other does."""
+    """The first of these fields with text; else an empty one; else None."""
     texts = [fields[name] for name in names if isinstance(fields.get(name), str)]
     return next(filter(None, texts), texts[0] if texts else None)
 
 
 def _chat(messages: Any) -> tuple[Message, ...] | None:
-    """Chat messages with a user's among them, else None."""
+    """Chat messages; None for a value that is no list of messages with one of the user."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return None
     known = all(isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)
@@ -208,19 +214,20 @@ def _chat(messages: Any) -> tuple[Message, ...] | None:
 
 
 def _fetch_set(name: str, description: Path) -> Path:
-    """The file of a named set, from the hub or its cache."""
+    """Path of the file of a named set, from the hub or its cache."""
     described = check(strict_yaml.load(description), PromptSetFile, _SCHEMA)
     from huggingface_hub import hf_hub_download
 
     offline = not hub_reachable()
     try:
         got = hf_hub_download(described.repository, described.file, repo_type="dataset", local_files_only=offline)
-    except Exception as error:  # the client raises many kinds; all mean that the file cannot be had
+    except Exception as error:  # the client raises many types; all mean that the file is not available
         raise unreachable(name, "--prompts", error) from error
     return Path(got)
 
 
 def _read_file(path: Path) -> tuple[str, list[Any]]:
+    """The sha256 and the rows of a file."""
     raw = read_bytes(path)
     digest = hashlib.sha256(raw).hexdigest()
     suffix = path.suffix.lower()
@@ -229,10 +236,10 @@ def _read_file(path: Path) -> tuple[str, list[Any]]:
     if suffix not in _FORMATS:
         raise TreeoptError(Code.PROMPTS_INVALID, f"{path} is none of {', '.join(_FORMATS)}")
     try:
-        text = raw.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+        text = raw.decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not UTF-8 text (byte {error.start})") from error
-    # Not splitlines: a JSON string may hold the other characters that it splits at.
+    # Not splitlines, which also splits at characters that a JSON string may hold.
     lines = [(i, line.removesuffix("\r")) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if suffix == ".txt":
         return digest, [line for _, line in lines]
@@ -245,28 +252,30 @@ def _read_file(path: Path) -> tuple[str, list[Any]]:
 
 
 def _parse(path: Path, text: str, line: int) -> Any:
+    """The JSON value that begins at a line of a file."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         row = line + getattr(error, "lineno", 1) - 1
-        said = getattr(error, "msg", "nested too deep" if isinstance(error, RecursionError) else str(error))
-        what = f"{path} is not JSON: {said}"
+        message = getattr(error, "msg", "nested too deep" if isinstance(error, RecursionError) else str(error))
+        what = f"{path} is not JSON: {message}"
         raise TreeoptError(Code.FILE_INVALID, what, at=f"{path}:{row}:{getattr(error, 'colno', 1)}") from error
 
 
 def _read_parquet(path: Path) -> list[Any]:
+    """The rows of a parquet file."""
     import pyarrow
     from pyarrow import parquet
 
     try:
         rows: list[Any] = parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:  # damaged pages are an OSError without a number
+    except (pyarrow.ArrowException, OSError) as error:  # damaged pages raise an OSError without an errno
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not a parquet file: {first_line(error)}") from error
     return rows
 
 
 def _read_dataset(name: str) -> tuple[str, list[Any]]:
-    """Rows of a hub data set; the split after a colon, else `test`, `validation` or `train`, the first there is."""
+    """Rows of a hub data set: of the split after a colon, else of the first of `test`, `validation` and `train`."""
     if not hub_reachable():
         raise unreachable(name, "--prompts", ConnectionError("not reachable"))
     import datasets
@@ -276,7 +285,7 @@ def _read_dataset(name: str) -> tuple[str, list[Any]]:
         names = datasets.get_dataset_split_names(repository)
         chosen = split or next(s for s in ("test", "validation", "train", *names) if s in names)
         rows = datasets.load_dataset(repository, split=chosen).to_list() if chosen in names else None
-    except Exception as error:  # the client raises many kinds; all mean that the data set cannot be had
+    except Exception as error:  # the client raises many types; all mean that the data set is not available
         raise unreachable(name, "--prompts", error) from error
     if rows is None:
         what = f"the data set {repository} has no split {split!r}"

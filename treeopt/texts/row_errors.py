@@ -1,4 +1,4 @@
-"""What is wrong with a row that is no prompt: which field, what it holds, and what would work."""
+"""Error messages for rows that are no prompts: the field, its value, and a row that would work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 _SHOWN = 40  # characters of a value
 _SHOWN_FIELDS = 200  # characters of a row's field names
-# What works in place of a field's value, in the order in which fields are looked at.
+# Rows that work, by field, in the order in which fields are read.
 _FIXES = {
     "messages": '{"messages": [{"role": "user", "content": "..."}]}',
     "turns": '{"turns": ["...", "..."]}',
@@ -16,35 +16,35 @@ _FIXES = {
     "prompt": '{"prompt": "..."}',
     "text": '{"text": "..."}',
 }
-# JSON's own names; what parquet adds to them has Python's.
+# Names of JSON's types; other types of parquet have Python's names.
 _KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
 
 
 def fault_of(row: Any) -> tuple[str, str]:
-    """What is wrong with a row that `prompts.as_prompt` cannot use, after "row 3 of FILE", and what would work."""
+    """The fault of a row that `prompts.as_prompt` cannot use, to follow "row 3 of FILE", and a row that would work."""
     if isinstance(row, str):
         return "is an empty string", '"Name a bird." or {"instruction": "Name a bird."}'
     if not isinstance(row, dict):
         return f"is {shown(row)} and must be an object or a string", '{"instruction": "Name a bird."}'
     faults = [(_fault(name, row[name]), fix) for name, fix in _FIXES.items() if name in row]
-    telling = [one for one in faults if " null " not in one[0]]  # columns of parquet are null where others serve
-    return (telling or faults or [("has no usable field", '{"instruction": "..."} or {"text": "..."}')])[0]
+    not_null = [one for one in faults if " null " not in one[0]]  # unused columns of parquet are null
+    return (not_null or faults or [("has no usable field", '{"instruction": "..."} or {"text": "..."}')])[0]
 
 
 def answer_fault(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """What is wrong with the answer of a row, after "row 3 of FILE"."""
+    """The fault of a row's answer, to follow "row 3 of FILE"."""
     found = next((name for name in names if name in row), None)
     return "has no answer to score" if found is None else _fault(found, row[found])
 
 
 def fields_of(row: Any) -> str:
-    """The names of a row's fields, in so many characters."""
+    """The names of a row's fields, cut at `_SHOWN_FIELDS` characters."""
     names = ", ".join(map(str, row)) if isinstance(row, dict) else ""
     return names if len(names) <= _SHOWN_FIELDS else f"{names[:_SHOWN_FIELDS]}..."
 
 
 def shown(value: Any) -> str:
-    """A value by its kind, and itself where it is short."""
+    """The type of a value, and the value where it is short."""
     if value is None:
         return "null"
     kind = _KINDS.get(type(value), f"of the type {type(value).__name__}")
@@ -55,7 +55,7 @@ def shown(value: Any) -> str:
 
 
 def _fault(name: str, value: Any) -> str:
-    """What is wrong with a field."""
+    """The fault of a field."""
     if name == "messages":
         return _messages(value)
     if name == "turns" or (name == "prompt" and isinstance(value, list)):
@@ -66,6 +66,7 @@ def _fault(name: str, value: Any) -> str:
 
 
 def _turns(name: str, turns: Any) -> str:
+    """The fault of a list of user turns."""
     if not isinstance(turns, (list, tuple)):
         return f"has a field `{name}` that is {shown(turns)} and must be a list of strings"
     if not turns:
@@ -77,6 +78,7 @@ def _turns(name: str, turns: Any) -> str:
 
 
 def _messages(messages: Any) -> str:
+    """The fault of a list of messages."""
     if not isinstance(messages, list):
         return f"has a field `messages` that is {shown(messages)} and must be a list of messages"
     if not messages:
@@ -89,6 +91,7 @@ def _messages(messages: Any) -> str:
 
 
 def _message_faults(messages: Sequence[Any]) -> Iterator[str]:
+    """The faults of single messages."""
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             yield f"has a `messages[{i}]` that is {shown(message)} and must be an object with `role` and `content`"

@@ -36,14 +36,14 @@ _BANDS = {"prediction": 0.17, "sampling": 0.33}  # opacity of each interval
 
 
 def render_curve(curve: Curve, title: str = "") -> str:
-    """The picture as text, with `title` above it."""
+    """The picture as text, with `title` as its heading."""
     from matplotlib import style
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     heading = "".join(filter(str.isprintable, title)) or "Tokens per step by size of the tree"
     description = "; ".join(_figures(point) for point in curve.points)
     stream = io.StringIO()
-    with style.context(["default", _SETTINGS]):  # the user's own matplotlibrc does not count
+    with style.context(["default", _SETTINGS]):  # whatever the user's matplotlibrc has
         figure = curve_figure(curve, heading)
         FigureCanvasSVG(figure)
         figure.savefig(stream, format="svg", metadata={"Date": None, "Title": heading, "Description": description})
@@ -116,7 +116,7 @@ def _add_legend(axes: Axes, *sources: Axes) -> None:
 
 
 def _set_sizes(axes: Axes, sizes: Sequence[int], best: int | None) -> None:
-    """A log2 axis with the numbers of the best size, the ends and the powers of two, those apart that would overlap."""
+    """A log2 axis; the best size, the ends, powers of two and then the rest have numbers where these do not overlap."""
     first, last = sizes[0], sizes[-1]
     gap = math.log2(last / first) / _MOST_LABELS
     labelled: list[int] = []

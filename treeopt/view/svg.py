@@ -32,7 +32,7 @@ _STYLE = (
 
 
 def render_svg(tree: Tree, title: str = "") -> str:
-    """The picture as text; `title` stands above it."""
+    """The picture as text, with `title` as its heading."""
     drawn = most_valuable(tree, MAX_NODES)
     rows, shares = _rows(drawn), _shares(drawn)
     places = [(_LEFT + depth * _COLUMN, _TOP + row * _ROW) for depth, row in zip(drawn.depths, rows, strict=True)]

@@ -1,0 +1,78 @@
+"""The output of `treeopt calibrate`: accuracies of the heads or of a drafter."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treeopt.cli.console import Console, say_skipped
+from treeopt.cli.learn_report import learned_as_dict, report_reliability
+from treeopt.drafter import HEADS
+from treeopt.optimize.reliability import reliability
+from treeopt.optimize.tree_builder import DEFAULT_TOP_K
+
+if TYPE_CHECKING:
+    from treeopt.calibrate.pipeline import CalibrationRun
+
+_SHOWN_RANKS = 4
+
+
+def report_calibration(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
+    """Print a calibration's accuracies, or its JSON."""
+    calibration = run.calibration
+    _print_accuracy(console, run)
+    say_skipped(console, run.skipped)
+    if run.answers_cut:
+        console.say(f"{run.answers_cut} given answers were cut at --max-new-tokens")
+    if calibration.steps is not None:
+        report_reliability(console, calibration)
+    written = output if drafter_output is None else f"{output} and {drafter_output}"
+    console.note(f"wrote {written}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
+    console.result({**_as_dict(run), "output": output, "drafter_output": drafter_output})
+
+
+def _print_accuracy(console: Console, run: CalibrationRun) -> None:
+    """The accuracy of each head or level, by rank."""
+    calibration = run.calibration
+    top_k = min(DEFAULT_TOP_K, calibration.top_k)
+    shown = min(_SHOWN_RANKS, top_k)
+    accuracy, errors = calibration.accuracy[:, :top_k], calibration.standard_error(1)
+    rows = [
+        [
+            f"head {h + 1}" if h < run.heads else f"level {h + 1}",
+            f"{accuracy[h, 0]:.1%}" + (f" ± {errors[h, 0]:.1%}" if math.isfinite(errors[h, 0]) else ""),
+            *(f"{accuracy[h, r]:.1%}" for r in range(1, shown)),
+            f"{accuracy[h].sum():.1%}",
+            f"{calibration.trials[h]}",
+        ]
+        for h in range(calibration.num_heads)
+    ]
+    console.table(["", *(f"rank {r}" for r in range(shown)), f"top-{top_k}", "trials"], rows)
+    console.say(
+        f"{calibration.sequences} texts, {calibration.distinct} distinct, {calibration.positions} positions; accuracy "
+        "by rank" + ("; ± one standard error, clustered by text" if np.isfinite(errors).any() else "")
+    )
+
+
+def _as_dict(run: CalibrationRun) -> dict[str, Any]:
+    """The figures of a calibration for JSON."""
+    calibration = run.calibration
+    top_k = min(DEFAULT_TOP_K, calibration.top_k)
+    return {
+        "heads": calibration.num_heads,  # levels, where a drafter has more
+        "prompts": calibration.sequences,
+        "texts_distinct": calibration.distinct,
+        "skipped": len(run.skipped),
+        "skipped_prompts": [vars(skipped) for skipped in run.skipped],
+        "answers_cut": run.answers_cut,
+        "positions": calibration.positions,
+        "top_k": top_k,
+        "trials": calibration.trials.tolist(),
+        "accuracy": calibration.accuracy[:, :top_k].tolist(),
+        "standard_error_top_1": calibration.standard_error(1)[:, 0].tolist(),
+        "drafter": calibration.provenance.drafter_id or HEADS,
+        "learned": None if run.learned is None else learned_as_dict(run.learned),
+        "calibration_error": None if calibration.steps is None else reliability(calibration).error.tolist(),
+    }
