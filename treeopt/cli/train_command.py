@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 @click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--resume", is_flag=True, help="Continue the unfinished run in the output folder.")
-@click.option(
-    "--force", is_flag=True, help="Replace heads, and delete an unfinished run, in the output folder."
-)
+@click.option("--force", is_flag=True, help="Replace heads, and delete an unfinished run, in the output folder.")
 @click.option("-o", "--output", required=True, help="Folder for the heads.")
 def run(console: Console, **options: Any) -> None:
     """Train draft heads on a frozen base model (Medusa-1).
