@@ -1,4 +1,4 @@
-# make venv | demo | test | lint | bench | pocket. Each makes .venv first where it is missing.
+# make venv | demo | test | lint | bench | pocket | clean. Each but the last makes .venv first if it is missing.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 SHARED ?= $(or $(TREEOPT_SHARED),../shared)
@@ -7,8 +7,8 @@ BIN := .venv/bin
 
 .PHONY: venv demo pocket test lint bench clean
 
-# The stamp is remade when the dependencies or the set of versions change, never because the clock moved.
-# CONSTRAINTS=constraints-min.txt installs the lowest versions instead; what pip put there before is replaced.
+# The stamp is made again when the dependencies or the set of versions change.
+# CONSTRAINTS=constraints-min.txt installs the lowest versions; packages installed before are replaced.
 venv: .venv/installed
 
 .venv/installed: pyproject.toml setup.cfg $(CONSTRAINTS) .venv/constraints-$(notdir $(CONSTRAINTS))
@@ -18,19 +18,20 @@ venv: .venv/installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
-# Which set was installed: another name is another file, which is newer than the stamp.
+# The set that was installed: another set has another file name, and the new file is newer than the stamp.
 .venv/constraints-%:
 	@mkdir -p .venv && rm -f .venv/constraints-* && touch $@
 
-# The whole job on the built-in model: calibrate, build, render, compile, validate.
+# Run every step on the built-in model: calibrate, build, render, compile, validate.
 demo: venv
 	$(BIN)/treeopt demo
 
-# Makes the built-in model again, in pocket-made/ (an hour or two on two cores); treeopt/data/pocket/README.md says what it is.
+# Train the built-in model again, in pocket-made/ (one to two hours on two cores); see treeopt/data/pocket/README.md.
 pocket: venv
 	$(BIN)/python -m treeopt.train.pocket calibration/recipes/pocket.yaml pocket-made
 
-# Two processes, each with whole test files: models that the tests of a file share are loaded once. WORKERS=0: one process.
+# Two processes; a test file runs in one of them, so that the models of its fixtures are loaded once, and files start in
+# the order of collection. WORKERS=0 runs one process.
 test: venv
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no network, the shared data where it is, and one small worked tree."""
+"""Shared by all tests: one thread, no network, the folder of shared data, a small model and a small tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub'
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of programs that tests start, too: other tests run beside them
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of programs that tests start, because another worker runs too
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The shared data and models; tests that need them skip where they are absent."""
+    """The folder of shared data and models; tests that need it are skipped if it is absent."""
     if not SHARED.is_dir():
         pytest.skip(f"needs the shared data and models ({SHARED} is absent; TREEOPT_SHARED names another place)")
     return SHARED
@@ -36,7 +36,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="module")
 def base(shared: Path) -> Base:
-    """The small pretrained model; each test file has its own."""
+    """The small pretrained model, loaded once for each test file."""
     return load_base(str(shared / "models" / "tinystories-260k"), device="cpu")
 
 
@@ -48,5 +48,5 @@ def loaded(shared: Path) -> LoadedHeads:
 
 @pytest.fixture
 def small_tree() -> Tree:
-    """The worked example: two guesses of head 1, and below the first two of head 2 and one of head 3."""
+    """A tree with two candidates of head 1, two of head 2 after the first, and one of head 3."""
     return Tree(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)), (0.5, 0.2, 0.25, 0.1, 0.125))

@@ -335,9 +335,9 @@ def with_steps(seed: int, **changes: Any) -> Calibration:
     """Random traces with trees of steps."""
     made = random_calibration(seed, sequences=5, length=9)
     rng = np.random.default_rng(seed)
-    orders = np.minimum(rng.integers(1, 80, made.ranks.shape).cumsum(1), MISS)
+    node_rank = np.minimum(rng.integers(1, 80, made.ranks.shape).cumsum(1), MISS)
     arrays: dict[str, Any] = {
-        "node_rank": np.where(made.ranks == NONE, NONE, orders).astype(np.uint8),
+        "node_rank": np.where(made.ranks == NONE, NONE, node_rank).astype(np.uint8),
         "expected_tokens": 1 + rng.random((made.positions, len(STEP_SIZES))).astype(np.float32).cumsum(1),
         "confidence": rng.random(made.ranks.shape).astype(np.float16),
     }
@@ -476,8 +476,8 @@ def test_part_after_the_whole_is_refused() -> None:
     """A longer path is never among fewer nodes than a part of it."""
     good = with_steps(1)
     assert good.steps is not None
-    orders = good.steps.node_rank.copy()
-    row = int(np.flatnonzero(orders[:, 1] != NONE)[0])
-    orders[row, :2] = (9, 4)
+    node_rank = good.steps.node_rank.copy()
+    row = int(np.flatnonzero(node_rank[:, 1] != NONE)[0])
+    node_rank[row, :2] = (9, 4)
     with pytest.raises(TreeoptError, match="precedes"):
-        with_steps(1, node_rank=orders)
+        with_steps(1, node_rank=node_rank)

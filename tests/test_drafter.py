@@ -33,13 +33,14 @@ def test_plain_levels() -> None:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "no head": ({"num_heads": 0}, "3 levels for 0 heads"),
+    "a negative number of heads": ({"num_heads": -1}, "3 levels for -1 heads"),
+    "no head and no table": ({"num_heads": 0, "ngram_table": None}, "needs an n-gram table"),
     "more heads than levels": ({"num_heads": 4}, "3 levels for 4 heads"),
     "no level": ({"levels": ()}, "0 levels for 2 heads"),
     "no candidate": ({"top": 0}, "0 candidates"),
     "a negative window": ({"window": -1}, "window of -1"),
     "a window shorter than contexts": ({"window": 3}, "window of 3"),
-    "levels beyond the heads without transitions": ({"transitions": None}, "need transitions"),
+    "extra depth without an n-gram table": ({"ngram_table": None}, "needs an n-gram table"),
 }
 
 
@@ -55,7 +56,7 @@ def test_broken_drafter_is_refused(case: str) -> None:
 BROKEN_LEVELS: dict[str, tuple[dict[str, Any], str]] = {
     "a weight that is no number": ({"head": float("nan")}, "no number"),
     "a prior that is no number": ({"prior": float("inf")}, "no number"),
-    "a ngram that is no number": ({"transition": float("-inf")}, "no number"),
+    "a ngram that is no number": ({"ngram": float("-inf")}, "no number"),
     "an infinite outside": ({"other_logit": float("-inf")}, "no number"),
     "a prompt_lookup that is no number": ({"prompt_lookup": (float("nan"),) * MAX_MATCH}, "no number"),
     "too few prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH - 1)}, "12 prompt_lookup"),
@@ -87,7 +88,7 @@ def changed_array(name: str) -> NgramTable:
     parts = {key: array.copy() for key, array in TABLE.arrays().items()}
     flat = parts[name].reshape(-1)
     flat[-1] = (flat[-1] + 1) % 5 if name == "tokens" else flat[-1] + (-0.125 if name == "backoff" else 1)
-    return NgramTable(**parts, num_tokens=TABLE.seen)
+    return NgramTable(**parts, num_tokens=TABLE.num_tokens)
 
 
 ID_CHANGES: dict[str, dict[str, Any]] = {
@@ -95,14 +96,14 @@ ID_CHANGES: dict[str, dict[str, Any]] = {
     "top": {"top": 4},
     "window": {"window": 9},
     "a level more": {"levels": (LEVEL,) * 4},
-    "no transitions": {"transitions": None, "num_heads": 3},
+    "no n-gram table": {"ngram_table": None, "num_heads": 3},
 }
 for _name in TABLE.arrays():
-    ID_CHANGES[f"the transitions' {_name}"] = {"transitions": changed_array(_name)}
+    ID_CHANGES[f"the table's {_name}"] = {"ngram_table": changed_array(_name)}
 LEVEL_CHANGES: dict[str, dict[str, Any]] = {
     "head": {"head": 0.5000001},
     "prior": {"prior": 0.0},
-    "transition": {"transition": 0.5},
+    "ngram": {"ngram": 0.5},
     "other_logit": {"other_logit": -5.0},
     "one prompt_lookup": {"prompt_lookup": (1.0,) * (MAX_MATCH - 1) + (2.0,)},
     "calibration_map": {"calibration_map": ((-1.0, -0.5), (1.0, 0.75))},

@@ -23,6 +23,9 @@ MAP = ROOT_FOLDER / "docs" / "architecture.md"
 FILE_LINES = 320
 CODE_LINES = 40  # of a function's body: neither blank, comment nor docstring
 PARAMETERS = 8  # self and cls not counted
+# The first five are those that transformers passes to a `custom_generate`, the others are options of `model.generate`,
+# which takes them by the names in this signature alone.
+WIDE = {"decode/generate.py tree_generate"}
 REPEATED_LINES = 6
 WALKS = {"From a prompt to the trace file": 10, "From `build` to `accept`": 14}  # heading -> most files
 
@@ -68,7 +71,7 @@ RETIRED_PHRASES = (  # in docstrings and messages, too; each exempt in the same 
     "levels beyond the heads",
     "plain drafter",
 )
-# Field names of files written by 0.x: a reader in files/ may name them, each as a whole string.
+# Field names of files written by 0.x: a reader in files/ may name them, each as a whole string or in backquotes.
 OLD_FIELDS = {
     "orders",
     "mass",
@@ -160,7 +163,7 @@ def wide_functions(folder: Path) -> list[Fault]:
             given = function.args
             count = len(given.posonlyargs) + len(given.args) + len(given.kwonlyargs) - method
             count += (given.vararg is not None) + (given.kwarg is not None)
-            if count > PARAMETERS:
+            if count > PARAMETERS and f"{name} {function.name}" not in WIDE:
                 faults.append(f"{name}:{function.lineno} {function.name}: {count} parameters")
     return faults
 
@@ -241,6 +244,8 @@ def retired_words(folder: Path) -> list[Fault]:
                 faults.append(f"{name}:{line} {text}")
         for line, text in strings:
             said = " ".join(text.lower().split())
+            if room == "files":
+                said = re.sub(r"`(\w+)`", lambda code: "" if code[1] in OLD_FIELDS else code[0], said)
             found = [phrase for phrase in phrases if re.search(rf"\b{phrase}\b", said)]
             faults += [f"{name}:{line} {phrase!r}" for phrase in found if said not in words]
     return faults
@@ -309,12 +314,12 @@ def test_check_finds_a_planted_fault(check: Check, allowed: str, fault: str, tmp
 
 def test_retired_words_know_their_rooms(tmp_path: Path) -> None:
     """A word that means something else in a room passes there; files/ may name fields of 0.x, as whole strings."""
-    for room, text in (("train", "unseen = 'unseen modules'\n"), ("files", "x = {'prices': 1}\n")):
+    for room, text in (("train", "unseen = 'unseen modules'\n"), ("files", "x = {'prices': 'not `unseen`'}\n")):
         (tmp_path / room).mkdir()
         (tmp_path / room / "planted.py").write_text(text)
     assert retired_words(tmp_path) == []
-    (tmp_path / "files" / "planted.py").write_text("prices = {'prices': 1}\n")
-    assert retired_words(tmp_path) == ["files/planted.py:1 prices"]
+    (tmp_path / "files" / "planted.py").write_text("prices = {'prices': 'unseen `of`'}\n")
+    assert retired_words(tmp_path) == ["files/planted.py:1 prices", "files/planted.py:1 'unseen'"]
 
 
 def section(text: str, heading: str) -> str:

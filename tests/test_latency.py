@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.latency import LatencyPoint, LatencyProfile, monotone, repeated
+from treeopt.latency import LatencyPoint, LatencyProfile, repeated
 
 
 def point(nodes: int, seconds: float, *, batch: int = 1, context: int = 512) -> LatencyPoint:
@@ -21,12 +18,6 @@ def point(nodes: int, seconds: float, *, batch: int = 1, context: int = 512) -> 
 def profile_of(curve: dict[int, float], **where: int) -> LatencyProfile:
     """A profile of one curve, nodes -> seconds."""
     return LatencyProfile.from_points([point(nodes, seconds, **where) for nodes, seconds in curve.items()])
-
-
-def by_extremes(values: list[float]) -> list[float]:
-    """Isotonic regression by its min-max formula: at i the least, over ends, of the greatest mean of any stretch."""
-    n = len(values)
-    return [min(max(float(np.mean(values[a : b + 1])) for a in range(i + 1)) for b in range(i, n)) for i in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +101,6 @@ def test_curve_of_each_batch_and_context() -> None:
     assert (nodes.tolist(), seconds.tolist()) == ([1, 2, 4], [1.0, 3.5, 3.0])
     assert profile.curve()[1].tolist() == [5.0]
     assert profile.curve(2)[1].tolist() == [7.0, 9.0]
-    assert profile.seconds(1, 2) == 7.0
 
 
 @pytest.mark.parametrize(("batch", "context"), [(3, None), (1, 100), (2, 512)])
@@ -121,41 +111,3 @@ def test_unmeasured_curve_names_what_there_is(batch: int, context: int | None) -
         profile.curve(batch, context)
     assert caught.value.code is Code.PROFILE_INVALID
     assert f"batch {batch}" in caught.value.what
-
-
-def test_seconds_interpolates_the_smoothed_curve() -> None:
-    """Measured sizes give the smoothed medians, sizes between them the straight line."""
-    profile = profile_of({1: 1.0, 4: 4.0, 8: 2.0, 16: 11.0})
-    found = [profile.seconds(n) for n in (1, 2, 3, 4, 6, 8, 12, 16)]
-    assert found == pytest.approx([1.0, 5 / 3, 7 / 3, 3.0, 3.0, 3.0, 7.0, 11.0])
-
-
-@pytest.mark.parametrize("nodes", [0, 1, 65])
-def test_seconds_outside_the_measured_sizes_is_refused(nodes: int) -> None:
-    """Nothing is extrapolated, upwards or downwards."""
-    with pytest.raises(TreeoptError, match="holds sizes from 2 to 64 nodes") as caught:
-        profile_of({2: 1.0, 64: 2.0}).seconds(nodes)
-    assert caught.value.code is Code.PROFILE_INVALID
-    assert "treeopt profile" in caught.value.fix
-
-
-def test_monotone_known_cases() -> None:
-    """Violators are pooled, as far back as needed; what ascends stays."""
-    cases = [
-        ([], []),
-        ([2.0], [2.0]),
-        ([1.0, 3.0, 2.0, 4.0], [1.0, 2.5, 2.5, 4.0]),
-        ([3.0, 2.0, 1.0], [2.0, 2.0, 2.0]),
-        ([1.0, 4.0, 5.0, 0.0], [1.0, 3.0, 3.0, 3.0]),
-        ([1.0, 1.0, 2.0], [1.0, 1.0, 2.0]),
-    ]
-    for values, expected in cases:
-        assert monotone(np.array(values)).tolist() == expected
-
-
-@given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12))
-def test_monotone_is_isotonic_regression(values: list[float]) -> None:
-    """Any sequence becomes the one of the min-max formula, and never decreases."""
-    smooth = monotone(np.array(values))
-    np.testing.assert_allclose(smooth, by_extremes(values), rtol=1e-12)
-    assert np.all(np.diff(smooth) >= 0)

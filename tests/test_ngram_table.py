@@ -25,7 +25,7 @@ def arrays(**changes: Any) -> dict[str, Any]:
         "ratios": np.array([[0, 0], [1, 0.5], [2, -0.5]], np.float16),
         "backoff": np.array([0, -0.5, -1], np.float16),
         "unigram": np.array([-0.5, -1, -2], np.float16),
-        "seen": 7,
+        "num_tokens": 7,
     }
     return parts | changes
 

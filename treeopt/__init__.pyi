@@ -37,6 +37,7 @@ from .train.medusa1 import train_heads as train_heads
 from .train.settings import Settings as Settings
 from .train.talks import SelfTalk as SelfTalk
 from .tree import Tree as Tree
+from .verify.buffer_files import load_buffers as load_buffers
 from .verify.buffers import Buffers as Buffers
 from .verify.buffers import compile_tree as compile_tree
 

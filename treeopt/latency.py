@@ -52,7 +52,7 @@ class LatencyPoint:
         for name in ("nodes", "batch", "context"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise _invalid(f"{name} is {value!r}, not an integer from 1")
+                raise _invalid(f"{name} is {value!r}, not a whole number from 1")
         if not 0.0 < self.low <= self.seconds <= self.high < math.inf:
             order = f"low {self.low}, seconds {self.seconds}, high {self.high}"
             raise _invalid(f"{_named(self.key)} has {order}; these must be positive and ascending")
@@ -121,31 +121,12 @@ class LatencyProfile:
         if not chosen:
             pairs = dict.fromkeys(f"batch {point.batch} with context {point.context}" for point in self.points)
             missing = f"batch {batch}" + ("" if length is None else f" with context {length}")
-            raise _unmeasured(missing, ", ".join(pairs))
+            raise unmeasured(missing, ", ".join(pairs))
         return np.array([point.nodes for point in chosen]), np.array([point.seconds for point in chosen])
 
     def largest(self, batch: int = 1, context: int | None = None) -> int:
         """The largest size measured with this batch and context; E230 where they were not measured."""
         return int(self.curve(batch, context)[0][-1])
-
-    def seconds(self, nodes: int, batch: int = 1, context: int | None = None) -> float:
-        """Seconds of a step of any size between the smallest and the largest measured one.
-
-        A larger tree takes no less time, so a shorter time is noise: the medians are made non-decreasing (`monotone`),
-        then interpolated linearly. The heads run from 2 nodes on, so measure both 1 and 2 nodes.
-
-        Args:
-            nodes: N, root counted.
-            batch: as `curve`.
-            context: as `curve`.
-
-        Raises:
-            TreeoptError: E230 where the size is outside the measured ones, and as `curve`.
-        """
-        sizes, medians = self.curve(batch, context)
-        if not sizes[0] <= nodes <= sizes[-1]:
-            raise _unmeasured(f"a tree of {nodes} nodes", f"sizes from {sizes[0]} to {sizes[-1]} nodes")
-        return float(np.interp(nodes, sizes, monotone(medians)))
 
     def _largest_context(self, batch: int) -> int | None:
         """The largest context measured with this batch; None where there is none."""
@@ -158,26 +139,6 @@ def repeated(points: Sequence[LatencyPoint]) -> list[int]:
     return [i for i, point in enumerate(points) if first.setdefault(point.key, i) != i]
 
 
-def monotone(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The non-decreasing sequence nearest in least squares: isotonic regression, all weights equal.
-
-    By pooling adjacent violators: a value below the mean of the previous pool is added to that pool. Records use numpy
-    only, so this is not the function of `treeopt.optimize.isotonic`.
-
-    Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
-    """
-    means: list[float] = []
-    counts: list[int] = []
-    for value in values.tolist():
-        mean, count = value, 1
-        while means and means[-1] > mean:
-            before, members = means.pop(), counts.pop()
-            mean, count = (before * members + mean * count) / (members + count), members + count
-        means.append(mean)
-        counts.append(count)
-    return np.repeat(np.array(means), counts)
-
-
 def _named(key: tuple[int, int, int]) -> str:
     batch, context, nodes = key
     return f"the point of {nodes} nodes, batch {batch}, context {context}"
@@ -187,7 +148,8 @@ def _invalid(fault: str) -> TreeoptError:
     return TreeoptError(Code.PROFILE_INVALID, f"not a latency profile: {fault}")
 
 
-def _unmeasured(missing: str, measured: str) -> TreeoptError:
+def unmeasured(missing: str, measured: str) -> TreeoptError:
+    """E230 for a size, batch or context that a profile does not hold."""
     why = "seconds are interpolated between measured sizes, and not extrapolated"
     return TreeoptError(
         Code.PROFILE_INVALID, f"the profile does not hold {missing}; it holds {measured}", why=why, fix=_FIX

@@ -211,7 +211,7 @@ def _as_path(path: Any) -> Path:
                 return tuple(map(operator.index, ranks))
     except TypeError:
         pass
-    what = f"{_named(path)} is not a path: a path is a list of integers, a rank for each head, such as [0, 2]"
+    what = f"{_named(path)} is not a path: a path is a list of whole numbers, a rank for each head, such as [0, 2]"
     raise TreeoptError(Code.TREE_INVALID, what)
 
 

@@ -37,7 +37,7 @@ METHODS = [("independent", "visits"), ("joint", "uniform"), ("joint", "visits"),
 
 @pytest.fixture
 def shuffled() -> Calibration:
-    """Heads that err independently, where the Medusa tree does best on unseen texts."""
+    """Heads that err independently, where the Medusa tree is best in cross-validation."""
     made = random_calibration(3, sequences=30)
     save_calibration(made, "calibration.safetensors")
     return made
@@ -45,7 +45,7 @@ def shuffled() -> Calibration:
 
 @pytest.mark.parametrize(("values", "weights"), METHODS)
 def test_both_options_build_exactly_that_method(shuffled: Calibration, values: str, weights: str) -> None:
-    """Values and weights that the user names are built, although the Medusa tree does better on unseen texts."""
+    """Values and weights that the user names are built, although the Medusa tree is better in cross-validation."""
     assert treeopt_json("build", "--nodes", "12")["method"] == "independent, uniform"
     options = ["--values", values, "--weights", weights]
     data = treeopt_json("build", "--nodes", "12", *options, "-o", "t.yaml")
@@ -58,7 +58,7 @@ def test_both_options_build_exactly_that_method(shuffled: Calibration, values: s
 
 @pytest.mark.usefixtures("shuffled")
 @pytest.mark.parametrize("option", [["--values", "joint"], ["--weights", "visits"]])
-def test_one_option_alone_competes_with_the_paper(option: list[str]) -> None:
+def test_one_option_alone_competes_with_the_medusa(option: list[str]) -> None:
     """A single wish leaves the choice to the texts left out."""
     for command in (["build", "--nodes", "12"], ["curve", "--largest", "12"]):
         assert treeopt_json(*command, *option)["method"] == "independent, uniform"

@@ -202,7 +202,7 @@ def test_refusals(name: str) -> None:
     assert error_number(result) == number
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
     if name.endswith("a policy"):
-        assert "chosen anew at every step" in result.stderr
+        assert "a tree for each step" in result.stderr
         assert "treeopt generate" in result.stderr
     assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == number
 
@@ -241,11 +241,11 @@ def test_policy_is_shown(name: str) -> None:
     assert isinstance(policy, TreePolicy)
     assert policy.expected is not None
     text = treeopt("show", f"{name}.yaml", "--calibration", "c.safetensors").stdout
-    assert text.startswith("a tree chosen at every step: the ")
+    assert text.startswith("a tree for each step: ")
     assert f"drafter      {policy.drafter} in d.safetensors; its estimates choose the nodes" in text
-    assert f"  {policy.expected.replay:.4f}     replay: what a decoder yields" in text
+    assert f"  {policy.expected.replay:.4f}     replay: a decoder on" in text
     assert f"  {policy.expected.estimated:.4f}     estimated: " in text
-    assert f"mean size    {policy.expected.nodes:.1f} nodes a step" in text
+    assert f"mean size    {policy.expected.nodes:.1f} nodes per step" in text
     assert f"replayed over c.safetensors: {policy.expected.replay:.4f} tokens per step" in text
     for size, price in policy.size_cost:
         assert f"\n{size}\t{price:.4f}\n" in text
@@ -258,7 +258,7 @@ def test_policy_is_shown(name: str) -> None:
     assert data["replay"]["tokens_per_step"] == pytest.approx(policy.expected.replay, rel=1e-6)
 
 
-@pytest.mark.parametrize(("name", "why"), [("static", "candidates"), ("auto", "chosen anew at every step")])
+@pytest.mark.parametrize(("name", "why"), [("static", "candidates"), ("auto", "policy of per-step trees")])
 def test_no_list_of_paths_of_a_drafter(name: str, why: str) -> None:
     """Ranks of a drafter's candidates, or no paths at all, are not printed as ranks of the heads."""
     result = treeopt("show", f"{name}.yaml", "--format", "choices", status=3)

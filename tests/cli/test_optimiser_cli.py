@@ -19,6 +19,7 @@ from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.grow import grow
 from treeopt.optimize.held_out import Judgement, judge, split
@@ -100,7 +101,7 @@ def test_build_prints_what_the_json_holds() -> None:
     assert "180 more prompts would halve that" in text
 
 
-def test_paper_options_are_exactly_the_paper(calibration: Calibration) -> None:
+def test_medusa_options_are_exactly_the_medusa(calibration: Calibration) -> None:
     """Independent values with uniform weights compete with nothing: growth on the accuracies."""
     data = treeopt_json("build", "--nodes", "24", "--values", "independent", "--weights", "uniform", "-o", "t.yaml")
     wanted = grow(IndependentValues(calibration.accuracy), 24).tree()
@@ -109,7 +110,7 @@ def test_paper_options_are_exactly_the_paper(calibration: Calibration) -> None:
     assert list(data["cross_validated_steps"]) == ["independent, uniform"]
 
 
-def test_too_few_texts_say_nothing_of_unseen_ones() -> None:
+def test_too_few_texts_are_not_cross_validated() -> None:
     """Below five texts there is no choice and no interval."""
     save_calibration(stretches(1, 4), "calibration.safetensors")
     data = treeopt_json("build", "--nodes", "8")
@@ -125,11 +126,11 @@ def test_holdout_is_judged_by_plain_replay(calibration: Calibration) -> None:
     fitted, aside, _ = split(calibration, 20)
     tree = load_tree("t.yaml")
     assert tree == build_tree(fitted, 16)
-    paper = build_tree(fitted, 16, values="independent", weights="uniform")
+    medusa = build_tree(fitted, 16, values="independent", weights="uniform")
     judged = data["judged"]
     assert (judged["texts"], judged["dropped"]) == (20, 0)
     assert judged["tokens_per_step"] == replay(tree, aside).tokens_per_step
-    assert judged["medusa_tokens_per_step"] == replay(paper, aside).tokens_per_step
+    assert judged["medusa_tokens_per_step"] == replay(medusa, aside).tokens_per_step
     assert judged["interval"]["low"] < judged["tokens_per_step"] < judged["interval"]["high"]
     assert judged["gain"]["low"] < judged["gain"]["high"]
     text = treeopt("build", "--nodes", "16", "--holdout", "20").stdout
@@ -187,7 +188,7 @@ def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calib
     data = treeopt_json("build", "--nodes", "auto", "--profile", "profile.yaml", "-o", "t.yaml")
     assert data["nodes"] == data["auto"]["best"]["nodes"] == 8
     best, at_64 = data["auto"]["best"], data["auto"]["at_64"]
-    assert best["overhead"] == pytest.approx(profile.seconds(8) / profile.seconds(1))
+    assert best["overhead"] == pytest.approx(step_seconds(profile, 8) / step_seconds(profile, 1))
     assert best["speedup"] == pytest.approx(best["tokens_per_step"] / best["overhead"])
     assert at_64["nodes"] == 64
     assert at_64["speedup"] < best["speedup"]
@@ -311,7 +312,7 @@ def test_curve_with_profile_marks_the_best(profile: LatencyProfile) -> None:
     assert data["points"][-1]["nodes"] == 80
     assert data["best"] == max(data["points"], key=lambda point: float(point["speedup"]))["nodes"] == 8
     for point in data["points"]:
-        assert point["overhead"] == profile.seconds(point["nodes"]) / profile.seconds(1)
+        assert point["overhead"] == step_seconds(profile, point["nodes"]) / step_seconds(profile, 1)
         assert point["speedup"] == point["tokens_per_step"] / point["overhead"]
     rows = [line.split("\t") for line in treeopt("curve", "--profile", "profile.yaml").stdout.splitlines()]
     assert rows[0] == ["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"]

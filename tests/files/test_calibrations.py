@@ -268,9 +268,9 @@ def test_damaged_header_is_one_error(tmp_path: Path, key: str, value: object) ->
 def traced(drafter: str) -> Calibration:
     """A calibration with trees of steps, by a drafter in this file."""
     made = random_calibration(3)
-    orders = np.where(made.ranks == NONE, NONE, 7).astype(np.uint8)
-    mass = np.ones((made.positions, len(STEP_SIZES)), np.float32)
-    steps = StepTraces(orders, mass, np.full(orders.shape, 0.5, np.float16))
+    node_rank = np.where(made.ranks == NONE, NONE, 7).astype(np.uint8)
+    expected_tokens = np.ones((made.positions, len(STEP_SIZES)), np.float32)
+    steps = StepTraces(node_rank, expected_tokens, np.full(node_rank.shape, 0.5, np.float16))
     provenance = dataclasses.replace(made.provenance, drafter_id="d1", drafter=drafter)
     return dataclasses.replace(made, steps=steps, provenance=provenance)
 

@@ -16,8 +16,8 @@ from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree
 
 DRAFTER = Drafter.heads_only(2, 4)
-PLAIN = TreePolicy(20, 3, DRAFTER.id)
-PRICED = TreePolicy(
+FIXED = TreePolicy(20, 3, DRAFTER.id)
+COSTED = TreePolicy(
     8,
     3,
     DRAFTER.id,
@@ -27,7 +27,7 @@ PRICED = TreePolicy(
 )
 
 
-@pytest.mark.parametrize("policy", [PLAIN, PRICED])
+@pytest.mark.parametrize("policy", [FIXED, COSTED])
 def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
     """All of it comes back, and is written again to the byte."""
     save_policy(policy, tmp_path / "p.yaml")
@@ -40,11 +40,11 @@ def test_round_trip(tmp_path: Path, policy: TreePolicy) -> None:
 
 def test_names_of_0_x_are_read(tmp_path: Path) -> None:
     """A file with the key `prices` loads as the same policy."""
-    text = policy_yaml(PRICED)
+    text = policy_yaml(COSTED)
     assert "size_cost:" in text
     (tmp_path / "old.yaml").write_text(text.replace("size_cost:", "prices:"))
     found = load_plan(tmp_path / "old.yaml")
-    assert (found, found.expected, found.source) == (PRICED, PRICED.expected, PRICED.source)
+    assert (found, found.expected, found.source) == (COSTED, COSTED.expected, COSTED.source)
 
 
 @pytest.mark.parametrize("kind", ["policy", "tree"])
@@ -82,15 +82,15 @@ def test_missing_drafter_names_the_tree(tmp_path: Path) -> None:
 
 def test_plan_that_names_no_file(tmp_path: Path) -> None:
     """Without a file there is no drafter; a plain tree has none at all."""
-    save_policy(PLAIN, tmp_path / "p.yaml")
-    assert load_plan_for(tmp_path / "p.yaml") == (PLAIN, None)
+    save_policy(FIXED, tmp_path / "p.yaml")
+    assert load_plan_for(tmp_path / "p.yaml") == (FIXED, None)
     save_tree(Tree(((0,),)), tmp_path / "t.yaml")
     assert load_plan_for(tmp_path / "t.yaml") == (Tree(((0,),)), None)
 
 
 CHANGES = {
-    "price without a size": ("- [1, 0.123456]", "- [1]"),
-    "price of three": ("- [1, 0.123456]", "- [1, 0.1, 0.2]"),
+    "cost without a size": ("- [1, 0.123456]", "- [1]"),
+    "cost of three": ("- [1, 0.123456]", "- [1, 0.1, 0.2]"),
     "half a node": ("- [1, 0.123456]", "- [1.5, 0.1]"),
     "no number": ("- [1, 0.123456]", "- [1, .nan]"),
     "unknown key": ("kind: dynamic", "kind: dynamic\nwidth: 3"),
@@ -106,7 +106,7 @@ CHANGES = {
 def test_broken_file_is_refused(tmp_path: Path, name: str) -> None:
     """Every fault is E203 that names the file; nothing is left out in silence."""
     old, new = CHANGES[name]
-    text = policy_yaml(PRICED)
+    text = policy_yaml(COSTED)
     assert old in text
     (tmp_path / "p.yaml").write_text(text.replace(old, new))
     with pytest.raises(TreeoptError, match=r"p\.yaml") as caught:
@@ -117,9 +117,9 @@ def test_broken_file_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("schema", ["treeopt.policy/1", '"treeopt.policy/1"', "treeopt.policy/1  # mine"])
 def test_load_tree_says_that_it_is_a_policy(tmp_path: Path, schema: str) -> None:
     """Who wants one tree is told that there is none, and what to do; however the schema is quoted."""
-    text = policy_yaml(PLAIN).replace("treeopt.policy/1", schema)
+    text = policy_yaml(FIXED).replace("treeopt.policy/1", schema)
     (tmp_path / "p.yaml").write_text(text)
-    assert load_plan(tmp_path / "p.yaml") == PLAIN
+    assert load_plan(tmp_path / "p.yaml") == FIXED
     with pytest.raises(TreeoptError, match="a tree for each step") as caught:
         load_tree(tmp_path / "p.yaml")
     assert caught.value.code is Code.FILE_INVALID

@@ -320,3 +320,14 @@ def test_probe_says_that_the_base_gives_no_numbers() -> None:
     with pytest.raises(TreeoptError, match="not finite") as caught:
         check_trees(base)
     assert caught.value.code is Code.NOT_FINITE
+
+
+@pytest.mark.parametrize(
+    ("pad", "eos", "expected"),
+    [(7, 9, 7), (None, 9, 9), (None, [9, 11], 9), (None, None, 0), (VOCAB, 9, 9), (-1, None, 0)],
+)
+def test_padding_is_a_token_of_the_vocabulary(pad: int | None, eos: Any, expected: int) -> None:
+    """The model's own padding token, else its end of text, else token 0; none outside the vocabulary."""
+    base = tiny_base("llama")
+    base.model.generation_config.pad_token_id, base.model.generation_config.eos_token_id = pad, eos
+    assert base.pad_id == expected

@@ -11,6 +11,7 @@ from helpers import random_calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.auto_nodes import SizeChoice, best_size
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.methods import MEDUSA, Method, candidates
 from treeopt.optimize.select_method import Fitter
@@ -71,10 +72,10 @@ def test_choice_equals_brute_force_over_all_sizes() -> None:
     choice = best_size(fitter, [MEDUSA], profile)
     sizes = default_sizes(40)
     taus = [CALIBRATION.positions / steps.sum() for steps in fitter.cross_validated_steps(MEDUSA, sizes)]
-    speed = {n: np.interp(n, sizes, taus) / profile.seconds(n) for n in range(1, 41)}
+    speed = {n: np.interp(n, sizes, taus) / step_seconds(profile, n) for n in range(1, 41)}
     assert choice.best.nodes == max(speed, key=speed.__getitem__)
-    assert choice.best.seconds == profile.seconds(choice.best.nodes)
-    assert choice.best.speedup == pytest.approx(speed[choice.best.nodes] * profile.seconds(1))
+    assert choice.best.seconds == step_seconds(profile, choice.best.nodes)
+    assert choice.best.speedup == pytest.approx(speed[choice.best.nodes] * step_seconds(profile, 1))
 
 
 def test_batch_decides() -> None:

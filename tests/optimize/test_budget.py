@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.budget import Budget, best_budget, budget_at
+from treeopt.optimize.budget import Budget, best_budget, budget_at, step_seconds
 
 
 def profile_of(curve: dict[int, float], *, batch: int = 1, context: int = 512) -> LatencyProfile:
@@ -18,7 +18,7 @@ def profile_of(curve: dict[int, float], *, batch: int = 1, context: int = 512) -
 
 
 def test_budget_at_by_hand() -> None:
-    """2.5 tokens in 30 ms against one in 20 ms: overhead 1.5, speed-up 5/3; one node is one by one itself."""
+    """2.5 tokens in 30 ms against one in 20 ms: overhead 1.5, speed-up 5/3; one node is autoregressive itself."""
     expected = np.array([1.0, 1.5, 2.0, 2.5])
     profile = profile_of({1: 0.02, 4: 0.03})
     assert budget_at(expected, profile, 4) == Budget(4, 2.5, 0.03, pytest.approx(1.5), pytest.approx(5 / 3))
@@ -44,13 +44,13 @@ def test_best_budget_is_the_greatest_ratio(gains: list[float], curve: dict[int, 
     profile = profile_of({**curve, 1: one})
     best, best_ratio = 0, 0.0
     for nodes in range(1, min(len(expected), max([1, *curve])) + 1):
-        ratio = expected[nodes - 1] / profile.seconds(nodes)
+        ratio = expected[nodes - 1] / step_seconds(profile, nodes)
         if ratio > best_ratio:
             best, best_ratio = nodes, ratio
     found = best_budget(expected, profile)
     assert found.nodes == best
     assert found == budget_at(expected, profile, best)
-    assert found.speedup == pytest.approx(best_ratio * profile.seconds(1))
+    assert found.speedup == pytest.approx(best_ratio * step_seconds(profile, 1))
     assert found.speedup >= 1.0
 
 
@@ -93,3 +93,19 @@ def test_profile_without_the_one_node_step_is_refused() -> None:
     with pytest.raises(TreeoptError, match="a tree of 1 nodes") as caught:
         best_budget(np.array([1.0, 2.0]), profile_of({2: 1.0, 4: 2.0}))
     assert caught.value.code is Code.PROFILE_INVALID
+
+
+def test_seconds_interpolates_the_smoothed_curve() -> None:
+    """Measured sizes give the smoothed medians, sizes between them the straight line."""
+    profile = profile_of({1: 1.0, 4: 4.0, 8: 2.0, 16: 11.0})
+    found = [step_seconds(profile, n) for n in (1, 2, 3, 4, 6, 8, 12, 16)]
+    assert found == pytest.approx([1.0, 5 / 3, 7 / 3, 3.0, 3.0, 3.0, 7.0, 11.0])
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 65])
+def test_seconds_outside_the_measured_sizes_is_refused(nodes: int) -> None:
+    """Nothing is extrapolated, upwards or downwards."""
+    with pytest.raises(TreeoptError, match="holds sizes from 2 to 64 nodes") as caught:
+        step_seconds(profile_of({2: 1.0, 64: 2.0}), nodes)
+    assert caught.value.code is Code.PROFILE_INVALID
+    assert "treeopt profile" in caught.value.fix

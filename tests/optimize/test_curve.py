@@ -10,6 +10,7 @@ from helpers import random_calibration
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import Curve, Timing, default_sizes, measure_curve
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.methods import MEDUSA, Method
@@ -104,13 +105,13 @@ def test_no_profile_leaves_seconds_out() -> None:
 def test_best_is_the_greatest_speedup(profile: LatencyProfile, best: int) -> None:
     """Overhead refers to the step of one node; the marked size has the most tokens per second of all points."""
     curve = measure_curve(fitter_of(1), JOINT, SIZES, Timing(profile))
-    alone = profile.seconds(1)
+    alone = step_seconds(profile, 1)
     speedups = {}
     for point in curve.points:
-        assert point.seconds == profile.seconds(point.nodes)
+        assert point.seconds == step_seconds(profile, point.nodes)
         assert point.overhead == point.seconds / alone
         assert point.speedup == point.tokens_per_step / point.overhead
-        speedups[point.nodes] = point.tokens_per_step / (profile.seconds(point.nodes) / alone)
+        speedups[point.nodes] = point.tokens_per_step / (step_seconds(profile, point.nodes) / alone)
     assert curve.best == best == max(speedups, key=speedups.__getitem__)
 
 

@@ -58,8 +58,8 @@ def test_judged_figures_are_plain_replay(seed: int) -> None:
     tree = build_tree(fitted, 24, top_k=8, max_depth=3, weights="uniform")
     limits = tree_limits(fitted, 24, top_k=8, max_depth=3)
     found = judge(tree, fitted, aside, dropped, limits)
-    paper = build_tree(fitted, 24, top_k=8, max_depth=3, values="independent", weights="uniform")
-    own, other = replay(tree, aside), replay(paper, aside)
+    medusa = build_tree(fitted, 24, top_k=8, max_depth=3, values="independent", weights="uniform")
+    own, other = replay(tree, aside), replay(medusa, aside)
     assert (found.texts, found.dropped) == (15, 0)
     assert found.tokens_per_step == own.tokens_per_step
     assert found.medusa_tokens_per_step == other.tokens_per_step

@@ -48,3 +48,30 @@ def test_falling_keeps_zeros_exact() -> None:
     rows = np.random.default_rng(1).random((50, 12))
     rows[:, 7:] = 0.0
     assert (falling_rows(rows)[:, 7:] == 0.0).all()
+
+
+def by_extremes(values: list[float]) -> list[float]:
+    """Isotonic regression by its min-max formula: at i the least, over ends, of the greatest mean of any stretch."""
+    n = len(values)
+    return [min(max(float(np.mean(values[a : b + 1])) for a in range(i + 1)) for b in range(i, n)) for i in range(n)]
+
+
+def test_known_cases() -> None:
+    """Violators are pooled, as far back as needed; ascending values stay."""
+    cases = [
+        ([2.0], [2.0]),
+        ([1.0, 3.0, 2.0, 4.0], [1.0, 2.5, 2.5, 4.0]),
+        ([3.0, 2.0, 1.0], [2.0, 2.0, 2.0]),
+        ([1.0, 4.0, 5.0, 0.0], [1.0, 3.0, 3.0, 3.0]),
+        ([1.0, 1.0, 2.0], [1.0, 1.0, 2.0]),
+    ]
+    for values, expected in cases:
+        assert isotonic(np.array(values)).tolist() == expected
+
+
+@given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12))
+def test_equals_the_min_max_formula(values: list[float]) -> None:
+    """Any sequence becomes the one of the min-max formula, and never decreases."""
+    smooth = isotonic(np.array(values))
+    np.testing.assert_allclose(smooth, by_extremes(values), rtol=1e-12)
+    assert np.all(np.diff(smooth) >= 0)

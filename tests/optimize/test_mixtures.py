@@ -41,7 +41,7 @@ def worst(mixed: Mixed, tasks: Tasks) -> float:
     return float((mixed.tokens_per_step / own).min())
 
 
-def test_matrix_is_replay_with_an_unseen_diagonal() -> None:
+def test_matrix_is_replay_with_a_cross_validated_diagonal() -> None:
     """Each task's tree on each task; on its own task by trees that left the text out."""
     calibrations = (ONE, TWO, THREE)
     matrix = Tasks(calibrations, LIMITS, candidates("joint", "visits", refined=False)).matrix()
@@ -58,7 +58,7 @@ def test_matrix_is_replay_with_an_unseen_diagonal() -> None:
 
 @pytest.mark.parametrize("home", [0, 1])
 def test_all_weight_on_one_task_gives_its_tree(home: int) -> None:
-    """What weighs a millionth decides nothing: the mixture's paths are those of the one task's paper tree."""
+    """What weighs a millionth decides nothing: the mixture's paths are those of the one task's Medusa tree."""
     shares = [1e-9, 1e-9]
     shares[home] = 1.0
     mixed = Tasks([ONE, TWO], LIMITS, candidates("independent", "uniform", refined=False)).weighted(shares)

@@ -11,6 +11,7 @@ from helpers import make_calibration, random_tree
 from treeopt.calibration import MISS, NONE, Calibration, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import policy_curve
 from treeopt.optimize.per_step import build_policy, fastest_policy, replay_policy, sizes_of, steps_by_size
 from treeopt.optimize.replay import replay
@@ -24,13 +25,13 @@ def traced(seed: int, *, sequences: int = 12, length: int = 40, heads: int = 3, 
     made = make_calibration([rng.geometric(0.5, (n, heads)) - 1 for n in lengths])
     steps = np.minimum(rng.geometric(rng.choice([0.6, 0.1, 0.02], made.positions)[:, None], made.ranks.shape), 200)
     places = np.minimum(np.cumsum(steps, axis=1), MISS)
-    orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
-    mass = 1 + (orders[:, :, None] < np.array(STEP_SIZES)).sum(1).astype(np.float32)
+    node_rank = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
+    expected_tokens = 1 + (node_rank[:, :, None] < np.array(STEP_SIZES)).sum(1).astype(np.float32)
     if not exact:
-        mass = 1 + np.sort(rng.random(mass.shape) * heads, axis=1).astype(np.float32)
-    confidence = np.full(orders.shape, 0.5, np.float16)
+        expected_tokens = 1 + np.sort(rng.random(expected_tokens.shape) * heads, axis=1).astype(np.float32)
+    confidence = np.full(node_rank.shape, 0.5, np.float16)
     provenance = dataclasses.replace(made.provenance, drafter_id="d1", drafter="d.safetensors")
-    return dataclasses.replace(made, provenance=provenance, steps=StepTraces(orders, mass, confidence))
+    return dataclasses.replace(made, provenance=provenance, steps=StepTraces(node_rank, expected_tokens, confidence))
 
 
 def profile_of(seconds: dict[int, float]) -> LatencyProfile:
@@ -46,8 +47,8 @@ def naive(policy: TreePolicy, calibration: Calibration) -> tuple[list[int], list
         at, count = int(calibration.offsets[s]), 0
         while at < calibration.offsets[s + 1]:
             size, gain = policy.nodes, -np.inf
-            for nodes, price in policy.size_cost:
-                estimated = float(calibration.steps.expected_tokens[at][STEP_SIZES.index(nodes)]) - price
+            for nodes, cost in policy.size_cost:
+                estimated = float(calibration.steps.expected_tokens[at][STEP_SIZES.index(nodes)]) - cost
                 if estimated > gain:
                     size, gain = nodes, estimated
             accepted = 0
@@ -95,8 +96,8 @@ def test_size_of_each_step_is_that_of_the_most_tokens_above_the_price(seed: int)
     assert calibration.steps is not None
     for size_cost in (((1, 0.0), (254, 2.0)), ((4, 0.1), (6, 0.1), (192, 0.7), (254, 0.7)), ((3, 0.0), (8, 0.0))):
         wanted = []
-        for mass in calibration.steps.expected_tokens.astype(float):
-            gains = [mass[STEP_SIZES.index(size)] - price for size, price in size_cost]
+        for expected_tokens in calibration.steps.expected_tokens.astype(float):
+            gains = [expected_tokens[STEP_SIZES.index(size)] - cost for size, cost in size_cost]
             wanted.append(size_cost[gains.index(max(gains))][0])
         policy = TreePolicy(size_cost[-1][0], 3, "d1", size_cost)
         assert sizes_of(policy, calibration.steps).tolist() == wanted
@@ -104,7 +105,7 @@ def test_size_of_each_step_is_that_of_the_most_tokens_above_the_price(seed: int)
 
 @pytest.mark.parametrize("nodes", [2, 3, 17, 254])
 def test_replay_of_every_size(nodes: int) -> None:
-    """Sizes between those whose mass was traced replay exactly too; the curve holds the same steps."""
+    """Sizes between those whose expected tokens were traced replay exactly too; the curve holds the same steps."""
     calibration = traced(7)
     steps, _ = naive(TreePolicy(nodes, 3, "d1"), calibration)
     assert steps_by_size(calibration, nodes).tolist() == steps
@@ -139,8 +140,8 @@ def test_expected_figures(seed: int) -> None:
     assert policy.expected.replay == pytest.approx(calibration.positions / sum(steps), rel=1e-6)
     assert policy.expected.nodes == 24
     visited = replay_policy(policy, calibration).visited
-    mass = calibration.steps.expected_tokens[visited, STEP_SIZES.index(24)].mean()
-    assert policy.expected.estimated == pytest.approx(float(mass), rel=1e-6)
+    expected_tokens = calibration.steps.expected_tokens[visited, STEP_SIZES.index(24)].mean()
+    assert policy.expected.estimated == pytest.approx(float(expected_tokens), rel=1e-6)
     assert policy.expected.low is not None
     assert policy.expected.high is not None
     assert policy.expected.low < policy.expected.replay < policy.expected.high
@@ -153,7 +154,7 @@ SECONDS = {1: 1.0, 2: 1.05, 8: 1.2, 32: 1.9, 128: 5.0, 254: 11.0}
 def rate(calibration: Calibration, policy: TreePolicy, profile: LatencyProfile) -> float:
     """Tokens a second on the traces, by the naive loop."""
     _, sizes = naive(policy, calibration)
-    return calibration.positions / sum(profile.seconds(size) for size in sizes)
+    return calibration.positions / sum(step_seconds(profile, size) for size in sizes)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -169,7 +170,7 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
         assert found > 1.1 * max(*fixed, 1.0)
         # Prices are time at the policy's own rate: no other is faster, but for the steps beginning elsewhere.
         for other in np.linspace(0.5, 2.0, 16) * found:
-            size_cost = tuple((size, other * profile.seconds(size)) for size in STEP_SIZES[1:])
+            size_cost = tuple((size, other * step_seconds(profile, size)) for size in STEP_SIZES[1:])
             assert rate(calibration, TreePolicy(254, 3, "d1", size_cost), profile) <= 1.02 * found
     steps, sizes = naive(policy, calibration)
     assert policy.expected is not None
@@ -179,11 +180,11 @@ def test_fastest_policy_against_every_size(seed: int, exact: bool) -> None:
 
 def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[int]) -> tuple[float, int]:
     """The rate that size_cost of the best round are at, and its largest size, by twelve rounds of the naive loop."""
-    value, reached, best, largest = 1 / profile.seconds(1), 0.0, 0.0, 2
+    value, reached, best, largest = 1 / step_seconds(profile, 1), 0.0, 0.0, 2
     for _ in range(12):
-        size_cost = tuple((size, value * profile.seconds(size)) for size in sizes)
+        size_cost = tuple((size, value * step_seconds(profile, size)) for size in sizes)
         _, taken = naive(TreePolicy(sizes[-1], calibration.num_heads, "d1", size_cost), calibration)
-        found = calibration.positions / sum(profile.seconds(size) for size in taken)
+        found = calibration.positions / sum(step_seconds(profile, size) for size in taken)
         if found <= reached:
             break
         best, reached, largest = value, found, max(taken)
@@ -204,7 +205,7 @@ def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, 
     policy = fastest_policy(calibration, profile)
     assert [size for size, _ in policy.size_cost] == [size for size in sizes if size <= largest]
     assert [price for _, price in policy.size_cost] == pytest.approx(
-        [value * profile.seconds(size) for size in sizes if size <= largest], rel=1e-6
+        [value * step_seconds(profile, size) for size in sizes if size <= largest], rel=1e-6
     )
 
 
@@ -212,7 +213,7 @@ def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, 
 def test_fastest_policy_with_wrong_estimates(seed: int) -> None:
     """Estimates that know nothing cost speed, but the best of all rounds is kept."""
     calibration, profile = traced(seed, sequences=40), profile_of(SECONDS)
-    first = tuple((size, profile.seconds(size)) for size in STEP_SIZES[1:])
+    first = tuple((size, step_seconds(profile, size)) for size in STEP_SIZES[1:])
     found = rate(calibration, fastest_policy(calibration, profile), profile)
     assert found >= rate(calibration, TreePolicy(254, 3, "d1", first), profile) * (1 - 1e-6)
 
@@ -266,8 +267,8 @@ def test_interval_does_not_reach_below_nothing() -> None:
     """Two texts, of which one takes four tokens a step and the other one: the low end would be negative, and is 0."""
     made = dataclasses.replace(make_calibration([np.zeros((40, 3), int)] * 2), token_hashes=("fast", "slow"))
     places = np.where(np.arange(80)[:, None] < 40, [[1, 2, 3]], MISS)
-    orders = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
-    steps = StepTraces(orders, np.ones((80, len(STEP_SIZES)), np.float32), np.ones((80, 3), np.float16))
+    node_rank = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
+    steps = StepTraces(node_rank, np.ones((80, len(STEP_SIZES)), np.float32), np.ones((80, 3), np.float16))
     provenance = dataclasses.replace(made.provenance, drafter_id="d1")
     expected = build_policy(dataclasses.replace(made, steps=steps, provenance=provenance), 8).expected
     assert expected is not None

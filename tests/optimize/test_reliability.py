@@ -17,9 +17,9 @@ def test_reliability_by_hand() -> None:
     """Two guesses at 0.5, one of them right, and one at 1.0 that was wrong; the last row has nothing to guess."""
     made = make_calibration([np.array([[0], [3], [1], [0]])])
     confidence = np.array([[0.5], [0.5], [1.0], [0.9]], np.float16)
-    orders = np.where(made.ranks == NONE, NONE, 1).astype(np.uint8)
-    mass = np.ones((4, len(STEP_SIZES)), np.float32)
-    found = reliability(dataclasses.replace(made, steps=StepTraces(orders, mass, confidence)))
+    node_rank = np.where(made.ranks == NONE, NONE, 1).astype(np.uint8)
+    expected_tokens = np.ones((4, len(STEP_SIZES)), np.float32)
+    found = reliability(dataclasses.replace(made, steps=StepTraces(node_rank, expected_tokens, confidence)))
     assert found.trials.shape == (1, BINS)
     assert found.trials[0].tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 0, 1]
     assert found.correct[0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0]

@@ -89,8 +89,8 @@ def test_joint_growth_equals_brute_force(seed: int, shape: tuple[int, int], weig
 
 @pytest.mark.parametrize("top_k", [3, 16])
 @pytest.mark.parametrize("seed", range(3))
-def test_paper_is_growth_on_accuracies(seed: int, top_k: int) -> None:
-    """The paper's method is growth on the products of the calibration's accuracies, to the last bit."""
+def test_medusa_is_growth_on_accuracies(seed: int, top_k: int) -> None:
+    """The Medusa tree is growth on the products of the calibration's accuracies, to the last bit."""
     calibration = random_calibration(seed)
     [(growth, tree)] = Fitter(calibration, Limits(40, top_k, 3)).build([MEDUSA])
     wanted = grow(IndependentValues(calibration.accuracy[:, :top_k]), 40, max_depth=3)
@@ -143,8 +143,8 @@ def test_joint_visits_settle_at_their_own_strength() -> None:
     np.testing.assert_allclose(found.values, wanted.values, rtol=1e-9)
 
 
-def test_candidates_begin_with_the_paper() -> None:
-    """Whatever is wished for competes with the paper's method, which comes first and so wins every tie."""
+def test_candidates_begin_with_the_medusa() -> None:
+    """Whatever is wished for competes with the Medusa tree, which comes first and so wins every tie."""
     joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
     assert candidates("joint", "visits", refined=False) == [MEDUSA, *joint]
     assert candidates("independent", "uniform", refined=False) == [MEDUSA]
@@ -155,7 +155,7 @@ def test_candidates_begin_with_the_paper() -> None:
     assert len({str(method) for method in refined}) == 8
 
 
-def test_exact_candidates_leave_the_paper_out() -> None:
+def test_exact_candidates_leave_the_medusa_out() -> None:
     """Where values and weights are wanted exactly, joint ones compete by strength alone and others not at all."""
     joint = [Method("joint", "visits", strength) for strength in STRENGTHS]
     assert candidates("joint", "visits", refined=False, exactly=True) == joint
@@ -194,15 +194,15 @@ def test_progress_ends_with_all_growths_done(values: str) -> None:
     assert told[-1] == (30, 30)
 
 
-def test_is_paper_is_the_paper_alone() -> None:
-    """Any other values, weights or refinement are not the paper's."""
+def test_is_medusa_is_the_medusa_alone() -> None:
+    """Any other values, weights or refinement are not Medusa's."""
     assert MEDUSA.is_medusa
     assert not any(method.is_medusa for method in METHODS[1:])
     assert not Method("independent", "uniform", refined=True).is_medusa
 
 
-def test_paper_alone_wins() -> None:
-    """With one candidate there is nothing to choose, but its steps on unseen texts are known."""
+def test_medusa_alone_wins() -> None:
+    """With one candidate there is nothing to choose, but its cross-validated steps are known."""
     fit = Fitter(random_calibration(0), Limits(16, 16)).choose([MEDUSA])
     assert fit.method == MEDUSA
     assert fit.steps is not None
@@ -212,11 +212,11 @@ def test_paper_alone_wins() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_choice_on_independent_heads_is_not_much_worse(seed: int) -> None:
-    """Where the paper's assumption is true and texts are few, the choice costs next to nothing on fresh ones."""
+    """Where Medusa's assumption is true and texts are few, the choice costs next to nothing on fresh ones."""
     few = random_calibration(seed, sequences=12)
     fresh = random_calibration(seed + 100, sequences=300)
-    paper = build_tree(few, 24, values="independent", weights="uniform")
-    assert replay(build_tree(few, 24), fresh).tokens_per_step > 0.985 * replay(paper, fresh).tokens_per_step
+    medusa = build_tree(few, 24, values="independent", weights="uniform")
+    assert replay(build_tree(few, 24), fresh).tokens_per_step > 0.985 * replay(medusa, fresh).tokens_per_step
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -269,7 +269,7 @@ def test_build_on_some_texts_equals_their_own_calibration(method: Method) -> Non
 
 @pytest.mark.parametrize("sequences", [1, FOLDS - 1])
 def test_too_few_texts_are_no_choice(sequences: int) -> None:
-    """Below five texts the first method is built on all of them, and nothing is said of unseen ones."""
+    """Below five texts the first method is built on all of them, and nothing is cross-validated."""
     calibration = random_calibration(1, sequences=sequences)
     fit = Fitter(calibration, Limits(16, 16)).choose(candidates("joint", "visits", refined=False))
     assert (fit.method, fit.trials, fit.steps) == (MEDUSA, {}, None)
@@ -277,7 +277,7 @@ def test_too_few_texts_are_no_choice(sequences: int) -> None:
     assert Fitter(random_calibration(1, sequences=FOLDS), Limits(16, 16)).choose([MEDUSA]).steps is not None
 
 
-def test_steps_on_unseen_texts_are_of_trees_without_them() -> None:
+def test_cross_validated_steps_are_of_trees_without_them() -> None:
     """Every text is replayed by a tree built from the other folds: equal folds, each with its own tree."""
     calibration = random_calibration(2)
     fitter = Fitter(calibration, Limits(24, 16))
@@ -293,7 +293,7 @@ def test_steps_on_unseen_texts_are_of_trees_without_them() -> None:
 
 
 @pytest.mark.parametrize("method", [MEDUSA, JOINT], ids=str)
-def test_unseen_steps_fall_with_size(method: Method) -> None:
+def test_cross_validated_steps_fall_with_size(method: Method) -> None:
     """One node makes a step of every token, the largest size is the choice's own, and in between steps fall."""
     calibration = random_calibration(8, sequences=40)
     fitter = Fitter(calibration, Limits(32, 16))
@@ -309,7 +309,7 @@ def test_unseen_steps_fall_with_size(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_unseen_steps_of_every_size_are_those_of_prefixes(method: Method) -> None:
+def test_cross_validated_steps_of_every_size_are_those_of_prefixes(method: Method) -> None:
     """Each size replays the tree of the growth's first nodes, on the texts that the growth left out."""
     calibration = random_calibration(12, sequences=10, length=30)
     fitter = Fitter(calibration, Limits(14, 16))
@@ -322,7 +322,7 @@ def test_unseen_steps_of_every_size_are_those_of_prefixes(method: Method) -> Non
             assert steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
 
 
-def test_unseen_steps_below_five_texts_are_seen_ones() -> None:
+def test_cross_validated_steps_below_five_texts_are_seen_ones() -> None:
     """Too few texts to leave any out: all are replayed by the tree of all."""
     fitter = Fitter(random_calibration(1, sequences=3), Limits(8, 16))
     [(growth, _)] = fitter.build([MEDUSA])
@@ -348,7 +348,7 @@ KIN = [MEDUSA, *(Method("joint", "visits", strength) for strength in (64.0, 256.
 @pytest.mark.parametrize(
     ("excess", "winner"),
     [
-        # Steps on eight texts above those of strength 64; the paper's always far behind.
+        # Steps on eight texts above those of strength 64; the Medusa tree's always far behind.
         ({256.0: [0] * 8, 1024.0: [0] * 8}, 1024.0),  # ties go to the greatest strength
         ({256.0: [1] * 8, 1024.0: [1] * 8}, 64.0),  # a little worse on every text: no noise to hide in
         ({256.0: [5, -5] * 4, 1024.0: [9] * 8}, 256.0),  # as good on average, and noisy
@@ -366,8 +366,8 @@ def test_winner_backs_off_most_within_a_standard_error(excess: dict[float, list[
     assert fitter._winner(KIN, results) == Method("joint", "visits", winner)
 
 
-def test_paper_wins_ties() -> None:
-    """Where joint trees do no better than the paper's, the paper's is built."""
+def test_medusa_wins_ties() -> None:
+    """Where joint trees do no better than the Medusa tree, the Medusa tree is built."""
     fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
     assert fitter._winner(KIN, [np.full(8, 100)] * 4) == MEDUSA
 
@@ -412,18 +412,18 @@ def fresh_stretches() -> Calibration:
 
 @pytest.mark.parametrize("nodes", [16, 64])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_joint_beats_the_paper_where_texts_are_hard_in_stretches(
+def test_joint_beats_the_medusa_where_texts_are_hard_in_stretches(
     seed: int, nodes: int, fresh_stretches: Calibration
 ) -> None:
     """Heads that err together, and steps that begin where they err: the joint tree is 2 % better."""
     calibration = stretches(seed, 300)
     tree = build_tree(calibration, nodes)
-    paper = build_tree(calibration, nodes, values="independent", weights="uniform")
+    medusa = build_tree(calibration, nodes, values="independent", weights="uniform")
     assert tree.source["method"]["values"] == "joint"
-    fresh, of_paper = (replay(t, fresh_stretches).tokens_per_step for t in (tree, paper))
-    assert fresh > 1.02 * of_paper
+    fresh, of_medusa = (replay(t, fresh_stretches).tokens_per_step for t in (tree, medusa))
+    assert fresh > 1.02 * of_medusa
     assert tree.expected is not None
     assert tree.expected.cross_validated is not None
-    assert paper.expected is not None
+    assert medusa.expected is not None
     assert tree.expected.cross_validated == pytest.approx(fresh, rel=0.015)
-    assert abs(paper.expected.independent / of_paper - 1) > abs(tree.expected.cross_validated / fresh - 1)
+    assert abs(medusa.expected.independent / of_medusa - 1) > abs(tree.expected.cross_validated / fresh - 1)

@@ -67,7 +67,7 @@ def measure_profile(
 ) -> LatencyProfile:
     """Time one decode step of a generic tree of each size, at each batch and context.
 
-    While a batch and context are timed, there is one key-value cache for each size.
+    At each batch and context the prompts are prefilled once; all sizes share that key-value cache.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.

@@ -78,7 +78,7 @@ def _parse(path: Path, text: str) -> Any:
     try:
         return ast.literal_eval(value)
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
-        what = "is not a list of paths: it holds more than lists and integers"
+        what = "is not a list of paths: it holds more than lists and whole numbers"
         raise _fault(path, value.lineno, value.col_offset + 1, what) from error
 
 

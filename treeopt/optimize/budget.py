@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.latency import ONE_NODE, LatencyProfile, monotone
+from treeopt.latency import ONE_NODE, LatencyProfile, unmeasured
+from treeopt.optimize.isotonic import isotonic
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,27 @@ class Budget:
     seconds: float
     overhead: float
     speedup: float
+
+
+def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: int | None = None) -> float:
+    """Seconds of a step of any size between the smallest and the largest measured one.
+
+    A larger tree takes no less time, so a shorter time is noise: the medians are made non-decreasing by isotonic
+    regression, then interpolated linearly. The heads run from 2 nodes on, so measure both 1 and 2 nodes.
+
+    Args:
+        profile: the measured seconds.
+        nodes: N, root counted.
+        batch: as `LatencyProfile.curve`.
+        context: as `LatencyProfile.curve`.
+
+    Raises:
+        TreeoptError: E230 where the size is outside the measured ones, and as `LatencyProfile.curve`.
+    """
+    sizes, medians = profile.curve(batch, context)
+    if not sizes[0] <= nodes <= sizes[-1]:
+        raise unmeasured(f"a tree of {nodes} nodes", f"sizes from {sizes[0]} to {sizes[-1]} nodes")
+    return float(np.interp(nodes, sizes, isotonic(medians)))
 
 
 def budget_at(
@@ -59,8 +81,8 @@ def budget_at(
     """
     assert 1 <= nodes <= len(expected), f"{nodes} nodes, but tokens per step are known up to {len(expected)}"
     tokens = float(expected[nodes - 1])
-    one = profile.seconds(ONE_NODE, batch, context)
-    seconds = profile.seconds(nodes, batch, context)
+    one = step_seconds(profile, ONE_NODE, batch, context)
+    seconds = step_seconds(profile, nodes, batch, context)
     overhead = seconds / one
     return Budget(nodes, tokens, seconds, overhead, tokens / overhead)
 
@@ -82,7 +104,7 @@ def best_budget(
     largest = min(len(expected), int(profile.curve(batch, context)[0][-1]))
     sizes, medians = profile.curve(batch, context)
     if sizes[0] > ONE_NODE:
-        profile.seconds(ONE_NODE, batch, context)  # raises E230 with what is missing
-    seconds = np.interp(np.arange(1, largest + 1), sizes, monotone(medians))
+        step_seconds(profile, ONE_NODE, batch, context)  # raises E230 with what is missing
+    seconds = np.interp(np.arange(1, largest + 1), sizes, isotonic(medians))
     best = int(np.argmax(expected[:largest] / seconds)) + 1  # the smallest of equal sizes
     return budget_at(expected, profile, best, batch, context)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from treeopt.calibration import Calibration
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.auto_nodes import SizeChoice, best_size
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.held_out import Judgement, judge, split
 from treeopt.optimize.methods import Method, candidates
 from treeopt.optimize.mixtures import Matrix, Mixed, Tasks
@@ -124,7 +125,7 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
     if nodes is None:
         if job.profile is None:
             raise ValueError("the fastest size needs a latency profile")
-        job.profile.seconds(ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
+        step_seconds(job.profile, ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
         unrefined = [method for method in job.methods if not method.refined]
         most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
         sizing = Fitter(fitted, tree_limits(fitted, most, **_cuts(job)), progress=progress)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.methods import Method
 from treeopt.optimize.per_step import steps_by_size, traced_steps
@@ -58,7 +59,7 @@ class Timing:
 
     def seconds(self, nodes: int) -> float:
         """Seconds of a step, as `LatencyProfile.seconds`."""
-        return self.profile.seconds(nodes, self.batch, self.context)
+        return step_seconds(self.profile, nodes, self.batch, self.context)
 
     @property
     def largest(self) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import Replay, check_drafter, visits
 from treeopt.optimize.tree_builder import calibration_source, rounded
@@ -90,8 +91,8 @@ def fastest_policy(
     largest = profile.largest(batch, context)
     # Heads and drafter run before the tree is chosen, so a step of one node takes no less time than one of two.
     sizes = np.array([size for size in STEP_SIZES if _FEWEST_NODES <= size <= max(largest, _FEWEST_NODES)])
-    seconds = np.array([profile.seconds(int(size), batch, context) for size in sizes])
-    rate, reached = 1 / profile.seconds(ONE_NODE, batch, context), 0.0
+    seconds = np.array([step_seconds(profile, int(size), batch, context) for size in sizes])
+    rate, reached = 1 / step_seconds(profile, ONE_NODE, batch, context), 0.0
     for _ in range(_ROUNDS):
         chosen = _best_sizes(steps, sizes, rate * seconds)
         begun = visits(_accepted(steps, chosen, depth))
