@@ -199,7 +199,7 @@ def test_falling_groups_are_pooled() -> None:
 
 
 def test_certain_estimates_count_as_one() -> None:
-    """Estimates so near 1 that their odds cannot be told apart give one pair, though the nearer one is right more often."""
+    """Estimates too near 1 for different odds give one pair, though the nearer one is right more often."""
     estimated = np.log(np.repeat([1 - 1e-12, 1.0], 100))
     hits = np.concatenate([np.arange(100) < 50, np.ones(100)]).astype(np.int64)
     odds = fit_calibration_map(estimated, hits)
