@@ -23,7 +23,7 @@ class Cut(KeyboardInterrupt):
 def cut_at(step: int) -> Any:
     """A progress callback that ends the run after so many steps."""
 
-    def progress(done: int, *_told: object) -> None:
+    def progress(done: int, *_rest: object) -> None:
         if done == step:
             raise Cut
 

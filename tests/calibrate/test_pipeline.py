@@ -102,17 +102,17 @@ def test_run_calibration_brute_force(base: Base, loaded: LoadedHeads, uneven: Pr
 
 def test_other_drafter_is_refused_before_any_answer(base: Base, loaded: LoadedHeads, uneven: PromptSet) -> None:
     """Answers take long; a drafter for another number of heads is known at once."""
-    told: list[str] = []
+    calls: list[str] = []
     with pytest.raises(TreeoptError) as caught:
         run_calibration(
             base,
             loaded,
             uneven,
             drafter=Drafter.heads_only(loaded.heads.num_heads + 1, 4),
-            progress=lambda done, total, note: told.append(note),
+            progress=lambda done, total, note: calls.append(note),
         )
     assert caught.value.code is Code.DRAFTER_MISMATCH
-    assert not told
+    assert not calls
 
 
 def test_trace_texts_few_kept(base: Base, loaded: LoadedHeads, stories: PromptSet) -> None:
@@ -294,17 +294,17 @@ def test_run_calibration_provenance(base: Base, loaded: LoadedHeads, stories: Pr
 
 
 def test_run_calibration_progress(base: Base, loaded: LoadedHeads, stories: PromptSet) -> None:
-    """Progress is told after each batch of answers, then of ranks, with the number of prompts done."""
-    told: list[tuple[int, int]] = []
+    """Progress is reported after each batch of answers, then of ranks, with the number of prompts done."""
+    calls: list[tuple[int, int]] = []
     run_calibration(
         base,
         loaded,
         first(stories, 5),
         max_new_tokens=4,
         batch_size=2,
-        progress=lambda done, total, _note: told.append((done, total)),
+        progress=lambda done, total, _note: calls.append((done, total)),
     )
-    assert told == [(2, 5), (4, 5), (5, 5)] * 2
+    assert calls == [(2, 5), (4, 5), (5, 5)] * 2
 
 
 def test_run_calibration_turns(base: Base, loaded: LoadedHeads, tmp_path: Path) -> None:
@@ -312,10 +312,10 @@ def test_run_calibration_turns(base: Base, loaded: LoadedHeads, tmp_path: Path) 
     rows = [{"turns": ["One day", "Then", "x " * 300]}, {"turns": ["The sun"]}, {"turns": ["A cat", "A dog"]}]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prompts = load_prompts(str(tmp_path / "q.jsonl"))
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     run, single = (
         run_calibration(
-            base, loaded, prompts, max_new_tokens=16, batch_size=size, progress=lambda i, n, _note: told.append((i, n))
+            base, loaded, prompts, max_new_tokens=16, batch_size=size, progress=lambda i, n, _note: calls.append((i, n))
         )
         for size in (4, 1)
     )
@@ -323,7 +323,7 @@ def test_run_calibration_turns(base: Base, loaded: LoadedHeads, tmp_path: Path) 
     assert run.calibration.prompt_ids == (row[0], f"{row[0]}.02", row[1], row[2], f"{row[2]}.02")
     assert [skipped.prompt_id for skipped in run.skipped] == [f"{row[0]}.03"]
     np.testing.assert_array_equal(run.calibration.ranks, single.calibration.ranks)
-    assert told[:4] == [(3, 6), (5, 6), (4, 5), (5, 5)]
+    assert calls[:4] == [(3, 6), (5, 6), (4, 5), (5, 5)]
     assert base.tokenizer is not None
     ids = base.tokenizer("A cat")["input_ids"]
     first = continue_texts(base, [Text("a:0", ids, [])], 16)[0]

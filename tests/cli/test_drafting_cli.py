@@ -117,7 +117,7 @@ def test_calibrate_static_traces_no_trees() -> None:
 
 
 def test_drafter_of_the_same_prompts_is_warned_of() -> None:
-    """Figures on the very prompts that a drafter was learned from flatter it."""
+    """Calibrating on the prompts that a drafter was learned from is warned of: its figures are too high."""
     said = treeopt("calibrate", *FEW, "--drafter", "d.safetensors", "-o", "w.safetensors").stderr
     assert "the drafter was learned from these prompts" in said
 
@@ -220,7 +220,7 @@ def test_static_options_are_refused(option: str) -> None:
 
 
 def test_static_tree_is_shown_and_drawn() -> None:
-    """A corrected tree is shown and drawn as any other, and both say which drafter."""
+    """A tree of a drafter heads+ngram is shown and drawn as any other, and both name the drafter."""
     drafter = load_drafter("d.safetensors").id
     assert drafter in treeopt("show", "static.yaml").stdout
     assert treeopt_json("show", "static.yaml")["drafter"] == drafter

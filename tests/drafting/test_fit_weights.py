@@ -1,4 +1,4 @@
-"""Fitting: known numbers come back, evidence equals a naive loop, and odds keep their rules whatever came."""
+"""The fit: known weights come back, evidence equals a naive loop, and calibration maps are valid for all inputs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def scores_of(found: Features, level: Level) -> Floats:
 
 
 def drawn(seed: int, found: Features, level: Level) -> Ints:
-    """Tokens that came, by the level's own chances; a token that is no candidate where none of them did."""
+    """True tokens drawn by the level's probabilities; a token that is no candidate for the other outcome."""
     scores = scores_of(found, level)
     noise = np.random.default_rng(seed).gumbel(size=scores.shape)
     tokens = np.concatenate([found.tokens, np.full((len(scores), 1), 99)], axis=1)
@@ -101,7 +101,7 @@ def test_what_the_text_is_silent_about_stays() -> None:
 
 @pytest.mark.parametrize("hits", ["all", "none"])
 def test_one_sided_evidence_gives_a_level_that_drafters_accept(hits: str) -> None:
-    """Where the first candidate came always, or no candidate ever, numbers stay finite and odds ascend."""
+    """Where the first candidate is always right, or no candidate ever, weights are finite and maps ascend."""
     found = random_candidates(5, 400)
     true = found.tokens[:, 0] if hits == "all" else np.full(400, 99)
     level = fit_level([evidence(found, true)])
@@ -110,7 +110,7 @@ def test_one_sided_evidence_gives_a_level_that_drafters_accept(hits: str) -> Non
 
 def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]], list[list[bool]], list[int]]:
     """The same, candidate by candidate."""
-    numbers, shut, came = [], [], []
+    numbers, shut, hits = [], [], []
     for at in range(len(true)):
         rows = []
         for slot in range(found.tokens.shape[1]):
@@ -122,8 +122,8 @@ def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]]
         numbers.append([*rows, [0.0] * (3 + MAX_MATCH) + [1.0]])
         shut.append([*found.again[at].tolist(), False])
         slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.again[at, s]]
-        came.append(slots[0] if slots else found.tokens.shape[1])
-    return numbers, shut, came
+        hits.append(slots[0] if slots else found.tokens.shape[1])
+    return numbers, shut, hits
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -131,11 +131,11 @@ def test_evidence_equals_a_naive_loop(seed: int) -> None:
     """Matches of no, some and more than `MAX_MATCH` tokens, repeated candidates, and tokens outside."""
     found = random_candidates(seed, 60, longest=15)
     true = np.where(np.arange(60) % 3 == 0, 99, found.tokens[np.arange(60), np.arange(60) % 6])
-    numbers, shut, came = naive_evidence(found, true)
+    numbers, shut, hits = naive_evidence(found, true)
     made = evidence(found, true)
     assert made.features.tolist() == numbers
     assert made.excluded.tolist() == shut
-    assert made.targets.tolist() == came
+    assert made.targets.tolist() == hits
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -161,7 +161,7 @@ def accepted(odds: tuple[tuple[float, float], ...]) -> bool:
 
 
 def log_odds(chance: float) -> float:
-    """Log of what came over what did not."""
+    """Log of hits over misses."""
     return math.log(chance / (1 - chance))
 
 
@@ -179,10 +179,10 @@ def test_odds_of_a_known_curve_come_back(slope: float) -> None:
 
 
 def test_odds_are_calibrated_group_by_group() -> None:
-    """Two different estimates, three quarters and a tenth of which came: half a hit and half a miss are added."""
+    """Two different estimates, of accuracy three quarters and a tenth: half a hit and half a miss are added."""
     estimated = np.log(np.repeat([0.2, 0.6], 200))
-    came = np.concatenate([np.arange(200) < 20, np.arange(200) < 150]).astype(np.int64)
-    odds = fit_calibration_map(estimated, came)
+    hits = np.concatenate([np.arange(200) < 20, np.arange(200) < 150]).astype(np.int64)
+    odds = fit_calibration_map(estimated, hits)
     first, last = odds[0], odds[-1]
     assert len(odds) == 2
     assert first == pytest.approx((log_odds(0.2), log_odds(20.5 / 201)))
@@ -190,35 +190,35 @@ def test_odds_are_calibrated_group_by_group() -> None:
 
 
 def test_falling_groups_are_pooled() -> None:
-    """Where likelier candidates came less often, both get what came of them together."""
+    """Where likelier candidates are right less often, both get their joint accuracy."""
     estimated = np.log(np.repeat([0.2, 0.6], 50))
-    came = np.concatenate([np.arange(50) < 30, np.arange(50) < 10]).astype(np.int64)
-    odds = fit_calibration_map(estimated, came)
+    hits = np.concatenate([np.arange(50) < 30, np.arange(50) < 10]).astype(np.int64)
+    odds = fit_calibration_map(estimated, hits)
     assert len(odds) == 1
     assert odds[0] == pytest.approx((log_odds(0.4), log_odds(40.5 / 101)))
 
 
 def test_certain_estimates_count_as_one() -> None:
-    """Estimates so near 1 that their odds cannot be told apart give one pair, though more came of the nearer one."""
+    """Estimates too near 1 for different odds give one pair, though the nearer one is right more often."""
     estimated = np.log(np.repeat([1 - 1e-12, 1.0], 100))
-    came = np.concatenate([np.arange(100) < 50, np.ones(100)]).astype(np.int64)
-    odds = fit_calibration_map(estimated, came)
+    hits = np.concatenate([np.arange(100) < 50, np.ones(100)]).astype(np.int64)
+    odds = fit_calibration_map(estimated, hits)
     assert len(odds) == 1
     assert accepted(odds)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_order_of_equal_estimates_does_not_matter(seed: int) -> None:
-    """Features with the same estimate share what came of them, also where all the hits stand at the end."""
+    """Candidates with the same estimate share their hits, in any order."""
     rng = np.random.default_rng(seed)
     estimated = np.log(rng.choice([0.01, 0.1, 0.3, 0.8], 1000))
-    came = (rng.random(1000) < 0.3).astype(np.int64)
-    by_hits = np.argsort(came, kind="stable")
-    odds, other = fit_calibration_map(estimated, came), fit_calibration_map(estimated[by_hits], came[by_hits])
+    hits = (rng.random(1000) < 0.3).astype(np.int64)
+    by_hits = np.argsort(hits, kind="stable")
+    odds, other = fit_calibration_map(estimated, hits), fit_calibration_map(estimated[by_hits], hits[by_hits])
     for chance in (0.005, 0.05, 0.2, 0.5, 0.9):
         assert naive_mapped(chance, odds) == pytest.approx(naive_mapped(chance, other), abs=1e-6)
-    same = fit_calibration_map(np.full(1000, math.log(0.3)), came[by_hits])
-    assert math.exp(naive_mapped(0.3, same)) == pytest.approx(came.mean(), abs=0.001)
+    same = fit_calibration_map(np.full(1000, math.log(0.3)), hits[by_hits])
+    assert math.exp(naive_mapped(0.3, same)) == pytest.approx(hits.mean(), abs=0.001)
 
 
 def test_few_candidates_leave_estimates_alone() -> None:
@@ -239,17 +239,17 @@ def test_few_candidates_leave_estimates_alone() -> None:
     st.sampled_from([1, 2, 5, 10_000]),
 )
 def test_odds_always_keep_the_rules(seed: int, size: int, hits: str, values: int) -> None:
-    """All hits, none, equal estimates, certain ones: a drafter accepts them, and chances lie within what came."""
+    """All hits, none, equal estimates, certain ones: a drafter accepts them, and estimates lie within the hits."""
     rng = np.random.default_rng(seed)
     estimated = np.log(rng.choice(rng.choice([1.0, 1e-3, 0.5, 1 - 1e-12, *rng.random(50)], values), size))
-    came = {
+    hits = {
         "all": np.ones(size, np.int64),
         "none": np.zeros(size, np.int64),
         "one": (np.arange(size) == 0).astype(np.int64),
         "random": rng.integers(0, 2, size),
         "falling": (estimated < np.median(estimated)).astype(np.int64),
     }[hits]
-    odds = fit_calibration_map(estimated, came)
+    odds = fit_calibration_map(estimated, hits)
     assert accepted(odds)
     assert all(abs(found) <= log_odds((size + 0.5) / (size + 1)) + 1e-9 for _, found in odds)
     assert len(odds) <= 64

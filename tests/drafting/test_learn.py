@@ -1,4 +1,4 @@
-"""Learn: what is counted, in which folds, and that nobody is scored by what he himself taught."""
+"""Learn: the counts, their folds, and that no text is traced by a table that contains it."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def test_one_token_ever_seen() -> None:
     assert found.drafter.depth == 4
 
 
-def test_uncorrected() -> None:
-    """Without correction only estimates are fitted: no table, no window, no level beyond the heads, no drawn text."""
+def test_heads_alone() -> None:
+    """Without n-grams only estimates are fitted: no table, no window, no extra depth, no sampled text."""
     base, heads = planted()
     texts = answered(base, prompts_of(1, 11), 20)
     found = learned(base, heads, texts, ngram=False)
@@ -162,8 +162,8 @@ def test_equal_seeds_give_equal_drafters() -> None:
     assert made(1) != made(2)
 
 
-@pytest.mark.parametrize("correct", [False, True])
-def test_run_calibration_learns_across_turns(correct: bool) -> None:
+@pytest.mark.parametrize("ngram", [False, True])
+def test_run_calibration_learns_across_turns(ngram: bool) -> None:
     """Dialogues of several turns are learned from and traced; every trace names the drafter."""
     base = chat_base(disturbed=0.1)
     prompts = PromptSet(
@@ -174,21 +174,21 @@ def test_run_calibration_learns_across_turns(correct: bool) -> None:
         ),
     )
     heads = LoadedHeads(cycle_heads(base, 2), "heads", Path("heads"), None, "h1", ())
-    run = run_calibration(base, heads, prompts, max_new_tokens=6, learning=Learning(60, ngram=correct), steps=True)
+    run = run_calibration(base, heads, prompts, max_new_tokens=6, learning=Learning(60, ngram=ngram), steps=True)
     calibration: Calibration = run.calibration
     assert run.learned is not None
     assert calibration.sequences == 10
     assert calibration.provenance.drafter_id == run.learned.drafter.id
     assert calibration.steps is not None
-    assert calibration.num_heads == run.learned.drafter.depth == (5 if correct else 2)
+    assert calibration.num_heads == run.learned.drafter.depth == (5 if ngram else 2)
     assert run.heads == 2
 
 
 def test_pocket_learns() -> None:
-    """On the built-in model the corrected first guesses are better than the heads' own, on texts left out."""
+    """On the built-in model, heads+ngram has better top-1 guesses than the heads, on texts left out."""
     base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
     prompts = load_prompts("pocket", limit=12)
     plain = run_calibration(base, loaded, prompts, max_new_tokens=32).calibration
     run = run_calibration(base, loaded, prompts, max_new_tokens=32, learning=Learning(3000), steps=True)
-    corrected = run.calibration
-    assert corrected.accuracy[1 : loaded.heads.num_heads, 0].sum() > plain.accuracy[1:, 0].sum()
+    rescored = run.calibration
+    assert rescored.accuracy[1 : loaded.heads.num_heads, 0].sum() > plain.accuracy[1:, 0].sum()

@@ -101,14 +101,14 @@ def test_one_progress_over_all_tokens(tokens: int, short: bool) -> None:
     """Over all rounds progress rises by the tokens that were really drawn, towards nearly one total, and ends there."""
     base = ending(planted()[0]) if short else planted()[0]
     texts = answered(base, prompts_of(1, 9), NEW)
-    told: list[tuple[int, int, str]] = []
-    found = drawn(base, texts, tokens, progress=lambda *what: told.append(what))
-    done = [one for one, _, _ in told]
+    calls: list[tuple[int, int, str]] = []
+    found = drawn(base, texts, tokens, progress=lambda *what: calls.append(what))
+    done = [one for one, _, _ in calls]
     assert done == sorted(set(done))
     assert all(after - before <= 4 * NEW for before, after in zip([0, *done], done, strict=False))
-    assert done[-1] == told[-1][1] == size(found)
-    assert {note for _, _, note in told} == {"tokens to learn from"}
-    assert all(done <= total and tokens <= total <= tokens * 1.05 for done, total, _ in told)
+    assert done[-1] == calls[-1][1] == size(found)
+    assert {note for _, _, note in calls} == {"tokens to learn from"}
+    assert all(done <= total and tokens <= total <= tokens * 1.05 for done, total, _ in calls)
 
 
 def test_a_model_without_a_choice_ends_the_drawing() -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option(
     "--holdout", type=click.IntRange(min=0), default=0, show_default=True, help="Texts held out, for evaluation."
 )
-@click.option("--log-every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps.")
+@click.option("--log-every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps of a log line.")
 @click.option("--bf16", is_flag=True, help="Mixed precision in the heads; their weights stay float32.")
 @click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template.")
 @click.option("--seed", type=SEED, default=0, show_default=True)
