@@ -20,7 +20,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from hostile_runs import MODEL, Run, all_runs
+from hostile_damage import MODEL, Run
+from hostile_runs import all_runs
 from timing import add_tiny, machine
 
 from treeopt.files.bundled import pocket

@@ -1,136 +1,136 @@
-"""The runs of `hostile.py`: a description, the command line, and the damage done before."""
+"""The runs of `hostile.py`."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-MODEL = ["--heads", "model/heads", "--model", "model"]
-SHORT = [*MODEL, "--prompts", "prompts.jsonl", "--limit", "2", "--max-new-tokens", "8"]
-VALIDATE = ["validate", *SHORT, "--tree", "mine.yaml"]
-GENERATE = ["generate", "def f(x):", *MODEL, "--tree", "mine.yaml", "--max-new-tokens", "8"]
-CALIBRATE = ["calibrate", *SHORT, "-o", "new.safetensors"]
+from hostile_damage import (
+    CALIBRATE,
+    GENERATE,
+    MODEL,
+    VALIDATE,
+    Run,
+    edit,
+    flip,
+    header,
+    index,
+    paths,
+    remove,
+    tree,
+    write,
+)
 
-
-@dataclass(frozen=True)
-class Run:
-    """One run.
-
-    Args:
-        what: description of the damage.
-        arguments: arguments of the program.
-        prepare: changes the run's folder before.
-        stdin: content of standard input.
-    """
-
-    what: str
-    arguments: list[str]
-    prepare: Callable[[], object] = lambda: None
-    stdin: bytes = b""
-
-
-def write(name: str, content: str | bytes) -> Callable[[], object]:
-    """A preparation that writes a file."""
-    raw = content.encode(errors="surrogatepass") if isinstance(content, str) else content
-    return lambda: Path(name).write_bytes(raw)
-
-
-def edit(name: str, **changes: object) -> Callable[[], object]:
-    """A preparation that changes keys of a JSON file; None removes a key."""
-
-    def change() -> None:
-        data = json.loads(Path(name).read_text()) | changes
-        Path(name).write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
-
-    return change
-
-
-def flip(name: str, place: int) -> Callable[[], object]:
-    """A preparation that changes one byte."""
-
-    def change() -> None:
-        raw = bytearray(Path(name).read_bytes())
-        raw[place % len(raw)] ^= 0x41
-        Path(name).write_bytes(raw)
-
-    return change
-
-
-def remove(name: str, folder: bool = False) -> Callable[[], object]:
-    """A preparation that removes a file; with `folder` it makes a folder of that name."""
-
-    def change() -> None:
-        Path(name).unlink()
-        if folder:
-            Path(name).mkdir()
-
-    return change
-
-
-def index(content: str) -> Callable[[], object]:
-    """A preparation that moves the model's weights to another folder and writes an index of shards."""
-
-    def change() -> None:
-        Path("model/model.safetensors").rename("elsewhere.safetensors")
-        Path("model/model.safetensors.index.json").write_text(content)
-
-    return change
-
-
-def tree(*lines: str) -> str:
-    """The text of a tree file."""
-    return "\n".join(["schema: treeopt.tree/1", *lines]) + "\n"
-
-
-def paths(*ranks: str) -> str:
-    """A tree file with these paths."""
-    lines = [f"- {{path: [{one}]}}" for one in ranks]
-    return tree(f"nodes: {len(ranks) + 1}", "paths:" if lines else "paths: []", *lines)
-
-
-def header(text: bytes, length: int | None = None) -> bytes:
-    """The first bytes of a safetensors file, with any header."""
-    return struct.pack("<Q", len(text) if length is None else length) + text
+HUGE = "9" * 40
+TREES: dict[str, str | bytes] = {
+    "a tree of YAML tags": tree("nodes: !!python/object/apply:os.system [ls]", "paths: []"),
+    "a tree with an anchor": tree("nodes: &a 1", "paths: []", "reference: *a"),
+    "nodes as text": tree("nodes: one", "paths: []"),
+    "nodes of 10^30": tree("nodes: 1000000000000000000000000000000", "paths: []"),
+    "a rank of 10^12": paths("1000000000000"),
+    "a rank that is a float": paths("0.0"),
+    "a rank that is a truth": paths("true"),
+    "a value that is NaN": tree("nodes: 2", "paths:", "- {path: [0], value: .nan}"),
+    "a value above one": tree("nodes: 2", "paths:", "- {path: [0], value: 1.5}"),
+    "an orphan": paths("0", "1, 0"),
+    "a path given twice": paths("0", "0"),
+    "a path of 4,000 ranks": paths(", ".join(["0"] * 4000)),
+    "a drafter file outside": tree("nodes: 1", "drafter: {id: x, file: ../../../../etc/passwd}", "paths: []"),
+    "expected figures of another tree": tree(
+        "nodes: 1",
+        "expected_tokens_per_step: {independent: 9.0, replay: 9.0, top_k: 1, paths_sha256: x}",
+        "paths: []",
+    ),
+    "a choices list of code": "__import__('os').system('ls')\n",
+    "a choices list of truths": "[[True], [False]]\n",
+    "a choices list of text": "[['0'], ['1']]\n",
+    "a choices list nested 10,000 deep": "[" * 10000 + "]" * 10000,
+    "a choices list cut off": "mc = [[0], [0, 0], [1",
+    "a choices list of negatives": "[[-1]]",
+    "a JSON object": '{"paths": [[0]]}',
+    "a byte order mark in UTF-16": "\ufeffschema: treeopt.tree/1".encode("utf-16"),
+    "NUL bytes": b"schema: treeopt.tree/1\0\0\n",
+}
+NUMBERS = (
+    ["build", "--nodes", HUGE],
+    ["build", "--nodes", "-1"],
+    ["build", "--nodes", "1e3"],
+    ["build", "--nodes", "1000000000"],
+    ["build", "--top-k", HUGE],
+    ["build", "--max-rank", HUGE],
+    ["build", "--max-depth", HUGE],
+    ["build", "--max-depth", "0"],
+    ["build", "--holdout", HUGE],
+    ["build", "--refine", "nan"],
+    ["build", "--refine", "1e308", "--nodes", "4"],
+    ["build", "--calibration", "calibration.safetensors", "--calibration", "calibration.safetensors"],
+    ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "1e308,1e308"],
+    ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "nan,1"],
+    ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "1"],
+    ["build", *["--calibration", "calibration.safetensors"] * 2, "--robust"],
+    ["build", "--kind", "dynamic", "--nodes", "255"],
+    ["build", "--nodes", "auto"],
+    ["build", "--values", "joint", "--weights", "uniform", "--nodes", "3"],
+    ["curve", "--largest", HUGE],
+    ["curve", "--largest", "1"],
+    ["curve", "-o", "curve.png"],
+    [*CALIBRATE, "--temperature", "inf"],
+    [*CALIBRATE, "--temperature", "1e-300"],
+    [*CALIBRATE, "--seed", HUGE],
+    [*CALIBRATE, "--limit", "0"],
+    [*CALIBRATE, "--skip", HUGE],
+    [*CALIBRATE, "--batch-size", HUGE],
+    [*CALIBRATE, "--max-new-tokens", HUGE],
+    [*CALIBRATE, "--device", "meta"],
+    [*CALIBRATE, "--device", "cuda:77"],
+    [*CALIBRATE, "--device", "nonsense"],
+    [*CALIBRATE, "--drafter", "heads+ngram", "--learn-tokens", "1"],
+    [*CALIBRATE, "--drafter", "no-such-file"],
+    [*VALIDATE, "--repeats", "0"],
+    [*VALIDATE, "--batch-size", HUGE],
+    [*VALIDATE, "--min-speedup", "nan"],
+    [*VALIDATE, "--min-tokens-per-step", "1e300"],
+    [*VALIDATE, "--judge", "-1"],
+    [*VALIDATE, "--dtype", "float16"],
+    [*GENERATE, "--acceptance", "typical", "--delta", "nan"],
+    [*GENERATE, "--acceptance", "sample", "--top-p", "0"],
+    [*GENERATE, "--acceptance", "sample", "--seed", "-1"],
+    [*GENERATE, "--acceptance", "sample", "--temperature", "1e300"],
+    [*GENERATE, "--max-new-tokens", "100000"],
+    ["profile", *MODEL, "--sizes", "0"],
+    ["profile", *MODEL, "--sizes", HUGE],
+    ["profile", *MODEL, "--sizes", "1,2", "--context", HUGE],
+    ["profile", *MODEL, "--sizes", "1,,2"],
+    ["profile", *MODEL, "--sizes", "9" * 5000],
+    ["profile", *MODEL, "--sizes", "1,2", "--batch", "0"],
+    ["train", "--model", "model", "--data", "prompts.jsonl", "--learning-rate", "inf", "-o", "new"],
+    ["train", "--model", "model", "--data", "prompts.jsonl", "--num-heads", HUGE, "-o", "new"],
+    ["train", "--model", "model", "--data", "prompts.jsonl", "-o", "model"],
+    ["train", "--model", "model", "--data", "prompts.jsonl", "--force", "-o", "model"],
+    ["distill", "--model", "model", "--prompts", "prompts.jsonl", "-o", "new.txt"],
+    [
+        "distill",
+        "--model",
+        "model",
+        "--self-talk",
+        HUGE,
+        "--turns",
+        HUGE,
+        "-o",
+        "new.jsonl",
+        "--max-new-tokens",
+        "-1",
+    ],
+)
 
 
 def wrong_trees() -> Iterator[Run]:
     """Damaged tree files and choices lists, in every command that reads one."""
-    files: dict[str, str | bytes] = {
-        "a tree of YAML tags": tree("nodes: !!python/object/apply:os.system [ls]", "paths: []"),
-        "a tree with an anchor": tree("nodes: &a 1", "paths: []", "reference: *a"),
-        "nodes as text": tree("nodes: one", "paths: []"),
-        "nodes of 10^30": tree("nodes: 1000000000000000000000000000000", "paths: []"),
-        "a rank of 10^12": paths("1000000000000"),
-        "a rank that is a float": paths("0.0"),
-        "a rank that is a truth": paths("true"),
-        "a value that is NaN": tree("nodes: 2", "paths:", "- {path: [0], value: .nan}"),
-        "a value above one": tree("nodes: 2", "paths:", "- {path: [0], value: 1.5}"),
-        "an orphan": paths("0", "1, 0"),
-        "a path given twice": paths("0", "0"),
-        "a path of 4,000 ranks": paths(", ".join(["0"] * 4000)),
-        "a drafter file outside": tree("nodes: 1", "drafter: {id: x, file: ../../../../etc/passwd}", "paths: []"),
-        "expected figures of another tree": tree(
-            "nodes: 1",
-            "expected_tokens_per_step: {independent: 9.0, replay: 9.0, top_k: 1, paths_sha256: x}",
-            "paths: []",
-        ),
-        "a choices list of code": "__import__('os').system('ls')\n",
-        "a choices list of truths": "[[True], [False]]\n",
-        "a choices list of text": "[['0'], ['1']]\n",
-        "a choices list nested 10,000 deep": "[" * 10000 + "]" * 10000,
-        "a choices list cut off": "mc = [[0], [0, 0], [1",
-        "a choices list of negatives": "[[-1]]",
-        "a JSON object": '{"paths": [[0]]}',
-        "a byte order mark in UTF-16": "\ufeffschema: treeopt.tree/1".encode("utf-16"),
-        "NUL bytes": b"schema: treeopt.tree/1\0\0\n",
-    }
     commands = (["show"], ["compile", "-o", "new.safetensors"], ["render", "-o", "new.svg"])
-    for i, (what, content) in enumerate(files.items()):
+    for i, (what, content) in enumerate(TREES.items()):
         name, *more = commands[i % len(commands)]
         yield Run(f"{name}: {what}", [name, "odd.yaml", *more], write("odd.yaml", content))
     yield Run(
@@ -149,78 +149,7 @@ def wrong_trees() -> Iterator[Run]:
 
 def wrong_numbers() -> Iterator[Run]:
     """Options at and outside their limits."""
-    huge = "9" * 40
-    for arguments in (
-        ["build", "--nodes", huge],
-        ["build", "--nodes", "-1"],
-        ["build", "--nodes", "1e3"],
-        ["build", "--nodes", "1000000000"],
-        ["build", "--top-k", huge],
-        ["build", "--max-rank", huge],
-        ["build", "--max-depth", huge],
-        ["build", "--max-depth", "0"],
-        ["build", "--holdout", huge],
-        ["build", "--refine", "nan"],
-        ["build", "--refine", "1e308", "--nodes", "4"],
-        ["build", "--calibration", "calibration.safetensors", "--calibration", "calibration.safetensors"],
-        ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "1e308,1e308"],
-        ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "nan,1"],
-        ["build", *["--calibration", "calibration.safetensors"] * 2, "--mix", "1"],
-        ["build", *["--calibration", "calibration.safetensors"] * 2, "--robust"],
-        ["build", "--kind", "dynamic", "--nodes", "255"],
-        ["build", "--nodes", "auto"],
-        ["build", "--values", "joint", "--weights", "uniform", "--nodes", "3"],
-        ["curve", "--largest", huge],
-        ["curve", "--largest", "1"],
-        ["curve", "-o", "curve.png"],
-        [*CALIBRATE, "--temperature", "inf"],
-        [*CALIBRATE, "--temperature", "1e-300"],
-        [*CALIBRATE, "--seed", huge],
-        [*CALIBRATE, "--limit", "0"],
-        [*CALIBRATE, "--skip", huge],
-        [*CALIBRATE, "--batch-size", huge],
-        [*CALIBRATE, "--max-new-tokens", huge],
-        [*CALIBRATE, "--device", "meta"],
-        [*CALIBRATE, "--device", "cuda:77"],
-        [*CALIBRATE, "--device", "nonsense"],
-        [*CALIBRATE, "--drafter", "heads+ngram", "--learn-tokens", "1"],
-        [*CALIBRATE, "--drafter", "no-such-file"],
-        [*VALIDATE, "--repeats", "0"],
-        [*VALIDATE, "--batch-size", huge],
-        [*VALIDATE, "--min-speedup", "nan"],
-        [*VALIDATE, "--min-tokens-per-step", "1e300"],
-        [*VALIDATE, "--judge", "-1"],
-        [*VALIDATE, "--dtype", "float16"],
-        [*GENERATE, "--acceptance", "typical", "--delta", "nan"],
-        [*GENERATE, "--acceptance", "sample", "--top-p", "0"],
-        [*GENERATE, "--acceptance", "sample", "--seed", "-1"],
-        [*GENERATE, "--acceptance", "sample", "--temperature", "1e300"],
-        [*GENERATE, "--max-new-tokens", "100000"],
-        ["profile", *MODEL, "--sizes", "0"],
-        ["profile", *MODEL, "--sizes", huge],
-        ["profile", *MODEL, "--sizes", "1,2", "--context", huge],
-        ["profile", *MODEL, "--sizes", "1,,2"],
-        ["profile", *MODEL, "--sizes", "9" * 5000],
-        ["profile", *MODEL, "--sizes", "1,2", "--batch", "0"],
-        ["train", "--model", "model", "--data", "prompts.jsonl", "--learning-rate", "inf", "-o", "new"],
-        ["train", "--model", "model", "--data", "prompts.jsonl", "--num-heads", huge, "-o", "new"],
-        ["train", "--model", "model", "--data", "prompts.jsonl", "-o", "model"],
-        ["train", "--model", "model", "--data", "prompts.jsonl", "--force", "-o", "model"],
-        ["distill", "--model", "model", "--prompts", "prompts.jsonl", "-o", "new.txt"],
-        [
-            "distill",
-            "--model",
-            "model",
-            "--self-talk",
-            huge,
-            "--turns",
-            huge,
-            "-o",
-            "new.jsonl",
-            "--max-new-tokens",
-            "-1",
-        ],
-    ):
+    for arguments in NUMBERS:
         yield Run(" ".join(arguments[:1] + arguments[-2:])[:60], list(arguments))
 
 

@@ -38,7 +38,7 @@ CALLS = {
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
 }
-PARTS = {"timing", "drafting_cost", "hostile_runs"}  # modules that the scripts import
+PARTS = {"timing", "drafting_cost", "hostile_damage", "hostile_runs"}  # modules that the scripts import
 
 
 Bench = Callable[[str, str], str]
