@@ -254,10 +254,14 @@ def retired_words(folder: Path) -> list[Fault]:
 CHECKS: tuple[Check, ...] = (long_files, long_functions, wide_functions, repeats, private_access, retired_words)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_house_keeps_its_limits(check: Check) -> None:
-    """No file of treeopt/ breaks the limit."""
-    faults = check(PACKAGE)
+BENCHES = Path(__file__).parent.parent / "bench"
+PLACES = [*((PACKAGE, check) for check in CHECKS), *((BENCHES, check) for check in CHECKS[:3])]
+
+
+@pytest.mark.parametrize(("folder", "check"), PLACES, ids=lambda one: getattr(one, "__name__", None) or one.name)
+def test_house_keeps_its_limits(folder: Path, check: Check) -> None:
+    """No file of treeopt/ breaks a limit, and none of bench/ one of size."""
+    faults = check(folder)
     assert not faults, "\n".join([f"{len(faults)} faults", *faults])
 
 
