@@ -26,13 +26,13 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
     """Features as a text might give them; now and then one is repeated, and often one is prompt_lookup."""
     rng = np.random.default_rng(seed)
     tokens = np.argsort(rng.random((positions, 30)), axis=1)[:, :slots]
-    again = np.zeros(tokens.shape, np.bool_)
-    again[:, -1] = rng.random(positions) < 0.3
+    repeated = np.zeros(tokens.shape, np.bool_)
+    repeated[:, -1] = rng.random(positions) < 0.3
     length = rng.integers(0, longest + 1, positions)
-    tokens[again[:, -1], -1] = tokens[again[:, -1], 0]
+    tokens[repeated[:, -1], -1] = tokens[repeated[:, -1], 0]
     return Features(
         tokens=tokens,
-        again=again,
+        repeated=repeated,
         head=rng.normal(-2.0, 1.5, tokens.shape).astype(np.float32),
         prior=rng.normal(-4.0, 1.0, tokens.shape).astype(np.float32),
         ratios=rng.normal(0.0, 1.5, tokens.shape).astype(np.float32),
@@ -45,7 +45,7 @@ def scores_of(found: Features, level: Level) -> Floats:
     """Each candidate's score, -inf for repeated ones, with the outside's in a last column."""
     weight = np.array([0.0, *level.prompt_lookup])[np.minimum(found.length, MAX_MATCH)]
     scores = level.head * found.head + level.prior * found.prior + level.ngram * found.ratios
-    scores = np.where(found.again, -np.inf, scores + weight[:, None] * found.prompt_lookup)
+    scores = np.where(found.repeated, -np.inf, scores + weight[:, None] * found.prompt_lookup)
     return np.concatenate([scores, np.full((len(scores), 1), level.other_logit)], axis=1)
 
 
@@ -84,7 +84,7 @@ def test_parts_are_alike() -> None:
     assert fit_level(halves) == fit_level([whole])
 
 
-def test_no_evidence_gives_the_plain_level() -> None:
+def test_no_evidence_gives_the_default_level() -> None:
     """Neither no part at all nor parts without a position say anything."""
     nothing = evidence(random_candidates(0, 0), np.zeros(0, np.int64))
     assert fit_level([]) == fit_level([nothing]) == fit_level([nothing, nothing]) == Level()
@@ -120,8 +120,8 @@ def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]]
             first = [float(part[at, slot]) for part in (found.head, found.prior, found.ratios)]
             rows.append([*first, *prompt_lookup, 0.0])
         numbers.append([*rows, [0.0] * (3 + MAX_MATCH) + [1.0]])
-        shut.append([*found.again[at].tolist(), False])
-        slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.again[at, s]]
+        shut.append([*found.repeated[at].tolist(), False])
+        slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.repeated[at, s]]
         came.append(slots[0] if slots else found.tokens.shape[1])
     return numbers, shut, came
 

@@ -139,8 +139,8 @@ def test_one_token_ever_seen() -> None:
     assert found.drafter.depth == 4
 
 
-def test_uncorrected() -> None:
-    """Without correction only estimates are fitted: no table, no window, no level beyond the heads, no drawn text."""
+def test_learn_without_ngram() -> None:
+    """Without n-grams only weights and maps are fitted: no table, no window, no extra depth, no sampled text."""
     base, heads = planted()
     texts = answered(base, prompts_of(1, 11), 20)
     found = learned(base, heads, texts, ngram=False)
@@ -185,10 +185,10 @@ def test_run_calibration_learns_across_turns(correct: bool) -> None:
 
 
 def test_pocket_learns() -> None:
-    """On the built-in model the corrected first guesses are better than the heads' own, on texts left out."""
+    """On the built-in model the top-1 accuracy of heads+ngram is above that of the heads, on texts left out."""
     base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
     prompts = load_prompts("pocket", limit=12)
-    plain = run_calibration(base, loaded, prompts, max_new_tokens=32).calibration
+    heads_only = run_calibration(base, loaded, prompts, max_new_tokens=32).calibration
     run = run_calibration(base, loaded, prompts, max_new_tokens=32, learning=Learning(3000), steps=True)
-    corrected = run.calibration
-    assert corrected.accuracy[1 : loaded.heads.num_heads, 0].sum() > plain.accuracy[1:, 0].sum()
+    rescored = run.calibration
+    assert rescored.accuracy[1 : loaded.heads.num_heads, 0].sum() > heads_only.accuracy[1:, 0].sum()

@@ -1,4 +1,4 @@
-"""Learned transitions, against counts in dicts and the recursion of interpolated absolute discounting."""
+"""The n-gram table, against counts in dicts and the recursion of interpolated absolute discounting."""
 
 from __future__ import annotations
 

@@ -83,13 +83,13 @@ def test_children_equal_the_naive_ones(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_window_of_none_copies_nothing(seed: int) -> None:
-    """Without a window only heads and transitions speak; the last tokens are still its context."""
+    """Without a window only heads and n-gram table score; the last tokens are still the context."""
     case = random_case(seed, window=0)
     assert Scorer(case.drafter).window == 4
     check_against_naive(case, seed)
 
 
-def test_window_of_plain_is_the_root() -> None:
+def test_window_without_table_is_the_root() -> None:
     """Heads alone want to see no text."""
     assert Scorer(Drafter.heads_only(2, 3)).window == 1
 
@@ -261,7 +261,7 @@ def tied(seed: int, dtype: torch.dtype, vocab: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("vocab", [1, 2, 8, 300])
-def test_plain_drafts_are_the_heads_own(vocab: int, seed: int, dtype: torch.dtype) -> None:
+def test_heads_drafts_are_those_of_the_heads(vocab: int, seed: int, dtype: torch.dtype) -> None:
     """Plain, with weights of zero, or with a table of no text, the first drafts are `top_ids`, ties and all."""
     logits, top = tied(seed, dtype, vocab), min(vocab, 10)
     wanted = top_ids(logits, top)
@@ -284,7 +284,7 @@ def test_plain_drafts_are_the_heads_own(vocab: int, seed: int, dtype: torch.dtyp
             assert model.candidates(start, nodes).tokens[:, :top].tolist() == wanted[level].tolist()
 
 
-def test_plain_scores_are_log_probabilities() -> None:
+def test_heads_scores_are_log_probabilities() -> None:
     """Logits 2, 1, 0 -> 2, 1 and 0 less log(e^2 + e + 1) = 2.4076, weighed by the head's number."""
     model = Scorer(Drafter((Level(head=0.5),), 1, 2))
     start = model.begin(torch.tensor([[[1.0, 2.0, 0.0]]]), np.array([[0]]), 1)
