@@ -14,7 +14,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text
 
-PRICES = ((1, 0.1), (2, 0.2), (6, 0.5), (8, 0.9), (16, 1.4))  # by number of nodes, of policies
+SIZE_COST = ((1, 0.1), (2, 0.2), (6, 0.5), (8, 0.9), (16, 1.4))  # of policies: nodes, cost in tokens
 
 
 def planted(num_heads: int = 3) -> tuple[Base, MedusaHeads]:

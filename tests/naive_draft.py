@@ -81,8 +81,8 @@ class NaiveDrafter:
     """A drafter's rules for one text.
 
     Args:
-        drafter: its numbers; its transitions are not looked at.
-        table: they, as dicts.
+        drafter: its weights; its n-gram table is not used.
+        table: the n-gram table, as dicts.
         logits: [H'][V] of the heads.
         recent: the window's tokens, the root last; -1 where there are none.
     """
