@@ -55,10 +55,10 @@ def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | No
 
 
 def _say_tolerated(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Print the differences that are no failures."""
+    """Print the differences that are not failures."""
     tolerated = [one for one in found.our_differences if one not in found.failures]
     if tolerated:
-        console.note(f"differences that are no failures ({_counted(tolerated)}):")
+        console.note(f"differences that are not failures ({_counted(tolerated)}):")
         console.note(_listed(tolerated, tokenizer))
 
 

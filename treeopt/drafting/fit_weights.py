@@ -31,7 +31,7 @@ _OTHER = 3 + MAX_MATCH  # column of the constant, after head, prior, ngram and p
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Features of the candidates at n positions; candidate C stands for all other tokens.
+    """Features of the candidates at n positions; candidate C is all other tokens together.
 
     Args:
         features: float32 [n, C + 1, columns].
