@@ -1,4 +1,4 @@
-"""Fitting: known numbers come back, evidence equals a naive loop, and odds keep their rules whatever came."""
+"""Fitting: known weights are found, evidence equals a naive loop, and calibration maps keep their rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
 
 
 def scores_of(found: Features, level: Level) -> Floats:
-    """Each candidate's score, -inf for repeated ones, with the outside's in a last column."""
+    """Each candidate's score, -inf for repeated ones, with other_logit in a last column."""
     weight = np.array([0.0, *level.prompt_lookup])[np.minimum(found.length, MAX_MATCH)]
     scores = level.head * found.head + level.prior * found.prior + level.ngram * found.ratios
     scores = np.where(found.repeated, -np.inf, scores + weight[:, None] * found.prompt_lookup)
@@ -71,8 +71,8 @@ def test_known_numbers_come_back() -> None:
     assert level.prompt_lookup[:3] == pytest.approx((1.0, 2.0, 3.0), abs=0.1)
     assert level.prompt_lookup[3:] == (0.0,) * (MAX_MATCH - 3)
     assert level.other_logit == pytest.approx(-2.5, abs=0.12)
-    for estimated, odds in level.calibration_map:
-        assert odds == pytest.approx(estimated, abs=0.5)
+    for estimated, observed in level.calibration_map:
+        assert observed == pytest.approx(estimated, abs=0.5)
 
 
 def test_parts_are_alike() -> None:
@@ -101,7 +101,7 @@ def test_what_the_text_is_silent_about_stays() -> None:
 
 @pytest.mark.parametrize("hits", ["all", "none"])
 def test_one_sided_evidence_gives_a_level_that_drafters_accept(hits: str) -> None:
-    """Where the first candidate came always, or no candidate ever, numbers stay finite and odds ascend."""
+    """Where the first candidate came always, or no candidate ever, weights stay finite and the map ascends."""
     found = random_candidates(5, 400)
     true = found.tokens[:, 0] if hits == "all" else np.full(400, 99)
     level = fit_level([evidence(found, true)])
@@ -128,7 +128,7 @@ def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]]
 
 @pytest.mark.parametrize("seed", range(3))
 def test_evidence_equals_a_naive_loop(seed: int) -> None:
-    """Matches of no, some and more than `MAX_MATCH` tokens, repeated candidates, and tokens outside."""
+    """Matches of no, some and more than `MAX_MATCH` tokens, repeated candidates, and tokens that are not candidates."""
     found = random_candidates(seed, 60, longest=15)
     true = np.where(np.arange(60) % 3 == 0, 99, found.tokens[np.arange(60), np.arange(60) % 6])
     numbers, shut, came = naive_evidence(found, true)
@@ -155,9 +155,9 @@ def test_numbers_weigh_as_drafting_does(seed: int) -> None:
     assert scores[:, -1].tolist() == [pytest.approx(level.other_logit)] * 3
 
 
-def accepted(odds: tuple[tuple[float, float], ...]) -> bool:
-    """Whether a drafter takes these odds."""
-    return Drafter((Level(calibration_map=odds),), 1, 1).depth == 1
+def accepted(calibration_map: tuple[tuple[float, float], ...]) -> bool:
+    """Whether a drafter takes this calibration map."""
+    return Drafter((Level(calibration_map=calibration_map),), 1, 1).depth == 1
 
 
 def log_odds(chance: float) -> float:
@@ -171,20 +171,20 @@ def test_odds_of_a_known_curve_come_back(slope: float) -> None:
     rng = np.random.default_rng(int(10 * slope))
     estimated = rng.uniform(0.01, 0.9, 60_000)
     true = 1 / (1 + (1 / estimated - 1) ** slope)
-    odds = fit_calibration_map(np.log(estimated), (rng.random(60_000) < true).astype(np.int64))
-    assert accepted(odds)
+    mapped = fit_calibration_map(np.log(estimated), (rng.random(60_000) < true).astype(np.int64))
+    assert accepted(mapped)
     for chance in (0.03, 0.1, 0.3, 0.5, 0.7, 0.85):
         wanted = 1 / (1 + (1 / chance - 1) ** slope)
-        assert math.exp(naive_mapped(chance, odds)) == pytest.approx(wanted, abs=0.035)
+        assert math.exp(naive_mapped(chance, mapped)) == pytest.approx(wanted, abs=0.035)
 
 
 def test_odds_are_calibrated_group_by_group() -> None:
     """Two different estimates, three quarters and a tenth of which came: half a hit and half a miss are added."""
     estimated = np.log(np.repeat([0.2, 0.6], 200))
     came = np.concatenate([np.arange(200) < 20, np.arange(200) < 150]).astype(np.int64)
-    odds = fit_calibration_map(estimated, came)
-    first, last = odds[0], odds[-1]
-    assert len(odds) == 2
+    mapped = fit_calibration_map(estimated, came)
+    first, last = mapped[0], mapped[-1]
+    assert len(mapped) == 2
     assert first == pytest.approx((log_odds(0.2), log_odds(20.5 / 201)))
     assert last == pytest.approx((log_odds(0.6), log_odds(150.5 / 201)))
 
@@ -193,18 +193,18 @@ def test_falling_groups_are_pooled() -> None:
     """Where likelier candidates came less often, both get what came of them together."""
     estimated = np.log(np.repeat([0.2, 0.6], 50))
     came = np.concatenate([np.arange(50) < 30, np.arange(50) < 10]).astype(np.int64)
-    odds = fit_calibration_map(estimated, came)
-    assert len(odds) == 1
-    assert odds[0] == pytest.approx((log_odds(0.4), log_odds(40.5 / 101)))
+    mapped = fit_calibration_map(estimated, came)
+    assert len(mapped) == 1
+    assert mapped[0] == pytest.approx((log_odds(0.4), log_odds(40.5 / 101)))
 
 
 def test_certain_estimates_count_as_one() -> None:
-    """Estimates so near 1 that their odds cannot be told apart give one pair, though more came of the nearer one."""
+    """Estimates so near 1 that their log-odds are equal give one pair, though their frequencies differ."""
     estimated = np.log(np.repeat([1 - 1e-12, 1.0], 100))
     came = np.concatenate([np.arange(100) < 50, np.ones(100)]).astype(np.int64)
-    odds = fit_calibration_map(estimated, came)
-    assert len(odds) == 1
-    assert accepted(odds)
+    mapped = fit_calibration_map(estimated, came)
+    assert len(mapped) == 1
+    assert accepted(mapped)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -214,9 +214,9 @@ def test_order_of_equal_estimates_does_not_matter(seed: int) -> None:
     estimated = np.log(rng.choice([0.01, 0.1, 0.3, 0.8], 1000))
     came = (rng.random(1000) < 0.3).astype(np.int64)
     by_hits = np.argsort(came, kind="stable")
-    odds, other = fit_calibration_map(estimated, came), fit_calibration_map(estimated[by_hits], came[by_hits])
+    mapped, other = fit_calibration_map(estimated, came), fit_calibration_map(estimated[by_hits], came[by_hits])
     for chance in (0.005, 0.05, 0.2, 0.5, 0.9):
-        assert naive_mapped(chance, odds) == pytest.approx(naive_mapped(chance, other), abs=1e-6)
+        assert naive_mapped(chance, mapped) == pytest.approx(naive_mapped(chance, other), abs=1e-6)
     same = fit_calibration_map(np.full(1000, math.log(0.3)), came[by_hits])
     assert math.exp(naive_mapped(0.3, same)) == pytest.approx(came.mean(), abs=0.001)
 
@@ -249,7 +249,7 @@ def test_odds_always_keep_the_rules(seed: int, size: int, hits: str, values: int
         "random": rng.integers(0, 2, size),
         "falling": (estimated < np.median(estimated)).astype(np.int64),
     }[hits]
-    odds = fit_calibration_map(estimated, came)
-    assert accepted(odds)
-    assert all(abs(found) <= log_odds((size + 0.5) / (size + 1)) + 1e-9 for _, found in odds)
-    assert len(odds) <= 64
+    mapped = fit_calibration_map(estimated, came)
+    assert accepted(mapped)
+    assert all(abs(found) <= log_odds((size + 0.5) / (size + 1)) + 1e-9 for _, found in mapped)
+    assert len(mapped) <= 64

@@ -295,10 +295,10 @@ def test_heads_scores_are_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("odds", [False, True])
-def test_log_probability_equals_the_naive_one(seed: int, odds: bool) -> None:
-    """The softmax over candidates and what is outside, mapped to the odds found where there are any."""
-    case = random_case(seed, odds=odds)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_log_probability_equals_the_naive_one(seed: int, mapped: bool) -> None:
+    """The softmax over candidates and other_logit, after the calibration map where there is one."""
+    case = random_case(seed, mapped=mapped)
     model = Scorer(case.drafter)
     start = begin(case, model)
     for depth in range(case.drafter.depth):
@@ -321,19 +321,19 @@ def scored(scores: list[float], level: Level) -> NDArray[np.float64]:
     return likely.astype(np.float64)
 
 
-@pytest.mark.parametrize("outside", [-40.0, -1.0, 30.0, 200.0])
-def test_log_probability_adds_up_to_one(outside: float) -> None:
-    """Features and what is outside share one; never is a log above 0."""
+@pytest.mark.parametrize("other_logit", [-40.0, -1.0, 30.0, 200.0])
+def test_log_probability_adds_up_to_one(other_logit: float) -> None:
+    """The probabilities of candidates and other tokens sum to one; no log is above 0."""
     scores = [3.0, 1.0, -2.0, -80.0, -math.inf]
-    likely = scored(scores, Level(other_logit=outside))
-    total = math.exp(outside) + sum(map(math.exp, scores))
-    assert np.exp(likely).sum() + math.exp(outside) / total == pytest.approx(1, abs=1e-6)
+    likely = scored(scores, Level(other_logit=other_logit))
+    total = math.exp(other_logit) + sum(map(math.exp, scores))
+    assert np.exp(likely).sum() + math.exp(other_logit) / total == pytest.approx(1, abs=1e-6)
     assert (likely <= 0).all()
     assert (np.diff(likely) <= 0).all()
 
 
 def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
-    """Log-odds 0 lies halfway between the pairs; those far outside get the ends'; repeated candidates stay at none."""
+    """Log-odds 0 is halfway between the pairs; beyond them the map is constant; repeated candidates keep -inf."""
     level = Level(other_logit=0.0, calibration_map=((-2.0, -3.0), (2.0, 0.0)))
     assert scored([0.0], level)[0] == pytest.approx(math.log(1 / (1 + math.exp(1.5))), abs=1e-6)
     assert scored([60.0, -math.inf], level).tolist() == pytest.approx([math.log(0.5), -math.inf])
@@ -342,5 +342,5 @@ def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
 
 
 def test_log_probability_with_one_pair() -> None:
-    """One pair of odds gives all candidates the same."""
+    """A map of one pair gives all candidates the same probability."""
     assert scored([1.0, 0.0, -5.0], Level(calibration_map=((0.0, 0.0),))).tolist() == pytest.approx([math.log(0.5)] * 3)
