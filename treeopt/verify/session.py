@@ -96,7 +96,7 @@ class TreeForward:
                 what = f"{length} prompt tokens and {max_new_tokens} new ones; the context holds {self.base.context}"
                 where = f"prompt {row}" if len(lengths) > 1 else ""
                 raise TreeoptError(
-                    Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt or ask for fewer new tokens"
+                    Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt, or generate fewer new tokens"
                 )
 
 
