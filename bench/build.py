@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from timing import add_tiny, interleaved, machine, verdict
+from timing import add_tiny, goal_line, interleaved, machine
 
 from treeopt.calibration import MISS, NONE, Calibration, Provenance
 from treeopt.files.calibrations import save_calibration
@@ -95,7 +95,7 @@ def time_command(calibration: str | None, sizes: Sequence[int]) -> None:
             )
             seconds = time.perf_counter() - begin
             used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used
-            print(f"{verdict(f'treeopt build --nodes {nodes}', seconds, goal, 's')}   CPU: {used:.2g} s")
+            print(f"{goal_line(f'treeopt build --nodes {nodes}', seconds, goal, 's')}   CPU: {used:.2g} s")
 
 
 def main() -> None:
@@ -113,12 +113,12 @@ def main() -> None:
         timed = {"levels": functools.partial(build, table, nodes), "heap": functools.partial(heap_build, table, nodes)}
         seconds = interleaved(timed, repeats=repeats)
         assert build(table, nodes).paths == heap_build(table, nodes).paths
-        print(verdict(f"build {nodes:,} nodes", seconds["levels"], goal, "s"), end="")
+        print(goal_line(f"build {nodes:,} nodes", seconds["levels"], goal, "s"), end="")
         print(f"   heap: {seconds['heap']:.4g} s, {seconds['heap'] / seconds['levels']:.1f} times as long")
     large = build(table, 1024)
     # A new record each time, because a record caches derived values.
     compiled = interleaved({"compile": lambda: compile_tree(Tree(large.paths))}, repeats=50)["compile"]
-    print(verdict("compile 1,024 nodes", compiled, 0.005, "s"))
+    print(goal_line("compile 1,024 nodes", compiled, 0.005, "s"))
     tree = build(table, 64)
     positions = 10_000 if tiny else POSITIONS
     ranks = (np.random.default_rng(0).geometric(0.45, (positions, HEADS)) - 1).astype(np.uint8)
@@ -129,7 +129,7 @@ def main() -> None:
         return Replay(accepted, visits(accepted), offsets, tree.depth).tokens_per_step
 
     print(
-        verdict(
+        goal_line(
             f"replay 64 nodes over {positions:,} positions",
             interleaved({"replay": replay_all}, repeats=5)["replay"],
             0.5,

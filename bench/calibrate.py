@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from timing import add_tiny, interleaved, machine, verdict
+from timing import add_tiny, goal_line, interleaved, machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.calibration import MAX_RANKS
@@ -67,7 +67,7 @@ def main() -> None:
     print(f"{machine(options.threads)}, torch {torch.__version__}, float32")
     forward_s, heads_s, pass_s = seconds["forward"], seconds["heads"], seconds["pass"]
     print(f"bare forward {forward_s:.3f} s + heads' products {heads_s:.3f} s; teacher-forced pass {pass_s:.3f} s")
-    print(verdict("teacher-forced pass", pass_s / (forward_s + heads_s), GOAL, "times forward + heads"))
+    print(goal_line("teacher-forced pass", pass_s / (forward_s + heads_s), GOAL, "times forward + heads"))
 
 
 if __name__ == "__main__":

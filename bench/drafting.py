@@ -8,8 +8,8 @@
 `table` learns and builds on the first half of the prompts (rows 0-255 of the story openings; pocket was not trained on
 the modules of its prompts) and evaluates on the second: the Medusa tree, then static and per-step trees of the drafters
 heads and heads+ngram. Figures are by replay over traces of the second half, which equals decoding step by step;
-`--decode` also decodes. `speed` times whole texts, in turns, in one run. `cost` times drafting alone, without the
-heads' matrix products, against a step of a 100M model with 32,000 tokens.
+`--decode` also decodes. `speed` times whole texts, in turn, in one run. `cost` times drafting alone, without the
+heads' matrix products, relative to a step of a 134M model with 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Pair:
 
     base: Base
     loaded: LoadedHeads
-    teach: PromptSet
-    judge: PromptSet
+    first_half: PromptSet
+    second_half: PromptSet
     new_tokens: int
 
 
 def load(name: str, shared: Path, *, tiny: bool) -> Pair:
-    """tinystories with its given heads and the story openings, or pocket with its own."""
+    """tinystories with its heads and the story openings, or pocket with its heads and prompts."""
     if name == "tinystories":
         folder = shared / "models"
         base, loaded = load_pair(
@@ -75,18 +75,18 @@ def load(name: str, shared: Path, *, tiny: bool) -> Pair:
     half = len(prompts.prompts) // 2
     count = 6 if tiny else half
     parts = (prompts.prompts[:count], prompts.prompts[half : half + count])
-    teach, judge = (dataclasses.replace(prompts, prompts=part) for part in parts)
-    return Pair(base, loaded, teach, judge, 12 if tiny else tokens)
+    first_half, second_half = (dataclasses.replace(prompts, prompts=part) for part in parts)
+    return Pair(base, loaded, first_half, second_half, 12 if tiny else tokens)
 
 
 def traces(
-    pair: Pair, *, judged: bool, drafter: Drafter | None = None, learning: Learning | None = None
+    pair: Pair, *, evaluated: bool, drafter: Drafter | None = None, learning: Learning | None = None
 ) -> CalibrationRun:
     """A calibration of one half, with per-step trees where there is a drafter."""
     return run_calibration(
         pair.base,
         pair.loaded,
-        pair.judge if judged else pair.teach,
+        pair.second_half if evaluated else pair.first_half,
         max_new_tokens=pair.new_tokens,
         batch_size=64,
         drafter=drafter,
@@ -100,7 +100,7 @@ class Half:
     """The results of one drafter: traces to build from, traces to evaluate on, and the drafter."""
 
     fitted: Calibration
-    judged: Calibration
+    evaluated: Calibration
     drafter: Drafter | None
 
     def plan(self, kind: str, nodes: int) -> Plan:
@@ -114,13 +114,13 @@ class Half:
     def tau(self, kind: str, nodes: int) -> float:
         """Tokens per step of that plan on the texts for evaluation."""
         plan = self.plan(kind, nodes)
-        found = replay_policy(plan, self.judged) if isinstance(plan, TreePolicy) else replay(plan, self.judged)
+        found = replay_policy(plan, self.evaluated) if isinstance(plan, TreePolicy) else replay(plan, self.evaluated)
         return found.tokens_per_step
 
 
 def fitted(pair: Pair, learning: Learning | None) -> Half:
     """Learn on the first half and trace it; there are no traces for evaluation yet."""
-    run = traces(pair, judged=False, learning=learning)
+    run = traces(pair, evaluated=False, learning=learning)
     drafter = None if run.learned is None else run.learned.drafter
     return Half(run.calibration, run.calibration.select([]), drafter)
 
@@ -128,22 +128,22 @@ def fitted(pair: Pair, learning: Learning | None) -> Half:
 def measured(pair: Pair, learning: Learning | None) -> Half:
     """The same with traces of the second half, without texts that are in both halves."""
     half = fitted(pair, learning)
-    judged = traces(pair, judged=True, drafter=half.drafter).calibration
+    evaluated = traces(pair, evaluated=True, drafter=half.drafter).calibration
     known = set(half.fitted.token_hashes)
-    others = [s for s in range(judged.sequences) if judged.token_hashes[s] not in known]
-    return dataclasses.replace(half, judged=judged.select(others))
+    others = [s for s in range(evaluated.sequences) if evaluated.token_hashes[s] not in known]
+    return dataclasses.replace(half, evaluated=evaluated.select(others))
 
 
 def table(pair: Pair, options: argparse.Namespace) -> None:
     """Tokens per step of every drafter and kind, as ratios to the Medusa tree of the same run."""
-    plain = measured(pair, None)
+    heads_only = measured(pair, None)
     calibrated = measured(pair, Learning(ngram=False, top=TOP_K))
     rescored = measured(pair, Learning(tokens=options.tokens))
     sizes = options.sizes
-    medusa = [plain.tau("medusa", nodes) for nodes in sizes]
+    medusa = [heads_only.tau("medusa", nodes) for nodes in sizes]
     lines = {
-        "Medusa tree": (plain, "medusa"),
-        "heads static": (plain, "static"),
+        "Medusa tree": (heads_only, "medusa"),
+        "heads static": (heads_only, "static"),
         "heads dynamic": (calibrated, "dynamic"),
         "heads+ngram static": (rescored, "static"),
         "heads+ngram dynamic": (rescored, "dynamic"),
@@ -160,8 +160,8 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
                 f"{'  goal':19}",
                 *(f"{'met' if m else 'MISSED'} {goal:.2f}".rjust(14) for m, goal in zip(met, goals, strict=True)),
             )
-    print(f"evaluated on {rescored.judged.sequences} texts, {rescored.judged.positions} tokens")
-    error = reliability(rescored.judged).error
+    print(f"evaluated on {rescored.evaluated.sequences} texts, {rescored.evaluated.positions} tokens")
+    error = reliability(rescored.evaluated).error
     print("calibration error by level, second half:", " ".join(f"{one:.3f}" for one in error), "(goal: at most 0.02)")
     drafter = rescored.drafter
     assert drafter is not None
@@ -177,10 +177,10 @@ def table(pair: Pair, options: argparse.Namespace) -> None:
 
 def decoded(pair: Pair, lines: dict[str, tuple[Half, str]], sizes: Sequence[int]) -> None:
     """Decode, and compare texts with greedy decoding and tokens per step with the prediction."""
-    judged = {prompt for half, _ in lines.values() for prompt in half.judged.prompt_ids}
-    texts = [t for t in encode_prompts(pair.base, pair.judge, pair.new_tokens).texts if t.prompt_id in judged]
-    plain = TreeDecoder(pair.base, None, Tree(()))
-    greedy = [plain.generate(text.prompt, pair.new_tokens).tokens for text in texts]
+    evaluated = {prompt for half, _ in lines.values() for prompt in half.evaluated.prompt_ids}
+    texts = [t for t in encode_prompts(pair.base, pair.second_half, pair.new_tokens).texts if t.prompt_id in evaluated]
+    autoregressive = TreeDecoder(pair.base, None, Tree(()))
+    greedy = [autoregressive.generate(text.prompt, pair.new_tokens).tokens for text in texts]
     for name, (half, kind) in lines.items():
         for nodes in sizes:
             decoder = TreeDecoder(pair.base, pair.loaded.heads, half.plan(kind, nodes), drafter=half.drafter)
@@ -205,8 +205,8 @@ def terms(pair: Pair, options: argparse.Namespace) -> None:
         "greedy answers alone, no sampled text": dataclasses.replace(whole, tokens=0),
         "sampled at temperature 1": dataclasses.replace(whole, temperature=1.0),
     }
-    plain = measured(pair, None)
-    medusa = [plain.tau("medusa", nodes) for nodes in options.sizes]
+    heads_only = measured(pair, None)
+    medusa = [heads_only.tau("medusa", nodes) for nodes in options.sizes]
     for name, learning in list(variants.items())[: 2 if options.tiny else None]:
         half = measured(pair, learning)
         for kind in ("static", "dynamic"):
@@ -215,12 +215,12 @@ def terms(pair: Pair, options: argparse.Namespace) -> None:
 
 
 def speed(pair: Pair, options: argparse.Namespace) -> None:
-    """Tokens a second at 16 nodes, whole texts in turns."""
-    plain, rescored = fitted(pair, None), fitted(pair, Learning(tokens=options.tokens))
-    texts = encode_prompts(pair.base, pair.judge, pair.new_tokens).texts[: options.texts]
+    """Tokens per second at 16 nodes; whole texts, decoded in turn."""
+    heads_only, rescored = fitted(pair, None), fitted(pair, Learning(tokens=options.tokens))
+    texts = encode_prompts(pair.base, pair.second_half, pair.new_tokens).texts[: options.texts]
     plans = {
-        "autoregressive": (plain, Tree(())),
-        "heads static": (plain, plain.plan("static", SPEED_NODES)),
+        "autoregressive": (heads_only, Tree(())),
+        "heads static": (heads_only, heads_only.plan("static", SPEED_NODES)),
         "heads+ngram static": (rescored, rescored.plan("static", SPEED_NODES)),
         "heads+ngram dynamic": (rescored, rescored.plan("dynamic", SPEED_NODES)),
     }
@@ -239,8 +239,8 @@ def speed(pair: Pair, options: argparse.Namespace) -> None:
     for name, speeds in rates.items():
         ratio = statistics.median(a / b for a, b in zip(speeds, base, strict=True))
         goal = SPEED_GOALS.get(name)
-        verdict = "" if goal is None else f"  {'met' if ratio >= goal else 'MISSED'}, goal {goal}"
-        print(f"{name:19} {statistics.median(speeds):8.0f} tokens/s, {ratio:.2f} x heads static{verdict}")
+        outcome = "" if goal is None else f"  {'met' if ratio >= goal else 'MISSED'}, goal {goal}"
+        print(f"{name:19} {statistics.median(speeds):8.0f} tokens/s, {ratio:.2f} x heads static{outcome}")
 
 
 def main() -> None:

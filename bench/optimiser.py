@@ -5,7 +5,7 @@
     python bench/optimiser.py speed    --calibration calibration.safetensors
 
 The calibration of the README's figures: `treeopt calibrate` on the 512 story openings, 160 greedy tokens each. `table`
-builds from the first half (rows 0-255) and judges on the second (texts in both are dropped), then on random
+builds from the first half (rows 0-255) and evaluates on the second (texts in both are dropped), then on random
 halves.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from timing import add_tiny, machine, verdict
+from timing import add_tiny, goal_line, machine
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration
@@ -72,7 +72,7 @@ def table(calibration: Calibration, sizes: Sequence[int] = SIZES) -> None:
 
 
 def _random_gains(calibration: Calibration, texts: int, nodes: int) -> NDArray[np.float64]:
-    """Gains over ten random choices of so many texts to build from."""
+    """Gains over ten random choices of this number of texts to build from."""
     rng = np.random.default_rng(7)
     draws = [rng.permutation(calibration.sequences)[:texts] for _ in range(SPLITS)]
     return np.array([gain(calibration, draw, nodes)[0] for draw in draws])
@@ -87,7 +87,7 @@ def _mean(gains: NDArray[np.float64]) -> str:
 
 
 def coverage(calibration: Calibration, splits: int = COVERAGE_SPLITS) -> None:
-    """How often the 90 % intervals from one half hold the figure measured on the other."""
+    """How often the 90 % intervals from one half contain the figure measured on the other."""
     rng = np.random.default_rng(11)
     inside = {"prediction": 0, "sampling": 0}
     intervals: dict[str, Callable[..., Interval | None]] = {
@@ -126,12 +126,12 @@ def speed(calibration: Calibration, positions: int = LARGE) -> None:
     found = fit(large, 64)
     seconds = time.perf_counter() - begin
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    print(verdict(f"joint + visits, 64 nodes, {large.positions:,} positions", seconds, 5.0, "s"))
-    print(verdict("memory on top of the calibration", grown / large.ranks.size, 20, "bytes a position and head"))
+    print(goal_line(f"joint + visits, 64 nodes, {large.positions:,} positions", seconds, 5.0, "s"))
+    print(goal_line("memory on top of the calibration", grown / large.ranks.size, 20, "bytes a position and head"))
     begin = time.perf_counter()
     assert found.steps is not None
     sampling_interval(np.diff(large.offsets), found.steps)
-    print(verdict("1,000 replicates", time.perf_counter() - begin, 2.0, "s"))
+    print(goal_line("1,000 replicates", time.perf_counter() - begin, 2.0, "s"))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Timing of the benches: candidates run in turn, round after round, so that other load slows all of them alike."""
+"""Timing of the benches: candidates run in turn in every round, so that other load affects all of them equally."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 
 def add_tiny(parser: argparse.ArgumentParser) -> None:
-    """Add the option of every bench with which the tests run it."""
+    """Add the option --tiny, with which the tests run each bench."""
     parser.add_argument("--tiny", action="store_true", help="run for a few seconds as a test; the figures mean nothing")
 
 
@@ -32,6 +32,6 @@ def machine(threads: int) -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, {threads} thread(s), Python {platform.python_version()}"
 
 
-def verdict(name: str, value: float, limit: float, unit: str) -> str:
+def goal_line(name: str, value: float, limit: float, unit: str) -> str:
     """A line with a figure, its goal, and whether it meets it."""
     return f"{'met   ' if value <= limit else 'MISSED'}  {name}: {value:.4g} {unit} (goal: at most {limit:g} {unit})"

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from tiny import VOCAB, cycle_base, cycle_heads
 
-from treeopt.drafter import Drafter, Level
+from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text
 
-PRICES = ((1, 0.1), (2, 0.2), (6, 0.5), (8, 0.9), (16, 1.4))  # by number of nodes, of policies
+SIZE_COST = ((1, 0.1), (2, 0.2), (6, 0.5), (8, 0.9), (16, 1.4))  # of policies: nodes, cost in tokens
 
 
 def planted(num_heads: int = 3) -> tuple[Base, MedusaHeads]:
@@ -55,9 +55,3 @@ def quick_drafter(base: Base, heads: MedusaHeads, *, ngram: bool = True, seed: i
     """A drafter learned from eight short texts."""
     texts = answered(base, prompts_of(seed, 8, vocab=base.vocab_size), 12)
     return learned(base, heads, texts, ngram=ngram, new=12).drafter
-
-
-def without_odds(drafter: Drafter, **numbers: float) -> Drafter:
-    """The drafter with `numbers` in every level, and estimates as they are."""
-    levels = tuple(Level(**numbers) for _ in drafter.levels)
-    return Drafter(levels, drafter.num_heads, drafter.top, drafter.window, drafter.ngram_table)

@@ -81,8 +81,8 @@ class NaiveDrafter:
     """A drafter's rules for one text.
 
     Args:
-        drafter: its numbers; its transitions are not looked at.
-        table: they, as dicts.
+        drafter: its weights; its n-gram table is not used.
+        table: the n-gram table, as dicts.
         logits: [H'][V] of the heads.
         recent: the window's tokens, the root last; -1 where there are none.
     """
@@ -127,13 +127,13 @@ class NaiveDrafter:
         return {token: naive_mapped(share / total, numbers.calibration_map) for token, share in shares.items()}
 
 
-def naive_mapped(chance: float, odds: tuple[tuple[float, float], ...]) -> float:
-    """Log of a chance after a map of log-odds: between its pairs lines, beyond them level."""
-    if not odds:
+def naive_mapped(chance: float, calibration_map: tuple[tuple[float, float], ...]) -> float:
+    """Log of a probability after a calibration map: linear between pairs, constant beyond them."""
+    if not calibration_map:
         return math.log(chance)
     here = math.log(chance / (1 - chance))
-    there = odds[0][1] if here <= odds[0][0] else odds[-1][1]
-    for (left, low), (right, high) in itertools.pairwise(odds):
+    there = calibration_map[0][1] if here <= calibration_map[0][0] else calibration_map[-1][1]
+    for (left, low), (right, high) in itertools.pairwise(calibration_map):
         if left < here <= right:
             there = low + (high - low) * (here - left) / (right - left)
     return -math.log1p(math.exp(-there))
@@ -172,13 +172,13 @@ def random_table(rng: np.random.Generator, vocab: int) -> Table:
     return Table(rows, backoff, tuple((-rng.integers(0, 49, vocab) / 8).tolist()))
 
 
-def random_case(seed: int, *, rows: int = 3, window: int | None = None, odds: bool = False) -> Case:
+def random_case(seed: int, *, rows: int = 3, window: int | None = None, mapped: bool = False) -> Case:
     """A drafter of one to three heads and up to two levels more, and texts that repeat themselves."""
     rng = np.random.default_rng(seed)
     vocab, heads = int(rng.integers(2, 9)), int(rng.integers(1, 4))
     table = random_table(rng, vocab)
     levels = tuple(random_level(rng) for _ in range(heads + int(rng.integers(0, 3))))
-    if odds:
+    if mapped:
         levels = tuple(replace(level, calibration_map=((-4.0, -3.0), (-1.0, -1.5), (2.0, 1.0))) for level in levels)
     window = int(rng.choice([4, 7, 20])) if window is None else window
     drafter = Drafter(levels, heads, int(rng.integers(1, vocab + 1)), window, table.record())
@@ -192,5 +192,5 @@ def random_case(seed: int, *, rows: int = 3, window: int | None = None, odds: bo
 
 def random_level(rng: np.random.Generator) -> Level:
     """Numbers of about the size that fits give."""
-    head, prior, ngram, outside = rng.normal((0.8, 0.1, 0.5, -3.0), 0.3).tolist()
-    return Level(head, prior, ngram, tuple(rng.normal(1.0, 1.0, MAX_MATCH).tolist()), outside)
+    head, prior, ngram, other_logit = rng.normal((0.8, 0.1, 0.5, -3.0), 0.3).tolist()
+    return Level(head, prior, ngram, tuple(rng.normal(1.0, 1.0, MAX_MATCH).tolist()), other_logit)

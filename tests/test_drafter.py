@@ -17,8 +17,8 @@ LEVEL = Level(0.5, 0.25, 0.75, (1.0,) * MAX_MATCH, -4.0, ((-1.0, -0.5), (1.0, 0.
 DRAFTER = Drafter((LEVEL, LEVEL, LEVEL), 2, 3, 8, TABLE, {"text": "one"})
 
 
-def test_plain_levels() -> None:
-    """A plain drafter has a level a head, weighs nothing else and knows no text."""
+def test_heads_only_levels() -> None:
+    """A heads drafter has one level for each head, no other weights and no window."""
     plain = Drafter.heads_only(3, 10)
     assert (plain.depth, plain.num_heads, plain.top, plain.window) == (3, 3, 10, 0)
     assert plain.ngram_table is None
@@ -54,17 +54,17 @@ def test_broken_drafter_is_refused(case: str) -> None:
 
 
 BROKEN_LEVELS: dict[str, tuple[dict[str, Any], str]] = {
-    "a weight that is no number": ({"head": float("nan")}, "no number"),
-    "a prior that is no number": ({"prior": float("inf")}, "no number"),
-    "a ngram that is no number": ({"ngram": float("-inf")}, "no number"),
-    "an infinite outside": ({"other_logit": float("-inf")}, "no number"),
-    "a prompt_lookup that is no number": ({"prompt_lookup": (float("nan"),) * MAX_MATCH}, "no number"),
-    "too few prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH - 1)}, "12 prompt_lookup"),
-    "too many prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH + 1)}, "12 prompt_lookup"),
-    "odds that are no number": ({"calibration_map": ((0.0, float("inf")),)}, "no number"),
-    "estimates that fall": ({"calibration_map": ((0.0, 0.0), (-1.0, 1.0))}, "do not ascend"),
-    "equal estimates": ({"calibration_map": ((0.0, 0.0), (0.0, 1.0))}, "do not ascend"),
-    "odds that fall": ({"calibration_map": ((0.0, 0.0), (1.0, -1.0))}, "do not ascend"),
+    "a head weight that is NaN": ({"head": float("nan")}, "not finite"),
+    "an infinite prior weight": ({"prior": float("inf")}, "not finite"),
+    "an infinite ngram weight": ({"ngram": float("-inf")}, "not finite"),
+    "an infinite other_logit": ({"other_logit": float("-inf")}, "not finite"),
+    "prompt_lookup weights that are NaN": ({"prompt_lookup": (float("nan"),) * MAX_MATCH}, "not finite"),
+    "too few prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH - 1)}, "12 weights of prompt_lookup"),
+    "too many prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH + 1)}, "12 weights of prompt_lookup"),
+    "log-odds that are infinite": ({"calibration_map": ((0.0, float("inf")),)}, "not finite"),
+    "estimates that fall": ({"calibration_map": ((0.0, 0.0), (-1.0, 1.0))}, "does not ascend"),
+    "equal estimates": ({"calibration_map": ((0.0, 0.0), (0.0, 1.0))}, "does not ascend"),
+    "observed log-odds that fall": ({"calibration_map": ((0.0, 0.0), (1.0, -1.0))}, "does not ascend"),
 }
 
 
@@ -124,6 +124,6 @@ def test_id_does_not_follow_the_source() -> None:
     assert dataclasses.replace(DRAFTER, source={"text": "two"}).id == DRAFTER.id
 
 
-def test_id_of_plain_is_written_down() -> None:
+def test_id_of_heads_only_is_stored() -> None:
     """Traces and trees name drafters, so an id is the same in every version and on every machine."""
     assert Drafter.heads_only(5, 16).id == "cc0f6b9e377020c5"

@@ -1,4 +1,4 @@
-"""The drafter record: fitted numbers for each level, and the n-gram table that they weigh.
+"""The drafter record: the fitted weights of each level, and the n-gram table.
 
 Level h (1..L) drafts token t+1+h, as head h does. The score of token y at level h, after the text so far and the drafts
 of the levels above it, is
@@ -7,8 +7,8 @@ of the levels above it, is
         +  prompt_lookup[h][m] where y followed the latest longest match, m tokens long, of the last tokens in the text
 
 with p_h the distribution of head h (the extra depth below the heads has none), U and ratio from the n-gram table. The
-softmax over a level's candidates, with `other_logit` for all other tokens together, estimates the probability of each;
-the level's `calibration_map` maps it to how often such candidates were right.
+softmax over a level's candidates, with `other_logit` as the score of all other tokens together, estimates the
+probability of each candidate; the level's `calibration_map` maps it to the observed frequency.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
 
-MAX_MATCH = 12  # matches of so many tokens or more weigh alike
-NO_CHANCE = -40.0  # log of a probability that is none
-LEARN_TOKENS = 400_000  # drawn to learn from unless another number is asked for
+MAX_MATCH = 12  # matches of this many tokens or more have the same weight
+NO_CHANCE = -40.0  # log of a negligible probability
+LEARN_TOKENS = 400_000  # default number of sampled tokens to learn from
 HEADS, HEADS_NGRAM = "heads", "heads+ngram"  # drafters by name
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
-CONTEXT = 4  # tokens of the longest stored context; more did not pay (docs/method.md)
-_ORDER_BITS = 60  # a key's lower bits are the hash of the tokens, the upper ones how many they are
+CONTEXT = 4  # tokens of the longest stored context; more were no better (docs/method.md)
+_ORDER_BITS = 60  # the lower bits of a key are the hash of the tokens, the upper ones their number
 _HASH_MASK = (1 << _ORDER_BITS) - 1
 _KEY_ORDERS = np.arange(1, CONTEXT + 1, dtype=np.int64) << _ORDER_BITS
-# Any odd numbers of 60 random bits will do; they are part of the file format.
+# Odd numbers of 60 random bits; they are part of the file format.
 _MULTIPLIERS = np.array([0xA0B26C19F767C45, 0xADE47DDBDE5C099, 0xD8608FECB91CE37, 0xEBB6A19F1446BEB])
 
 
 @dataclass(frozen=True, eq=False)
 class NgramTable:
-    """The likeliest successors of Z stored contexts (the last 1 to `CONTEXT` tokens) and, as row 0, of the empty one.
+    """The likeliest successors of the empty context (row 0) and of Z stored contexts (the last 1 to `CONTEXT` tokens).
 
-    A context that is not stored is shortened from its far end until it is. The empty context has the frequency of each
-    token alone.
+    Of a context that is not stored, the longest stored suffix is used. The empty context gives the frequency of each
+    token.
 
     The probability of token y after context c is U(y) * exp(ratio), with U its frequency and the ratio from c's row, or
-    c's `backoff` where the row does not hold y.
+    c's `backoff` where the row does not contain y.
 
     Args:
-        keys: int64 [Z], ascending; `context_keys` of the stored contexts. Row z + 1 belongs to keys[z].
+        keys: int64 [Z], ascending, `context_keys` of the stored contexts; row z + 1 is that of keys[z].
         tokens: int32 [Z+1, S], the successors, the likeliest first; at least one.
-        ratios: float16 [Z+1, S], log P(y | c) - log U(y); none below its row's backoff.
-        backoff: float16 [Z+1], the same for all tokens that the row does not hold.
+        ratios: float16 [Z+1, S], log P(y | c) - log U(y), at least the row's backoff.
+        backoff: float16 [Z+1], the ratio of all tokens that are not in the row.
         unigram: float16 [V], log U.
         num_tokens: tokens that were counted.
 
@@ -91,11 +91,11 @@ class NgramTable:
             if array.dtype != dtype or array.shape != shape:
                 return f"{name} are {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}"
             if array.dtype == np.float16 and not np.isfinite(array).all():
-                return f"{name} hold what is no number"
+                return f"{name} are not finite"
         if np.any(self.keys[1:] <= self.keys[:-1]):
             return "keys are not ascending"
         if rows > 1 and not 1 <= self.keys[0] >> _ORDER_BITS <= self.keys[-1] >> _ORDER_BITS <= CONTEXT:
-            return f"a key is not of 1 to {CONTEXT} tokens"
+            return f"a key is not that of 1 to {CONTEXT} tokens"
         if not 0 <= self.tokens.min() <= self.tokens.max() < self.vocab_size:
             return f"a successor lies outside the vocabulary of {self.vocab_size}"
         if np.any(self.ratios < self.backoff[:, None]):
@@ -126,8 +126,9 @@ class NgramTable:
 def context_keys(context: NDArray[np.int64]) -> NDArray[np.int64]:
     """Keys of the last 1, 2, .. `CONTEXT` tokens.
 
-    A key is the number of tokens in its upper bits over the sum of token j (the last is 0) times the j-th multiplier,
-    modulo 2^60: keys sort by the number of tokens, and two contexts share one with a chance below 2^-42.
+    The upper bits of a key are the number of tokens; the lower 60 are the sum of token j (0 is the last) times the j-th
+    multiplier, modulo 2^60. So keys sort by the number of tokens, and two contexts have equal keys with a probability
+    below 2^-42.
 
     Args:
         context: int64 [..., CONTEXT], the last token first.
@@ -143,14 +144,14 @@ def context_keys(context: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Level:
-    """The fitted numbers of one level; see the module.
+    """The fitted numbers of one level; see the module docstring.
 
     Args:
         head, prior, ngram: weights of the three logarithms.
-        prompt_lookup: `MAX_MATCH` numbers, of matches of 1, 2, .. tokens; the last is that of longer ones too.
-        other_logit: score of all tokens that are no candidates.
-        calibration_map: pairs of log-odds, estimated and observed, both ascending; linear between them, constant
-            beyond. Empty leaves estimates as they are.
+        prompt_lookup: `MAX_MATCH` weights, of matches of 1, 2, .. tokens; the last also that of longer matches.
+        other_logit: score of all tokens together that are not candidates.
+        calibration_map: pairs of log-odds, estimated and observed, both ascending; linear between pairs, constant
+            beyond them. Empty: estimates are not changed.
     """
 
     head: float = 1.0
@@ -163,15 +164,15 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Drafter:
-    """Fitted numbers for every level, and the n-gram table that they weigh.
+    """The fitted numbers of every level, and the n-gram table.
 
     Args:
-        levels: L of them, at least as many as there are heads, and at least one.
+        levels: L levels, at least one, and at least as many as there are heads.
         num_heads: H; 0 where the n-gram table drafts alone.
-        top: candidates that each level takes from its head: its likeliest tokens.
-        window: how many of the last tokens are searched for matches, at least `CONTEXT`; 0 searches none.
-        ngram_table: None where the heads' scores count alone.
-        source: where it comes from: model, heads, the text it learned from, versions.
+        top: candidates of a level from its head, which are the head's likeliest tokens.
+        window: number of the last tokens that prompt lookup searches, at least `CONTEXT`; 0 searches none.
+        ngram_table: None for the heads alone.
+        source: model, heads, the text it was learned from, versions.
 
     Raises:
         TreeoptError: E222 where a rule above is broken.
@@ -200,27 +201,27 @@ class Drafter:
             pairs = [value for pair in level.calibration_map for value in pair]
             numbers = (level.head, level.prior, level.ngram, level.other_logit, *level.prompt_lookup, *pairs)
             if len(level.prompt_lookup) != MAX_MATCH or not all(map(math.isfinite, numbers)):
-                return f"level {number} holds what is no number, or not {MAX_MATCH} prompt_lookup"
+                return f"level {number} has numbers that are not finite, or not {MAX_MATCH} weights of prompt_lookup"
             if any(
                 a[0] >= b[0] or a[1] > b[1]
                 for a, b in zip(level.calibration_map, level.calibration_map[1:], strict=False)
             ):
-                return f"the odds of level {number} do not ascend"
+                return f"the calibration_map of level {number} does not ascend"
         return ""
 
     @classmethod
     def heads_only(cls, num_heads: int, top: int) -> Drafter:
-        """Drafts of the heads alone, with their own probabilities."""
+        """The drafter of the heads alone, with the probabilities that they give."""
         return cls((Level(),) * num_heads, num_heads, top)
 
     @property
     def depth(self) -> int:
-        """Levels, and so the greatest depth of its trees."""
+        """L, the number of levels, which is the maximum depth of its trees."""
         return len(self.levels)
 
     @functools.cached_property
     def id(self) -> str:
-        """Hash of all that decides which tokens are drafted; traces and trees name it."""
+        """Hash of all fields that determine the drafts; traces and trees store it."""
         settings = [self.num_heads, self.top, self.window, [dataclasses.astuple(level) for level in self.levels]]
         digest = hashlib.sha256(json.dumps(settings).encode())
         if self.ngram_table is not None:

@@ -38,7 +38,7 @@ class TreePolicy:
     """How the tree of each step is chosen.
 
     Args:
-        nodes: the largest size of a step, root counted; the size of every step where there is no size_cost.
+        nodes: the largest size of a step, root counted; the size of every step where `size_cost` is empty.
         depth: levels of drafts.
         drafter: id of the drafter whose estimates choose the nodes.
         size_cost: pairs of nodes and the cost of a step of that size, in tokens that are decoded in the same time;

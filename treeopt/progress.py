@@ -32,7 +32,7 @@ class Meter:
         self._done = self._total = 0
 
     def begin(self, parts: int) -> None:
-        """Start a task of so many parts."""
+        """Start a task of this number of parts."""
         self._done, self._total = 0, parts
 
     def add(self, parts: int) -> None:

@@ -57,7 +57,7 @@ class Tree:
     """A prefix-closed set of rank paths, sorted by (length, path): runtime order = file order, node 0 the root.
 
     Args:
-        paths: N - 1 paths, without the root; lists of integers, numpy's included, become tuples of plain ones. The
+        paths: N - 1 paths, without the root; lists of integers, also of numpy, become tuples of int. The
             empty tree is legal: it decodes one token a step.
         values: N - 1 estimated probabilities that the whole path is right, where the tree was built from a calibration.
         expected: tokens per step by the calibration the tree was built from.
@@ -76,7 +76,7 @@ class Tree:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paths", _as_paths(self.paths))
-        # The root alone has no values, so that equal trees have equal records.
+        # The tree of the root alone has no values, so that equal trees have equal records.
         object.__setattr__(self, "values", _as_values(self.values) if self.paths else None)
         faults = [text for _, text in path_faults(self.paths)]
         keys = [(len(path), path) for path in self.paths]
@@ -188,11 +188,11 @@ def path_faults(paths: Sequence[Path]) -> list[tuple[int, str]]:
 
 
 def _as_paths(given: Any) -> tuple[Path, ...]:
-    """The paths as tuples of plain integers, in their order."""
+    """The paths as tuples of int, in their order."""
     tuples = type(given) is tuple and set(map(type, given)) <= {tuple}
     if tuples and set(map(type, chain.from_iterable(given))) <= {int}:
         paths: tuple[Path, ...] = given
-        return paths  # as the builders make them: nothing to copy
+        return paths  # already tuples of int
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise TreeoptError(
             Code.TREE_INVALID,
@@ -216,7 +216,7 @@ def _as_path(path: Any) -> Path:
 
 
 def _as_values(values: Any) -> tuple[float, ...] | None:
-    """The values as a tuple of plain numbers."""
+    """The values as a tuple of floats."""
     if values is None:
         return None
     listed = tuple(values) if isinstance(values, Iterable) else (values,)

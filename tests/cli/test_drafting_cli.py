@@ -131,10 +131,10 @@ def test_build_json_is_the_file() -> None:
     assert (data["kind"], data["nodes"], data["depth"]) == ("dynamic", 12, policy.depth)
     assert data["drafter"] == policy.drafter == load_drafter("d.safetensors").id
     assert data["expected_tokens_per_step"]["replay"] == (policy.expected and policy.expected.replay)
-    priced = load_plan("auto.yaml")
-    assert isinstance(priced, TreePolicy)
-    assert priced.size_cost
-    assert priced.nodes <= 64
+    policy = load_plan("auto.yaml")
+    assert isinstance(policy, TreePolicy)
+    assert policy.size_cost
+    assert policy.nodes <= 64
 
 
 def test_curve_of_policies() -> None:
@@ -150,12 +150,12 @@ def test_curve_of_policies() -> None:
     assert whole["points"][-1]["nodes"] == 254
 
 
-def test_misses_of_a_batch_with_prices_are_explained() -> None:
+def test_misses_of_a_batch_with_size_cost_are_explained() -> None:
     """Rows of a batch share one size, so other steps than predicted are no sign of a bug."""
     size_cost = "size_cost:\n- [2, 2.0]\n- [4, 2.6]\n- [12, 3.2]\n"
     text = Path("dynamic.yaml").read_text().replace("calibration:\n", size_cost + "calibration:\n")
-    Path("priced.yaml").write_text(text)
-    line = ("validate", "--tree", "priced.yaml", "--limit", "6", "--max-new-tokens", "24", "--batch-size", "6")
+    Path("size_cost.yaml").write_text(text)
+    line = ("validate", "--tree", "size_cost.yaml", "--limit", "6", "--max-new-tokens", "24", "--batch-size", "6")
     said = treeopt(*line).stderr
     assert "share the largest size" in said
     assert "bug" not in said
@@ -247,8 +247,8 @@ def test_policy_is_shown(name: str) -> None:
     assert f"  {policy.expected.estimated:.4f}     estimated: " in text
     assert f"mean size    {policy.expected.nodes:.1f} nodes per step" in text
     assert f"replayed over c.safetensors: {policy.expected.replay:.4f} tokens per step" in text
-    for size, price in policy.size_cost:
-        assert f"\n{size}\t{price:.4f}\n" in text
+    for size, cost in policy.size_cost:
+        assert f"\n{size}\t{cost:.4f}\n" in text
     assert policy.size_cost or "12 nodes at every step" in text
     assert "{" not in text
     data = treeopt_json("show", f"{name}.yaml", "--calibration", "c.safetensors")

@@ -167,10 +167,10 @@ def test_learning_is_announced_and_both_files_are_named() -> None:
     line = ("calibrate", "--heads", "base-heads", *FEW, "--drafter", "heads+ngram", "--learn-tokens", "1234")
     said = treeopt(*line, "-o", "c.safetensors").stderr
     assert (
-        "learns   generates 6 answers to 6 prompts (at most 36 tokens), samples 1,234 more tokens at temperature 0.7, "
+        "learning generates 6 answers to 6 prompts (at most 36 tokens), samples 1,234 more tokens at temperature 0.7, "
         "counts all tokens, fits the drafter, traces the answers\n"
     ) in said
-    assert said.index("learns ") < said.index("calibrate 6/6")
+    assert said.index("learning ") < said.index("calibrate 6/6")
     assert "wrote c.safetensors and c.drafter.safetensors " in said
     drafter = load_drafter("c.drafter.safetensors")
     assert load_calibration("c.safetensors").provenance.drafter_id == drafter.id
@@ -178,7 +178,7 @@ def test_learning_is_announced_and_both_files_are_named() -> None:
     assert (made["output"], made["drafter_output"]) == ("d.safetensors", "d.drafter.safetensors")
     assert treeopt_json("calibrate", "--heads", "base-heads", *FEW, "-o", "e.safetensors")["drafter_output"] is None
     said = treeopt("learn", "--heads", "base-heads", *FEW, "--learn-tokens", "0", "-o", "l.safetensors").stderr
-    assert "learns   generates 6 answers to 6 prompts (at most 36 tokens), counts all tokens" in said
+    assert "learning generates 6 answers to 6 prompts (at most 36 tokens), counts all tokens" in said
 
 
 @pytest.mark.usefixtures("models")

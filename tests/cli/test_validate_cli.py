@@ -125,7 +125,7 @@ def test_rounding_is_no_failure_in_bfloat16(validate: Callable[..., Result], mon
     monkeypatch.setattr("treeopt.evaluate.divergence._MARGIN", 1e9)  # whatever differs is taken for rounding
     result = validate("--dtype", "bfloat16", status=0)
     assert "lossless        no failure, but differences (2 rounding): 0/2 texts" in result.stdout
-    assert "differences that are no failures (2 rounding)" in result.stderr
+    assert "differences that are not failures (2 rounding)" in result.stderr
     assert "error[E501]: 2 of 2 texts" in validate("-q", status=5).stderr  # float32
 
 

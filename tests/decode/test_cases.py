@@ -1,6 +1,6 @@
 """Random cases: model, attention, tree, prompts, batch, end of text and context; always the text of stock generate.
 
-TREEOPT_CASES=2200 python -m pytest tests/runtime/test_cases.py runs more of them.
+TREEOPT_CASES=2200 python -m pytest tests/decode/test_cases.py runs more of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import numpy as np
 import pytest
 from decoding import stock
-from drafters import PRICES, answered, learned
+from drafters import SIZE_COST, answered, learned
 from helpers import random_tree
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 
@@ -55,7 +55,7 @@ def test_random_cases(family: str) -> None:
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
 def test_random_cases_of_drafters(family: str) -> None:
-    """The same with learned drafters, plain and corrected: static trees, dynamic ones, and priced ones."""
+    """The same with learned drafters, heads and heads+ngram: static trees, per-step trees, and those with size_cost."""
     for case in range(DRAFTER_CASES // len(TREE_FAMILIES)):
         rng = np.random.default_rng([1, TREE_FAMILIES.index(family), case])
         new, rows, num_heads = int(rng.integers(1, 20)), int(rng.integers(1, 4)), int(rng.integers(1, 4))
@@ -74,7 +74,7 @@ def test_random_cases_of_drafters(family: str) -> None:
         for plan in (
             dataclasses.replace(tree, drafter=drafter.id),
             TreePolicy(int(rng.integers(2, 60)), int(rng.integers(1, 6)), drafter.id),
-            TreePolicy(16, drafter.depth, drafter.id, PRICES),
+            TreePolicy(16, drafter.depth, drafter.id, SIZE_COST),
         ):
             found = TreeDecoder(base, heads, plan, drafter=drafter, probe=False).generate(prompts, new)
             assert [one.tokens for one in found] == [text.answer for text in texts], f"case {case}"

@@ -434,7 +434,7 @@ def test_misuse_is_told_apart() -> None:
     base = tiny_base("llama", 5)
     decoder = TreeDecoder(base, random_heads(base, 2), Tree.chain(2))
     rows = decoder.prefill([[3, 8]], 1)
-    with pytest.raises(TreeoptError, match="used up the room") as caught:
+    with pytest.raises(TreeoptError, match="used up its reserved space") as caught:
         all(decoder.step(rows) for _ in range(4))
     assert caught.value.code is Code.CONTEXT_FULL
     for empty in ([], [[3], []]):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
-from drafters import PRICES, answered, learned, planted, prompts_of, quick_drafter
+from drafters import SIZE_COST, answered, learned, planted, prompts_of, quick_drafter
 from helpers import random_tree
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
@@ -33,7 +33,7 @@ from treeopt.texts.hidden_states import hidden_states
 from treeopt.tree import Tree
 
 NEW = 30
-KINDS = ("static", "dynamic", "priced")
+KINDS = ("static", "dynamic", "size_cost")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def plan_of(kind: str, drafter: Drafter, *, nodes: int = 16, depth: int | None =
     if kind == "static":
         paths = [*Tree.chain(levels).paths, *((0,) * (n - 1) + (1,) for n in range(1, levels + 1)), (2,), (1, 0)]
         return Tree.from_paths(paths[: nodes - 1], drafter=drafter.id)
-    return TreePolicy(nodes, levels, drafter.id, PRICES if kind == "priced" else ())
+    return TreePolicy(nodes, levels, drafter.id, SIZE_COST if kind == "size_cost" else ())
 
 
 @pytest.mark.parametrize("correct", [False, True])
@@ -79,7 +79,7 @@ def test_text_and_steps_of_drafters(made: Made, kind: str, correct: bool) -> Non
     assert max(max(one.step_lengths) for one in decoded) > 2
     batch = decoder.generate([text.prompt for text in made.texts], NEW)
     assert [one.tokens for one in batch] == [text.answer for text in made.texts]
-    if kind != "priced":  # in a batch the row that gains most decides the size for all
+    if kind != "size_cost":  # in a batch the row that gains most decides the size for all
         assert batch == decoded
 
 
@@ -138,13 +138,13 @@ def test_node_ranks_of_a_small_tree_end() -> None:
     texts = answered(base, prompts_of(3, 4), 20)
     calibration = trace(base, heads, texts, drafter, steps=1)
     assert calibration.steps is not None
-    orders = calibration.steps.node_rank
-    np.testing.assert_array_equal(orders == MISS, (calibration.ranks >= 4) & (calibration.ranks != NONE))
-    assert (orders == MISS).any()
+    places = calibration.steps.node_rank
+    np.testing.assert_array_equal(places == MISS, (calibration.ranks >= 4) & (calibration.ranks != NONE))
+    assert (places == MISS).any()
 
 
-def test_plain_numbers_draft_the_plain_tree(made: Made) -> None:
-    """With no weight but the head's own, and with no transitions at all, drafts are those of the heads, bit for bit."""
+def test_default_weights_draft_as_the_heads(made: Made) -> None:
+    """With the head's weight alone, with and without an n-gram table, drafts are those of the heads, bit for bit."""
     table = made.drafters[True]
     tree = random_tree(2, nodes=20, depth=3, ranks=6)
     rng = np.random.default_rng(0)
@@ -231,8 +231,8 @@ def test_repeated_candidates_are_never_accepted(made: Made, rule: Rule, monkeypa
     accepted: list[bool] = []
 
     class Noted(type(rule)):  # type: ignore[misc]  # any of the three rules
-        def judge(self, drafts: Drafts, *given: object) -> tuple[torch.Tensor, torch.Tensor]:
-            node, root = super().judge(drafts, *given)
+        def accept(self, drafts: Drafts, *given: object) -> tuple[torch.Tensor, torch.Tensor]:
+            node, root = super().accept(drafts, *given)
             accepted.append(drafts.void is not None and bool(drafts.void[0, node]))
             return node, root
 
@@ -260,7 +260,7 @@ def test_rank_beyond_the_candidates_is_refused(made: Made, correct: bool) -> Non
 
 
 def test_candidates_of_small_vocabularies() -> None:
-    """There are no more candidates than tokens, and a plain drafter knows their number only with its base."""
+    """There are no more candidates than tokens, and a heads drafter has their number only with its base."""
     base = tiny_base("llama", vocab_size=5)
     heads = random_heads(base, 1)
     drafter = quick_drafter(base, heads)
@@ -351,7 +351,7 @@ def test_no_heads_is_one_error(made: Made) -> None:
         assert caught.value.code is Code.TREE_TOO_DEEP
 
 
-def test_prices_choose_sizes(made: Made) -> None:
+def test_size_cost_chooses_sizes(made: Made) -> None:
     """Free nodes are all taken, dear ones never; without size_cost every step has the same number."""
     drafter = made.drafters[True]
     hidden = torch.randn(3, made.base.hidden_size, generator=torch.Generator().manual_seed(0))
@@ -362,7 +362,7 @@ def test_prices_choose_sizes(made: Made) -> None:
 
 
 def test_matches_are_looked_up_in_the_prompt() -> None:
-    """A text that its prompt holds already is drafted from there, though heads and transitions know nothing of it."""
+    """A text that its prompt holds already is drafted from there, though heads and n-gram table have not learned it."""
     base = cycle_base()
     heads = random_heads(base, 1, 7)
     texts = answered(base, prompts_of(4, 4), 6)

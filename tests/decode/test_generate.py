@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from chances import ALPHA, LENGTH, PROMPT, SMALL, p_value, small_base, text_probabilities
-from drafters import PRICES, quick_drafter
+from drafters import SIZE_COST, quick_drafter
 from random_trees import RandomTrees
 from tiny import TREE_FAMILIES, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 from torch import Tensor
@@ -338,7 +338,7 @@ def drafting(model: PreTrainedModel, heads: MedusaHeads, tmp_path_factory: pytes
     plans: dict[str, Plan] = {
         "static": dataclasses.replace(tree, drafter=drafter.id, source=source),
         "dynamic": TreePolicy(40, 3, drafter.id, source=source),
-        "priced": TreePolicy(16, drafter.depth, drafter.id, PRICES, source=source),
+        "size_cost": TreePolicy(16, drafter.depth, drafter.id, SIZE_COST, source=source),
     }
     save_drafter(drafter, folder / "d.safetensors")
     for name, plan in plans.items():
@@ -348,7 +348,7 @@ def drafting(model: PreTrainedModel, heads: MedusaHeads, tmp_path_factory: pytes
 
 
 @pytest.mark.parametrize("rows", INPUTS)
-@pytest.mark.parametrize("kind", ["static", "dynamic", "priced"])
+@pytest.mark.parametrize("kind", ["static", "dynamic", "size_cost"])
 @pytest.mark.parametrize("name", ["plain", "own and stock", "own criterion and end", "no_repeat_ngram_size"])
 def test_equal_to_stock_with_drafters(
     model: PreTrainedModel, heads: MedusaHeads, drafting: Drafting, name: str, kind: str, rows: str
@@ -365,7 +365,7 @@ def test_equal_to_stock_with_drafters(
     assert ours.sequences.tolist() == model.generate(**options).tolist()
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic", "priced"])
+@pytest.mark.parametrize("kind", ["static", "dynamic", "size_cost"])
 def test_drafter_as_file_and_record(model: PreTrainedModel, heads: MedusaHeads, drafting: Drafting, kind: str) -> None:
     """Plan and drafter may each be a record or a file; all give the same steps; a plan alone as a record is E223."""
     options = {**ALONE, "max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
@@ -384,7 +384,7 @@ def test_drafter_as_file_and_record(model: PreTrainedModel, heads: MedusaHeads, 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sampling_distribution_with_drafters(dynamic: bool) -> None:
-    """With do_sample texts of corrected and dynamic trees are distributed as plain sampling's."""
+    """With do_sample, texts of heads+ngram and per-step trees have the distribution of sampling without a tree."""
     base, counts = small_base(), np.zeros(SMALL**LENGTH)
     heads = random_heads(base, 2, 3)
     drafter = quick_drafter(base, heads)

@@ -246,7 +246,7 @@ def steps() -> Iterator[int]:
 def test_unseen_state_is_refused(model: PreTrainedModel, heads: MedusaHeads, state: Any) -> None:
     """What cannot be looked into is refused with a tree, and not with one node."""
     options = {"max_new_tokens": 3, "do_sample": False, **ALONE, "logits_processor": [Holder(state)]}
-    with pytest.raises(TreeoptError, match="state of the logits processor Holder cannot be seen") as caught:
+    with pytest.raises(TreeoptError, match="state of the logits processor Holder cannot be read") as caught:
         model.generate(**options, custom_generate=tree_generate, heads=heads, tree=WIDE)
     assert caught.value.code is Code.GENERATE_UNSUPPORTED
     model.generate(**options, custom_generate=tree_generate, tree=Tree(()))

@@ -73,7 +73,7 @@ def test_sample_accepts_drafts(small: Base) -> None:
 class DrawnPerChild(Sample):
     """Wrong: a draw for every child instead of one for every node, so drafted tokens come too often."""
 
-    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = self.choose(logits, drafts, generator)
         at_parents = logits.index_select(1, drafts.tree.parents)
         own = self.choose(at_parents, drafts, generator)  # a draw at the parent, for each node
@@ -86,8 +86,8 @@ class DrawnPerChild(Sample):
 class GreedyNext(Sample):
     """Wrong: drafts are judged by draws, but the token after them is the most likely one."""
 
-    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        node, _ = super().judge(drafts, logits, generator)
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        node, _ = super().accept(drafts, logits, generator)
         return node, accept.best(logits)[torch.arange(len(node)), node]
 
 

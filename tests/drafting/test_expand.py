@@ -80,7 +80,7 @@ def all_paths(case: Case, row: int, depth: int) -> dict[Path, float]:
 @pytest.mark.parametrize("seed", range(12))
 def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
     """With a parent for each node, no path outside the tree is likelier than one inside; likeliest first."""
-    case = random_case(seed, odds=seed % 2 == 0)
+    case = random_case(seed, mapped=seed % 2 == 0)
     depth = min(case.drafter.depth, 3)
     expansion = grown(case, nodes, depth)
     assert expansion.tokens.shape == (3, nodes - 1) or expansion.tokens.shape[1] < nodes - 1
@@ -99,7 +99,7 @@ def test_nodes_are_the_likeliest_of_all(seed: int, nodes: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_smaller_trees_begin_larger_ones(seed: int) -> None:
     """The first nodes of a tree of 64 are every smaller tree: tokens, parents, depths and log-probabilities."""
-    case = random_case(seed, odds=seed % 2 == 0)
+    case = random_case(seed, mapped=seed % 2 == 0)
     largest = grown(case, 64)
     for nodes in (1, 2, 3, 5, 8, 16, 17, 18, 25, 32, 63, 64):
         smaller = grown(case, nodes)

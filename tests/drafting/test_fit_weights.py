@@ -26,13 +26,13 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
     """Features as a text might give them; now and then one is repeated, and often one is prompt_lookup."""
     rng = np.random.default_rng(seed)
     tokens = np.argsort(rng.random((positions, 30)), axis=1)[:, :slots]
-    again = np.zeros(tokens.shape, np.bool_)
-    again[:, -1] = rng.random(positions) < 0.3
+    repeated = np.zeros(tokens.shape, np.bool_)
+    repeated[:, -1] = rng.random(positions) < 0.3
     length = rng.integers(0, longest + 1, positions)
-    tokens[again[:, -1], -1] = tokens[again[:, -1], 0]
+    tokens[repeated[:, -1], -1] = tokens[repeated[:, -1], 0]
     return Features(
         tokens=tokens,
-        again=again,
+        repeated=repeated,
         head=rng.normal(-2.0, 1.5, tokens.shape).astype(np.float32),
         prior=rng.normal(-4.0, 1.0, tokens.shape).astype(np.float32),
         ratios=rng.normal(0.0, 1.5, tokens.shape).astype(np.float32),
@@ -42,10 +42,10 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
 
 
 def scores_of(found: Features, level: Level) -> Floats:
-    """Each candidate's score, -inf for repeated ones, with the outside's in a last column."""
+    """Each candidate's score, -inf for repeated ones, with other_logit in a last column."""
     weight = np.array([0.0, *level.prompt_lookup])[np.minimum(found.length, MAX_MATCH)]
     scores = level.head * found.head + level.prior * found.prior + level.ngram * found.ratios
-    scores = np.where(found.again, -np.inf, scores + weight[:, None] * found.prompt_lookup)
+    scores = np.where(found.repeated, -np.inf, scores + weight[:, None] * found.prompt_lookup)
     return np.concatenate([scores, np.full((len(scores), 1), level.other_logit)], axis=1)
 
 
@@ -71,8 +71,8 @@ def test_known_numbers_come_back() -> None:
     assert level.prompt_lookup[:3] == pytest.approx((1.0, 2.0, 3.0), abs=0.1)
     assert level.prompt_lookup[3:] == (0.0,) * (MAX_MATCH - 3)
     assert level.other_logit == pytest.approx(-2.5, abs=0.12)
-    for estimated, odds in level.calibration_map:
-        assert odds == pytest.approx(estimated, abs=0.5)
+    for estimated, observed in level.calibration_map:
+        assert observed == pytest.approx(estimated, abs=0.5)
 
 
 def test_parts_are_alike() -> None:
@@ -84,7 +84,7 @@ def test_parts_are_alike() -> None:
     assert fit_level(halves) == fit_level([whole])
 
 
-def test_no_evidence_gives_the_plain_level() -> None:
+def test_no_evidence_gives_the_default_level() -> None:
     """Neither no part at all nor parts without a position say anything."""
     nothing = evidence(random_candidates(0, 0), np.zeros(0, np.int64))
     assert fit_level([]) == fit_level([nothing]) == fit_level([nothing, nothing]) == Level()
@@ -120,15 +120,15 @@ def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]]
             first = [float(part[at, slot]) for part in (found.head, found.prior, found.ratios)]
             rows.append([*first, *prompt_lookup, 0.0])
         numbers.append([*rows, [0.0] * (3 + MAX_MATCH) + [1.0]])
-        shut.append([*found.again[at].tolist(), False])
-        slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.again[at, s]]
+        shut.append([*found.repeated[at].tolist(), False])
+        slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.repeated[at, s]]
         hits.append(slots[0] if slots else found.tokens.shape[1])
     return numbers, shut, hits
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_evidence_equals_a_naive_loop(seed: int) -> None:
-    """Matches of no, some and more than `MAX_MATCH` tokens, repeated candidates, and tokens outside."""
+    """Matches of no, some and more than `MAX_MATCH` tokens, repeated candidates, and tokens that are not candidates."""
     found = random_candidates(seed, 60, longest=15)
     true = np.where(np.arange(60) % 3 == 0, 99, found.tokens[np.arange(60), np.arange(60) % 6])
     numbers, shut, hits = naive_evidence(found, true)
@@ -155,9 +155,9 @@ def test_numbers_weigh_as_drafting_does(seed: int) -> None:
     assert scores[:, -1].tolist() == [pytest.approx(level.other_logit)] * 3
 
 
-def accepted(odds: tuple[tuple[float, float], ...]) -> bool:
-    """Whether a drafter takes these odds."""
-    return Drafter((Level(calibration_map=odds),), 1, 1).depth == 1
+def accepted(calibration_map: tuple[tuple[float, float], ...]) -> bool:
+    """Whether a drafter takes this calibration map."""
+    return Drafter((Level(calibration_map=calibration_map),), 1, 1).depth == 1
 
 
 def log_odds(chance: float) -> float:
@@ -171,11 +171,11 @@ def test_odds_of_a_known_curve_come_back(slope: float) -> None:
     rng = np.random.default_rng(int(10 * slope))
     estimated = rng.uniform(0.01, 0.9, 60_000)
     true = 1 / (1 + (1 / estimated - 1) ** slope)
-    odds = fit_calibration_map(np.log(estimated), (rng.random(60_000) < true).astype(np.int64))
-    assert accepted(odds)
+    mapped = fit_calibration_map(np.log(estimated), (rng.random(60_000) < true).astype(np.int64))
+    assert accepted(mapped)
     for chance in (0.03, 0.1, 0.3, 0.5, 0.7, 0.85):
         wanted = 1 / (1 + (1 / chance - 1) ** slope)
-        assert math.exp(naive_mapped(chance, odds)) == pytest.approx(wanted, abs=0.035)
+        assert math.exp(naive_mapped(chance, mapped)) == pytest.approx(wanted, abs=0.035)
 
 
 def test_odds_are_calibrated_group_by_group() -> None:

@@ -188,7 +188,7 @@ def test_pocket_learns() -> None:
     """On the built-in model, heads+ngram has better top-1 guesses than the heads, on texts left out."""
     base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
     prompts = load_prompts("pocket", limit=12)
-    plain = run_calibration(base, loaded, prompts, max_new_tokens=32).calibration
+    heads_only = run_calibration(base, loaded, prompts, max_new_tokens=32).calibration
     run = run_calibration(base, loaded, prompts, max_new_tokens=32, learning=Learning(3000), steps=True)
     rescored = run.calibration
-    assert rescored.accuracy[1 : loaded.heads.num_heads, 0].sum() > plain.accuracy[1:, 0].sum()
+    assert rescored.accuracy[1 : loaded.heads.num_heads, 0].sum() > heads_only.accuracy[1:, 0].sum()

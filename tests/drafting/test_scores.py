@@ -83,13 +83,13 @@ def test_children_equal_the_naive_ones(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_window_of_none_copies_nothing(seed: int) -> None:
-    """Without a window only heads and transitions speak; the last tokens are still its context."""
+    """Without a window only heads and n-gram table score; the last tokens are still the context."""
     case = random_case(seed, window=0)
     assert Scorer(case.drafter).window == 4
     check_against_naive(case, seed)
 
 
-def test_window_of_plain_is_the_root() -> None:
+def test_window_without_table_is_the_root() -> None:
     """Heads alone want to see no text."""
     assert Scorer(Drafter.heads_only(2, 3)).window == 1
 
@@ -261,7 +261,7 @@ def tied(seed: int, dtype: torch.dtype, vocab: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("vocab", [1, 2, 8, 300])
-def test_plain_drafts_are_the_heads_own(vocab: int, seed: int, dtype: torch.dtype) -> None:
+def test_heads_drafts_are_those_of_the_heads(vocab: int, seed: int, dtype: torch.dtype) -> None:
     """Plain, with weights of zero, or with a table of no text, the first drafts are `top_ids`, ties and all."""
     logits, top = tied(seed, dtype, vocab), min(vocab, 10)
     wanted = top_ids(logits, top)
@@ -284,7 +284,7 @@ def test_plain_drafts_are_the_heads_own(vocab: int, seed: int, dtype: torch.dtyp
             assert model.candidates(start, nodes).tokens[:, :top].tolist() == wanted[level].tolist()
 
 
-def test_plain_scores_are_log_probabilities() -> None:
+def test_heads_scores_are_log_probabilities() -> None:
     """Logits 2, 1, 0 -> 2, 1 and 0 less log(e^2 + e + 1) = 2.4076, weighed by the head's number."""
     model = Scorer(Drafter((Level(head=0.5),), 1, 2))
     start = model.begin(torch.tensor([[[1.0, 2.0, 0.0]]]), np.array([[0]]), 1)
@@ -295,10 +295,10 @@ def test_plain_scores_are_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("odds", [False, True])
-def test_log_probability_equals_the_naive_one(seed: int, odds: bool) -> None:
-    """The softmax over candidates and what is outside, mapped to the odds found where there are any."""
-    case = random_case(seed, odds=odds)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_log_probability_equals_the_naive_one(seed: int, mapped: bool) -> None:
+    """The softmax over candidates and other_logit, after the calibration map where there is one."""
+    case = random_case(seed, mapped=mapped)
     model = Scorer(case.drafter)
     start = begin(case, model)
     for depth in range(case.drafter.depth):
@@ -321,19 +321,19 @@ def scored(scores: list[float], level: Level) -> NDArray[np.float64]:
     return likely.astype(np.float64)
 
 
-@pytest.mark.parametrize("outside", [-40.0, -1.0, 30.0, 200.0])
-def test_log_probability_adds_up_to_one(outside: float) -> None:
-    """Features and what is outside share one; never is a log above 0."""
+@pytest.mark.parametrize("other_logit", [-40.0, -1.0, 30.0, 200.0])
+def test_log_probability_adds_up_to_one(other_logit: float) -> None:
+    """The probabilities of candidates and other tokens sum to one; no log is above 0."""
     scores = [3.0, 1.0, -2.0, -80.0, -math.inf]
-    likely = scored(scores, Level(other_logit=outside))
-    total = math.exp(outside) + sum(map(math.exp, scores))
-    assert np.exp(likely).sum() + math.exp(outside) / total == pytest.approx(1, abs=1e-6)
+    likely = scored(scores, Level(other_logit=other_logit))
+    total = math.exp(other_logit) + sum(map(math.exp, scores))
+    assert np.exp(likely).sum() + math.exp(other_logit) / total == pytest.approx(1, abs=1e-6)
     assert (likely <= 0).all()
     assert (np.diff(likely) <= 0).all()
 
 
 def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
-    """Log-odds 0 lies halfway between the pairs; those far outside get the ends'; repeated candidates stay at none."""
+    """Log-odds 0 is halfway between the pairs; beyond them the map is constant; repeated candidates keep -inf."""
     level = Level(other_logit=0.0, calibration_map=((-2.0, -3.0), (2.0, 0.0)))
     assert scored([0.0], level)[0] == pytest.approx(math.log(1 / (1 + math.exp(1.5))), abs=1e-6)
     assert scored([60.0, -math.inf], level).tolist() == pytest.approx([math.log(0.5), -math.inf])
@@ -342,5 +342,5 @@ def test_log_probability_is_mapped_between_and_beyond_pairs() -> None:
 
 
 def test_log_probability_with_one_pair() -> None:
-    """One pair of odds gives all candidates the same."""
+    """A map of one pair gives all candidates the same probability."""
     assert scored([1.0, 0.0, -5.0], Level(calibration_map=((0.0, 0.0),))).tolist() == pytest.approx([math.log(0.5)] * 3)

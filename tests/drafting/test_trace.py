@@ -31,7 +31,7 @@ def test_windows(size: int) -> None:
     assert windows(text, size).tolist() == rows
 
 
-def test_ranks_of_plain_drafter_are_the_heads() -> None:
+def test_ranks_of_heads_drafter_are_those_of_the_heads() -> None:
     """A drafter without corrections ranks as the heads alone do, up to its candidates."""
     base, heads = planted()
     texts = answered(base, prompts_of(0, 5))

@@ -148,14 +148,14 @@ def test_trees_chosen_per_step_can_be_run_again(base: Base) -> None:
 def test_rule_costs_what_greedy_costs(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy acceptance is computed, and the root that follows is its own; only the accepted node is replaced."""
     judged: list[Tensor] = []
-    greedy = profile_module.Greedy.judge
+    greedy = profile_module.Greedy.accept
 
     def noted(rule: profile_module.Greedy, *given: Tensor) -> tuple[Tensor, Tensor]:
         node, root = greedy(rule, *given)
         judged.append(node.clone())
         return node, root
 
-    monkeypatch.setattr(profile_module.Greedy, "judge", noted)
+    monkeypatch.setattr(profile_module.Greedy, "accept", noted)
     timed(deepest(base, Tree.chain(3)), 2).seconds()
     assert [node.tolist() for node in judged] == [[0, 0]]
 

@@ -81,7 +81,7 @@ def test_missing_drafter_names_the_tree(tmp_path: Path) -> None:
 
 
 def test_plan_that_names_no_file(tmp_path: Path) -> None:
-    """Without a file there is no drafter; a plain tree has none at all."""
+    """Without a file there is no drafter; a tree of the heads drafter has none at all."""
     save_policy(FIXED, tmp_path / "p.yaml")
     assert load_plan_for(tmp_path / "p.yaml") == (FIXED, None)
     save_tree(Tree(((0,),)), tmp_path / "t.yaml")

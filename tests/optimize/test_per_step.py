@@ -1,4 +1,4 @@
-"""Policies: replayed as a naive loop would, priced as well as any fixed size, refused where traces do not fit."""
+"""Policies: replay equals a naive loop, size_cost is at least as fast as any fixed size, other traces are refused."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_replay_ends_at_the_depth_of_the_policy(depth: int, size_cost: tuple[tup
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_size_of_each_step_is_that_of_the_most_tokens_above_the_price(seed: int) -> None:
+def test_size_of_each_step_is_that_of_the_most_tokens_above_the_cost(seed: int) -> None:
     """Every position takes what a loop over the costs finds, the smallest of equal ones; the costs lie far apart."""
     calibration = traced(seed)
     assert calibration.steps is not None
@@ -197,14 +197,14 @@ def dinkelbach(calibration: Calibration, profile: LatencyProfile, sizes: list[in
 @pytest.mark.parametrize(
     "seconds", [SECONDS, {1: 1.0, 2: 1.01, 254: 1.5}, {1: 0.2, 2: 1.0, 12: 1.3}, {1: 9.0, 2: 9.0, 3: 9.1}]
 )
-def test_prices_are_those_of_naive_rounds(seconds: dict[int, float], seed: int, exact: bool) -> None:
+def test_size_cost_is_that_of_naive_rounds(seconds: dict[int, float], seed: int, exact: bool) -> None:
     """Rate, size_cost and largest size are those of Dinkelbach's rounds by the naive loop, begun at one node a step."""
     calibration, profile = traced(seed, exact=exact), profile_of(seconds)
     sizes = [size for size in STEP_SIZES if 2 <= size <= max(seconds)]
     value, largest = dinkelbach(calibration, profile, sizes)
     policy = fastest_policy(calibration, profile)
     assert [size for size, _ in policy.size_cost] == [size for size in sizes if size <= largest]
-    assert [price for _, price in policy.size_cost] == pytest.approx(
+    assert [cost for _, cost in policy.size_cost] == pytest.approx(
         [value * step_seconds(profile, size) for size in sizes if size <= largest], rel=1e-6
     )
 
@@ -298,7 +298,7 @@ def test_traces_that_do_not_fit_are_refused(fault: str) -> None:
 
 
 def test_static_tree_of_another_drafter_is_refused() -> None:
-    """Traces with a drafter do not replay trees of plain guesses, nor the other way round."""
+    """Traces with a drafter do not replay trees of the heads alone, nor the other way round."""
     calibration = traced(1)
     tree = random_tree(0, nodes=4, depth=2, ranks=2)
     replay(dataclasses.replace(tree, drafter="d1"), calibration)

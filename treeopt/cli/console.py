@@ -217,6 +217,11 @@ def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
     console.say(f"skipped {len(skipped)} prompts: {', '.join(named)}{more}")
 
 
+def threads(number: int | str) -> str:
+    """The number of threads of a measurement: `1 thread`, `2 threads`."""
+    return f"{number} thread" if int(number) == 1 else f"{number} threads"
+
+
 def row_of(prompt_id: str) -> str:
     """The row of a prompt in its file, and its turn from the second on."""
     row, _, turn = prompt_id.partition(":")[2].partition(".")

@@ -31,7 +31,7 @@ def announce_learning(
         parts.append(f"samples {learning.tokens:,} more tokens at temperature {learning.temperature}")
     if learning.ngram:
         parts.append("counts all tokens")
-    console.note(f"learns   {', '.join([*parts, 'fits the drafter', 'traces the answers'])}")
+    console.note(f"learning {', '.join([*parts, 'fits the drafter', 'traces the answers'])}")
 
 
 def report_learned(console: Console, learned: Learned, positions: int) -> None:
@@ -44,7 +44,7 @@ def report_learned(console: Console, learned: Learned, positions: int) -> None:
         sampled = f", and answers sampled at temperature {source.get('temperature')}, seed {source.get('seed')}"
         console.say(
             f"learned from {table.num_tokens:,} tokens: {len(learned.fold_of)} prompts with their answers"
-            f"{sampled if source.get('tokens') else ''}; counted are the model's greedy choices after each token"
+            f"{sampled if source.get('tokens') else ''}; the model's greedy choice after each token is counted"
         )
         console.say(f"n-gram table: {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB")
     rows = []
@@ -54,7 +54,7 @@ def report_learned(console: Console, learned: Learned, positions: int) -> None:
         weights = (level.prior, level.ngram, level.prompt_lookup[0], level.prompt_lookup[-1])
         rows.append([name, head, *(f"{weight:.2f}" for weight in weights)])
     longest = len(level.prompt_lookup)
-    console.table(["weight of", "head", "unigram", "n-gram", "lookup of 1", f"lookup of {longest}"], rows)
+    console.table(["weight of", "head", "unigram", "n-gram", "lookup, 1 token", f"lookup, {longest} tokens"], rows)
     console.say(", ".join(f"{name} {seconds:.1f} s" for name, seconds in learned.seconds.items()))
 
 

@@ -42,7 +42,7 @@ def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None = None) -> Path:
-    """The path of an output, after checking that it may be replaced and is no input of this command."""
+    """The path of an output, after checking that it may be replaced and is not an input of this command."""
     inputs = [value for name in _INPUTS for value in _several(options.get(name))]
     return check_output(output, kind=kind, force=options["force"], inputs=inputs)
 

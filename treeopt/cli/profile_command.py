@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, command
+from treeopt.cli.console import Console, command, threads
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
@@ -95,7 +95,7 @@ def _report(console: Console, profile: LatencyProfile, output: str) -> None:
     console.table(["nodes", "batch", "context", "ms per step", "spread", "overhead"], rows)
     source = profile.provenance
     console.say(
-        f"median of {source['repeats']} steps ({source['dtype']}, {source['device']}, {source['threads']} threads, "
+        f"median of {source['repeats']} steps ({source['dtype']}, {source['device']}, {threads(source['threads'])}, "
         f"{source['attention']} attention); spread: quartile distance / median; overhead: to one node, without heads"
     )
     console.note(f"wrote {output}")

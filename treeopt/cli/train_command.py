@@ -100,7 +100,7 @@ def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dic
         console.warn(f"warning: {texts.cut} texts were longer than {length} tokens and were cut (--length)")
     if texts.foreign:
         console.warn(
-            f"warning: {texts.foreign} rows are answers of another model, and are tokenised anew; heads draft "
+            f"warning: {texts.foreign} rows are answers of another model, and are tokenised again; heads draft "
             "best after training on answers of their base (treeopt distill)"
         )
     if texts.empty:

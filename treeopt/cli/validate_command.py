@@ -43,7 +43,7 @@ def run(console: Console, **options: Any) -> None:
     Lossless means: token for token the text of stock greedy `generate`. After the metrics are printed, the first
     --judge differing texts are judged by a float64 forward on the CPU. The cause is a tie (equal logits), rounding (a
     gap below the resolution of the dtype) or a bug. Exit status 5 for a bug; in float32 also for rounding and for a
-    difference that was not judged. In bfloat16 and float16 these two are reported and are no failures, so use float32
+    difference that was not judged. In bfloat16 and float16 these two are reported and are not failures, so use float32
     to prove that a tree is lossless.
 
     The prediction is independent of the decoder: a separate teacher-forced pass, and replay.

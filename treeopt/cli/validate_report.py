@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.console import Console, row_of, say_skipped
+from treeopt.cli.console import Console, row_of, say_skipped, threads
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | No
 
 
 def _say_tolerated(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Print the differences that are no failures."""
+    """Print the differences that are not failures."""
     tolerated = [one for one in found.our_differences if one not in found.failures]
     if tolerated:
-        console.note(f"differences that are no failures ({_counted(tolerated)}):")
+        console.note(f"differences that are not failures ({_counted(tolerated)}):")
         console.note(_listed(tolerated, tokenizer))
 
 
@@ -121,7 +121,7 @@ def _say_speed(console: Console, found: Validation) -> None:
     repeats = f"median (quartiles) of {metrics.repeats} repeats" if metrics.repeats > 1 else "one repeat"
     console.say(
         f"overhead {_spread(metrics.overhead, 2)}  speedup {_spread(metrics.speedup(), 2)} over autoregressive "
-        f"({repeats}, batch {found.batch_size}, {found.made_by['device']}, {found.made_by['threads']} threads, "
+        f"({repeats}, batch {found.batch_size}, {found.made_by['device']}, {threads(found.made_by['threads'])}, "
         f"{found.made_by['attention']} attention, without prefill)"
     )
     for name, why in found.left_out.items():

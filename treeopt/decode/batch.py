@@ -1,4 +1,4 @@
-"""The rows of a batch: texts in progress between two steps of the decoder."""
+"""The rows of a batch: the state of texts in progress between two steps of the decoder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rows:
         roots: each row's first token.
         root: the same as int64 [B] on the model's device.
         hidden: float [B, d], the states that chose the roots.
-        generator: of the draws to come.
+        generator: of random draws; None for torch's default.
 
     Attributes:
         indices: the prompt of each row.
@@ -58,10 +58,10 @@ class Rows:
         self.generator = generator
 
     def advance_(self, drafts: Drafts, verified: tuple[Tensor, Tensor], node: Tensor, root: Tensor) -> list[list[int]]:
-        """Keep each row's path to the accepted node, and continue behind it. The device is waited for once.
+        """Keep each row's path to the accepted node, and continue after it. One synchronisation with the device.
 
         Args:
-            drafts: what was verified.
+            drafts: the verified trees.
             verified: logits [B, N, V] and hidden states [B, N, d] of all nodes.
             node: int64 [B], the accepted nodes.
             root: int64 [B], the tokens chosen after them.
@@ -85,7 +85,7 @@ class Rows:
         return emitted
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Continue with these rows (0 .. B-1, ascending) only; they are numbered anew."""
+        """Continue with these rows (0 .. B-1, ascending) only; they are renumbered from 0."""
         if len(rows) == len(self.indices):
             return
         self.indices = [self.indices[row] for row in rows]
@@ -100,7 +100,7 @@ class Rows:
         return Mark(self.session.lengths, self.drafting.mark(), self.roots, self.root, self.hidden)
 
     def rewind(self, mark: Mark) -> None:
-        """Forget the steps since `mark`; the rows must be the same."""
+        """Undo the steps since `mark`; the rows must be the same."""
         self.session.rewind(mark.lengths)
         self.drafting.rewind(mark.drafting)
         self.roots, self.root, self.hidden = mark.roots, mark.root, mark.hidden

@@ -1,9 +1,9 @@
-"""The decoder: draft, verify, accept, keep, on a stock model; one text or a batch, under any rule of acceptance.
+"""The decoder: draft, verify, accept, keep, on a stock model, for one text or a batch and any acceptance rule.
 
-Exact rules lose nothing: greedy text is that of plain greedy decoding (up to rounding of the model's own forward),
-sampled text has the distribution of plain sampling. The typical rule is lossy.
+Exact rules are lossless: greedy text equals that of autoregressive greedy decoding (up to rounding of the model's
+forward), and sampled text has the distribution of autoregressive sampling. The typical rule is lossy.
 
-A loop of your own embeds the decoder by two calls:
+A custom decoding loop uses two methods:
 
     rows = decoder.prefill([[1, 403, 407], [1, 311]], max_new_tokens=64)
     while rows.indices:                      # the prompts still in progress
@@ -44,7 +44,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True)
 class Decoded:
-    """A generated text: its tokens, and how many of them each step emitted."""
+    """A generated text: its tokens, and the number of tokens of each step."""
 
     tokens: list[int]
     step_lengths: list[int]
@@ -56,28 +56,28 @@ class Decoded:
 
 
 class TreeDecoder:
-    """A base model, a drafter's trees and a rule of acceptance, ready to decode any number of texts.
+    """A base model, the trees of a drafter and an acceptance rule, which decode any number of texts.
 
     Args:
         base: a loaded `Base`, or any stock causal language model of `transformers`.
-        heads: its draft heads; None where the drafter has none, and with the one-node tree, which decodes
+        heads: its draft heads; None where the drafter has none, and for the one-node tree, which decodes
             autoregressively in the same loop.
-        tree: at most as deep as the drafter has levels; or the policy that chooses one per step; a list of paths, a
-            file of either, a name of the zoo, or compiled tensors, which are used as they are; or a source of trees of
-            your own, which needs no heads and no drafter.
-        drafter: the record that the tree or policy was made for, or its file, or a drafter made ready already; None for
-            the heads' own guesses, and where the tree's file names its drafter.
+        tree: a `Tree` that is at most as deep as the drafter has levels, a `TreePolicy`, a list of paths, a file of
+            one of these, a name from the zoo, or `Buffers`, whose tensors are used unchanged. A `TreeSource` needs
+            neither heads nor drafter.
+        drafter: the record that the tree or policy was made for, its file, or a `Proposer`; None for the guesses of
+            the heads, and where the tree's file names its drafter.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
-        compile: run the forward over trees through `torch.compile`: the first two steps then take many seconds, later
-            ones less. Rounding differs from the eager forward.
-        probe: check that the base can verify trees (once for each model); off where that is known.
+        compile: run the forward over trees through `torch.compile`. The first two steps then take many seconds, later
+            steps less time than without. Rounding differs from the eager forward.
+        probe: check that the base can verify trees (once for each model).
 
     Raises:
-        TreeoptError: E101, E102 where the tree asks for more than the drafter gives, E212 where the heads do not fit
-            the base, E223 where the drafter does not, or the tree was made for another, E502 where the base cannot
-            verify trees.
+        TreeoptError: E101, E102 where the tree has levels or ranks that the drafter does not have, E212 where the heads
+            do not fit the base, E223 where the drafter does not fit, or the tree was made for another one, E502 where
+            the base cannot verify trees.
 
-    The base and heads that a tree was built for are not compared here, because text and prediction hold for any; the
+    The base and heads are not compared with those that the tree was built for, because any tree is lossless; the
     command line warns where they differ.
     """
 
@@ -112,16 +112,16 @@ class TreeDecoder:
         Args:
             ids: one prompt's token ids, int64 [T] or [1, T] or a list of numbers; or a list of such prompts, of any
                 lengths, without padding.
-            max_new_tokens: at most so many for each; fewer where the model ends the text (that token is included).
+            max_new_tokens: maximum for each text; fewer where the model ends the text (the end token is included).
 
         Returns:
-            One `Decoded`, or one for each prompt of a list. In float32 and under the greedy rule a prompt gives the
-            same text in any batch.
+            One `Decoded`, or one for each prompt of a list. In float32 and with the greedy rule a prompt gives the same
+            text in any batch.
 
         Raises:
             TreeoptError: E503 where a prompt is empty or does not fit into the context with the new tokens, E504 where
                 the model's logits are not finite.
-            ValueError: where the ids are no token ids of the model.
+            ValueError: where the ids are not token ids of the model.
         """
         prompts, alone = _prompts(ids, self.base)
         made = [Decoded([], []) for _ in prompts]
@@ -132,7 +132,7 @@ class TreeDecoder:
         return made[0] if alone else made
 
     def start(self, ids: Prompt, max_new_tokens: int) -> Iterator[list[int]]:
-        """Prefill one prompt at once; iterating over the result runs one step at a time and yields its tokens.
+        """Prefill one prompt immediately; iterating over the result runs one step at a time and yields its tokens.
 
         Arguments and errors are those of `generate`. Several texts may be in progress on one decoder.
         """
@@ -142,23 +142,23 @@ class TreeDecoder:
         return (step[0] for step in self.start_all(prompts, max_new_tokens))
 
     def start_all(self, ids: Sequence[Prompt], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
-        """Prefill a batch of prompts at once; iterating runs one step at a time.
+        """Prefill a batch of prompts immediately; iterating over the result runs one step at a time.
 
         Arguments and errors are those of `generate`.
 
         Yields:
-            By the prompt's place among `ids`, the tokens of one step of every text that is still in progress.
+            The tokens of one step of every text in progress, by the index of its prompt in `ids`.
         """
         rows = self.prefill(ids, max_new_tokens)
         return advance(self, rows, dict.fromkeys(rows.indices, max_new_tokens), frozenset(self.base.eos_ids))
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[Prompt], max_new_tokens: int) -> Rows:
-        """Run the prompts, one forward for all, and choose each one's first token.
+        """Run the prompts in one forward, and choose the first token of each.
 
         Args:
             ids: prompts as for `generate`.
-            max_new_tokens: room made in each row; do not step a row whose budget is spent.
+            max_new_tokens: reserved in the cache for each row; a row must not be stepped beyond it.
 
         Raises:
             TreeoptError: as `generate`.
@@ -183,9 +183,10 @@ class TreeDecoder:
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> list[list[int]]:
-        """Verify one tree a row, all in one forward; the rows are advanced in place.
+        """Verify one tree for each row in one forward, and advance the rows in place.
 
-        The device is waited for once. Ends of text and budgets are the caller's: the tokens of a step are not cut.
+        There is one synchronisation with the device. The tokens of a step are not cut at the end of a text or at the
+        budget; the caller does that.
 
         Returns:
             For each row its root and the accepted drafts, 1 to D + 1 tokens.
@@ -196,7 +197,7 @@ class TreeDecoder:
         rows.check()
         drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden)
         verified = rows.session.verify(drafts.tokens, drafts.tree)
-        node, root = self.acceptance.judge(drafts, verified[0], rows.generator)
+        node, root = self.acceptance.accept(drafts, verified[0], rows.generator)
         return rows.advance_(drafts, verified, node, root)
 
 
@@ -208,7 +209,7 @@ def _trees(
 ) -> TreeSource:
     if isinstance(tree, TreeSource):
         return tree
-    if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):  # made ready already
+    if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):  # a Proposer
         plan = tree if isinstance(tree, Buffers) else as_plan(tree)
         return trees_for(base, heads, plan, drafter)
     if isinstance(tree, Buffers):
@@ -226,7 +227,7 @@ def advance(
     Args:
         decoder: the decoder.
         rows: the texts in progress.
-        left: each prompt's remaining budget, counted down here; a caller ends a text by setting it to 0 between steps.
+        left: each prompt's remaining budget, decreased in place; the caller sets it to 0 to end a text between steps.
         eos: tokens that end a text.
 
     Yields:
@@ -250,22 +251,22 @@ def advance(
 
 
 def _cut(tokens: list[int], left: int, eos: frozenset[int]) -> list[int]:
-    """The tokens up to the budget, and up to the first end of text, which is included."""
+    """The tokens up to the budget and to the first end token, which is included."""
     end = next((i + 1 for i, token in enumerate(tokens) if token in eos), len(tokens))
     return tokens[: min(left, end)]
 
 
 def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], bool]:
-    """The prompts as int64 [T] each on the model's device, and whether one was given by itself."""
+    """The prompts as int64 [T] each on the model's device, and whether `ids` is a single prompt."""
     if not isinstance(ids, Tensor) and (isinstance(ids, (str, bytes)) or not hasattr(ids, "__len__")):
-        raise ValueError(f"a prompt is token ids, and not {type(ids).__name__}")
+        raise ValueError(f"a prompt is token ids, not {type(ids).__name__}")
     alone = isinstance(ids, Tensor) or not any(isinstance(one, Sequence) or getattr(one, "ndim", 0) for one in ids)
     listed: Any = [ids] if alone else ids
     return [_one_prompt(one, base) for one in listed], alone
 
 
 def _one_prompt(ids: Prompt, base: Base) -> Tensor:
-    """The ids as int64 [T] on the model's device; ValueError where they are no token ids of one text."""
+    """The ids as int64 [T] on the model's device; ValueError where they are not token ids of one text."""
     try:
         prompt = torch.as_tensor(ids, device=base.device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

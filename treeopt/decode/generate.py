@@ -1,10 +1,10 @@
-"""Tree decoding inside stock `generate`: the same texts, in fewer forwards.
+"""Tree decoding inside stock `generate`: the same texts in fewer forwards.
 
     out = model.generate(**inputs, max_new_tokens=64, custom_generate=treeopt.tree_generate, heads=heads, tree=tree)
 
-`generate` prepares its inputs and calls `tree_generate` instead of its own loop. transformers 5.23 does not pass the
-streamer and the tokenizer to such a function: give a streamer twice (`streamer=s, text_streamer=s`), and stop strings
-as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
+`generate` prepares its inputs and calls `tree_generate` instead of its decoding loop. transformers 5.23 does not pass
+the streamer and the tokenizer to such a function: pass a streamer twice (`streamer=s, text_streamer=s`), and stop
+strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from treeopt.files.policies import GivenPlan
 from treeopt.models.heads import MedusaHeads
 from treeopt.verify.buffers import Buffers
 
-# Other arguments of `generate` that are made anew here or have no effect.
+# Other arguments of `generate` that are replaced here or have no effect.
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# Processors that store the texts of earlier calls: a tree would show them drafts that are rejected later.
-_REMEMBERING = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
+# Processors that store the texts of earlier calls, and would store drafts that are rejected later.
+_STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
 
 
 @dataclass
 class TreeGenerateOutput(GenerateDecoderOnlyOutput):
-    """Stock's record with our figures.
+    """The output record of stock `generate`, with the steps.
 
     Attributes:
-        step_lengths: for each row, how many tokens each of its steps emitted.
+        step_lengths: for each row, the number of tokens of each step.
     """
 
     step_lengths: tuple[tuple[int, ...], ...] | None = None
@@ -74,14 +74,15 @@ def tree_generate(
     stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
 ) -> Tensor | TreeGenerateOutput:
-    """What `model.generate(..., custom_generate=tree_generate, heads=..., tree=...)` calls; not called by hand.
+    """The decoding function for `model.generate(..., custom_generate=tree_generate, heads=..., tree=...)`.
 
-    Greedy texts are those of stock `generate` token for token; with `do_sample=True` texts have its distribution.
-    Processors see the path of each node, stopping criteria one token after the other. A processor that counts its
-    calls, such as a grammar's matcher, would take the paths of drafts for text. Processors from outside transformers
-    that change their state when they are called, or whose state cannot be read, are therefore refused. With a tree of
-    one node they are called exactly as by stock `generate`, once for each token. State is not detected in a compiled
-    library behind an opaque attribute, in a global variable, on the class, or in a `prefix_allowed_tokens_fn`.
+    Greedy texts equal those of stock `generate` token for token; with `do_sample=True` texts have its distribution.
+    Logits processors are called with the path of each node, stopping criteria after each token. A processor that counts
+    its calls, such as a grammar's matcher, would count the paths of drafts as text. Therefore processors that are not
+    part of transformers are refused if they change their state when they are called, or if their state cannot be read.
+    With a tree of one node they are called exactly as by stock `generate`, once for each token. State is not detected
+    in a compiled library behind an opaque attribute, in a global variable, on the class, or in a
+    `prefix_allowed_tokens_fn`.
 
     Args:
         model: a stock causal language model.
@@ -90,21 +91,21 @@ def tree_generate(
         stopping_criteria: as `generate` made them.
         generation_config: as `generate` made it.
         heads: the model's draft heads.
-        tree: a `Tree`, a `TreePolicy`, a list of paths, a file of any of them, or a name from the zoo.
-        drafter: what the tree was made for, or its file; where the tree is a file that names it, it need not be given.
-        text_streamer: the streamer; see the module.
-        stateless_processors: True, or the classes of processors whose result depends on the tokens and scores of a
-            call alone; these are not checked.
-        model_kwargs: other arguments of `generate`: the mask is used, the cache is replaced.
+        tree: as for `TreeDecoder`.
+        drafter: as for `TreeDecoder`.
+        text_streamer: the streamer; see the module docstring.
+        stateless_processors: True, or the classes of processors whose result depends only on the tokens and scores of
+            a call; these are not checked.
+        model_kwargs: other arguments of `generate`. The attention mask is used, the cache is replaced.
 
     Returns:
-        int64 [B, T + new]; or `TreeGenerateOutput` where `return_dict_in_generate` asks for it.
+        int64 [B, T + new]; a `TreeGenerateOutput` with `return_dict_in_generate`.
 
     Raises:
         ValueError: without a tree.
-        TreeoptError: E510 for what a tree does not do (beam search, assistance, inputs other than token ids, holes in
-            the mask, scores and attentions of each step, processors with a state of their own); else as `TreeDecoder`
-            and its `generate`.
+        TreeoptError: E510 for options that tree decoding does not support (beam search, assisted decoding, inputs other
+            than token ids, masks that are not left padding, scores and attentions of each step, processors with a
+            state); as `TreeDecoder` and `TreeDecoder.generate`.
     """
     config = generation_config or model.generation_config
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
@@ -136,7 +137,7 @@ def tree_generate(
 
 
 class _Text:
-    """The batch as stock `generate` returns it: all rows of one length, criteria called after every token.
+    """The output of a batch as in stock `generate`: rows of equal length, criteria called after every token.
 
     Rows accept different numbers of tokens; a column is published when every unfinished row has it.
     """
@@ -151,12 +152,12 @@ class _Text:
     ) -> None:
         found = [one.eos_token_id for one in criteria if hasattr(one, "eos_token_id")]
         self.eos = frozenset(token for ids in found for token in ids.tolist())
-        self._ended: set[int] = set()  # rows that a criterion has ended
+        self._ended: set[int] = set()  # rows ended by a criterion
         self._filled = prompts.shape[1]
         self._prompt = prompts.shape[1]
         self._ids = torch.cat([prompts, prompts.new_zeros(len(prompts), budget)], dim=1)
         self._criteria = criteria
-        # As in stock: without an end-of-text token, rows that a criterion has ended continue until all have ended.
+        # As in stock `generate`: without an end token, rows that a criterion has ended continue until all have ended.
         self._pad = int(config._pad_token_tensor) if found else None
         self._streamer = text_streamer
         self._tokens: list[list[int]] = [[] for _ in prompts]
@@ -165,7 +166,7 @@ class _Text:
 
     @property
     def ids(self) -> Tensor:
-        """int64 [B, T + new]: what is published."""
+        """int64 [B, T + new]: the prompts and the published tokens."""
         return self._ids[:, : self._filled]
 
     @property
@@ -186,12 +187,12 @@ class _Text:
         return tuple(made)
 
     def add(self, row: int, tokens: Sequence[int]) -> None:
-        """One step's tokens of one row."""
+        """Add the tokens of one step of one row."""
         self._tokens[row].extend(tokens)
         self._steps[row].append(len(tokens))
 
     def publish(self) -> None:
-        """Every column that is complete, one after the other, until all rows have ended."""
+        """Publish the complete columns in order, until all rows have ended."""
         rows = range(len(self._tokens))
         while len(self._ended) < len(rows):
             at = self._filled - self._prompt
@@ -212,7 +213,7 @@ class _Text:
 def _check_supported(
     model: PreTrainedModel, config: GenerationConfig, processors: LogitsProcessorList, more: Mapping[str, Any]
 ) -> None:
-    """Raise E510 for what tree decoding does not do."""
+    """Raise E510 for options that tree decoding does not support."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise _unsupported(f"the generation mode is {mode.value.replace('_', ' ')}")
@@ -223,9 +224,9 @@ def _check_supported(
     if strange or model.config.is_encoder_decoder:
         what = f"the model takes {', '.join(strange)}" if strange else "the model has an encoder"
         raise _unsupported(what, why="a tree is verified on token ids alone")
-    remembering = [type(one).__name__ for one in processors if isinstance(one, _REMEMBERING)]
-    if remembering:
-        raise _unsupported(f"{remembering[0]} is set", why="it stores every text of its calls")
+    stateful = [type(one).__name__ for one in processors if isinstance(one, _STATEFUL)]
+    if stateful:
+        raise _unsupported(f"{stateful[0]} is set", why="it stores every text of its calls")
 
 
 def _unsupported(what: str, *, why: str = "") -> TreeoptError:
@@ -237,5 +238,5 @@ def _prompts(ids: Tensor, mask: Tensor | None) -> list[Tensor]:
     if mask is None:
         return list(ids)
     if mask.shape != ids.shape or (mask[:, 1:] < mask[:, :-1]).any():
-        raise _unsupported("the attention mask hides something else than padding on the left")
+        raise _unsupported("the attention mask hides tokens that are not padding on the left")
     return [row[len(row) - int(real) :] for row, real in zip(ids, mask.sum(-1), strict=True)]

@@ -1,9 +1,9 @@
-"""Whether logits processors change their state when they are called.
+"""Detection of logits processors that change their state when they are called.
 
-A tree calls a processor with the path of each draft, most of which are rejected. That is harmless where the result
-depends on the text alone; a processor that counts its calls, such as a grammar's matcher, would return wrong scores.
-State is everything reachable from the object: attributes, containers, other objects, tensors, closures. Objects of a
-compiled library cannot be read and may change undetected.
+Tree decoding calls a processor with the path of each draft, and most drafts are rejected. That is correct where the
+result depends on the text alone. A processor that counts its calls, such as a grammar's matcher, would return wrong
+scores. The state is everything reachable from the object: attributes, containers, other objects, tensors, closures.
+Objects of a compiled library cannot be read and may change undetected.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from transformers import PrefixConstrainedLogitsProcessor, PreTrainedTokenizerBa
 
 from treeopt.errors import Code, TreeoptError
 
-_STOCK = "transformers."  # its processors are known; those with a state are refused by name
-_COMPARED = 1 << 16  # values of a CPU tensor that are compared; of larger tensors the version counter is
-_CONSTANT = (nn.Module, PreTrainedTokenizerBase, type, ModuleType)  # not what a processor changes
+_STOCK = "transformers."  # prefix of its modules; its processors with a state are refused by name in `generate`
+_COMPARED = 1 << 16  # largest number of values of a CPU tensor that is compared; else its version counter
+_CONSTANT = (nn.Module, PreTrainedTokenizerBase, type, ModuleType)  # not changed by processors
 _FIX = "tree=treeopt.Tree(()) decodes with one node; stateless_processors=True, or [{name}], says that it has no state"
 
 
 def watched(processors: Iterable[Any], stateless: bool | Sequence[type]) -> list[Any]:
-    """Those processors that run code from outside transformers and are not declared to have no state."""
+    """The processors that run code from outside transformers and are not declared stateless."""
     if stateless is True:
         return []
     declared = tuple(stateless or ())
-    # This stock processor calls a function of the user's, such as a grammar's.
+    # This stock processor calls a function that the user passes, such as a grammar's.
     others = [one for one in processors if isinstance(one, PrefixConstrainedLogitsProcessor) or not _is_stock(one)]
     return [one for one in others if not (declared and isinstance(one, declared))]
 
@@ -41,40 +41,40 @@ def _is_stock(processor: Any) -> bool:
 
 
 class Watch:
-    """The state of some processors as it was last seen.
+    """The state of some processors when this object was made.
 
     Raises:
-        TreeoptError: E510 where a state cannot be seen.
+        TreeoptError: E510 where a state cannot be read.
     """
 
     def __init__(self, processors: Sequence[Any]) -> None:
         self._processors = processors
-        self._seen = [_State(one) for one in processors]
+        self._before = [_State(one) for one in processors]
 
     def check(self) -> None:
-        """Raise E510 where a processor has changed since the begin."""
-        for one, seen in zip(self._processors, self._seen, strict=True):
-            if _State(one).text != seen.text:
+        """Raise E510 where a processor has changed since then."""
+        for one, before in zip(self._processors, self._before, strict=True):
+            if _State(one).text != before.text:
                 what = f"the logits processor {type(one).__name__} changes its own state when it is called"
                 why = "a tree calls it with the paths of drafts that are rejected later"
                 raise _refused(one, what, why)
 
 
 class _State(pickle.Pickler):
-    """What an object consists of, as bytes that are equal where nothing has changed; nothing is ever unpickled.
+    """The state of an object as bytes, which are equal where nothing has changed; they are never unpickled.
 
     Attributes:
         text: the bytes.
     """
 
     def __init__(self, processor: Any) -> None:
-        self._kept: list[Any] = []  # keeps objects alive that are identified by their address
+        self._alive: list[Any] = []  # objects identified by their address, which must not be freed
         stream = io.BytesIO()
         super().__init__(stream, protocol=4)
         try:
             self.dump(processor)
-        except Exception as error:  # whatever a foreign object raises: it cannot be looked into
-            what = f"the state of the logits processor {type(processor).__name__} cannot be seen: {error}"
+        except Exception as error:  # foreign objects raise any type
+            what = f"the state of the logits processor {type(processor).__name__} cannot be read: {error}"
             raise _refused(processor, what, "a tree would call it with drafts that are rejected later") from error
         self.text = stream.getvalue()
 
@@ -91,7 +91,7 @@ class _State(pickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Functions by what they close over; everything else as it says itself."""
+        """Functions by their closures and defaults; other objects as they pickle themselves."""
         if isinstance(obj, FunctionType) and obj is not _parts:
             cells = [cell.cell_contents for cell in obj.__closure__ or ()]
             return _parts, (self._place(obj.__code__), cells, obj.__defaults__)
@@ -100,7 +100,7 @@ class _State(pickle.Pickler):
         return NotImplemented
 
     def _place(self, obj: Any) -> tuple[str, int]:
-        self._kept.append(obj)
+        self._alive.append(obj)
         return type(obj).__name__, id(obj)
 
 
@@ -110,7 +110,7 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _parts(*parts: Any) -> tuple[Any, ...]:
-    """Stands for a function in a state."""
+    """The parts of a function in a state."""
     return parts
 
 

@@ -1,4 +1,4 @@
-"""The rule of acceptance inside stock `generate`: its logits processors are applied to the path of every node."""
+"""The acceptance rule inside stock `generate`: its logits processors are applied to the path of every node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treeopt.decode.processor_state import Watch, watched
 from treeopt.decode.rules import Exact
 from treeopt.drafting.interface import Drafts
 
-# Processors that look at scores alone, never at the text; all nodes go through them in one call.
+# Processors that depend on the scores alone, not on the text; all nodes are processed in one call.
 _TEXT_FREE = (
     stock.TemperatureLogitsWarper,
     stock.TopKLogitsWarper,
@@ -28,7 +28,7 @@ _TEXT_FREE = (
     stock.LogitNormalization,
     stock.SuppressTokensLogitsProcessor,
 )
-# Processors that know the rows of the batch apart.
+# Processors whose result depends on the row of the batch.
 _BY_ROW = (
     stock.PrefixConstrainedLogitsProcessor,
     stock.EncoderRepetitionPenaltyLogitsProcessor,
@@ -36,13 +36,13 @@ _BY_ROW = (
 )
 
 
-Level = tuple[list[int], Tensor]  # the n nodes of one depth, and their paths int64 [n, depth + 1]
+SameDepth = tuple[list[int], Tensor]  # n nodes of one depth, and their paths int64 [n, depth + 1]
 
 
 class Processed(Exact):
     """The choice of stock `generate` after every node: its processors are called with the node's path.
 
-    Where trees have one node, processors are called as `generate` calls them: once a token, with all rows of the batch.
+    Where trees have one node, processors are called as by `generate`: once for each token, with all rows of the batch.
 
     Args:
         processors: as `generate` made them.
@@ -61,7 +61,7 @@ class Processed(Exact):
         pad: int = 0,
         stateless: bool | Sequence[type] = False,
     ) -> None:
-        self.texts: list[list[int]] = prompts.tolist()  # of each prompt, padding and emitted tokens included
+        self.texts: list[list[int]] = prompts.tolist()  # of each row: padding, prompt and emitted tokens
         self._prompts = prompts
         self._processors = processors
         self._sample = sample
@@ -69,21 +69,21 @@ class Processed(Exact):
         self._stateless = stateless
         self._watch = Watch(())
         self._one_node = False
-        self._chosen: dict[int, int] = {}  # with one node, of each row the token that was chosen last
+        self._chosen: dict[int, int] = {}  # for trees of one node: the last chosen token of each row
 
     def verify_trees(self, nodes: int) -> None:
         """Set how many nodes the trees have; with more than one, processors must have no state.
 
         Raises:
-            TreeoptError: E510 where the state of a processor cannot be seen. Where it changes in a call, `choose`
-                raises the same.
+            TreeoptError: E510 where the state of a processor cannot be read; `choose` raises it where the state
+                changes in a call.
         """
         self._one_node = nodes == 1
         if not self._one_node:
             self._watch = Watch(watched(self._processors, self._stateless))
 
     def follow(self, rows: Rows, ends: Collection[int]) -> None:
-        """Set the rows that are judged from now on, and the tokens that end a text."""
+        """Set the rows of the next calls, and the tokens that end a text."""
         self._rows = rows
         self._ends = ends
 
@@ -115,24 +115,24 @@ class Processed(Exact):
             self._process_row(index, scores[row], drafts.tokens[row], _by_depth(depths[row], paths[row]))
         return scores
 
-    def _process_row(self, index: int, scores: Tensor, tokens: Tensor, levels: list[Level]) -> None:
+    def _process_row(self, index: int, scores: Tensor, tokens: Tensor, levels: list[SameDepth]) -> None:
         """Process the scores [N, V] of one row in place."""
         text = torch.tensor(self.texts[index], device=tokens.device)
         processors = self._of_row(index)
-        # The texts of the nodes of one depth are equally long, so stock processors take them together.
+        # The texts of the nodes of one depth have equal lengths, so stock processors process them in one call.
         for nodes, paths in levels if processors else _one_node_each(levels):
             ids = torch.cat([text.expand(len(nodes), -1), tokens[paths]], dim=1)
             if processors:
                 scores[nodes] = processors(ids, scores[nodes])
-            else:  # a processor that tells rows apart finds the node where its row lies in the batch
+            else:  # the result may depend on the row, so the node is passed in each row of the batch
                 copies = len(self._prompts)
                 out = self._processors(ids.expand(copies, -1), scores[nodes].repeat(copies, 1))
                 scores[nodes] = out[index]
 
     def _process_batch(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """One call for all rows of the batch, those that have ended among them: [B, 1, V] and [B, 1] of the others.
+        """One call for all rows of the batch, including ended ones: scores [B, 1, V] and tokens [B, 1] of the others.
 
-        A row that has ended shows its end once, as it does in `generate`, and is padded from there on.
+        As in `generate`, the text of an ended row contains the end token once, followed by padding.
         """
         texts = [list(text) for text in self.texts]
         for index, token in zip(self._rows.indices, tokens[:, 0].tolist(), strict=True):
@@ -142,13 +142,13 @@ class Processed(Exact):
                 texts[index].append(token)
         longest = max(map(len, texts))
         ids = torch.tensor([text + [self._pad] * (longest - len(text)) for text in texts], device=tokens.device)
-        every = scores.new_zeros(len(texts), scores.shape[-1])
-        every[self._rows.indices] = scores[:, 0]
-        processed: Tensor = self._processors(ids, every)
+        whole = scores.new_zeros(len(texts), scores.shape[-1])
+        whole[self._rows.indices] = scores[:, 0]
+        processed: Tensor = self._processors(ids, whole)
         return processed[self._rows.indices][:, None]
 
     def _of_row(self, index: int) -> LogitsProcessorList | None:
-        """The processors for any number of continuations of one row; None where they may know rows apart."""
+        """The processors for any number of continuations of one row; None where their result may depend on the row."""
         found = LogitsProcessorList()
         for one in self._processors:
             if type(one).__module__ != stock.__name__ or isinstance(one, _BY_ROW):
@@ -160,7 +160,7 @@ class Processed(Exact):
         return found
 
 
-def _by_depth(depths: Tensor, paths: Tensor) -> list[Level]:
+def _by_depth(depths: Tensor, paths: Tensor) -> list[SameDepth]:
     """The nodes of one tree by depth: depths [N], paths [N, D+1]."""
     known = depths.tolist()
     levels = []
@@ -170,6 +170,6 @@ def _by_depth(depths: Tensor, paths: Tensor) -> list[Level]:
     return levels
 
 
-def _one_node_each(levels: Sequence[Level]) -> list[Level]:
+def _one_node_each(levels: Sequence[SameDepth]) -> list[SameDepth]:
     """The same nodes, one at a time."""
     return [([node], paths[i : i + 1]) for nodes, paths in levels for i, node in enumerate(nodes)]

@@ -1,4 +1,4 @@
-"""The rules of acceptance: greedy and sample are exact, typical is lossy.
+"""The acceptance rules: greedy and sample are exact, typical is lossy.
 
 A rule gets the base's logits after every node, and returns the accepted node and the token after it.
 """
@@ -23,20 +23,20 @@ Score = Callable[[Tensor], Tensor]
 
 
 class Rule(Protocol):
-    """The interface of a rule."""
+    """The interface of an acceptance rule."""
 
     @property
     def lossy(self) -> bool:
-        """Whether the text may differ from what the base model alone would give."""
+        """Whether the text, or its distribution, may differ from that of the base model alone."""
 
     @property
     def seed(self) -> int | None:
-        """Seed of the draws of one text or batch; None draws from torch's default generator."""
+        """Seed of the random draws of one text or batch; None uses torch's default generator."""
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         """The token after each prompt: float [B, V] -> int64 [B]."""
 
-    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """The accepted node int64 [B], and the token that follows it int64 [B].
 
         Args:
@@ -65,7 +65,7 @@ class Exact(ABC):
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.choose(logits, None, generator)
 
-    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = self.choose(logits, drafts, generator)
         node = accept.greedy(drafts, choice)
         return node, choice.gather(1, node[:, None])[:, 0]
@@ -73,7 +73,7 @@ class Exact(ABC):
 
 @dataclass(frozen=True)
 class Greedy(Exact):
-    """The base's most likely token everywhere: the text of plain greedy decoding."""
+    """The base's most likely token after every node: the text of autoregressive greedy decoding."""
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         return accept.best(logits)
@@ -81,19 +81,19 @@ class Greedy(Exact):
 
 @dataclass(frozen=True)
 class Sample(Exact):
-    """Text distributed as plain sampling distributes it, at any temperature, top-k and top-p.
+    """Text with the distribution of autoregressive sampling, at any temperature, top-k and top-p.
 
-    One token is drawn at every node, for all paths through it; the draft that equals it is accepted. As drafts do not
-    depend on the draws, each emitted token is one plain draw from the target at its place.
+    One token is drawn after every node, for all paths through it, and the draft that equals it is accepted. Drafts do
+    not depend on the draws, so each emitted token is one sample of the target distribution at its position.
 
     Args:
         temperature: of the base's distribution; 0 is greedy.
-        top_k: only the so many likeliest tokens; 0 is all.
-        top_p: only the likeliest tokens that make up this probability; 1 is all.
-        seed: equal seeds give equal texts on one machine; None draws from torch's default generator.
+        top_k: number of the likeliest tokens that are sampled from; 0 is all.
+        top_p: probability of the likeliest tokens that are sampled from; 1 is all.
+        seed: equal seeds give equal texts on one machine; None uses torch's default generator.
 
     Raises:
-        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^63.
+        ValueError: unless 1e-6 <= temperature < infinity (or 0), 0 <= top_k, 0 < top_p <= 1, 0 <= seed < 2^63.
     """
 
     temperature: float = 1.0
@@ -107,11 +107,12 @@ class Sample(Exact):
         _check_numbers(top_p=self.top_p)
         if not _whole(self.top_k) or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise ValueError(
-                f"top_k {self.top_k} and top_p {self.top_p}: a whole number from 0, and a number above 0 up to 1"
+                f"top_k {self.top_k}, top_p {self.top_p}: not a whole number from 0, and a number above 0 and at most 1"
             )
         if self.seed is not None:
             check_seed(self.seed)
-        object.__setattr__(self, "seed", None if self.seed is None else int(self.seed))  # numpy's are not torch's
+        # torch does not take integers of numpy.
+        object.__setattr__(self, "seed", None if self.seed is None else int(self.seed))
         warpers = LogitsProcessorList()  # in the order of `generate`
         if self.temperature not in (0, 1):
             warpers.append(TemperatureLogitsWarper(float(self.temperature)))
@@ -125,7 +126,7 @@ class Sample(Exact):
         if self.temperature == 0:
             return accept.best(logits)
         rows = logits.float().flatten(0, -2)
-        no_ids = rows.new_zeros(len(rows), 0, dtype=torch.long)  # these three look at the scores alone
+        no_ids = rows.new_zeros(len(rows), 0, dtype=torch.long)  # these three use the scores alone
         scores: Tensor = self._warpers(no_ids, rows)
         return accept.draw(scores, generator).view(logits.shape[:-1])
 
@@ -135,12 +136,12 @@ class Typical:
     """Accept drafts that are likely enough (`accept.typical`); roots are the base's most likely tokens. LOSSY.
 
     Args:
-        temperature: of the distribution that judges the drafts; 0 is greedy, and then exact.
-        epsilon: no draft needs more than this probability.
-        delta: share of exp(-entropy) that a draft needs where that is less.
+        temperature: of the base's distribution; 0 is greedy, and exact.
+        epsilon: upper bound of the probability that a draft needs.
+        delta: factor of exp(-entropy); this product is what a draft needs where it is below epsilon.
 
     Raises:
-        ValueError: outside 1e-6 <= temperature < infinity (or 0), 0 < epsilon <= 1, 0 < delta <= 1.
+        ValueError: unless 1e-6 <= temperature < infinity (or 0), 0 < epsilon <= 1, 0 < delta <= 1.
     """
 
     temperature: float = 0.7
@@ -152,7 +153,7 @@ class Typical:
         _check_numbers(epsilon=self.epsilon, delta=self.delta)
         check_temperature(self.temperature)
         if not (0 < self.epsilon <= 1 and 0 < self.delta <= 1):
-            raise ValueError(f"epsilon {self.epsilon} and delta {self.delta}: both are above 0, and 1 at most")
+            raise ValueError(f"epsilon {self.epsilon}, delta {self.delta}: both must be above 0 and at most 1")
 
     @property
     def lossy(self) -> bool:
@@ -161,7 +162,7 @@ class Typical:
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
         return accept.best(logits)
 
-    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = accept.best(logits)
         if self.temperature == 0:
             node = accept.greedy(drafts, choice)
@@ -173,7 +174,7 @@ class Typical:
 def _check_numbers(**given: float) -> None:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{name} {value!r}: it is a number")
+            raise ValueError(f"{name} {value!r}: not a number")
 
 
 def _whole(value: object) -> bool:

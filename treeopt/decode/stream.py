@@ -1,4 +1,4 @@
-"""Stream: the text of each step as soon as its tokens are there."""
+"""Streaming: the text of each step as soon as its tokens are decoded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step adds: its tokens, and the text that is complete with them.
+    """The tokens of one step, and the text that they complete.
 
-    `text` is empty where the step ends inside a character of several bytes; the step that completes it brings it.
+    `text` is empty where the step ends inside a character of several bytes; the text of the step that completes the
+    character contains it.
     """
 
     tokens: list[int]
@@ -22,13 +23,13 @@ class Piece:
 
 
 def stream_text(steps: Iterable[list[int]], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
-    """The pieces of a text, one a step, and at the end one without tokens where something was held back.
+    """The pieces of a text, one for each step; at the end a piece without tokens where text is left.
 
-    The pieces' texts together are `whole_text` of all tokens. The exception are bytes that are no UTF-8: some
-    tokenizers then decode the bytes before them anew, and what was shown cannot be taken back.
+    The joined texts of the pieces equal `whole_text` of all tokens, except for bytes that are not UTF-8: some
+    tokenizers then decode the bytes before them differently, after their text was yielded.
 
     Args:
-        steps: the tokens of each step, such as `TreeDecoder.start` gives.
+        steps: the tokens of each step, as from `TreeDecoder.start`.
         tokenizer: the base model's. One without a `tokenizers` backend gives its text at the end.
     """
     tokens: list[int] = []
@@ -45,12 +46,12 @@ def stream_text(steps: Iterable[list[int]], tokenizer: PreTrainedTokenizerBase) 
 
 
 def whole_text(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of all tokens, without special tokens; spaces stay as the model wrote them."""
+    """The text of all tokens, without special tokens; spaces are not cleaned up."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 class _Incremental:
-    """Tokens to text, a few at a time; holds back what is not yet a whole character."""
+    """Incremental decoding of tokens; an incomplete character is held back."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -65,6 +66,6 @@ class _Incremental:
     def _add_one(self, backend: Tokenizer, token: int) -> str:
         try:
             return self._stream.step(backend, token) or ""
-        except Exception:  # the library raises no narrower kind: bytes that are no UTF-8 changed the text before them
+        except Exception:  # the library's only type: bytes that are not UTF-8 changed the text before them
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(backend, token) or ""

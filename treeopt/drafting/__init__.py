@@ -1,1 +1,1 @@
-"""Which tokens a tree's nodes hold: drafters, their scores, per-step trees, what they learn, and their traces."""
+"""The tokens of a tree's nodes: drafters, their scores, per-step trees, learning and tracing."""

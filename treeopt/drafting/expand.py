@@ -1,8 +1,9 @@
-"""The tree of one step: the nodes that are most likely to be accepted, as EAGLE-2 grows them (arXiv:2406.16858).
+"""Expansion: the tree of one step, of the nodes most likely to be accepted, as in EAGLE-2 (arXiv:2406.16858).
 
-Level by level, the likeliest nodes of the level above become parents, and the likeliest of all candidates are kept. A
-node's probability is its own times its parent's, so the N likeliest nodes are a tree. A node that is less likely than N
-others needs no children, so few parents are expanded. The smaller trees of a step are parts of the larger ones.
+Level by level, the likeliest nodes of the level above become parents, and the likeliest of all candidates are kept. The
+probability of a node's path is that of its parent's path times that of its token, so the N likeliest nodes are a tree.
+A node that is less likely than N others needs no children, so few parents are expanded. The smaller trees of a step are
+parts of the larger ones.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ import numpy as np
 from treeopt.drafting.interface import Floats, Ints, Nodes, ProposerSession
 from treeopt.policy import STEP_SIZES
 
-MAX_PARENTS = 16  # a level; more cost time and changed tokens per step by less than 0.1 % (docs/method.md)
-_FIRST_PARENTS = 4  # of a level, or a quarter of the nodes; others are expanded only if their children can matter
+MAX_PARENTS = 16  # of a level; more take time and changed tokens per step by less than 0.1 % (docs/method.md)
+_FIRST_PARENTS = 4  # expanded first, or a quarter of the nodes; others only if their children can be in the tree
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """One tree a row, the likeliest nodes first; of equal ones a parent before its child.
+    """One tree for each row, the likeliest nodes first; of equally likely nodes a parent before its child.
 
     A row with fewer candidates than another is padded with repeated ones, of log-probability -inf.
 
     Args:
         tokens: int64 [B, n], without the root.
-        parents: int64 [B, n], each node's parent: 0 is the root, i is node i - 1 of these.
+        parents: int64 [B, n], each node's parent: 0 is the root, i > 0 the node in column i - 1.
         depths: int64 [B, n].
-        log_probability: float32 [B, n], falling along a row.
+        log_probability: float32 [B, n], of each node's path, descending along a row.
     """
 
     tokens: Ints
@@ -38,10 +39,10 @@ class Expansion:
 
 
 def expand(session: ProposerSession, root: Nodes, nodes: int, depth: int) -> Expansion:
-    """The `nodes` - 1 likeliest drafts below each row's root, at most `depth` levels deep; fewer where there are fewer.
+    """The `nodes` - 1 likeliest drafts below each row's root, at most `depth` levels deep; all where there are fewer.
 
     Args:
-        session: of a drafter, its step begun.
+        session: of a drafter, after `begin`.
         root: the roots, one for each row.
         nodes: N, the root counted.
         depth: at most the drafter's levels.
@@ -59,7 +60,7 @@ def expand(session: ProposerSession, root: Nodes, nodes: int, depth: int) -> Exp
         likely: list[Floats] = []
         tokens: list[Ints] = []
         done = 0
-        # First a few parents: their children mostly show that those of the others are too unlikely to matter.
+        # A few parents first: with their children known, those of the others are mostly too unlikely for the tree.
         while (promising := _promising(above, known)) > done:
             part = slice(done, promising if done else min(promising, first))
             parents.append(_followed(session, grandparents, above, part) if level else root)
@@ -80,8 +81,10 @@ def expand(session: ProposerSession, root: Nodes, nodes: int, depth: int) -> Exp
 
 @dataclass(frozen=True, eq=False)
 class _Level:
-    """Nodes of one depth, the likeliest first: [B, n] each; `slots` is the parent's place among those expanded above,
-    `numbers` the nodes' own numbers among all nodes (the root's is 0), `parents` those of their parents.
+    """Nodes of one depth, the likeliest first: [B, n] each.
+
+    `slots` is the index of the parent among the expanded nodes of the level above, `numbers` the index of each node
+    among all nodes (the root is 0), `parents` that of its parent.
     """
 
     tokens: Ints
@@ -92,21 +95,21 @@ class _Level:
 
 
 def _promising(above: _Level, known: Floats) -> int:
-    """How many nodes of a level may have children among the likeliest, in the row that has the most of them."""
-    # A child is no likelier than its parent, and of equally likely nodes the one that was there first stays.
+    """The number of nodes of a level that may have children among the likeliest nodes: the largest of all rows."""
+    # A child is at most as likely as its parent; of equally likely nodes the earlier one is kept.
     least = known.min(1, keepdims=True)
     return min(int((above.log_probability > least).sum(1).max()), MAX_PARENTS)
 
 
 def _followed(session: ProposerSession, grandparents: Nodes, above: _Level, part: slice) -> Nodes:
-    """Some nodes of a level, made ready to have children."""
+    """Some nodes of a level as `Nodes`, for their candidates."""
     slots = above.slots[:, part]
     each = np.arange(len(slots))[:, None] * (len(grandparents.row) // len(slots))
     return session.follow(grandparents, (slots + each).ravel(), above.tokens[:, part].ravel())
 
 
 def _best_of(likely: Floats, tokens: Ints, above: _Level, expanded: int, count: int, made: int) -> _Level:
-    """The likeliest of the candidates [B, expanded * C] of a level."""
+    """The `count` likeliest of the candidates [B, expanded * C] of a level."""
     each = np.arange(len(likely))[:, None]
     best = (-likely).argsort(1, kind="stable")[:, :count]
     slots = best // (likely.shape[1] // expanded)
@@ -115,7 +118,7 @@ def _best_of(likely: Floats, tokens: Ints, above: _Level, expanded: int, count: 
 
 
 def _likeliest(levels: list[_Level], count: int) -> Expansion:
-    """So many of all levels' nodes, numbered anew."""
+    """The `count` likeliest nodes of all levels, renumbered."""
     tokens, parents, likely = (
         np.concatenate(part, axis=1)
         for part in zip(*((one.tokens, one.parents, one.log_probability) for one in levels), strict=True)
@@ -130,14 +133,14 @@ def _likeliest(levels: list[_Level], count: int) -> Expansion:
 
 
 def node_ranks(expansion: Expansion, true: Ints) -> Ints:
-    """The place of each prefix of a true continuation among the nodes of its row's tree, the likeliest first.
+    """The index of each prefix of a true continuation among the nodes of its row's tree, the likeliest first.
 
     Args:
         expansion: n nodes for each row.
         true: int64 [B, D], the tokens that followed the root; negative beyond the end of the text.
 
     Returns:
-        int64 [B, D]: 1 .. n; n + 1 where the tree does not hold it.
+        int64 [B, D]: 1 .. n; n + 1 where it is not in the tree.
     """
     missing = expansion.tokens.shape[1] + 1
     numbers = np.arange(1, missing)
@@ -151,7 +154,7 @@ def node_ranks(expansion: Expansion, true: Ints) -> Ints:
 
 
 def expected_tokens(log_probability: Floats) -> Floats:
-    """Estimated tokens of a step by the size of its tree: falling [B, n] -> float32 [B, len(STEP_SIZES)]."""
+    """Estimated tokens of a step by the size of its tree: descending [B, n] -> float32 [B, len(STEP_SIZES)]."""
     total = np.cumsum(np.exp(log_probability.astype(np.float64)), axis=1)
     total = np.concatenate([np.zeros((len(total), 1)), total], axis=1)
     return (1 + total[:, [min(size, total.shape[1]) - 1 for size in STEP_SIZES]]).astype(np.float32)

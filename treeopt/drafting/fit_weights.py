@@ -1,7 +1,7 @@
 """Fit of a drafter's weights by maximum likelihood.
 
 Each level is a conditional logit model: the probability of a candidate is the softmax of its score. Maximum likelihood
-is a convex problem in about 20 weights, so it has one solution and takes seconds. The outputs of base and heads are
+is a convex problem in 16 weights, so it has one solution and takes seconds. The outputs of base and heads are
 constants; there are no gradients through them.
 """
 
@@ -23,15 +23,15 @@ from treeopt.optimize.isotonic import isotonic
 RIDGE = 1e-4  # keeps weights without evidence at their start values
 _STEPS = 60
 _JUDGED = 8  # candidates of a node for the calibration map; trees rarely use others
-_UNLIKELY = math.log(1e-4)  # no tree has candidates below
-_GROUPS, _GROUP = 64, 50  # most groups of similar estimates, and fewest candidates of a group
-_AS_GOOD = 1 - 1e-9  # a ratio of rates above this is rounding
+_UNLIKELY = math.log(1e-4)  # less likely candidates are not used by trees
+_GROUPS, _GROUP = 64, 50  # maximum number of groups of similar estimates, minimum number of candidates of a group
+_AS_GOOD = 1 - 1e-9  # rates with a ratio above this are equal up to rounding
 _OTHER = 3 + MAX_MATCH  # column of the constant, after head, prior, ngram and prompt_lookup
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Features of the candidates at n positions; candidate C stands for all other tokens.
+    """Features of the candidates at n positions; candidate C is all other tokens together.
 
     Args:
         features: float32 [n, C + 1, columns].
@@ -62,8 +62,8 @@ def evidence(found: Features, true: NDArray[np.int64]) -> Evidence:
     matched = np.flatnonzero(lengths)
     features[matched, :slots, 2 + lengths[matched]] = found.prompt_lookup[matched]
     features[:, slots, _OTHER] = 1.0
-    excluded = np.concatenate([found.again, np.zeros((rows, 1), np.bool_)], axis=1)
-    hit = (found.tokens == true[:, None]) & ~found.again
+    excluded = np.concatenate([found.repeated, np.zeros((rows, 1), np.bool_)], axis=1)
+    hit = (found.tokens == true[:, None]) & ~found.repeated
     return Evidence(features, excluded, np.where(hit.any(1), hit.argmax(1), slots))
 
 
@@ -71,7 +71,7 @@ def fit_level(parts: Sequence[Evidence]) -> Level:
     """Fit the weights and the calibration map of one level.
 
     Args:
-        parts: evidence; where it has no positions, the weights are the defaults.
+        parts: evidence; without any positions, the weights are the defaults.
     """
     if not any(len(part.targets) for part in parts):
         return Level()

@@ -1,4 +1,4 @@
-"""The `heads` drafter: a node of rank r at level h gets the guess of rank r of head h, whatever its parent's token."""
+"""The `heads` drafter: a node of rank r at level h gets the token of rank r of head h, for every parent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from treeopt.models.ranks import rank_of, top_ids
 from treeopt.texts.hidden_states import LOGITS_BYTES
 from treeopt.verify.buffers import Buffers
 
-_SCORED_AT_ONCE = 256  # rows whose scores are computed together: their arrays stay in the processor's cache
+_SCORED_AT_ONCE = 256  # rows whose scores are computed together, so that the arrays fit into the processor's cache
 
 
 class HeadsProposer:
@@ -28,9 +28,9 @@ class HeadsProposer:
 
     Args:
         base: the base model.
-        heads: its draft heads; None has no levels, and drafts the one-node tree alone.
-        drafter: a record without an n-gram table, whose numbers map scores to probabilities; None leaves them as the
-            heads give them.
+        heads: its draft heads; with None there are no levels, and only the one-node tree is drafted.
+        drafter: a record without an n-gram table, which maps the heads' probabilities to observed frequencies; None
+            does not change them.
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not fit the heads.
@@ -52,7 +52,7 @@ class HeadsProposer:
 
     @functools.cached_property
     def scorer(self) -> Scorer:
-        """The scores of candidates; of the most that a trace can tell apart where there is no record."""
+        """Scores of candidates; without a record there are as many candidates as a trace has ranks."""
         top = min(MAX_RANKS, self.base.vocab_size)
         return Scorer(self._drafter or Drafter.heads_only(self.depth, top))
 
@@ -67,7 +67,7 @@ class HeadsProposer:
 
 
 class HeadsSession(ProposerSession):
-    """Drafting by heads, which read the hidden states alone: nothing of the texts is stored."""
+    """Drafting by heads, which depend on the hidden states alone, so no text is stored."""
 
     def __init__(self, proposer: HeadsProposer, depth: int) -> None:
         self._proposer = proposer
@@ -97,7 +97,7 @@ class HeadsSession(ProposerSession):
         return np.where(ranks < self._proposer.num_candidates, ranks, NO_CANDIDATE)
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
-        """As `ProposerSession.fill`, on the model's device alone: rank r of head h for a node of rank r at depth h."""
+        """As `ProposerSession.fill`, without the host: rank r of head h for every node of rank r at depth h."""
         if not tree.depth:
             return Drafts(roots[:, None], tree)
         self.begin(roots, states)
@@ -109,7 +109,7 @@ class HeadsSession(ProposerSession):
         check_logits(self._logits, first)
 
     def _scored(self) -> Step:
-        """The step on the host; fetched when it is first needed."""
+        """The step on the host, transferred on first use."""
         if self._step is None:
             roots = np.zeros((self._logits.shape[1], 1), np.int64)
             self._step = self._proposer.scorer.begin(self._logits, roots, self._depth)
@@ -117,14 +117,14 @@ class HeadsSession(ProposerSession):
 
 
 def rows_at_once(base: Base, num_heads: int, *, scored: bool) -> int:
-    """Rows whose logits under all heads fit into memory; fewer where their scores are computed on the host."""
+    """The number of rows whose logits of all heads fit into memory; fewer where scores are computed on the host."""
     size = 4 if scored else torch.finfo(base.dtype).bits // 8
     rows = max(1, LOGITS_BYTES // (max(1, num_heads) * base.vocab_size * size))
     return min(rows, _SCORED_AT_ONCE) if scored else rows
 
 
 def check_logits(logits: Tensor, first: int) -> None:
-    """Raise E504 where the heads' logits of rows `first` and on are not finite; their hidden states were checked."""
+    """Raise E504 where the heads' logits of rows `first` and on are not finite; the hidden states are finite."""
     if not torch.isfinite(logits.sum(dtype=torch.float32)):
         raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")
 

@@ -1,16 +1,17 @@
-"""The interface of a drafter: what proposes candidates for the nodes of a tree, in tracing and in decoding alike.
+"""The interface of drafters, which propose candidates for the nodes of a tree, both in tracing and in decoding.
 
-A `Proposer` is a drafter made ready for one model. `start` opens a `ProposerSession` for the rows of a batch. Per step:
+A `Proposer` is a drafter with the model that it drafts for. `start` opens a `ProposerSession` for the rows of a batch.
+Each step makes these calls:
 
     root = session.begin(roots, states)              # P = B nodes, one for each row
     found = session.candidates(root)                 # tokens [P, C], best first, with log-probabilities
     nodes = session.follow(root, parents, tokens)    # chosen candidates become nodes of the next level
     ...
-    session.keep(kept)                               # the tokens that verification accepted
+    session.keep(kept)                               # the tokens that were accepted
 
-All nodes of a level and all rows of the batch go through each call together. Decoding fills a tree with candidates;
-tracing follows the tokens of a finished text and looks up the rank of each. The calls are the same, so a trace
-holds exactly the ranks that the decoder will use.
+Each call takes all nodes of a level and all rows of the batch. Decoding fills a tree with candidates; tracing follows
+the tokens of a finished text and looks up the rank of each. The calls are the same, so the ranks in a trace are exactly
+those that the decoder uses.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-NO_CANDIDATE = 1 << 30  # rank of a token that is not among the candidates
+NO_CANDIDATE = 1 << 30  # rank of a token that is not a candidate
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +42,8 @@ class Nodes:
 
     Args:
         depth: of the nodes; 0 for roots.
-        row: int64 [P], the row of the batch that each belongs to.
-        state: arrays [P, ...] of the drafter's own, such as the last tokens on the path.
+        row: int64 [P], each node's row of the batch.
+        state: arrays [P, ...] that the drafter defines, such as the last tokens on the path.
     """
 
     depth: int
@@ -51,7 +52,7 @@ class Nodes:
 
     @classmethod
     def joined(cls, parts: Sequence[Nodes], rows: int) -> Nodes:
-        """Parts of one level as one, row by row; each part has equally many nodes of each of the `rows` rows."""
+        """The nodes of all parts of one level, sorted by row; in a part, each of the `rows` rows has as many nodes."""
         if len(parts) == 1:
             return parts[0]
 
@@ -69,9 +70,9 @@ class Candidates:
     """C candidates of each of P nodes, best first.
 
     Args:
-        tokens: int64 [P, C], all different where the score is finite.
-        scores: float32 [P, C], falling; -inf where a node has fewer candidates.
-        estimate: gives `log_probability` from the scores.
+        tokens: int64 [P, C], different tokens where the score is finite.
+        scores: float32 [P, C], descending; -inf where a node has fewer candidates.
+        estimate: the function from the scores to `log_probability`.
     """
 
     tokens: Ints
@@ -86,20 +87,20 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """C candidates of each of P nodes in the order of their sources, and the terms of their scores.
+    """C candidates of each of P nodes, by source (head, n-gram table, prompt lookup), and the terms of their scores.
 
     Args:
         tokens: int64 [P, C].
-        again: bool [P, C], the token occurs among those before it too.
-        head: float32 [P, C], log-probability by the level's head; 0 beyond the heads.
+        repeated: bool [P, C], whether an earlier candidate of the node is the same token.
+        head: float32 [P, C], log-probability by the level's head; 0 for extra depth.
         prior: float32 [P, C], log of the token's frequency.
-        ratios: float32 [P, C], by the n-gram table.
-        prompt_lookup: bool [P, C], the token followed the latest longest match.
+        ratios: float32 [P, C], log-ratio of the n-gram table.
+        prompt_lookup: bool [P, C], whether the token followed the latest longest match.
         length: int64 [P], tokens of that match.
     """
 
     tokens: Ints
-    again: Bools
+    repeated: Bools
     head: Floats
     prior: Floats
     ratios: Floats
@@ -112,7 +113,7 @@ class Drafts:
     """The tokens of one step's trees.
 
     Args:
-        tokens: int64 [B, N], each node's token, the root's first; siblings that are not void hold different tokens.
+        tokens: int64 [B, N], each node's token, the root's first; siblings that are not void have different tokens.
         tree: the compiled tree of all rows, or one for each.
         void: bool [B, N], nodes without a draft, which must not be accepted; None where there are none.
     """
@@ -124,11 +125,11 @@ class Drafts:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What verification kept of one step, for drafters that learn from it.
+    """The accepted part of one step, for drafters whose drafts depend on it.
 
     Args:
         tokens: for each row the tokens after the step's root: the accepted drafts, and the next root.
-        paths: int64 [B, D+1], the nodes from the root to the accepted node; `PAD` beyond.
+        paths: int64 [B, D+1], the nodes from the root to the accepted node, then `PAD`.
         logits: float [B, N, V], the base's logits after each node.
         hidden: float [B, N, d], the base's hidden states at each node.
     """
@@ -140,7 +141,7 @@ class Kept:
 
 
 class Proposer(Protocol):
-    """A drafter made ready for one model."""
+    """A drafter with the model that it drafts for."""
 
     @property
     def depth(self) -> int:
@@ -148,27 +149,28 @@ class Proposer(Protocol):
 
     @property
     def num_candidates(self) -> int:
-        """The most candidates of a node."""
+        """The maximum number of candidates of a node."""
 
     @property
     def window(self) -> int:
-        """How many of the last tokens of a text it reads, the root included; 0 where it reads none."""
+        """The number of last tokens of a text that it reads, the root included; 0 if none."""
 
     @property
     def rows_at_once(self) -> int:
-        """Rows of a batch that fit into memory together, for tracing, where every position is a row."""
+        """The maximum number of rows in tracing, where every position is a row; limits memory."""
 
     def start(self, texts: Sequence[Sequence[int]] | Ints, depth: int) -> ProposerSession:
         """A session for the rows of a batch.
 
         Args:
-            texts: for each row its prompt and first root; int64 [B, n] may begin with negative tokens, which are none.
-            depth: levels of its steps, at most `depth`.
+            texts: for each row its prompt and first root; in an array int64 [B, n], negative tokens at the start of a
+                row are padding.
+            depth: levels of each step, at most `self.depth`.
         """
 
 
 class ProposerSession(ABC):
-    """The drafting of a batch of texts in progress; see the module."""
+    """The drafting of a batch of texts in progress; see the module docstring."""
 
     @abstractmethod
     def begin(self, roots: Tensor, states: Tensor) -> Nodes:
@@ -176,7 +178,7 @@ class ProposerSession(ABC):
 
         Args:
             roots: int64 [B], each row's root, on the model's device.
-            states: float [B, d], the hidden states that chose the roots.
+            states: float [B, d], the hidden states that the roots were predicted from.
 
         Returns:
             The roots as nodes, one for each row.
@@ -188,7 +190,7 @@ class ProposerSession(ABC):
 
     @abstractmethod
     def features(self, nodes: Nodes) -> Features:
-        """The terms of the candidates' scores, for fitting their weights."""
+        """The terms of the candidates' scores, for fitting the weights."""
 
     @abstractmethod
     def follow(self, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
@@ -197,11 +199,11 @@ class ProposerSession(ABC):
         Args:
             nodes: P nodes.
             parents: int64 [P'], each child's parent among them.
-            tokens: int64 [P'], the children's tokens, candidates or not.
+            tokens: int64 [P'], the children's tokens, which need not be candidates.
         """
 
-    def keep(self, kept: Kept) -> None:  # noqa: B027 - a drafter that reads no text stores nothing
-        """Continue behind the tokens that a step kept."""
+    def keep(self, kept: Kept) -> None:  # noqa: B027 - not all drafters read the text
+        """Continue after the accepted tokens of a step."""
 
     def select(self, rows: Sequence[int]) -> None:  # noqa: B027
         """Continue with these rows of the batch only."""
@@ -211,21 +213,21 @@ class ProposerSession(ABC):
         return None
 
     def rewind(self, mark: Any) -> None:  # noqa: B027
-        """Forget what was kept since `mark`."""
+        """Undo the calls of `keep` since `mark`."""
 
     def check_finite(self, first: int) -> None:  # noqa: B027
-        """Raise E504 where the scores of the step that was begun are not finite; `first` is the number of its row 0."""
+        """Raise E504 where scores of the current step are not finite; the message counts rows from `first`."""
 
     def rank(self, nodes: Nodes, tokens: Ints) -> Ints:
-        """Rank of one token, int64 [P], among the candidates of each node; `NO_CANDIDATE` where it is none."""
+        """The rank of one token, int64 [P], among the candidates of each node; `NO_CANDIDATE` if it is not one."""
         found = self.candidates(nodes)
         hit = (found.tokens == tokens[:, None]) & np.isfinite(found.scores)
         return np.where(hit.any(1), hit.argmax(1), NO_CANDIDATE)
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
-        """Begin a step, and fill one tree: a node of rank r gets the candidate r of its parent.
+        """Begin a step, and fill one tree: a node of rank r gets candidate r of its parent.
 
-        Where a node has fewer candidates than the tree asks for, the nodes beyond them are void.
+        Where a node has fewer candidates than the tree has ranks, its children of larger ranks are void.
         """
         nodes, rows = self.begin(roots, states), len(roots)
         tokens, scores = [], []

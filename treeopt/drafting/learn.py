@@ -1,8 +1,8 @@
 """Learn a drafter from text that the base model writes.
 
-The text is the model's greedy answers to prompts and answers sampled at a low temperature, which are similar to them.
-Every token is counted as a context, and its successor is the model's greedy choice after it, not the sampled token. So
-the n-gram table predicts what a greedy decoder writes.
+The text consists of the model's greedy answers to prompts, and of answers sampled at a low temperature, which are
+similar. The successor that is counted after each token is the model's greedy choice there, not the sampled token. So
+the n-gram table predicts the text of a greedy decoder.
 
 Scores on texts that were counted are too high. So prompts are divided into folds, and what is fitted or traced on the
 texts of one fold uses an n-gram table of the other folds. The resulting drafter uses the table of all texts.
@@ -71,7 +71,7 @@ class Learning:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A drafter, and the drafters of the folds, with which its texts are traced.
+    """A drafter, and the drafters of the folds, which trace the texts that it was learned from.
 
     Args:
         drafter: with the n-gram table of all texts.
@@ -88,7 +88,7 @@ class Learned:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def proposers(self, base: Base, heads: MedusaHeads, texts: Sequence[Text]) -> list[Proposer]:
-        """For each text, the drafter whose table leaves it out, made ready for the model."""
+        """For each text, the `Proposer` of the drafter whose table leaves it out."""
         folds = [proposer_for(base, heads, drafter) for drafter in self.folds]
         return [folds[self.fold_of[text.prompt_id]] for text in texts]
 
@@ -159,7 +159,7 @@ def _folds(texts: Sequence[Text]) -> dict[str, int]:
 
 
 def _row(text: Text) -> str:
-    """The part of the prompt id that all turns of a dialogue share."""
+    """The part of the prompt id that is the same for all turns of a dialogue."""
     return text.prompt_id.partition(".")[0]
 
 
@@ -171,7 +171,7 @@ def _counts(
     batch_size: int,
     progress: Progress,
 ) -> list[NgramCounts]:
-    """The counts of each fold; only the first `greedy` texts are counted with their prompts."""
+    """The counts of each fold; the prompts of the first `greedy` texts are counted too."""
     counts = [NgramCounts(base.vocab_size) for _ in range(max(fold_of.values()) + 1)]
     for start in range(0, len(texts), batch_size):
         batch = texts[start : start + batch_size]
@@ -184,7 +184,7 @@ def _counts(
 
 @torch.inference_mode()
 def _choices(base: Base, texts: Sequence[Text]) -> list[list[int]]:
-    """The model's greedy choice after each token of each text but the last."""
+    """The model's greedy choice after each token of each text, except the last token."""
     whole = [Text(text.prompt_id, text.prompt[:1], [*text.prompt[1:], *text.answer]) for text in texts]
     size = max(1, LOGITS_BYTES // (base.vocab_size * 4))
     found = []

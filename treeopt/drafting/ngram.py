@@ -1,6 +1,6 @@
-"""The `heads+ngram` drafter: the heads' guesses, an n-gram table and prompt lookup, rescored by the tokens before them.
+"""The `heads+ngram` drafter: candidates of heads, n-gram table and prompt lookup, scored given the tokens before them.
 
-Without heads (H = 0 in the record) the table and prompt lookup draft alone.
+Without heads (H = 0 in the record) the candidates are those of the n-gram table and of prompt lookup.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 
-NO_TOKEN = -1  # among a row's recent tokens, before the beginning of its text
+NO_TOKEN = -1  # padding of a row's recent tokens, before the start of its text
 
 
 class NgramProposer:
-    """A drafter record with an n-gram table, made ready for one model.
+    """A drafter record with an n-gram table, and the model that it drafts for.
 
     Args:
         base: the base model.
@@ -31,7 +31,7 @@ class NgramProposer:
 
     Raises:
         TreeoptError: E101 where the record needs heads and none are given, E212 where the heads do not fit the base,
-            E223 where the record does not fit either.
+            E223 where the record does not fit base or heads.
     """
 
     def __init__(self, base: Base, heads: MedusaHeads | None, drafter: Drafter) -> None:
@@ -64,12 +64,12 @@ class NgramProposer:
 
 
 class NgramSession(ProposerSession):
-    """Drafting of a batch; the last tokens of each row lie on the host, which knows them without waiting.
+    """Drafting of a batch; the last tokens of each row are stored on the host.
 
     Args:
         proposer: the drafter.
-        recent: int64 [B, R], the last tokens of each row, its root in the last column; negative before its beginning.
-        depth: levels of its steps.
+        recent: int64 [B, R], the last tokens of each row, the root last; negative before the start of the text.
+        depth: levels of each step.
     """
 
     def __init__(self, proposer: NgramProposer, recent: Ints, depth: int) -> None:

@@ -1,9 +1,8 @@
 """Counts of the successors of short contexts, and the n-gram table from them.
 
-Counts are sparse and by hashed contexts, so memory grows with the text, not with the vocabulary. Counts can be
-merged. The estimate is interpolated absolute discounting (Ney, Essen and Kneser 1994): every
-count of a context is reduced by `DISCOUNT`, and the probability that this leaves is that of the context that is one
-token shorter.
+Counts are sparse, by hashed contexts, so memory grows with the text and not with the vocabulary. Counts can be merged.
+The estimate is interpolated absolute discounting (Ney, Essen and Kneser 1994): every count of a context is reduced by
+`DISCOUNT`, and the share that this frees is distributed as after the context that is one token shorter.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from treeopt.drafter import CONTEXT, NgramTable, context_keys
 
 DISCOUNT = 0.75
 ROW = 16  # successors of a context in the table
-MAX_BYTES = 64_000_000
+MAX_BYTES = 64_000_000  # of the table
 _PIECE = 1 << 22  # counted tokens after which equal pairs are joined
 _CHUNK = 1 << 14  # rows processed at once
 
@@ -28,7 +27,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class _Order:
-    """Counts of contexts of one length: ascending pairs of key and successor, and the key of the shorter context."""
+    """Counts of contexts of one length: pairs of key and successor, ascending, with the key of the shorter context."""
 
     keys: Ints
     shorter: Ints
@@ -41,7 +40,7 @@ class _Order:
         return cls(none, none, none.astype(np.int32), none)
 
     def join(self, others: Sequence[_Order]) -> _Order:
-        """These and other counts together, with one count for equal pairs."""
+        """These and other counts, with equal pairs added."""
         parts = [self, *others]
         keys, shorter, successors, counts = (
             np.concatenate([getattr(part, name) for part in parts])
@@ -102,7 +101,7 @@ class NgramCounts:
             self.joined()
 
     def merged(self, others: Sequence[NgramCounts]) -> NgramCounts:
-        """These and other counts together; the result does not depend on order or grouping."""
+        """The sum of these and other counts; it does not depend on their order or grouping."""
         parts = [self, *others]
         assert all(part.vocab_size == self.vocab_size for part in parts)
         unigram = sum((part.unigram for part in parts), np.zeros_like(self.unigram))
@@ -160,7 +159,7 @@ class _Rows:
 
 
 def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
-    """The most frequent contexts, `contexts` in number, which include the shorter contexts of all of them."""
+    """The `contexts` most frequent contexts; the shorter contexts of each are among them."""
     totals = [np.unique(order.keys, return_index=True) for order in orders]
     sums = [
         np.add.reduceat(o.counts, first) if len(first) else o.counts
@@ -168,7 +167,7 @@ def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
     ]
     if sum(map(len, sums)) <= contexts:
         return list(orders)
-    # A context is at most as frequent as its shorter context, so among equal counts the shorter one is chosen first.
+    # A context is at most as frequent as its shorter context; among equal counts the shorter one is chosen first.
     everything = np.concatenate(sums)
     length = np.repeat(np.arange(len(sums)), [len(one) for one in sums])
     chosen = np.zeros(len(everything), np.bool_)

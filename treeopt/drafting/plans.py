@@ -1,4 +1,4 @@
-"""Which trees a decoder verifies: one for all steps, or one chosen for each row at each step."""
+"""The trees that a decoder verifies: one for all steps, or one chosen for each row at each step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from treeopt.verify.buffers import Buffers, compile_parents, compile_ranks
 
 @runtime_checkable
 class TreeSource(Protocol):
-    """The trees of a decoder's steps."""
+    """The trees of a decoder's steps, with their tokens."""
 
     @property
     def nodes(self) -> int:
-        """N, the most nodes of any tree, the root counted."""
+        """N, the largest number of nodes of any tree, root counted."""
 
     @property
     def depth(self) -> int:
@@ -38,7 +38,7 @@ class TreeSource(Protocol):
 
     @property
     def window(self) -> int:
-        """How many of the last tokens of each text are read, the root included; 0 where none are."""
+        """The number of last tokens of each text that are read, the root included; 0 if none."""
 
     @property
     def tree(self) -> Tree | None:
@@ -48,7 +48,7 @@ class TreeSource(Protocol):
         """A drafting session for a batch: for each row the end of its prompt and its first root."""
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
-        """The trees of one step: roots int64 [B], and the states float [B, d] that chose them."""
+        """The trees of one step: roots int64 [B], and the states float [B, d] that they were predicted from."""
 
 
 class StaticTree:
@@ -56,11 +56,11 @@ class StaticTree:
 
     Args:
         proposer: the drafter.
-        tree: at most as deep as the drafter has levels; or its compiled form, which is then used as it is.
+        tree: at most as deep as the drafter has levels; or its compiled form, whose tensors are used unchanged.
 
     Raises:
-        TreeoptError: E101, E102 where the tree asks for more than the drafter gives, E103 where compiled tensors are
-            not those of a tree.
+        TreeoptError: E101, E102 where the tree has levels or ranks that the drafter does not have, E103 where compiled
+            tensors are not those of a tree.
     """
 
     def __init__(self, proposer: Proposer, tree: Tree | Buffers, device: torch.device) -> None:
@@ -80,11 +80,11 @@ class StaticTree:
 
 
 class PerStepTrees:
-    """At every step and for every row the nodes that are most likely to be accepted, by the drafter's estimates.
+    """Trees of the nodes that are most likely to be accepted, chosen at every step for every row by the drafter.
 
     Args:
         proposer: the drafter.
-        policy: how many nodes.
+        policy: the number of nodes.
     """
 
     tree = None
@@ -108,7 +108,7 @@ class PerStepTrees:
         return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree)
 
     def _size(self, log_probability: Floats) -> int:
-        """Nodes of this step: the size that the row with the most to gain from a larger tree takes."""
+        """Nodes of this step: the best size of each row, and the largest of these."""
         if len(self._sizes) == 1:
             return self.nodes
         total = expected_tokens(log_probability)[:, np.searchsorted(STEP_SIZES, self._sizes)]
@@ -116,7 +116,7 @@ class PerStepTrees:
 
 
 def _in_order_of_depth(found: Expansion, nodes: int) -> tuple[Ints, Ints]:
-    """Tokens [B, N-1] of the likeliest drafts and parents [B, N] of all nodes, ordered by depth."""
+    """Tokens [B, N-1] of the likeliest drafts and parents [B, N] of all nodes, sorted by depth."""
     rows, drafts = len(found.tokens), min(nodes - 1, found.tokens.shape[1])
     order = found.depths[:, :drafts].argsort(1, kind="stable")
     each = np.arange(rows)[:, None]
@@ -136,11 +136,10 @@ def trees_for(
         base: the base model.
         heads: its draft heads; None where the drafter has none, and for the one-node tree.
         plan: a tree, its compiled form, or a policy.
-        drafter: the record that the plan was made for; None for a tree of the heads' guesses. Or any drafter that is
-            made ready already.
+        drafter: the record that the plan was made for, or a `Proposer`; None for a tree of the `heads` drafter.
 
     Raises:
-        TreeoptError: as `check_plan`, and as the drafters and trees.
+        TreeoptError: as `check_plan`, `proposer_for` and `StaticTree`.
     """
     if isinstance(drafter, Drafter) or drafter is None:
         if not isinstance(plan, Buffers):
@@ -157,7 +156,7 @@ def trees_for(
 
 
 def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None) -> Proposer:
-    """A drafter made ready for a model: a record, or the heads' own guesses where there is none.
+    """The `Proposer` of a drafter record and a model; of the `heads` drafter without a record.
 
     Raises:
         TreeoptError: E101 where heads are needed and none are given, E212 and E223 where heads or record do not fit.
@@ -172,7 +171,7 @@ def check_plan(plan: Plan, drafter: Drafter | None) -> None:
 
     Raises:
         TreeoptError: E223 where the plan was made for another drafter, or for one and none is given; E101, E102 where a
-            tree asks for more levels or candidates than its drafter has.
+            tree has levels or ranks that its drafter does not have.
     """
     if plan.drafter and (drafter is None or drafter.id != plan.drafter):
         given = "none was given" if drafter is None else f"the one given is {drafter.id}"
@@ -181,18 +180,18 @@ def check_plan(plan: Plan, drafter: Drafter | None) -> None:
             Code.DRAFTER_MISMATCH, what, fix="--drafter FILE, or in Python drafter=treeopt.load_drafter(FILE)"
         )
     if isinstance(plan, Tree) and not plan.drafter and drafter is not None:
-        what = f"the tree was made for the heads' own guesses, not for drafter {drafter.id}"
+        what = f"the tree was made for the heads alone, not for drafter {drafter.id}"
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave the drafter out, or build a tree for it")
     if isinstance(plan, Tree) and drafter is not None:
         _check_ranks(plan, drafter.depth, num_candidates(drafter), holder="the drafter")
 
 
 def _check_ranks(tree: Tree, depth: int, candidates: int, *, holder: str) -> None:
-    """Raise E101 or E102 where a tree asks for a level or a candidate that its drafter does not have."""
+    """Raise E101 or E102 where a tree has levels or ranks that its drafter does not have."""
     check_tree_fits(tree, heads=depth, ranks=max(candidates, tree.max_rank + 1), holder=holder)
     if tree.max_rank >= candidates:
         path = next(path for path in tree.paths if max(path) >= candidates)
-        what = f"the tree asks for rank {max(path)}; its drafter has {candidates} candidates a level"
+        what = f"the tree has rank {max(path)}; its drafter has {candidates} candidates a level"
         raise TreeoptError(
             Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {candidates - 1}"
         )

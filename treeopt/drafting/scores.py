@@ -1,7 +1,8 @@
-"""Scores of candidates, by the numbers of a drafter record, the heads' logits and the tokens before each draft.
+"""Scores of candidates, from a drafter record, the heads' logits and the tokens before each draft.
 
-Numpy on the host, whatever device the model runs on: a level is some thirty operations on small arrays, which take four
-times as long in torch on a CPU, and as many kernel launches on a GPU (docs/method.md). The heads' logits are fetched.
+Scores are computed by numpy on the host for every device. A level takes about thirty operations on small arrays, which
+are slower in torch on a CPU, and would be a kernel launch each on a GPU (docs/method.md). Only the heads' logits are
+transferred.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from treeopt.drafter import CONTEXT, MAX_MATCH, Drafter, context_keys
 from treeopt.drafting.interface import Candidates, Features, Floats, Ints, Nodes
 from treeopt.models.ranks import top_ids
 
-_NOWHERE = -2  # equals no token, and not the -1 before the beginning of a text
+_NOWHERE = -2  # differs from every token, and from the -1 before the start of a text
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What a step knows before its first level; B rows.
+    """The arrays of one step of B rows, made before its first level.
 
     Args:
         logits: float32 [H', B, V], of the heads.
-        norms: float32 [H', B], log of the sum of their exponentials.
+        norms: float32 [H', B], their logsumexp.
         top: int64 [H', B, M], the heads' likeliest tokens, the likeliest first.
-        past: int64 [B, R - 1 + depth], the last tokens before the root, and `depth` places without a token.
-        after: int64 [B, R + depth], the last tokens with the root, and the root again in these places.
+        past: int64 [B, R - 1 + depth], the last tokens before the root, then `depth` entries without a token.
+        after: int64 [B, R + depth], the last tokens with the root, then `depth` copies of the root.
         root: the roots as nodes.
     """
 
@@ -40,21 +41,21 @@ class Step:
 
 
 class Scorer:
-    """A drafter record made ready to score; it holds nothing of any text.
+    """Scores of a drafter record, independent of any text.
 
-    The state of its nodes is (context, matched): int64 [P, CONTEXT], the last tokens on the way to each node, the last
-    first; and float32 [P, R - 1], for place j of the text 1 + how many tokens up to place j + depth equal those that
-    lead to the node.
+    The state of its nodes is (context, matched). `context` is int64 [P, CONTEXT], the last tokens of the path to each
+    node, in reverse order. `matched` is float32 [P, R - 1]: for position j of the text, 1 + the number of tokens up to
+    position j + depth that equal the last tokens of the path.
 
     Attributes:
         drafter: the record.
-        window: R, how many of a text's last tokens it reads, the root included.
+        window: R, the number of last tokens of a text that it reads, the root included.
     """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.window = max(drafter.window, CONTEXT) if drafter.ngram_table else 1
-        # Matches grow by one a level; those beyond MAX_MATCH have its weight. Nodes hold 1 + length.
+        # Matches grow by one a level; those beyond MAX_MATCH have its weight. The index is 1 + length.
         beyond = drafter.depth + 1
         self._lookup_weight = np.array(
             [(0.0, 0.0, *level.prompt_lookup, *level.prompt_lookup[-1:] * beyond) for level in drafter.levels],
@@ -65,10 +66,10 @@ class Scorer:
         table = drafter.ngram_table
         if table is None:
             return
-        # Key 0, which no context has, is row 0; one behind all others keeps a search inside.
+        # Key 0, which no context has, is that of row 0; the last key keeps the result of a search in range.
         self._keys = np.concatenate([[0], table.keys, [np.iinfo(np.int64).max]])
         self._tokens, self._prior = table.tokens, table.unigram.astype(np.float32)
-        # A row's ratios, and its backoff behind them.
+        # The ratios of a row, then its backoff.
         self._ratios = np.concatenate([table.ratios, table.backoff[:, None]], axis=1).astype(np.float32)
         self._frequent = np.argsort(-self._prior, kind="stable")[: drafter.top]
 
@@ -76,8 +77,8 @@ class Scorer:
         """Prepare a step of every row.
 
         Args:
-            logits: float [H', B, V], of the first min(depth, H) heads, at the states that chose the roots.
-            recent: int64 [B, window], the last tokens with the root as the last; -1 where there are none.
+            logits: float [H', B, V], of the first min(depth, H) heads.
+            recent: int64 [B, window], the last tokens, the root last; -1 where there are none.
             depth: levels of the step.
         """
         top = top_ids(logits, min(self.drafter.top, logits.shape[-1]))
@@ -97,7 +98,7 @@ class Scorer:
         )
 
     def _matched(self, recent: Ints) -> Floats:
-        """1 + how many tokens (`MAX_MATCH` at most) up to each place equal the last ones: [B, R] -> [B, R - 1]."""
+        """1 + the number of tokens (at most `MAX_MATCH`) up to each position that equal the last ones: [B, R - 1]."""
         matched = np.ones((len(recent), recent.shape[1] - 1), np.float32)
         if not self.drafter.window:
             return matched
@@ -112,7 +113,7 @@ class Scorer:
         return matched
 
     def follow(self, step: Step, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
-        """Children of nodes as nodes; arguments as those of `ProposerSession.follow`."""
+        """Children of nodes as nodes; arguments as for `ProposerSession.follow`."""
         depth, row = nodes.depth + 1, nodes.row.take(parents)
         above, matched = nodes.state
         if self.drafter.ngram_table is None:
@@ -128,7 +129,7 @@ class Scorer:
         return Nodes(depth, row, (context, matched))
 
     def candidates(self, step: Step, nodes: Nodes) -> Candidates:
-        """Candidates of each node in order of their scores; of equal scores the first by source."""
+        """Candidates of each node by descending score; equal scores in the order of `Features`."""
         level = self.drafter.levels[nodes.depth]
 
         def estimate(scores: Floats) -> Floats:
@@ -142,7 +143,7 @@ class Scorer:
         scores += found.prior * np.float32(level.prior)
         scores += found.ratios * np.float32(level.ngram)
         scores += found.prompt_lookup * self._lookup_weight[nodes.depth].take(found.length + 1)[:, None]
-        scores[found.again] = -np.inf
+        scores[found.repeated] = -np.inf
         order = (-scores).argsort(1, kind="stable")
         each = np.arange(len(order))[:, None]
         return Candidates(found.tokens[each, order], scores[each, order], estimate)
@@ -154,23 +155,23 @@ class Scorer:
         shares = np.exp(scores - highest)
         total = shares.sum(1, keepdims=True) + np.exp(np.float32(level.other_logit) - highest)
         if not level.calibration_map:
-            plain: Floats = scores - highest - np.log(total)
-            return plain
-        with np.errstate(divide="ignore"):  # log-odds of 0 and 1 are infinite, and so beyond the last pairs
+            softmax: Floats = scores - highest - np.log(total)
+            return softmax
+        with np.errstate(divide="ignore"):  # log-odds of 0 and 1 are infinite, beyond the first and last pair
             log_odds = np.log(shares) - np.log(total - shares)
         mapped = np.interp(log_odds, *self._maps[depth]).astype(np.float32)
         likely: Floats = np.where(np.isneginf(scores), np.float32(-np.inf), -np.logaddexp(np.float32(0), -mapped))
         return likely
 
     def features(self, step: Step, nodes: Nodes) -> Features:
-        """Of each node: its head's top, the successors of its context, and what followed the latest longest match."""
+        """The features of the head's top, the context's successors, and the token after the latest longest match."""
         if self.drafter.ngram_table is None:
             return self._head_features(step, nodes)
         context, matched = nodes.state
         top = step.top[nodes.depth].take(nodes.row, 0) if nodes.depth < len(step.top) else self._frequent
         row = self._rows(context)
         successors, ratios = self._tokens.take(row, 0), self._ratios.take(row, 0)
-        # The longest match, and of equals the latest: places count from 0 to R - 2, so both fit into one number.
+        # The longest match, of equally long ones the latest: positions are below R, so one number holds both.
         latest = (matched * np.float32(self.window) + self._recency).argmax(1)
         place = np.arange(len(latest))
         length = matched[place, latest].astype(np.int64) - 1
@@ -178,15 +179,15 @@ class Scorer:
         tokens = np.empty((len(latest), first + width + 1), np.int64)
         tokens[:, :first] = top
         tokens[:, first:-1] = successors
-        # Without any match this is the root once more, which has no weight then.
+        # Without a match this is a copy of the root, with weight 0.
         tokens[:, -1] = step.after[nodes.row, latest + (nodes.depth + 1)]
         same = tokens[:, :, None] == tokens[:, None, :]  # [P, C, C]
-        again = same.argmax(2) != np.arange(tokens.shape[1])  # the first that equals it is another
+        repeated = same.argmax(2) != np.arange(tokens.shape[1])  # an earlier candidate is equal
         looked_up = same[:, :, -1].copy()
-        same[:, :, -1] = True  # what equals no successor has the ratio behind them, the backoff
+        same[:, :, -1] = True  # a token that is not among the successors has the last ratio, the backoff
         return Features(
             tokens=tokens,
-            again=again,
+            repeated=repeated,
             head=self._head(step, nodes, tokens),
             prior=self._prior.take(tokens),
             ratios=ratios[place[:, None], same[:, :, first:].argmax(2)],
@@ -195,17 +196,17 @@ class Scorer:
         )
 
     def _head_features(self, step: Step, nodes: Nodes) -> Features:
-        """Of a drafter without an n-gram table: the head's log-probability is the only term."""
+        """The features without an n-gram table: the head's log-probability is the only term."""
         tokens = step.top[nodes.depth].take(nodes.row, 0)
         head, zeros = self._head(step, nodes, tokens), np.zeros(tokens.shape, np.float32)
-        no = np.zeros(tokens.shape, np.bool_)
-        return Features(tokens, no, head, zeros, zeros, no, np.zeros(len(tokens), np.int64))
+        false = np.zeros(tokens.shape, np.bool_)
+        return Features(tokens, false, head, zeros, zeros, false, np.zeros(len(tokens), np.int64))
 
     def _rows(self, context: Ints) -> Ints:
         """Row of the longest stored context: int64 [P, CONTEXT] -> [P]."""
         keys = context_keys(context)
         places = self._keys.searchsorted(keys)
-        rows: Ints = (places * (self._keys.take(places) == keys)).max(1)  # longer contexts lie behind shorter ones
+        rows: Ints = (places * (self._keys.take(places) == keys)).max(1)  # rows of longer contexts have larger indices
         return rows
 
     def _head(self, step: Step, nodes: Nodes, tokens: Ints) -> Floats:
@@ -222,11 +223,11 @@ class Scorer:
 
 
 def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
-    """Candidates of each node: the likeliest tokens of its level, the successors of its context, and one match.
+    """Number of candidates of a node: from its head, its context's successors, and one from prompt lookup.
 
     Args:
         drafter: the record.
-        vocab_size: of the base, which bounds them; None where it is not known yet.
+        vocab_size: of the base, an upper bound; None where the base is not loaded.
     """
     table = drafter.ngram_table
     if table is None:

@@ -1,7 +1,7 @@
-"""Traces: the rank, and the place in a per-step tree, that a drafter gives to the tokens of finished texts.
+"""Traces: the rank of each token of finished texts among a drafter's candidates, and its index in per-step trees.
 
-Every position is a step that might begin there: the hidden state of that position, the text so far, and level by level
-the candidates after the true tokens. The drafter's own code ranks them, so replay is exact.
+Every position is a row of one step: its hidden state, the text before it, and level by level the candidates after the
+true tokens. The candidates come from the same code as in decoding, so replay is exact.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
 
-_PLACES = 253  # places in a per-step tree that are stored
-_ENDED = -5  # instead of tokens beyond the end of a text; equals no token and no mark of a drafter
+_PLACES = 253  # indices in a per-step tree that are stored; larger ones are misses
+_ENDED = -5  # beyond the end of a text; differs from every token and from the padding of drafters
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,9 @@ class Positions:
     """Positions of texts as the rows of one step.
 
     Args:
-        session: the drafter's, its step begun.
+        session: of the drafter, after `begin`.
         root: the roots as nodes.
-        true: int64 [n, L], the tokens after each root; negative beyond the end.
+        true: int64 [n, L], the tokens after each root; negative past the end of the text.
     """
 
     session: ProposerSession
@@ -55,14 +55,14 @@ def trace_texts(
     """Ranks of the tokens of answers among the candidates of a drafter; one forward for all texts.
 
     Row i of a text is the step in which token g[i] of its answer is the root. Column h-1 is the rank of g[i+h] at level
-    h: `MISS` from `top_k` on and where the token is no candidate, `NONE` beyond the end.
+    h: `MISS` where it is `top_k` or more or the token is not a candidate, `NONE` past the end of the text.
 
     Args:
         base: the base model.
         proposers: the drafter of each text.
         texts: prompts and answers.
         top_k: ranks that are stored.
-        step_depth: depth of the per-step trees that are traced too; 0 traces none.
+        step_depth: depth of the traced per-step trees; 0 traces none.
 
     Raises:
         TreeoptError: E504 where states or scores are not finite.
@@ -86,7 +86,7 @@ def trace_texts(
 
 
 def _end_of_run(proposers: Sequence[Proposer], first: int) -> int:
-    """Texts whose positions are traced together: all of the same drafter where it reads no text, else one text."""
+    """The end of the texts that are traced together: those of one drafter if it reads no text, else one text."""
     end = first + 1
     while not proposers[first].window and end < len(proposers) and proposers[end] is proposers[first]:
         end += 1
@@ -102,8 +102,8 @@ def positions_of(
     Args:
         proposer: the drafter.
         texts: prompts and answers.
-        states: of each text [G, d], the hidden states that chose the answer's tokens.
-        chosen: bool [sum of G], only these positions; all where None.
+        states: for each text [G, d], the hidden states that the answer's tokens were predicted from.
+        chosen: bool [sum of G], the positions; None for all.
     """
     recent = np.concatenate([windows(text, max(1, proposer.window)) for text in texts])
     true = np.concatenate([_true(text, proposer.depth) for text in texts])
@@ -120,7 +120,7 @@ def positions_of(
 
 
 def windows(text: Text, size: int) -> Ints:
-    """int64 [G, size]: the last tokens up to each token of the answer, itself included; -1 before the text."""
+    """int64 [G, size]: the last tokens up to and including each token of the answer; -1 before the text."""
     tokens = np.concatenate([np.full(size, -1), text.prompt, text.answer]).astype(np.int64)
     first = len(text.prompt) + 1
     return np.lib.stride_tricks.sliding_window_view(tokens, size)[first : first + len(text.answer)]
@@ -152,7 +152,7 @@ def _trace_steps(positions: Positions, confidence: NDArray[np.float16], depth: i
     """The per-step trees of the same positions, `depth` levels deep."""
     true = positions.true
     tree = expand(positions.session, positions.root, _PLACES + 1, min(depth, true.shape[1]))
-    held = min(_PLACES, tree.tokens.shape[1])  # larger places are not in the tree
+    held = min(_PLACES, tree.tokens.shape[1])  # larger indices are not in the tree
     places = node_ranks(tree, true)
     found = np.where(true < 0, NONE, np.where(places <= held, places, MISS)).astype(np.uint8)
     return StepTraces(found, expected_tokens(tree.log_probability), confidence)

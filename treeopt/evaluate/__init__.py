@@ -1,1 +1,1 @@
-"""Measurements of a decoder: validation against baselines, and latency profiles."""
+"""Measurements of decoders: validation against baselines, and latency profiles."""

@@ -6,8 +6,8 @@ computations (a token at a time, a tree at once) may choose different tokens. Th
     tie        in float64 both tokens have the largest logit: each text is a greedy text
     rounding   in float64 they differ, by less than the error of the run's dtype in such a gap at this position
     bug        a gap that rounding does not explain: the decoder, not the arithmetic, chose the token
-    undecided  the float64 copy cannot be made or run here (memory, quantised weights)
-    unjudged   not computed: a float64 forward takes long where a model is large
+    undecided  the float64 copy cannot be made or run on this machine (memory, quantised weights)
+    unjudged   not computed, because a float64 forward of a large model takes long
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
 class _Float64(TorchFunctionMode):
     """A context in which casts to float32 are casts to float64.
 
-    Stock models compute norms, softmax and rotary angles in float32 whatever their dtype is; without this, a float64
+    Stock models compute norms, softmax and rotary angles in float32 for every dtype; without this, a float64
     copy would be no more exact there than the run.
     """
 

@@ -151,8 +151,8 @@ class AcceptDeepest(Greedy):
     Random text accepts nothing, but keeping a deep path means moving cache entries, which a timed step must include.
     """
 
-    def judge(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        node, root = super().judge(drafts, logits, generator)
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        node, root = super().accept(drafts, logits, generator)
         return node.fill_(drafts.tokens.shape[1] - 1), root
 
 

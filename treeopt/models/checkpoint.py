@@ -22,7 +22,7 @@ _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores th
 _INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # maps from weights to shard files
 _SHOWN = 6  # weights shown in a message
 _WEIGHTS_A_BYTE = 8  # the maximum of any quantisation
-_SMALL = 1 << 28  # weights; so many fit into memory, and loading names the missing ones
+_SMALL = 1 << 28  # weights; this many fit into memory, and loading them names the missing ones
 # Advice in messages of other libraries to run code of a checkpoint, and references to a report that is not printed.
 _ADVICE = re.compile(r"weights_only|trust_remote_code|above report|ignore_mismatched_sizes")
 

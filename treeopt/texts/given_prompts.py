@@ -71,7 +71,7 @@ def given_rows(given: Any, noun: str, record: str) -> tuple[str, list[Any]]:
 
     Raises:
         TreeoptError: E303 where there is no row.
-        TypeError: where it is no list of such rows.
+        TypeError: where it is not a list of such rows.
     """
     if isinstance(given, (bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
         raise TypeError(_KINDS.format(noun, record, type(given).__name__))

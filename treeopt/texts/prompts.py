@@ -194,7 +194,7 @@ def as_prompt(row: Any, prompt_id: str, name: str, index: int, answers: bool) ->
 
 
 def _turns(turns: Any) -> tuple[str, ...]:
-    """The user turns; empty for a value that is no list of texts."""
+    """The user turns; empty for a value that is not a list of texts."""
     known = isinstance(turns, (list, tuple)) and all(isinstance(turn, str) and turn for turn in turns)
     return tuple(turns) if known else ()
 
@@ -206,7 +206,7 @@ def _first_text(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def _chat(messages: Any) -> tuple[Message, ...] | None:
-    """Chat messages; None for a value that is no list of messages with one of the user."""
+    """Chat messages; None for a value that is not a list of messages with at least one of the user."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return None
     known = all(isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages)

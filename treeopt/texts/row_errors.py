@@ -1,4 +1,4 @@
-"""Error messages for rows that are no prompts: the field, its value, and a row that would work."""
+"""Error messages for rows that are not prompts: the field, its value, and a row that would work."""
 
 from __future__ import annotations
 

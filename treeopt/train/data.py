@@ -99,7 +99,7 @@ def load_texts(
         chat_template: put conversations and requests through the tokenizer's chat template, where it has one.
 
     Raises:
-        TreeoptError: E302 for rows that are no texts or ids outside the vocabulary, E303 where no text is left, and as
+        TreeoptError: E302 for rows that are not texts or ids outside the vocabulary, E303 where no text is left, and as
             `read_rows` and `encode`.
     """
     assert length >= 1

@@ -100,9 +100,9 @@ def distill(
 
     Raises:
         TreeoptError: E202 where the file or an unfinished one exists, E204 where it cannot be written, E205 where there
-            is no run to resume, or it has other settings or is damaged, E302 where turns meet a tokenizer without a
-            chat template, E303 where no seed gave an answer, E304 where there is no tokenizer, E403 where the disk is
-            full, E503 where self-talk does not fit into the context; as `load_base` and `load_prompts`.
+            is no run to resume, or it has other settings or is damaged, E302 where several turns need a chat
+            template and there is none, E303 where no seed gave an answer, E304 where there is no tokenizer, E403 where
+            the disk is full, E503 where self-talk does not fit into the context; as `load_base` and `load_prompts`.
         TypeError: where model or seeds are of another type, or there is no such option.
         ValueError: where a number is out of range.
 

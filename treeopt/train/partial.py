@@ -32,8 +32,8 @@ def partial_of(target: Path, *, resume: bool, overwrite: bool) -> Path:
     """The unfinished file of `target`, after checking that a run can begin or continue there.
 
     Raises:
-        TreeoptError: E202 where there is an unfinished file, E204 where it is no regular file, E205 where there is no
-            file to resume.
+        TreeoptError: E202 where there is an unfinished file, E204 where it is not a regular file, E205 where there is
+            no file to resume.
     """
     partial = target.with_name(target.name + ".partial")
     try:

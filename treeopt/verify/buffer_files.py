@@ -30,7 +30,7 @@ def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu
 
     Raises:
         TreeoptError: E201 where the file is missing, E203 where it is damaged, of another kind, or its tensors are not
-            those of one tree.
+            those of a tree.
     """
     arrays, header = read_arrays(path, SCHEMA)
     missing = [name for name in BUFFER_NAMES if name not in arrays]

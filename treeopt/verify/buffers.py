@@ -1,13 +1,13 @@
-"""The compiled tree: the tensors that `compile` writes and that the decoder verifies and accepts with.
+"""The compiled tree: the tensors that `treeopt compile` writes, and that the decoder verifies and accepts with.
 
 Example, the tree {(0,), (1,), (0, 0)} with top_k 2; nodes are the root and these paths in this order:
-    attention_mask    1 0 0 0    a row is a node, a column what it may see: its ancestors and itself
+    attention_mask    1 0 0 0    row: a node; columns: what it attends to, its ancestors and itself
                       1 1 0 0
                       1 0 1 0
                       1 1 0 1
     position_ids      0 1 1 2
     tree_indices      0 1 2 3    into [root, head 1's rank 0, 1, head 2's rank 0, 1]
-    retrieve_indices  0 2 -1     one row a leaf: the nodes from the root to it
+    retrieve_indices  0 2 -1     one row for each leaf: the nodes from the root to it
                       0 1  3
 """
 
@@ -25,7 +25,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.tree import ROOT, Tree, as_tree
 
 PAD = -1  # in `retrieve_indices` and `paths`, beyond the end of a short path
-MEDUSA_TOP_K = 10  # guesses of each head in the original code, whatever the tree
+MEDUSA_TOP_K = 10  # guesses of each head in the original code, for every tree
 MAX_NODES = 1 << 15  # the mask of a larger tree takes more than a gigabyte
 BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indices")
 
@@ -34,18 +34,18 @@ BUFFER_NAMES = ("attention_mask", "position_ids", "tree_indices", "retrieve_indi
 class Buffers:
     """A compiled tree of N nodes (root counted), L leaves and depth D, or one such tree for each of B rows.
 
-    `compile_tree` gives the tensors of one tree, `compile_parents` those of a tree for each row of a batch. The latter
-    have a leading dimension B, and one row of `retrieve_indices` for each node, because the leaves of a tree that was
-    chosen on the device are not known to the host.
+    `compile_tree` makes the tensors of one tree, `compile_parents` those of a tree for each row of a batch. The latter
+    have a leading dimension B, and `retrieve_indices` has one row for each node instead of each leaf, so that its shape
+    does not depend on values on the device.
 
     Args:
-        attention_mask: bool [N, N] or [B, N, N], True where the row's node sees the column's.
-        position_ids: int64 [N] or [B, N], depth of each node: position = length of the cached text + this.
-        tree_indices: int64 [N] or [B, N], each node's token among the candidates: 1 + D * top_k of them,
-            [root, head 1's guesses, ...]; of trees chosen per step the root and the drafts themselves.
-        retrieve_indices: int64 [L, D+1] or [B, N, D+1], nodes from the root to each leaf, leaves ascending; `PAD`
-            beyond the end. Take path lengths from it: an index of -1 would silently read the last node.
-        top_k: guesses a head must give, the largest rank + 1; 0 where candidates are the drafts themselves.
+        attention_mask: bool [N, N] or [B, N, N], True where the row's node attends to the column's.
+        position_ids: int64 [N] or [B, N], depth of each node; its position is the length of the cached text + depth.
+        tree_indices: int64 [N] or [B, N], index of each node's token in the 1 + D * top_k candidates [root, head 1's
+            guesses, head 2's guesses, ...]; for trees chosen per step, in [root, drafts].
+        retrieve_indices: int64 [L, D+1] or [B, N, D+1], the nodes from the root to each leaf, leaves ascending, then
+            `PAD`. As an index, `PAD` would silently read the last node.
+        top_k: the number of guesses of each head, the largest rank + 1; 0 for trees chosen per step.
     """
 
     attention_mask: Tensor
@@ -61,35 +61,35 @@ class Buffers:
 
     @property
     def depth(self) -> int:
-        """D; of trees chosen per step the most that any could have."""
+        """D; for trees chosen per step the maximum depth."""
         return self.retrieve_indices.shape[-1] - 1
 
     @property
     def per_row(self) -> bool:
-        """Whether each row of a batch has a tree of its own."""
+        """Whether there is one tree for each row of a batch."""
         return self.position_ids.ndim == 2
 
     @functools.cached_property
     def paths(self) -> Tensor:
-        """int64 [N, D+1] or [B, N, D+1]: the nodes from the root to each node, `PAD` beyond."""
+        """int64 [N, D+1] or [B, N, D+1]: the nodes from the root to each node, then `PAD`."""
         if self.per_row:
             return self.retrieve_indices
         leaf, column = (self.retrieve_indices != PAD).nonzero(as_tuple=True)
         through = self.position_ids.new_zeros(self.nodes)
-        through[self.retrieve_indices[leaf, column]] = leaf  # any leaf below the node will do
+        through[self.retrieve_indices[leaf, column]] = leaf  # any leaf below the node
         columns = torch.arange(self.depth + 1, device=through.device)
         return self.retrieve_indices[through].masked_fill(columns > self.position_ids[:, None], PAD)
 
     @functools.cached_property
     def parents(self) -> Tensor:
-        """int64 [N] or [B, N]: each node's parent; the root is its own."""
+        """int64 [N] or [B, N]: each node's parent; that of the root is the root."""
         above = (self.position_ids - 1).clamp_(min=0)
         return self.paths.gather(-1, above[..., None])[..., 0]
 
     @functools.cached_property
     def levels(self) -> tuple[Level, ...]:
         """The drafts of one tree by depth, on the host."""
-        assert not self.per_row, "levels are those of one tree"
+        assert not self.per_row, "one tree has levels, a batch of trees has none"
         return _levels(self)
 
     def tree(self) -> Tree:
@@ -109,18 +109,18 @@ class Buffers:
         return self.paths[nodes]
 
     def at_parents(self, values: Tensor) -> Tensor:
-        """Each node's value is its parent's: [B, N] -> [B, N]."""
+        """The value of each node's parent: [B, N] -> [B, N]."""
         return values.gather(1, self.parents.expand(values.shape))
 
     def along_paths(self, values: Tensor) -> Tensor:
-        """Sums over the drafts of each node's path, without the root: float32 [B, N] -> [B, N]."""
+        """The sum over each node's path, without the root: float32 [B, N] -> [B, N]."""
         if self.per_row:
             return torch.bmm(self._drafts, values[..., None])[..., 0]
         return values @ self._drafts.T
 
     @functools.cached_property
     def _drafts(self) -> Tensor:
-        """float32 [.., N, N]: the mask without the root's column."""
+        """float32 [.., N, N]: the mask, with the root's column zero."""
         drafts = self.attention_mask.float()
         drafts[..., ROOT] = 0.0
         return drafts
@@ -157,9 +157,9 @@ class Level:
     """The n drafts of one depth, on the host.
 
     Args:
-        parents: int64 [n], each one's parent among the inner nodes of the depth above.
+        parents: int64 [n], index of each parent among the inner nodes of the depth above.
         ranks: int64 [n].
-        inner: int64 [m], which of them have children, in order; these are the inner nodes of this depth.
+        inner: int64 [m], indices of the drafts with children, ascending: the inner nodes of this depth.
     """
 
     parents: np.ndarray
@@ -172,7 +172,7 @@ def _levels(tree: Buffers) -> tuple[Level, ...]:
     ranks = (tree.tree_indices.numpy(force=True) - 1) % max(tree.top_k, 1)
     has_children = np.zeros(len(depths), np.bool_)
     has_children[parents[1:]] = True
-    number = np.zeros(len(depths), np.int64)  # of the inner nodes, each among those of its depth
+    number = np.zeros(len(depths), np.int64)  # index of each inner node among those of its depth
     levels = []
     for depth in range(1, int(depths.max()) + 1):
         nodes = np.flatnonzero(depths == depth)
@@ -183,7 +183,7 @@ def _levels(tree: Buffers) -> tuple[Level, ...]:
 
 
 def compile_tree(tree: Tree | Iterable[Sequence[int]], device: torch.device | str = "cpu") -> Buffers:
-    """The tensors of a tree, or of a list of paths such as `[[0], [0, 0], [1]]`; see the module's example.
+    """The tensors of a tree, or of a list of paths such as `[[0], [0, 0], [1]]`; see the example of the module.
 
     Raises:
         TreeoptError: E103 where a list is not a tree, E105 where the tree was made for a drafter or is too large.
@@ -201,7 +201,7 @@ def compile_tree(tree: Tree | Iterable[Sequence[int]], device: torch.device | st
 
 
 def compile_ranks(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
-    """As `compile_tree`, of a tree for any drafter: ranks are those of the drafter's own candidates.
+    """As `compile_tree`, for a tree of any drafter: ranks are those of the drafter's candidates.
 
     Raises:
         TreeoptError: E105 where the tree is too large.
@@ -218,11 +218,12 @@ def compile_ranks(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
 
 
 def compile_parents(parents: Tensor, depth: int) -> Buffers:
-    """The trees of a batch, one for each row. The device is not waited for.
+    """The trees of a batch, one for each row, without synchronisation with the device.
 
     Args:
-        parents: int64 [B, N]; a node's parent comes before it; the root, node 0, is its own. Depths ascend along a row.
-        depth: D, at least the depth of any node.
+        parents: int64 [B, N], the parent of each node, which precedes it; the parent of the root, node 0, is 0. Nodes
+            are sorted by depth.
+        depth: D, the maximum depth of a node.
     """
     mask, depths, paths = _from_parents(parents, depth)
     indices = torch.arange(parents.shape[1], device=parents.device).expand(parents.shape)
@@ -232,10 +233,10 @@ def compile_parents(parents: Tensor, depth: int) -> Buffers:
 def _from_parents(parents: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mask bool [B, N, N], depths int64 [B, N] and paths int64 [B, N, depth + 1] of trees given by `parents` [B, N]."""
     rows, nodes = parents.shape
-    climb = [torch.arange(nodes, device=parents.device).expand(rows, -1)]
+    upward = [torch.arange(nodes, device=parents.device).expand(rows, -1)]
     for _ in range(depth):
-        climb.append(parents.gather(1, climb[-1]))
-    ancestors = torch.stack(climb, dim=2)  # [B, N, depth + 1], the node first; the root repeats
+        upward.append(parents.gather(1, upward[-1]))
+    ancestors = torch.stack(upward, dim=2)  # [B, N, depth + 1], from the node upward; the root repeats
     mask = torch.zeros(rows, nodes, nodes, dtype=torch.bool, device=parents.device)
     mask.scatter_(2, ancestors, True)
     depths = mask.sum(-1) - 1

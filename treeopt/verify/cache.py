@@ -1,10 +1,10 @@
-"""A preallocated key-value cache for trees: written in place, and able to keep only the accepted nodes.
+"""A preallocated key-value cache for trees, which is written in place and keeps only the accepted nodes.
 
-`transformers`' own growing cache copies everything at each step, and its sliding layers drop entries that a rejected
-draft would need again. Here every layer holds the full length; windows live in the mask.
+The growing cache of `transformers` copies all entries at each step, and its sliding layers drop entries that are needed
+after a draft is rejected. Here every layer has the full length, and sliding windows are part of the mask.
 
-One text is written and moved by slices. In a batch each row continues where its text ends: entry i of a row is the
-token at position i, and entries behind a row's text are hidden by the mask until they are overwritten.
+With one text, entries are written and moved by slices. In a batch each row continues where its text ends: entry i of a
+row is the token at position i, and entries after a row's text are hidden by the mask until they are overwritten.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 @dataclass
 class Store:
-    """What the layers of a cache share.
+    """The data that the layers of a cache share.
 
     Attributes:
-        layers: how many layers will come, all alike and on one device; 0 where that is not known.
-        entries: int64 [B, n], where each row's next entries go; None writes behind the last ones.
-        width: how far the next forward reads, where `entries` says where it writes.
+        layers: number of layers, all of one shape and on one device; 0 if unknown.
+        entries: int64 [B, n], indices of each row's next entries; None appends.
+        width: number of entries that the next forward reads, where `entries` is given.
         stack: keys and values of all layers in one tensor [2 * layers, B, heads, capacity, head size], so that
             entries of all of them move at once.
-        taken: layers that lie in the stack.
-        loose: [1, B, heads, capacity, head size], keys and values that did not fit into it.
+        taken: number of layers in the stack.
+        loose: [1, B, heads, capacity, head size], keys and values of layers that are not in the stack.
     """
 
     layers: int = 0
@@ -53,7 +53,7 @@ class TreeLayer(DynamicLayer):
         self.length = 0
         self.store = store or Store()
         self.is_initialized = False
-        self.stacked = False  # whether it lies in the store's stack
+        self.stacked = False  # whether it is in the store's stack
 
     @property
     def keys(self) -> Tensor:
@@ -124,7 +124,7 @@ class TreeCache(Cache):
 
     Args:
         capacity: entries of a row.
-        layers: how many layers will come, where they are all on one device; their memory is then one block.
+        layers: number of layers, if all are on one device; their memory is then one block. 0 otherwise.
     """
 
     def __init__(self, capacity: int, layers: int = 0) -> None:
@@ -133,23 +133,23 @@ class TreeCache(Cache):
         super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity=capacity, store=self.store))
 
     def write_at(self, entries: Tensor | None, width: int) -> None:
-        """Let the next forward of a batch write at `entries` int64 [B, n] and read up to `width`; None: at the end."""
+        """Make the next forward write at `entries` int64 [B, n] and read `width` entries; None appends."""
         self.store.entries, self.store.width = entries, width
 
     def truncate(self, length: int) -> None:
-        """Forget all entries from `length` on."""
+        """Drop all entries from `length` on."""
         for layer in self.layers:
             layer.length = length
 
     def move(self, source: Tensor, start: int | Tensor) -> None:
-        """Copy entries together, in every layer: row b's `source[b]` to `start[b]` and the places behind it.
+        """Copy entries in every layer: those at `source[b]` of row b to `start[b]` and the following indices.
 
         Args:
-            source: int64 [B, n], absolute and ascending; [n] where there is one row.
+            source: int64 [B, n], absolute indices, ascending; [n] where there is one row.
             start: int64 [B, 1]; a number where there is one row.
         """
         for block in self._blocks():
-            source = source.to(block.device)  # layers may lie on several devices
+            source = source.to(block.device)  # layers may be on several devices
             if isinstance(start, int):
                 block[:, :, :, start : start + len(source)] = block.index_select(3, source)
             else:

@@ -1,10 +1,10 @@
 """Tree attention masks for stock models, as views of buffers.
 
-A node sees the whole prefix and its own ancestors, each within the layer's sliding window. Windows are measured
-between positions, not cache indices: inside a tree the two differ. The rule does not depend on the prefix's length, so
-one right-aligned buffer [longest prefix | tree] serves all lengths: shorter prefixes are views of it, and the rows of a
-batch, each with its own prefix, are gathered from it. The mask of one tree for all steps is built once; those of trees
-chosen per step are built at each step, the prefix's part from a table by depth.
+A node attends to the prefix, its ancestors and itself, within the layer's sliding window. Windows are measured between
+positions, not between cache indices, which differ inside a tree. The mask does not depend on the length of the prefix
+otherwise, so one right-aligned buffer [longest prefix | tree] is used for all lengths: masks of shorter prefixes are
+views of it, and the rows of a batch, with prefixes of different lengths, are gathered from it. The mask of a static
+tree is built once; those of per-step trees are built at each step, the part of the prefix from a table by depth.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Windows = Mapping[str, int | None]
 
 
 def layer_windows(config: PreTrainedConfig) -> dict[str, int | None]:
-    """Window of each kind of attention layer; None sees everything.
+    """The sliding window of each kind of attention layer; None for full attention.
 
     Raises:
         TreeoptError: E502 where a layer's attention is of a kind that cannot verify trees.
@@ -50,15 +50,15 @@ def layer_windows(config: PreTrainedConfig) -> dict[str, int | None]:
 
 
 class TreeMasks:
-    """Masks of trees behind prefixes of any length up to `capacity`, taken from one buffer for each kind of layer.
+    """Masks of trees after prefixes of any length up to `capacity`, taken from one buffer for each kind of layer.
 
-    The additive float form (0 = see, the dtype's minimum = hide) is the one that eager and sdpa attention both read
-    correctly; models with several kinds of layers take a mapping by kind.
+    The masks are additive floats (0 to attend, the dtype's minimum to hide), which eager and sdpa attention accept.
+    Models with several kinds of layers take a mapping by kind.
 
     Args:
         buffers: by kind of layer, float [B, 1, N, capacity + N + 1]: the longest prefix, the tree, and one column that
             is hidden from all nodes; one for all rows where the first size is 1.
-        capacity: of the prefix.
+        capacity: the maximum length of a prefix.
     """
 
     def __init__(self, buffers: dict[str, Tensor], capacity: int) -> None:
@@ -73,7 +73,7 @@ class TreeMasks:
     def at_each(self, lengths: Tensor, width: int) -> Mask:
         """The masks after prefixes of different `lengths` int64 [B], `width` entries wide: [B, 1, N, width]."""
         columns = torch.arange(width, device=lengths.device) + (self.capacity - lengths)[:, None]
-        columns = columns.clamp_(max=self._end)[:, None, None]  # beyond a row's tree: the last column, which is hidden
+        columns = columns.clamp_(max=self._end)[:, None, None]  # after a row's tree: the last column, which is hidden
 
         def take(buffer: Tensor) -> Tensor:
             rows, nodes = len(lengths), buffer.shape[2]
@@ -87,13 +87,13 @@ class TreeMasks:
 
 
 class PrefixMasks:
-    """The part of a mask that a prefix needs: what a node sees of it depends on the node's depth alone.
+    """The part of a mask over the prefix, which depends only on the depth of a node.
 
     Args:
-        depth: the greatest of any node.
+        depth: the maximum depth of a node.
         windows: of each kind of attention layer.
-        capacity: of the prefix.
-        base: whose dtype and device the masks have.
+        capacity: the maximum length of a prefix.
+        base: the model, for dtype and device of the masks.
     """
 
     def __init__(self, depth: int, windows: Windows, capacity: int, base: Base) -> None:
@@ -104,13 +104,13 @@ class PrefixMasks:
         self._hide = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
         place = torch.arange(-capacity, 0, device=device)  # positions relative to the root
         depths = torch.arange(depth + 1, device=device)[:, None]
-        self._prefix = {  # [D+1, capacity]; without a window one row serves all depths
+        self._prefix = {  # [D+1, capacity]; without a window one row for all depths
             kind: self._see.expand(1, capacity) if window is None else self._masked(place > depths - window)
             for kind, window in windows.items()
         }
 
     def before(self, tree: Buffers, length: int) -> TreeMasks:
-        """The masks of a compiled tree, or of one for each row, behind prefixes of up to `length` tokens."""
+        """The masks of a compiled tree, or of one for each row, after prefixes of up to `length` tokens."""
         return TreeMasks({kind: self._buffer(tree, length, kind) for kind in self._windows}, length)
 
     def _buffer(self, tree: Buffers, length: int, kind: str) -> Tensor:
@@ -120,12 +120,12 @@ class PrefixMasks:
         visible = tree.attention_mask.view(-1, tree.nodes, tree.nodes)
         rows, nodes = depths.shape
         if window is None:
-            seen = prefix.expand(rows, nodes, -1)
+            before = prefix.expand(rows, nodes, -1)
         else:
-            seen = prefix[depths]
+            before = prefix[depths]
             visible = visible & (depths[:, None, :] > depths[:, :, None] - window)
         hidden = self._hide.expand(rows, nodes, 1)
-        return torch.cat([seen, self._masked(visible), hidden], dim=-1)[:, None]
+        return torch.cat([before, self._masked(visible), hidden], dim=-1)[:, None]
 
     def _masked(self, visible: Tensor) -> Tensor:
         return torch.where(visible, self._see, self._hide)

@@ -1,7 +1,7 @@
-"""The probe: one small tree against its paths run alone, the only reliable test that a model can verify trees.
+"""The probe: a check that a model can verify trees, by a small tree compared with its paths run separately.
 
-Some models accept a tree mask and compute something else (positions from the cache index, recurrent state, local
-layers), and their config does not say so.
+Some models accept a tree mask and give other results (positions from the cache index, recurrent state, local layers),
+and their config does not show it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _PREFIX = 12
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _LOW_PRECISION = 0.1
 
-Setting = tuple[torch.dtype, torch.device, str]  # what, besides the model itself, decides about its trees
-_passed: weakref.WeakKeyDictionary[PreTrainedModel, Setting] = weakref.WeakKeyDictionary()  # each model's last one
+Setting = tuple[torch.dtype, torch.device, str]  # dtype, device and attention: the result of the probe depends on them
+_passed: weakref.WeakKeyDictionary[PreTrainedModel, Setting] = weakref.WeakKeyDictionary()  # by model
 
 
 def check_trees(base: Base) -> None:
-    """Raise E502 unless every node of a small tree gets the logits of its path run alone.
+    """Raise E502 unless every node of a small tree has the logits of its path run separately.
 
-    A model that has passed is not run again as long as its dtype, device and attention stay.
+    A model that has passed is not run again while its dtype, device and attention are the same.
     """
     if getattr(base.model, "_is_stateful", False):
-        raise _refused(base, "its layers carry a state that cannot step back")
+        raise _refused(base, "its layers have a state that cannot be rewound")
     if base.model.training:
         what = f"{base.name} is in training mode"
-        why = "dropout makes every forward different"
+        why = "dropout changes the result of every forward"
         raise TreeoptError(Code.NO_TREES, what, why=why, fix="call model.eval() first")
     setting = (base.dtype, base.device, base.model.config._attn_implementation)
     if _passed.get(base.model) != setting:
@@ -49,7 +49,7 @@ def check_trees(base: Base) -> None:
 def _run(base: Base) -> None:
     length = min(_PREFIX, base.context - _TREE.nodes)
     if length < 1:
-        raise _refused(base, f"its context of {base.context} tokens holds no tree")
+        raise _refused(base, f"its context of {base.context} tokens is too short for a tree")
     tokens = (torch.arange(length + _TREE.nodes, device=base.device) * 7 + 3) % base.vocab_size
     prefix, nodes = tokens[:length], tokens[length:]
     try:
@@ -58,7 +58,7 @@ def _run(base: Base) -> None:
         alone = _paths_alone(base, prefix, nodes)
     except TreeoptError:
         raise
-    except Exception as error:  # whatever a foreign model raises on a tree: it cannot do trees
+    except Exception as error:  # models raise any type
         raise _refused(base, f"its forward failed on a tree: {first_line(error)}") from error
     check_base_finite(base, alone)
     spread = (alone.float() - alone.float().mean(-1, keepdim=True)).abs().max()
@@ -68,7 +68,7 @@ def _run(base: Base) -> None:
 
 
 def _paths_alone(base: Base, prefix: Tensor, nodes: Tensor) -> Tensor:
-    """Logits [N, V] of each node by a plain forward over the prefix and the node's own path."""
+    """Logits [N, V] of each node, by a forward without a tree mask over the prefix and the node's path."""
     rows = []
     for ancestors in torch.tensor(_TREE.ancestors, device=base.device):
         ids = torch.cat([prefix, nodes[ancestors]])

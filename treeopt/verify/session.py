@@ -1,4 +1,4 @@
-"""Texts in progress on a stock model: their cache, and one forward a step over a compiled tree."""
+"""Texts in progress on a stock model: the KV cache, and one forward over a compiled tree at each step."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from treeopt.verify.masks import PrefixMasks, TreeMasks, layer_windows
 
 NodePath = Sequence[int]  # nodes, the root first
 
-_ATTENTION = ("eager", "sdpa")  # read a float mask correctly; flex attention aborts the process on it
+_ATTENTION = ("eager", "sdpa")  # these accept a float mask; flex attention aborts the process
 
 
 class TreeForward:
-    """A model made ready to verify trees; `begin` starts a session for a text or a batch, any number of them.
+    """A model with the masks of its trees; `begin` starts a session for one text or a batch, any number of times.
 
     Args:
         base: the model.
-        nodes: the most of any tree, the root counted.
-        depth: the greatest of any node.
-        compile: run the forward over trees, and only that, through `torch.compile`.
+        nodes: the maximum of any tree, root counted.
+        depth: the maximum of any node.
+        compile: run the forward over trees, and no other forward, through `torch.compile`.
 
     Raises:
         TreeoptError: E502 where the model's attention cannot verify trees.
@@ -53,7 +53,7 @@ class TreeForward:
         self._built: tuple[Buffers, TreeMasks] | None = None
 
     def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[Session, Tensor, Tensor]:
-        """Prefill prompts (each int64 [T], of any lengths); room is made for `max_new_tokens` more in each row.
+        """Prefill prompts (each int64 [T], of any lengths), with space for `max_new_tokens` more in each row.
 
         Returns:
             The session, and logits [B, V] and hidden states [B, d] at each prompt's last token.
@@ -66,7 +66,7 @@ class TreeForward:
         capacity = max(lengths) + max_new_tokens + self.nodes
         session = Session(self, TreeCache(capacity, self.base.layers), lengths)
         last = 1 if len(lengths) == 1 else session.ends[:, None] - 1
-        # Padded on the right and without a mask: a stock forward is causal, so no prompt sees its padding.
+        # Padded on the right without a mask: a stock forward is causal, so no prompt attends to its padding.
         logits, hidden = self.base.forward(
             pad_sequence(list(prompts), batch_first=True),
             past_key_values=session.cache,
@@ -76,9 +76,9 @@ class TreeForward:
         return session, logits[:, -1], pick(hidden, [length - 1 for length in lengths])
 
     def masks(self, tree: Buffers, length: int, capacity: int) -> TreeMasks:
-        """The masks of a tree behind prefixes of up to `length` tokens.
+        """The masks of a tree after prefixes of up to `length` tokens.
 
-        Those of one tree for all steps are built once, for prefixes of up to `capacity` tokens.
+        Those of a static tree are built once, for prefixes of up to `capacity` tokens.
         """
         if self._prefix is None or self._prefix.capacity < capacity:
             self._prefix = PrefixMasks(self.depth, self._windows, capacity, self.base)
@@ -96,12 +96,12 @@ class TreeForward:
                 what = f"{length} prompt tokens and {max_new_tokens} new ones; the context holds {self.base.context}"
                 where = f"prompt {row}" if len(lengths) > 1 else ""
                 raise TreeoptError(
-                    Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt or ask for fewer new tokens"
+                    Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt, or generate fewer new tokens"
                 )
 
 
 def pick(states: Tensor, places: Sequence[int]) -> Tensor:
-    """One place of each row: [B, n, ...] -> [B, ...]."""
+    """The entry at one index of each row: [B, n, ...] -> [B, ...]."""
     if len(places) == 1:
         return states[:, places[0]]
     rows = torch.arange(len(places), device=states.device)
@@ -122,7 +122,7 @@ class Session:
 
     @functools.cached_property
     def ends(self) -> Tensor:
-        """The lengths as int64 [B]; only a batch needs them."""
+        """The lengths as int64 [B], for batches."""
         return torch.tensor(self.lengths, device=self._forward.base.device)
 
     def verify(self, tokens: Tensor, tree: Buffers) -> tuple[Tensor, Tensor]:
@@ -136,12 +136,12 @@ class Session:
             Logits [B, N, V] and hidden states [B, N, d].
 
         Raises:
-            TreeoptError: E503 where the room made for a text is used up.
+            TreeoptError: E503 where the reserved space of a text is used up.
         """
         forward, longest = self._forward, max(self.lengths)
         width = longest + tokens.shape[1]
         if width > self.cache.capacity:
-            what = f"a text of {longest} tokens has used up the room that was made for it"
+            what = f"a text of {longest} tokens has used up its reserved space"
             raise TreeoptError(Code.CONTEXT_FULL, what, fix="drop ended rows, or prefill with more new tokens")
         masks = forward.masks(tree, longest, self.cache.capacity)
         depths = tree.position_ids.view(-1, tree.nodes)  # [1 or B, N]
@@ -153,7 +153,7 @@ class Session:
             positions = depths + self.ends[:, None]
             self.cache.write_at(self.ends[:, None] + torch.arange(tokens.shape[1], device=tokens.device), width)
         if longest + forward.depth >= forward.base.context:
-            # Nodes beyond the context hold drafts beyond the budget, which are never emitted: any valid position does.
+            # Nodes beyond the context are drafts beyond the budget, which are never emitted; any valid position works.
             positions = positions.clamp(max=forward.base.context - 1)
         return forward.verifier.forward(
             tokens, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
@@ -164,15 +164,15 @@ class Session:
 
         Args:
             paths: one for each row.
-            on_device: the same as int64 [B, n], where the device holds them already; negative beyond a path's end.
+            on_device: the same as int64 [B, n] on the device, if available; negative beyond the end of a path.
         """
-        # A path that ends with node n - 1 is nodes 0 to n - 1, and in place.
+        # A path of n nodes that ends with node n - 1 is nodes 0 to n - 1, which need no move.
         if any(path[-1] >= len(path) for path in paths):
             longest = max(map(len, paths))
             if on_device is None:
                 rows = [[*path, *[ROOT] * (longest - len(path))] for path in paths]
                 on_device = torch.tensor(rows, device=self._forward.base.device)
-            # Beyond a path's end the root is copied to where no node looks.
+            # Beyond the end of a path the root is copied, to entries that are hidden.
             nodes = on_device[:, :longest].clamp(min=ROOT)
             if len(paths) == 1:
                 self.cache.move(nodes[0] + self.lengths[0], self.lengths[0])

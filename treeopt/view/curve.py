@@ -43,7 +43,7 @@ def render_curve(curve: Curve, title: str = "") -> str:
     heading = "".join(filter(str.isprintable, title)) or "Tokens per step by size of the tree"
     description = "; ".join(_figures(point) for point in curve.points)
     stream = io.StringIO()
-    with style.context(["default", _SETTINGS]):  # whatever the user's matplotlibrc has
+    with style.context(["default", _SETTINGS]):  # independent of the user's matplotlibrc
         figure = curve_figure(curve, heading)
         FigureCanvasSVG(figure)
         figure.savefig(stream, format="svg", metadata={"Date": None, "Title": heading, "Description": description})
