@@ -149,3 +149,11 @@ def test_settings_are_settings(tmp_path: Path) -> None:
     """A dict is no settings."""
     with pytest.raises(TypeError, match=r"treeopt\.Settings, not an object of type dict"):
         treeopt.train_heads("pocket", ["a b c"], tmp_path / "h", {"steps": 1})  # type: ignore[arg-type]
+
+
+def test_whole_temperatures_are_taken() -> None:
+    """A temperature of 1 is one of 1.0."""
+    whole, other = (
+        treeopt.run_calibration("pocket", "pocket", PROMPTS, temperature=t, max_new_tokens=4) for t in (1, 1.0)
+    )
+    assert whole.calibration.ranks.tolist() == other.calibration.ranks.tolist()
