@@ -133,7 +133,27 @@ def test_wrong_types_are_one_error(name: str, argument: str, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["run_calibration", "validate", "measure_profile"])
+@pytest.mark.parametrize("given", [5, ["x"]], ids=str)
+def test_wrong_drafters_are_one_error(name: str, given: object) -> None:
+    """A drafter of another type is refused by its name; so is `learning`."""
+    arguments = {"model": "pocket", "heads": "pocket", "prompts": PROMPTS, "tree": treeopt.Tree.chain(1)}
+    names = {"validate": ("model", "heads", "tree", "prompts"), "measure_profile": ("model", "heads")}
+    chosen = {one: arguments[one] for one in names.get(name, ("model", "heads", "prompts"))}
+    for argument in ("drafter", "learning") if name == "run_calibration" else ("drafter",):
+        with pytest.raises(TypeError, match=f"^{argument} is .*, not an object of type {type(given).__name__}"):
+            getattr(treeopt, name)(**chosen, **{argument: given})
+
+
 def test_settings_are_settings(tmp_path: Path) -> None:
     """A dict is no settings."""
     with pytest.raises(TypeError, match=r"treeopt\.Settings, not an object of type dict"):
         treeopt.train_heads("pocket", ["a b c"], tmp_path / "h", {"steps": 1})  # type: ignore[arg-type]
+
+
+def test_whole_temperatures_are_taken() -> None:
+    """A temperature of 1 is one of 1.0."""
+    whole, other = (
+        treeopt.run_calibration("pocket", "pocket", PROMPTS, temperature=t, max_new_tokens=4) for t in (1, 1.0)
+    )
+    assert whole.calibration.ranks.tolist() == other.calibration.ranks.tolist()

@@ -71,7 +71,7 @@ RETIRED_PHRASES = (  # in docstrings and messages, too; each exempt in the same 
     "levels beyond the heads",
     "plain drafter",
 )
-# Field names of files written by 0.x: a reader in files/ may name them, each as a whole string or in backquotes.
+# Names in 0.x of fields and of a drafter: a reader in files/ may name them, as a whole string or in backquotes.
 OLD_FIELDS = {
     "orders",
     "mass",
@@ -81,6 +81,7 @@ OLD_FIELDS = {
     "transition",
     "transitions",
     "copied",
+    "corrected",
     "of",
     "unseen",
     "seen",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from conftest import ROOT_FOLDER
 
 import treeopt
+from treeopt.errors import Code, TreeoptError
+from treeopt.tree import Tree
 
 LIGHT = "import sys; {}; print(sorted({{'torch', 'transformers', 'datasets', 'networkx'}} & set(sys.modules)))"
 
@@ -109,3 +112,12 @@ def test_version_is_said_once() -> None:
     """The command line and the package name the same version."""
     printed = run_python("import sys; sys.argv = ['treeopt', '--version']; from treeopt.cli import main; main()")
     assert printed == f"treeopt, version {treeopt.__version__}"
+
+
+def test_errors_and_trees_can_be_pickled() -> None:
+    """Records and errors pass between processes."""
+    error = TreeoptError(Code.TREE_INVALID, "no tree", at="here", why="a rule", fix="an edit")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.as_dict()) == (TreeoptError, error.as_dict())
+    tree = Tree.from_paths([(0,), (1,)], values=[0.5, 0.25], source={"made_by": "hand"})
+    assert pickle.loads(pickle.dumps(tree)) == tree

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import enum
 import errno
+import functools
 from numbers import Integral
+from typing import Any
 
 # 0 is success; 2 is a wrong command line (from click).
 EXIT_BUG = 1
@@ -93,6 +95,9 @@ class TreeoptError(Exception):
         self.at = at
         self.why = why or code.rule
         self.fix = fix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(type(self), at=self.at, why=self.why, fix=self.fix), (self.code, self.what)
 
     @property
     def exit_status(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -459,3 +460,13 @@ def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -
     for prompts in (prompt_of(1), [prompt_of(2), prompt_of(3)]):
         assert compiled.generate(prompts, 16) == plain.generate(prompts, 16)
     assert traced == [base.model]
+
+
+@pytest.mark.parametrize("name", ["base", "heads", "drafter", "acceptance"])
+@pytest.mark.parametrize("given", [5, TreeDecoder], ids=["number", "class"])
+def test_wrong_type_is_named(name: str, given: object) -> None:
+    """An argument of another type is refused at once, by its name."""
+    base = tiny_base("llama", 1)
+    arguments: dict[str, Any] = {"base": base, "heads": random_heads(base, 2), "tree": Tree.chain(1)}
+    with pytest.raises(TypeError, match=f"^{name} is .*, not an object of type (int|type)"):
+        TreeDecoder(**arguments | {name: given})

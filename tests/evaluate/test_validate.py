@@ -367,11 +367,14 @@ def test_validate_never_judges_prompt_lookup(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_new_tokens": 0}, {"repeats": 0}, {"batch_size": 0}, {"judge": -1}],
-    ids=lambda wrong: next(iter(wrong)),
+    [
+        *({name: value} for name in ("max_new_tokens", "repeats", "batch_size") for value in (0, 1.5, "4", None, True)),
+        *({"judge": value} for value in (-1, 1.5, None)),
+    ],
+    ids=str,
 )
 def test_validate_refuses_numbers_out_of_range(wrong: dict[str, Any]) -> None:
     """What cannot be run is a ValueError that names it, before anything is decoded."""
     base = tiny_base("llama")
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} "):
         validate(base, random_heads(base, 2), Tree.chain(2), [Text("a:0", [3, 5], [])], **wrong)

@@ -131,3 +131,11 @@ def test_names_of_0_x_are_read(tmp_path: Path) -> None:
     write_arrays(tmp_path / "old", arrays, header, overwrite=False)
     save_drafter(load_drafter(tmp_path / "old"), tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()
+
+
+@pytest.mark.parametrize(("before", "now"), [("plain", "heads"), ("corrected", "heads+ngram")])
+def test_kinds_of_0_x_are_named(before: str, now: str) -> None:
+    """An old value of --drafter is taken for a file; the error names its new value."""
+    with pytest.raises(TreeoptError) as caught:
+        load_drafter(before)
+    assert caught.value.fix.startswith(f"--drafter {now},")

@@ -6,14 +6,17 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import random_tree
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.tensors import write_arrays
 from treeopt.tree import Tree
-from treeopt.verify.buffer_files import load_buffers, save_buffers
+from treeopt.verify.buffer_files import SCHEMA, load_buffers, save_buffers
 from treeopt.verify.buffers import BUFFER_NAMES, PAD, Buffers, compile_tree
 
 RankPath = tuple[int, ...]
@@ -226,3 +229,57 @@ def test_load_buffers_refuses_what_is_not_one_tree(tmp_path: Path, name: str) ->
     with pytest.raises(TreeoptError, match="not a compiled tree") as caught:
         load_buffers(file)
     assert caught.value.code is Code.FILE_INVALID
+
+
+def odd_buffers() -> dict[str, Buffers]:
+    """Tensors that are not those of one tree, and that would fail late, slowly or not at all."""
+    right = compile_tree(Tree.from_paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]))
+    rows, indices, many = right.retrieve_indices, right.tree_indices, torch.arange(40_000)
+    changes: dict[str, dict[str, Any]] = {
+        "cycle": {"retrieve_indices": torch.tensor([[0, 2, 2, 2], [0, 1, 3, 5], [0, 1, 4, -1]])},
+        "two parents": {"retrieve_indices": torch.tensor([[0, 2, -1, -1], [0, 1, 3, 5], [0, 2, 4, -1], [0, 1, 4, -1]])},
+        "beyond the nodes": {"retrieve_indices": rows + 100},
+        "below -1": {"retrieve_indices": -rows - 5},
+        "no leaves": {"retrieve_indices": rows[:0]},
+        "one size": {"retrieve_indices": rows.flatten()},
+        "integers of 4 bytes": {"position_ids": right.position_ids.int()},
+        "negative": {"tree_indices": -indices},
+        "too few": {"tree_indices": indices[:3]},
+        "huge": {"tree_indices": indices * 10**12},
+        "small mask": {"attention_mask": right.attention_mask[:3, :3]},
+        "numbers in the mask": {"attention_mask": right.attention_mask.float()},
+        "many nodes": {"position_ids": many, "tree_indices": many, "retrieve_indices": many[None]},
+        "wide paths": {"position_ids": many[:1], "tree_indices": many[:1], "retrieve_indices": many[None]},
+        "huge top_k": {"top_k": 2**80},
+        "negative top_k": {"top_k": -2},
+        "other top_k": {"top_k": 100},
+    }
+    return {name: dataclasses.replace(right, **change) for name, change in changes.items()}
+
+
+@pytest.mark.parametrize("name", list(odd_buffers()))
+def test_odd_buffers_are_refused(tmp_path: Path, name: str) -> None:
+    """In memory E103, in a file E203, in one line and before the memory of a larger tree is taken."""
+    odd, file = odd_buffers()[name], tmp_path / "buffers.safetensors"
+    with pytest.raises(TreeoptError, match=r"error.E103.: not a compiled tree: [^\n]{1,120}\n"):
+        odd.tree()
+    save_buffers(odd, Tree(()), file)
+    with pytest.raises(TreeoptError, match=r"E203.: [^\n]*buffers.safetensors is not a compiled tree: [^\n]{1,120}\n"):
+        load_buffers(file)
+
+
+@pytest.mark.parametrize("name", ["nodes", "depth", "extra"])
+def test_load_buffers_refuses_another_header_or_tensor(tmp_path: Path, name: str) -> None:
+    """A file states the nodes and depth of its tree, and holds its tensors alone."""
+    right, file = compile_tree(Tree.chain(2)), tmp_path / "buffers.safetensors"
+    header = {"schema": SCHEMA, "top_k": 1, "nodes": 3, "depth": 2}
+    arrays = {tensor: getattr(right, tensor).numpy() for tensor in BUFFER_NAMES}
+    write_arrays(file, arrays, header, overwrite=True)
+    assert load_buffers(file).tree() == Tree.chain(2)
+    if name == "extra":
+        arrays[name] = np.zeros(1)
+    else:
+        header[name] = 9
+    write_arrays(file, arrays, header, overwrite=True)
+    with pytest.raises(TreeoptError, match=f"not a compiled tree: .*{name}"):
+        load_buffers(file)

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def run_calibration(
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
             is too long; as `load_base`, `load_heads`, `load_prompts` and `encode`.
-        TypeError: where model, heads or prompts are of another type, or there is no such option.
+        TypeError: where model, heads, prompts, drafter or learning are of another type, or there is no such option.
         ValueError: where a number is out of range.
 
     Example:
@@ -112,6 +113,8 @@ def run_calibration(
         4
     """
     chosen = CalibrationOptions(**options)
+    if not isinstance(learning, (Learning, NoneType)):
+        raise TypeError(f"learning is treeopt.Learning or None, not an object of type {type(learning).__name__}")
     job = _job(as_base(model, tokenizer), as_heads(heads), prompts, chosen, progress)
     if drafter is not None:
         check_drafter(drafter, job.base, job.heads)

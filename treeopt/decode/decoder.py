@@ -18,10 +18,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from types import NoneType
 from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.decode.batch import Rows
@@ -76,6 +77,7 @@ class TreeDecoder:
         TreeoptError: E101, E102 where the tree has levels or ranks that the drafter does not have, E212 where the heads
             do not fit the base, E223 where the drafter does not fit, or the tree was made for another one, E502 where
             the base cannot verify trees.
+        TypeError: where base, heads, drafter or acceptance have another type.
 
     The base and heads are not compared with those that the tree was built for, because any tree is lossless; the
     command line warns where they differ.
@@ -92,6 +94,7 @@ class TreeDecoder:
         compile: bool = False,
         probe: bool = True,
     ) -> None:
+        _check_types(base, heads, drafter, acceptance)
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
         self.acceptance: Rule = acceptance or Greedy()
         self.trees = _trees(self.base, heads, tree, drafter)
@@ -199,6 +202,24 @@ class TreeDecoder:
         verified = rows.session.verify(drafts.tokens, drafts.tree)
         node, root = self.acceptance.accept(drafts, verified[0], rows.generator)
         return rows.advance_(drafts, verified, node, root)
+
+
+def _check_types(base: Any, heads: Any, drafter: Any, acceptance: Any) -> None:
+    """Raise TypeError where an argument of a decoder has another type than it takes."""
+    records = (Drafter, str, os.PathLike, Proposer)
+    faults = {
+        "base is a model of transformers, or what treeopt.load_base gives": not isinstance(base, (Base, nn.Module)),
+        "heads is None or treeopt.MedusaHeads, such as treeopt.load_heads(...).heads": not isinstance(
+            heads, (nn.Module, NoneType)
+        ),
+        "drafter is None, treeopt.Drafter, its file, or a Proposer": isinstance(drafter, type)
+        or not isinstance(drafter, (*records, NoneType)),
+        "acceptance is None, Greedy(), Sample(...) or Typical(...)": isinstance(acceptance, type)
+        or not isinstance(acceptance, (Rule, NoneType)),
+    }
+    for (what, wrong), given in zip(faults.items(), (base, heads, drafter, acceptance), strict=True):
+        if wrong:
+            raise TypeError(f"{what}, not an object of type {type(given).__name__}")
 
 
 def _trees(

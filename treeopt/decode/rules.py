@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from treeopt.sampling import check_seed, check_temperature
 Score = Callable[[Tensor], Tensor]
 
 
+@runtime_checkable
 class Rule(Protocol):
     """The interface of an acceptance rule."""
 

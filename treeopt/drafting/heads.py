@@ -130,7 +130,9 @@ def check_logits(logits: Tensor, first: int) -> None:
 
 
 def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None) -> None:
-    """Raise E223 unless the drafter was made for as many heads and the same vocabulary."""
+    """Raise E223 unless the drafter was made for as many heads and the same vocabulary; TypeError for another type."""
+    if not isinstance(drafter, Drafter):
+        raise TypeError(f"drafter is treeopt.Drafter or None, not an object of type {type(drafter).__name__}")
     faults = []
     num_heads = 0 if heads is None else heads.num_heads
     if drafter.num_heads != num_heads:

@@ -20,7 +20,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -140,6 +140,7 @@ class Kept:
     hidden: Tensor
 
 
+@runtime_checkable
 class Proposer(Protocol):
     """A drafter with the model that it drafts for."""
 

@@ -20,6 +20,7 @@ from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter
+from treeopt.drafting.heads import check_drafter
 from treeopt.drafting.interface import Drafts
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.memory import memory_as_error
@@ -99,6 +100,7 @@ def measure_profile(
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
     if drafter is not None:
+        check_drafter(drafter, base, heads)
         nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
     trees = _trees(base, heads, nodes)
     depth = _deepest(trees, drafter)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 
+from treeopt.errors import check_counts
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, TREE
 from treeopt.evaluate.divergence import Cause, Difference, Judge, tolerated
 from treeopt.evaluate.metrics import Metrics, Trial
@@ -29,7 +31,7 @@ class ValidateOptions:
         judge: number of differing texts to judge, as in `Validation.judged`; 0 judges none.
 
     Raises:
-        ValueError: where a number is out of range.
+        ValueError: where a number is not whole or out of range.
     """
 
     max_new_tokens: int = 128
@@ -39,8 +41,9 @@ class ValidateOptions:
     judge: int = JUDGED
 
     def __post_init__(self) -> None:
-        if min(self.max_new_tokens, self.repeats, self.batch_size) < 1 or self.judge < 0:
-            raise ValueError(f"{self}: the minimum of judge is 0, that of the other numbers 1")
+        check_counts(max_new_tokens=self.max_new_tokens, repeats=self.repeats, batch_size=self.batch_size)
+        if not isinstance(self.judge, Integral) or isinstance(self.judge, bool) or self.judge < 0:
+            raise ValueError(f"judge {self.judge!r}: it is not a whole number from 0")
 
 
 @dataclass(frozen=True)

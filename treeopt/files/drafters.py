@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from treeopt.drafter import Drafter, Level, NgramTable
+from treeopt.drafter import HEADS, HEADS_NGRAM, Drafter, Level, NgramTable
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 
 SCHEMA = "treeopt.drafter/1"
 DEFAULT_FILE = "drafter.safetensors"
+_NAMES_OF_0: dict[str | bytes, str] = {"plain": HEADS, "corrected": HEADS_NGRAM}  # values of --drafter in 0.x
 
 
 class LevelHeader(Schema):
@@ -68,11 +69,13 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
         TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is invalid.
     """
     if not os.path.exists(path):
+        learn = f"treeopt learn --heads HEADS_FOLDER --prompts PROMPTS -o {path}"
+        name = _NAMES_OF_0.get(os.fspath(path))
         raise TreeoptError(
             Code.FILE_MISSING,
             f"there is no drafter {path}",
             why="a heads+ngram drafter needs its n-gram table and fitted numbers",
-            fix=f"treeopt learn --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
+            fix=f"--drafter {name}, which was called {path}" if name else learn,
         )
     arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "drafter"):

@@ -131,7 +131,9 @@ class Base:
         Returns:
             int64 [B, T + new].
         """
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
+        sampling = (
+            {"do_sample": True, "temperature": float(temperature), "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
+        )
         eos = list(self.eos_ids) or None
         config = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=self.pad_id, **sampling)
         before = self.model.generation_config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,25 +41,32 @@ def load_buffers(path: str | os.PathLike[str], device: torch.device | str = "cpu
     if not isinstance(top_k, int) or isinstance(top_k, bool):
         raise TreeoptError(Code.FILE_INVALID, f"{path} does not say its top_k", fix=_FIX)
     found = Buffers(**{name: torch.from_numpy(arrays[name]) for name in BUFFER_NAMES}, top_k=top_k)
-    fault = _fault(found, arrays)
+    fault = _fault(found, arrays, header)
     if fault:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not a compiled tree: {fault}", fix=_FIX)
     return found.to(device)
 
 
-def _fault(found: Buffers, arrays: dict[str, np.ndarray]) -> str:
-    """How the tensors differ from those of the tree that they hold; empty where they do not."""
+def _fault(found: Buffers, arrays: dict[str, np.ndarray], header: dict[str, Any]) -> str:
+    """How the file differs from that of the tree whose indices it holds; empty where it does not."""
+    if extra := sorted(set(arrays) - set(BUFFER_NAMES)):
+        return f"it holds {', '.join(extra)} too"
     try:
-        expected = compile_ranks(found.tree())
-    except (TreeoptError, IndexError, RuntimeError, ValueError) as error:  # indices of any value
-        return f"its indices are not those of a tree ({type(error).__name__})"
+        tree = found.tree()
+    except TreeoptError as error:
+        return error.what.removeprefix("not a compiled tree: ")
+    expected = compile_ranks(tree)
     for name in BUFFER_NAMES:
         right = getattr(expected, name).numpy()
         wrong = arrays[name]
-        if (wrong.dtype, wrong.shape) != (right.dtype, right.shape):
-            return f"{name} is {wrong.dtype} {list(wrong.shape)}, its tree's is {right.dtype} {list(right.shape)}"
+        if wrong.shape != right.shape:
+            return f"{name} is {list(wrong.shape)}, its tree's is {list(right.shape)}"
         places = np.argwhere(wrong != right)
         if len(places):
             place = tuple(places[0].tolist())
             return f"{name}{list(place)} is {wrong[place]}, its tree's is {right[place]}"
-    return "" if found.top_k == expected.top_k else f"top_k is {found.top_k}, its tree's is {expected.top_k}"
+    right_header = {"top_k": expected.top_k, "nodes": tree.nodes, "depth": tree.depth}
+    for name, number in right_header.items():
+        if header.get(name) != number:
+            return f"{name} is {header.get(name)!r}, its tree's is {number}"
+    return ""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import ROOT, Tree, as_tree
+from treeopt.tree import MAX_DEPTH, MAX_RANK, ROOT, Tree, as_tree
 
 PAD = -1  # in `retrieve_indices` and `paths`, beyond the end of a short path
 MEDUSA_TOP_K = 10  # guesses of each head in the original code, for every tree
@@ -98,9 +98,48 @@ class Buffers:
         Raises:
             TreeoptError: E103 where they are not those of a tree.
         """
+        fault = self._layout_fault() or self._path_fault()
+        if fault:
+            raise TreeoptError(Code.TREE_INVALID, f"not a compiled tree: {fault}", fix="treeopt.compile_tree")
         ranks = ((self.tree_indices - 1) % max(self.top_k, 1)).tolist()
         rows = [[node for node in path[1:] if node != PAD] for path in self.paths.tolist()[1:]]
         return Tree(tuple(tuple(ranks[node] for node in path) for path in rows))
+
+    def _layout_fault(self) -> str:
+        """The shape or dtype that no compiled tree has; empty where there is none."""
+        wrong = [name for name in BUFFER_NAMES if not isinstance(getattr(self, name), Tensor)]
+        if wrong:
+            return f"{wrong[0]} is not a tensor"
+        if not isinstance(self.top_k, int) or not 0 <= self.top_k <= MAX_RANK + 1:
+            return f"top_k is {self.top_k!r}"
+        nodes, retrieve = self.position_ids.numel(), tuple(self.retrieve_indices.shape)
+        if not 1 <= nodes <= MAX_NODES:
+            return f"it has {nodes:,} nodes; a compiled tree has 1 to {MAX_NODES:,}"
+        if len(retrieve) != 2 or not (1 <= retrieve[0] <= nodes and 1 <= retrieve[1] <= min(nodes, MAX_DEPTH + 1)):
+            return f"retrieve_indices is {list(retrieve)}, not [L, D+1] of a tree of {nodes:,} nodes"
+        for name, shape in zip(BUFFER_NAMES, [(nodes, nodes), (nodes,), (nodes,), retrieve], strict=True):
+            tensor, dtype = getattr(self, name), torch.bool if name == "attention_mask" else torch.int64
+            if (tensor.dtype, tensor.shape) != (dtype, shape):
+                return f"{name} is {tensor.dtype} {list(tensor.shape)}, not {dtype} {list(shape)}"
+        return ""
+
+    def _path_fault(self) -> str:
+        """How the indices contradict each other; empty where each node has one parent, depth and rank."""
+        rows, depths, indices = self.retrieve_indices, self.position_ids, self.tree_indices
+        on_path = rows != PAD
+        if not ((rows >= PAD) & (rows < self.nodes)).all():
+            return f"retrieve_indices are not from {PAD} to {self.nodes - 1}"
+        columns = torch.arange(self.depth + 1, device=rows.device).expand(rows.shape)
+        if not torch.equal(depths[rows[on_path]], columns[on_path]) or len(torch.unique(rows[on_path])) < self.nodes:
+            return "position_ids are not the columns of the nodes in retrieve_indices"
+        above = self.parents[rows[:, 1:]] == rows[:, :-1]
+        if not above[on_path[:, 1:]].all():
+            return "retrieve_indices give a node two parents"
+        top_k = max(self.top_k, 1)
+        if indices[ROOT] != ROOT or not torch.equal((indices - 1).div(top_k, rounding_mode="floor"), depths - 1):
+            return f"tree_indices are not those of the nodes' depths, with top_k {self.top_k}"
+        largest = int(((indices[1:] - 1) % top_k).max()) if self.nodes > 1 else -1
+        return "" if self.top_k == largest + 1 else f"top_k is {self.top_k}, and the largest rank is {largest}"
 
     def paths_to(self, nodes: Tensor) -> Tensor:
         """int64 [B, D+1]: the path to one node of each row, `nodes` int64 [B]."""
