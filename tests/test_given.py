@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -157,3 +158,25 @@ def test_whole_temperatures_are_taken() -> None:
         treeopt.run_calibration("pocket", "pocket", PROMPTS, temperature=t, max_new_tokens=4) for t in (1, 1.0)
     )
     assert whole.calibration.ranks.tolist() == other.calibration.ranks.tolist()
+
+
+def test_integers_of_numpy_are_taken(tmp_path: Path) -> None:
+    """Integers of numpy give what plain ones give, in memory and in files."""
+    number = np.int64(4)
+    plain, other = (
+        treeopt.run_calibration("pocket", "pocket", PROMPTS, max_new_tokens=n, batch_size=n, seed=n)
+        for n in (4, number)
+    )
+    assert plain.calibration.ranks.tolist() == other.calibration.ranks.tolist()
+    made = treeopt.distill("pocket", PROMPTS, tmp_path / "t.jsonl", max_new_tokens=number, seed=number, temperature=1)
+    assert made.rows > 0
+    profile = treeopt.measure_profile("pocket", "pocket", nodes=[np.int64(2)], contexts=[np.int64(8)], repeats=1)
+    assert [point.nodes for point in profile.points] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["nodes", "contexts", "batches", "repeats"])
+@pytest.mark.parametrize("value", [[1.5], ["2"], [], None, "8", [True]])
+def test_profile_refuses_what_is_no_number(name: str, value: object) -> None:
+    """A list without whole numbers is a ValueError that names it, before anything is loaded."""
+    with pytest.raises(ValueError, match=name):
+        treeopt.measure_profile("no such model", "no such heads", **{name: value})  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import check_drafter
 from treeopt.drafting.interface import Drafts
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.latency import (
     DEFAULT_CONTEXT,
@@ -96,6 +97,7 @@ def measure_profile(
         [1, 2, 4]
     """
     _check_numbers(nodes, contexts, batches, repeats)
+    nodes, contexts, batches = ([int(number) for number in numbers] for numbers in (nodes, contexts, batches))
     base, loaded = as_base(model), as_heads(heads)
     check_heads_fit(base, loaded.heads, loaded.name)
     heads = heads_like(base, loaded.heads)
@@ -211,10 +213,15 @@ def _after_lead_in(step: TimedStep) -> float:
 
 
 def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Sequence[int], repeats: int) -> None:
-    """Raise ValueError where a list is empty or a number below 1; E403 where a batch is above `MOST_BATCH`."""
-    if min((*nodes, *batches, repeats), default=0) < 1 or not (nodes and contexts and batches):
-        given = f"nodes {list(nodes)}, contexts {list(contexts)}, batches {list(batches)}, repeats {repeats}"
-        raise ValueError(f"{given}: no list may be empty, and no number below 1")
+    """Raise ValueError where a list is empty or a number is no whole number from 1; E403 above `MOST_BATCH`."""
+    for name, numbers in (("nodes", nodes), ("contexts", contexts), ("batches", batches)):
+        if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
+            raise ValueError(f"{name} {numbers!r}: it is a list of at least one number")
+        if not all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers):
+            raise ValueError(f"{name} {numbers!r}: a number is not whole")
+    for name, numbers in (("nodes", nodes), ("batches", batches), ("repeats", [repeats])):
+        for number in numbers:
+            check_counts(**{name: number})
     if max(batches) > MOST_BATCH:
         what = f"a batch of {max(batches)} texts does not fit into any memory"
         raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")

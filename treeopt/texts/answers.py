@@ -40,6 +40,8 @@ class AnswerOptions:
         check_counts(max_new_tokens=self.max_new_tokens, batch_size=self.batch_size)
         check_seed(self.seed)
         check_temperature(self.temperature)
+        for name in ("max_new_tokens", "batch_size", "seed"):
+            object.__setattr__(self, name, int(getattr(self, name)))  # files and torch take no integers of numpy
 
 
 def answer_all(
