@@ -30,6 +30,12 @@ class TextSession(ProposerSession):
     def select(self, rows: Sequence[int]) -> None:
         self.texts = [self.texts[row] for row in rows]
 
+    def mark(self) -> list[list[int]]:
+        return [list(text) for text in self.texts]
+
+    def rewind(self, mark: list[list[int]]) -> None:
+        self.texts = [list(text) for text in mark]
+
     @property
     def recent(self) -> list[list[int]]:
         """The last tokens of each row, as many as there are up to the window."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from treeopt.drafting.plans import StaticTree
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import Tree
-from treeopt.verify.buffers import compile_parents, compile_tree
+from treeopt.verify.buffers import BUFFER_NAMES, compile_parents
 
 NEW = 24
 PROMPTS = [[3, 8, 21], [40], list(range(5, 35)), [9] * 17]  # shorter and longer than the sliding windows
@@ -106,28 +108,16 @@ class Shared(RandomTrees):
         drafts = super().grown(roots[:1], None if recent is None else recent[:1])
         tokens = drafts.tokens.repeat(len(roots), 1)
         tokens[:, 0] = torch.tensor(roots)
-        path = Tree.from_paths(node_paths(drafts))
-        return Drafts(tokens, compile_tree(path))
-
-
-def node_paths(drafts: Drafts) -> list[tuple[int, ...]]:
-    """Rank paths of the first row's tree: a node's rank is its place among its siblings."""
-    paths: list[tuple[int, ...]] = [()]
-    children = [0] * drafts.tokens.shape[1]
-    for parent in drafts.tree.parents[0, 1:].tolist():
-        paths.append((*paths[parent], children[parent]))
-        children[parent] += 1
-    return paths[1:]
+        first = {name: getattr(drafts.tree, name)[0] for name in BUFFER_NAMES}
+        return Drafts(tokens, dataclasses.replace(drafts.tree, **first))
 
 
 def test_one_tree_for_all_rows() -> None:
     """A step's tree may be shared by the rows."""
     base = tiny_base("qwen2-mixed", 3)
-    chains = [Shared(base, nodes, depth) for nodes, depth in ((4, 3), (2, 1))]  # one order of nodes whatever the ranks
-    for trees in chains:
-        decoded = TreeDecoder(base, None, trees).generate(PROMPTS, NEW)
-        assert [one.tokens for one in decoded] == [stock(base, prompt, NEW) for prompt in PROMPTS]
-        assert any(max(one.step_lengths) > 1 for one in decoded)
+    decoded = TreeDecoder(base, None, Shared(base, 16, 3)).generate(PROMPTS, NEW)
+    assert [one.tokens for one in decoded] == [stock(base, prompt, NEW) for prompt in PROMPTS]
+    assert any(max(one.step_lengths) > 1 for one in decoded)
 
 
 class Asking(RandomTrees):
@@ -170,25 +160,22 @@ def test_static_tree_of_the_heads_is_the_tree() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rewound_rows_step_alike(seed: int) -> None:
-    """Rows that are rewound to a mark take the same steps again, and reach the text of stock generate."""
+def test_rewound_rows_continue_from_the_mark(seed: int) -> None:
+    """Rows that are rewound to a mark continue as if the steps since then had not been."""
     base = tiny_base("mistral", seed)
-    trees = RandomTrees(base, 16, 4, seed)
-    decoder = TreeDecoder(base, None, trees)
-    rows = decoder.prefill(PROMPTS, 60)
-    decoder.step(rows)
+    decoder = TreeDecoder(base, None, RandomTrees(base, 16, 4, seed))
+    rows, texts = decoder.prefill(PROMPTS, 60), [list(prompt) for prompt in PROMPTS]
+    for index, step in enumerate(decoder.step(rows)):
+        texts[index] += step
     mark, lengths = rows.mark(), rows.session.lengths
-    session = rows.drafting
-    known = [list(text) for text in session.texts]
-    lost = [decoder.step(rows) for _ in range(3)]
+    assert any(len(step) > 1 for _ in range(3) for step in decoder.step(rows))
     rows.rewind(mark)
-    session.texts = known  # the random trees' own texts have no mark
-    assert rows.session.lengths == lengths
-    again = [decoder.step(rows) for _ in range(3)]
-    for row in range(len(PROMPTS)):
-        one, other = ([token for step in steps for token in step[row]] for steps in (lost, again))
-        shared = min(len(one), len(other))
-        assert one[:shared] == other[:shared]
+    assert rows.session.lengths == lengths == [len(text) for text in texts]
+    for _ in range(3):
+        for index, step in enumerate(decoder.step(rows)):
+            texts[index] += step
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        assert text[len(prompt) :] == stock(base, prompt, len(text) - len(prompt))
 
 
 def test_errors_are_the_decoders() -> None:
