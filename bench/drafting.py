@@ -199,9 +199,9 @@ def terms(pair: Pair, options: argparse.Namespace) -> None:
     whole = Learning(tokens=options.tokens)
     variants = {
         "all": whole,
-        "no extra depth": dataclasses.replace(whole, extra_depth=0),
+        "no extra depth": dataclasses.replace(whole, levels=0),
         "no prompt lookup": dataclasses.replace(whole, window=0),
-        "neither": dataclasses.replace(whole, window=0, extra_depth=0),
+        "neither": dataclasses.replace(whole, window=0, levels=0),
         "greedy answers alone, no sampled text": dataclasses.replace(whole, tokens=0),
         "sampled at temperature 1": dataclasses.replace(whole, temperature=1.0),
     }

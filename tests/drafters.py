@@ -37,17 +37,17 @@ def answered(base: Base, prompts: Sequence[Text], new: int = 20) -> list[Text]:
 
 def learned(
     base: Base,
-    heads: MedusaHeads,
+    heads: MedusaHeads | None,
     texts: Sequence[Text],
     *,
     ngram: bool = True,
     tokens: int = 400,
     new: int = 20,
     window: int = 32,
-    extra_depth: int = 2,
+    levels: int = 5,
 ) -> Learned:
     """A drafter from these answered texts."""
-    learning = Learning(tokens, ngram=ngram, window=window, extra_depth=extra_depth, top=6)
+    learning = Learning(tokens, ngram=ngram, window=window, levels=levels, top=6)
     return learn(base, heads, texts, learning, max_new_tokens=new, batch_size=8)
 
 

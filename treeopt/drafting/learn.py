@@ -35,7 +35,7 @@ from treeopt.texts.samples import Drawing, draw
 FOLDS = 4
 TOP = 16  # candidates of a level from its head
 WINDOW = 512  # most recent tokens that prompt lookup searches
-EXTRA_DEPTH = 3  # levels below those of the heads
+LEVELS = 8  # of a drafter with an n-gram table, those of the heads included
 _FIT_POSITIONS = 8000  # positions that a level is fitted to, on average
 
 
@@ -48,7 +48,8 @@ class Learning:
         temperature: of the sampling.
         seed: of the sampling, and of the choice of positions for the fit.
         ngram: use n-gram table and prompt lookup (drafter `heads+ngram`); else only calibrate the heads' probabilities.
-        extra_depth: levels below those of the heads, drafted by n-gram table and prompt lookup alone.
+        levels: of the drafter, at least H; those below the heads are drafted by n-gram table and text so far alone.
+            Without n-gram table there are H.
         top: candidates of a level from its head.
         window: most recent tokens that prompt lookup searches.
 
@@ -60,7 +61,7 @@ class Learning:
     temperature: float = 0.7
     seed: int = 0
     ngram: bool = True
-    extra_depth: int = EXTRA_DEPTH
+    levels: int = LEVELS
     top: int = TOP
     window: int = WINDOW
 
@@ -87,7 +88,7 @@ class Learned:
     tokens: int
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def proposers(self, base: Base, heads: MedusaHeads, texts: Sequence[Text]) -> list[Proposer]:
+    def proposers(self, base: Base, heads: MedusaHeads | None, texts: Sequence[Text]) -> list[Proposer]:
         """For each text, the `Proposer` of the drafter whose table leaves it out."""
         folds = [proposer_for(base, heads, drafter) for drafter in self.folds]
         return [folds[self.fold_of[text.prompt_id]] for text in texts]
@@ -95,7 +96,7 @@ class Learned:
 
 def learn(
     base: Base,
-    heads: MedusaHeads,
+    heads: MedusaHeads | None,
     texts: Sequence[Text],
     learning: Learning,
     *,
@@ -108,7 +109,7 @@ def learn(
 
     Args:
         base: the base model.
-        heads: its heads, on the base's device and in its dtype.
+        heads: its heads, on the base's device and in its dtype; None for a drafter without heads.
         texts: prompts with the base's answers.
         learning: how the drafter is learned.
         max_new_tokens: most tokens of each sampled answer.
@@ -116,6 +117,9 @@ def learn(
         source: origin of the drafter, stored in it.
         progress: called after each batch of sampled texts, and of counted texts.
     """
+    num_heads = 0 if heads is None else heads.num_heads
+    if not num_heads and not learning.ngram:
+        raise ValueError("ngram is off and there are no heads, so nothing drafts")
     watch = Stopwatch(base)
     fold_of = _folds(texts)
     num_folds = max(fold_of.values()) + 1
@@ -133,10 +137,10 @@ def learn(
 
     def drafter(levels: Sequence[Level], table: NgramTable | None) -> Drafter:
         window = learning.window if learning.ngram else 0
-        top = min(learning.top, base.vocab_size)
-        return Drafter(tuple(levels), heads.num_heads, top, window, table, source or {})
+        top = min(learning.top, base.vocab_size) if num_heads else 0
+        return Drafter(tuple(levels), num_heads, top, window, table, source or {})
 
-    depth = heads.num_heads + (learning.extra_depth if learning.ngram else 0)
+    depth = max(num_heads, learning.levels if learning.ngram else 0)
     unfitted = [drafter([Level()] * depth, table) for table in tables]
     levels = _fitted(base, texts, [proposer_for(base, heads, one) for one in unfitted], fold_of, learning.seed)
     watch.lap("fitting")
