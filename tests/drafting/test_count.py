@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from drafters import answered, learned, planted, prompts_of
-from tiny import tiny_base
+from tiny import chat_base, cycle_heads, tiny_base
 
-from treeopt.calibrate.pipeline import CalibrationOptions
+from treeopt.calibrate.pipeline import CalibrationOptions, run_calibration
 from treeopt.drafter import NgramTable
 from treeopt.drafting import count as count_module
 from treeopt.drafting.count import choices_in, count_drawn, count_texts
 from treeopt.drafting.learn import Learning, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
-from treeopt.texts.answers import AnswerOptions, Drawn, continue_texts
-from treeopt.texts.encode import Text
+from treeopt.models.layouts import LoadedHeads
+from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts
+from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states
+from treeopt.texts.prompts import Prompt, PromptSet
 from treeopt.texts.samples import Drawing, draw
 
 NEW = 9
@@ -140,6 +143,25 @@ def test_a_drafter_is_that_of_two_passes(tokens: int, sampled: bool) -> None:
 def test_answers_that_are_greedy(given: dict[str, float], greedy: bool) -> None:
     """Answers that were sampled, or are given, are not the model's choices."""
     assert CalibrationOptions(**given).greedy is greedy  # type: ignore[arg-type]  # fields by name
+
+
+@pytest.mark.parametrize("given", [{"responses": True}, {"temperature": 3.0}, {}])
+def test_a_calibration_learns_the_models_choices(given: dict[str, float]) -> None:
+    """Answers that are given, sampled or greedy: the model's choices after them are counted, not always the answers."""
+    base = chat_base(disturbed=0.1)
+    prompts = tuple(
+        Prompt(f"set:{i:08}", ({"role": "user", "content": f"w{i}"},), None, "w9 w3 w11 w2 w5") for i in range(5)
+    )
+    loaded = LoadedHeads(cycle_heads(base, 2), "heads", Path("heads"), None, "h1", ())
+    chosen = CalibrationOptions(max_new_tokens=6, batch_size=2, **given)  # type: ignore[arg-type]  # fields by name
+    everything = PromptSet("chats", "sha", prompts)
+    run = run_calibration(base, loaded, everything, learning=Learning(0), max_new_tokens=6, batch_size=2, **given)
+    texts = encode_prompts(base, everything, 6, scored=True).texts
+    if not chosen.responses:
+        torch.manual_seed(chosen.seed)
+        texts, _ = answer_all(base, texts, chosen)
+    assert run.learned is not None
+    assert same_table(run.learned.drafter.ngram_table, counts_of(base, texts).table())
 
 
 def test_only_distinct_prompts_go_through_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
