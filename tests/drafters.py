@@ -48,7 +48,7 @@ def learned(
 ) -> Learned:
     """A drafter from these answered texts."""
     learning = Learning(tokens, ngram=ngram, window=window, levels=levels, top=6)
-    return learn(base, heads, texts, learning, max_new_tokens=new, batch_size=8)
+    return learn(base, heads, texts, learning, options=AnswerOptions(max_new_tokens=new, batch_size=8))
 
 
 def quick_drafter(base: Base, heads: MedusaHeads, *, ngram: bool = True, seed: int = 0) -> Drafter:

@@ -35,6 +35,7 @@ CALLS = {
     ],
     "exact": [EXACT],
     "hostile": [""],
+    "learn": [""],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
 }

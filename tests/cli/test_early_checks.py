@@ -163,12 +163,12 @@ def test_distill_leaves_out_skipped_rows() -> None:
 
 @pytest.mark.usefixtures("models")
 def test_learning_is_announced_and_both_files_are_named() -> None:
-    """Before learning: how many tokens from how many prompts, and the passes; after it: both files."""
+    """Before learning: how many answers to how many prompts, and the passes; after it: both files."""
     line = ("calibrate", "--heads", "base-heads", *FEW, "--drafter", "heads+ngram", "--learn-tokens", "1234")
     said = treeopt(*line, "-o", "c.safetensors").stderr
     assert (
-        "learning generates 6 answers to 6 prompts (at most 36 tokens), samples 1,234 more tokens at temperature 0.7, "
-        "counts all tokens, fits the drafter, traces the answers\n"
+        "learning generates 6 answers of up to 6 tokens to 6 prompts, samples 1,234 more tokens at temperature 0.7 "
+        "(fewer if all answers repeat), counts all tokens, fits the drafter, traces the answers\n"
     ) in said
     assert said.index("learning ") < said.index("calibrate 6/6")
     assert "wrote c.safetensors and c.drafter.safetensors " in said
@@ -178,7 +178,7 @@ def test_learning_is_announced_and_both_files_are_named() -> None:
     assert (made["output"], made["drafter_output"]) == ("d.safetensors", "d.drafter.safetensors")
     assert treeopt_json("calibrate", "--heads", "base-heads", *FEW, "-o", "e.safetensors")["drafter_output"] is None
     said = treeopt("learn", "--heads", "base-heads", *FEW, "--learn-tokens", "0", "-o", "l.safetensors").stderr
-    assert "learning generates 6 answers to 6 prompts (at most 36 tokens), counts all tokens" in said
+    assert "learning generates 6 answers of up to 6 tokens to 6 prompts, counts all tokens" in said
 
 
 @pytest.mark.usefixtures("models")

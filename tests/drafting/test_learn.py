@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,12 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.drafter import NgramTable
 from treeopt.drafting import learn as learning_module
-from treeopt.drafting.learn import FOLDS, Learning, _choices, _folds, learn
+from treeopt.drafting.learn import FOLDS, Learning, _folds, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
+from treeopt.texts.answers import AnswerOptions, Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.texts.samples import draw
@@ -49,13 +50,6 @@ def table_of(base: Base, texts: Sequence[Text]) -> NgramTable:
     return counts.table()
 
 
-def test_choices_are_the_models_own() -> None:
-    """Of texts of any lengths, in a batch: what the model would write after each prefix, not what was written."""
-    base = tiny_base("llama", 3)
-    texts = [Text("a", [4, 7, 7], [1, 2, 3, 4]), Text("b", [9], [8]), Text("c", [5, 6], [60] * 9)]
-    assert _choices(base, texts) == [choices_of(base, [*text.prompt, *text.answer]) for text in texts]
-
-
 def test_every_fold_leaves_its_own_texts_out() -> None:
     """The table of a fold is that of all other folds' texts, and the drafter's that of all; nothing else is counted."""
     base, heads = planted()
@@ -79,9 +73,10 @@ def test_drawn_texts_share_their_prompts_fold(monkeypatch: pytest.MonkeyPatch) -
     texts = answered(base, prompts_of(1, 9), 8)
     drawn: list[Text] = []
 
-    def drawing(*arguments: object, **options: object) -> object:
-        drawn.extend(draw(*arguments, **options))  # type: ignore[arg-type]  # handed on
-        return iter(drawn)
+    def drawing(*arguments: object, **options: object) -> Iterator[Drawn]:
+        for one in draw(*arguments, **options):  # type: ignore[arg-type]  # handed on
+            drawn.append(one.text)
+            yield one
 
     monkeypatch.setattr(learning_module, "draw", drawing)
     found = learned(base, heads, texts, tokens=100, new=8)
@@ -156,7 +151,7 @@ def test_equal_seeds_give_equal_drafters() -> None:
 
     def made(seed: int) -> str:
         learning = Learning(200, seed=seed, top=6, window=16, temperature=1.5)
-        return learn(base, heads, texts, learning, max_new_tokens=8, source={"x": 1}).drafter.id
+        return learn(base, heads, texts, learning, options=AnswerOptions(max_new_tokens=8), source={"x": 1}).drafter.id
 
     assert made(1) == made(1)
     assert made(1) != made(2)

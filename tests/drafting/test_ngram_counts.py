@@ -182,6 +182,18 @@ def test_pieces_are_joined_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(counted(texts, 8).table(row=4), whole)
 
 
+def test_many_short_texts_are_joined_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrays of a text of one token take memory as well: ten texts of one token are a piece of 400."""
+    joined: list[int] = []
+    whole = NgramCounts.joined
+    monkeypatch.setattr(module, "_PIECE", 400)
+    monkeypatch.setattr(NgramCounts, "joined", lambda counts: joined.append(counts.num_tokens) or whole(counts))
+    counts = NgramCounts(8)
+    for _ in range(25):
+        counts.add([1], [2])
+    assert joined == [10, 20]
+
+
 def test_merged_leaves_its_parts_alone() -> None:
     """Parts go on counting by themselves."""
     one, two = counted(random_texts(0, 8), 8), counted(random_texts(1, 8), 8)

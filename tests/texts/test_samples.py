@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from drafters import answered, planted, prompts_of
@@ -9,7 +11,7 @@ from drafters import answered, planted, prompts_of
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
 from treeopt.texts import samples as draw_module
-from treeopt.texts.answers import continue_texts, left_padded
+from treeopt.texts.answers import Drawn, left_padded, sample_texts
 from treeopt.texts.encode import Text
 from treeopt.texts.samples import Drawing, draw
 
@@ -20,7 +22,8 @@ def drawn(
     base: Base, texts: list[Text], tokens: int, *, batch_size: int = 4, progress: Progress = silent
 ) -> list[Text]:
     """Text drawn at a temperature at which no two answers are alike."""
-    return list(draw(base, texts, Drawing(tokens, 3.0, 5, NEW, batch_size), progress=progress))
+    drawing = Drawing(tokens, 3.0, 5, NEW, batch_size)
+    return [one.text for one in draw(base, texts, drawing, progress=progress)]
 
 
 def ending(base: Base) -> Base:
@@ -55,11 +58,11 @@ def test_no_more_is_generated_than_a_batch_beyond(monkeypatch: pytest.MonkeyPatc
     texts = answered(base, prompts_of(1, 40), NEW)
     asked: list[int] = []
 
-    def counting(base: Base, texts: list[Text], budget: int, *, temperature: float) -> list[Text]:
+    def counting(base: Base, texts: list[Text], budget: int, *, temperature: float) -> list[Drawn]:
         asked.append(len(texts) * budget)
-        return continue_texts(base, texts, budget, temperature=temperature)
+        return sample_texts(base, texts, budget, temperature=temperature)
 
-    monkeypatch.setattr(draw_module, "continue_texts", counting)
+    monkeypatch.setattr(draw_module, "sample_texts", counting)
     drawn(base, texts, 10, batch_size=10**9)
     assert sum(asked) == 2 * NEW
     asked.clear()
@@ -75,13 +78,11 @@ def test_whole_rounds_are_stock_sampling() -> None:
     expected = []
     for _ in range(2):
         order = sorted(texts, key=lambda text: (len(text.prompt), text.prompt_id))
-        answers = {}
         for start in range(0, 9, 4):
             batch = order[start : start + 4]
             ids, mask = left_padded([text.prompt for text in batch], base.pad_id)
             out = base.generate(ids, mask, NEW, temperature=3.0)[:, ids.shape[1] :].tolist()
-            answers |= {text.prompt_id: answer for text, answer in zip(batch, out, strict=True)}
-        expected += [(text.prompt_id, answers[text.prompt_id]) for text in texts]
+            expected += [(text.prompt_id, answer) for text, answer in zip(batch, out, strict=True)]
     for tokens in (2 * 9 * NEW - 6, 2 * 9 * NEW, 2 * 9 * NEW + 20):
         found = [(text.prompt_id, text.answer) for text in drawn(base, texts, tokens)]
         assert found[:18] == expected
@@ -98,16 +99,17 @@ def test_part_of_a_round_is_of_all_lengths() -> None:
 
 @pytest.mark.parametrize(("tokens", "short"), [(200, False), (200, True), (210, False)])  # 216 are three whole rounds
 def test_one_progress_over_all_tokens(tokens: int, short: bool) -> None:
-    """Over all rounds progress rises by the tokens that were really drawn, towards nearly one total, and ends there."""
+    """Over all rounds progress rises from 0 by the tokens that were drawn, towards nearly one total, and ends there."""
     base = ending(planted()[0]) if short else planted()[0]
     texts = answered(base, prompts_of(1, 9), NEW)
     calls: list[tuple[int, int, str]] = []
     found = drawn(base, texts, tokens, progress=lambda *what: calls.append(what))
     done = [one for one, _, _ in calls]
     assert done == sorted(set(done))
-    assert all(after - before <= 4 * NEW for before, after in zip([0, *done], done, strict=False))
+    assert done[0] == 0
+    assert all(after - before <= 4 * NEW for before, after in itertools.pairwise(done))
     assert done[-1] == calls[-1][1] == size(found)
-    assert {note for _, _, note in calls} == {"tokens to learn from"}
+    assert all(note.startswith("tokens sampled") for _, _, note in calls)
     assert all(done <= total and tokens <= total <= tokens * 1.05 for done, total, _ in calls)
 
 
@@ -115,5 +117,23 @@ def test_a_model_without_a_choice_ends_the_drawing() -> None:
     """Where every round repeats the one before nothing more is drawn."""
     base, _ = planted()
     texts = answered(base, prompts_of(1, 3), NEW)
-    found = list(draw(base, texts, Drawing(10**12, 1e-4, 0, NEW, 4)))
+    calls: list[tuple[int, int, str]] = []
+    drawing = Drawing(10**12, 1e-4, 0, NEW, 4)
+    found = [one.text for one in draw(base, texts, drawing, progress=lambda *what: calls.append(what))]
     assert 0 < size(found) <= 4 * 6 * NEW
+    assert calls[-2][2] == "tokens sampled, 0% of the answers new"
+    assert calls[-1] == (size(found), size(found), "tokens sampled, no more answers are new")
+
+
+def test_each_batch_is_handed_on_when_it_is_finished() -> None:
+    """No answers are collected: those of a batch come before the next batch is written, and none is asked for 0."""
+    base, _ = planted()
+    texts = answered(base, prompts_of(1, 9), NEW)
+    done: list[int] = []
+    answers = draw(base, texts, Drawing(200, 3.0, 5, NEW, 4), progress=lambda *what: done.append(what[0]))
+    so_far = 0
+    for one in answers:
+        so_far += len(one.text.answer)
+        assert done[-1] - 4 * NEW < so_far <= done[-1]
+    assert list(draw(base, texts, Drawing(0, 3.0, 5, NEW, 4), progress=lambda *what: done.clear())) == []
+    assert done

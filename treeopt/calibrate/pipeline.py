@@ -47,6 +47,11 @@ class CalibrationOptions(AnswerOptions):
     steps: bool = False
 
     @property
+    def greedy(self) -> bool:
+        """Whether every token of the answers is the model's greedy choice; given answers are taken not to be."""
+        return super().greedy and not self.responses
+
+    @property
     def answers(self) -> str:
         """The origin of the answers, as calibrations store it."""
         if self.responses:
@@ -94,7 +99,8 @@ def run_calibration(
         tokenizer: of the model; None takes the one beside the model's weights.
         drafter: the drafter whose candidates are ranked; None ranks the guesses of the heads.
         learning: learn a drafter from these prompts, and trace each text by a drafter that was learned without it.
-        progress: called after each batch; answers, sampled texts, counted texts and traces each begin at 0.
+        progress: called after each batch with what is done, of how many, and a note: answers, sampled tokens, counted
+            prompts (or texts), and traces, each from 0.
         options: fields of `CalibrationOptions`: `max_new_tokens`, `batch_size`, `temperature`, `seed`,
             `chat_template`, `responses`, `steps`.
 
@@ -180,8 +186,7 @@ def _learned(job: _Job, texts: Sequence[Text], learning: Learning) -> Learned:
         job.heads,
         texts,
         learning,
-        max_new_tokens=job.options.max_new_tokens,
-        batch_size=job.options.batch_size,
+        options=job.options,
         source=_source(job, learning),
         progress=job.progress,
     )

@@ -21,14 +21,13 @@ _FEW = 1000  # positions; fewer are too few for the weights and the calibration 
 def announce_learning(
     console: Console, learning: Learning, prompts: PromptSet, max_new_tokens: int, *, given: bool = False
 ) -> None:
-    """Print the parts of the work before it begins, with the number of tokens to generate."""
+    """Print the parts of the work before it begins, with the numbers of answers and of tokens to sample."""
     count = sum(1 if given else 1 + len(prompt.later) for prompt in prompts.prompts)  # given answers: first turns only
     verb = "reads" if given else "generates"
-    parts = [
-        f"{verb} {count:,} answers to {len(prompts.prompts):,} prompts (at most {count * max_new_tokens:,} tokens)"
-    ]
+    parts = [f"{verb} {count:,} answers of up to {max_new_tokens:,} tokens to {len(prompts.prompts):,} prompts"]
     if learning.ngram and learning.tokens:
-        parts.append(f"samples {learning.tokens:,} more tokens at temperature {learning.temperature}")
+        less = "fewer if all answers repeat"
+        parts.append(f"samples {learning.tokens:,} more tokens at temperature {learning.temperature} ({less})")
     if learning.ngram:
         parts.append("counts all tokens")
     console.note(f"learning {', '.join([*parts, 'fits the drafter', 'traces the answers'])}")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from treeopt.drafter import LEARN_TOKENS, Drafter, Level, NgramTable
+from treeopt.drafting.count import count_drawn, count_texts
 from treeopt.drafting.fit_weights import Evidence, evidence, fit_level
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.ngram_counts import NgramCounts
@@ -28,8 +28,9 @@ from treeopt.models.clock import Stopwatch
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed, check_temperature
+from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import LOGITS_BYTES, hidden_states
+from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.samples import Drawing, draw
 
 FOLDS = 4
@@ -100,8 +101,7 @@ def learn(
     texts: Sequence[Text],
     learning: Learning,
     *,
-    max_new_tokens: int,
-    batch_size: int = 16,
+    options: AnswerOptions,
     source: dict[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Learned:
@@ -112,10 +112,10 @@ def learn(
         heads: its heads, on the base's device and in its dtype; None for a drafter without heads.
         texts: prompts with the base's answers.
         learning: how the drafter is learned.
-        max_new_tokens: most tokens of each sampled answer.
-        batch_size: prompts in one forward.
+        options: of the texts' answers; `max_new_tokens` and `batch_size` are those of the sampled answers too. With
+            `greedy`, the answers are counted without a forward.
         source: origin of the drafter, stored in it.
-        progress: called after each batch of sampled texts, and of counted texts.
+        progress: called at the beginning of sampling and of counting, and after each batch.
     """
     num_heads = 0 if heads is None else heads.num_heads
     if not num_heads and not learning.ngram:
@@ -126,10 +126,14 @@ def learn(
     whole: NgramTable | None = None
     tables: list[NgramTable | None] = [None] * num_folds
     if learning.ngram:
-        drawing = Drawing(learning.tokens, learning.temperature, learning.seed, max_new_tokens, batch_size)
-        drawn = list(draw(base, texts, drawing, progress=progress))
+        size = options.batch_size
+        counts = [NgramCounts(base.vocab_size) for _ in range(num_folds)]
+        by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
+        drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size)
+        for drawn in draw(base, texts, drawing, progress=progress):
+            count_drawn(by_prompt[drawn.text.prompt_id], drawn)
         watch.lap("drawing")
-        counts = _counts(base, [*texts, *drawn], len(texts), fold_of, batch_size, progress)
+        count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, progress=progress)
         none = NgramCounts(base.vocab_size)
         tables = [none.merged([*counts[:fold], *counts[fold + 1 :]]).table() for fold in range(num_folds)]
         whole = none.merged(counts).table()
@@ -165,37 +169,6 @@ def _folds(texts: Sequence[Text]) -> dict[str, int]:
 def _row(text: Text) -> str:
     """The part of the prompt id that is the same for all turns of a dialogue."""
     return text.prompt_id.partition(".")[0]
-
-
-def _counts(
-    base: Base,
-    texts: Sequence[Text],
-    greedy: int,
-    fold_of: dict[str, int],
-    batch_size: int,
-    progress: Progress,
-) -> list[NgramCounts]:
-    """The counts of each fold; the prompts of the first `greedy` texts are counted too."""
-    counts = [NgramCounts(base.vocab_size) for _ in range(max(fold_of.values()) + 1)]
-    for start in range(0, len(texts), batch_size):
-        batch = texts[start : start + batch_size]
-        for row, (text, choices) in enumerate(zip(batch, _choices(base, batch), strict=True)):
-            first = 0 if start + row < greedy else len(text.prompt) - 1
-            counts[fold_of[text.prompt_id]].add([*text.prompt, *text.answer][: len(choices)], choices, first=first)
-        progress(start + len(batch), len(texts), "texts counted")
-    return counts
-
-
-@torch.inference_mode()
-def _choices(base: Base, texts: Sequence[Text]) -> list[list[int]]:
-    """The model's greedy choice after each token of each text, except the last token."""
-    whole = [Text(text.prompt_id, text.prompt[:1], [*text.prompt[1:], *text.answer]) for text in texts]
-    size = max(1, LOGITS_BYTES // (base.vocab_size * 4))
-    found = []
-    for hidden in hidden_states(base, whole):
-        parts = [base.lm_head(part).argmax(-1) for part in torch.split(hidden, size)]
-        found.append(torch.cat(parts).tolist())
-    return found
 
 
 def _fitted(

@@ -19,6 +19,7 @@ DISCOUNT = 0.75
 ROW = 16  # successors of a context in the table
 MAX_BYTES = 64_000_000  # of the table
 _PIECE = 1 << 22  # counted tokens after which equal pairs are joined
+_TEXT = 40  # the arrays of one text take as much memory as so many counted tokens, besides its tokens
 _CHUNK = 1 << 14  # rows processed at once
 
 Ints = NDArray[np.int64]
@@ -96,7 +97,7 @@ class NgramCounts:
             shorter = keys[begin:, order - 1] if order else np.zeros_like(following)
             new = _Order(keys[begin:, order], shorter, following.astype(np.int32), np.ones_like(following))
             self._waiting[order].append(new)
-        self._pending += len(text)
+        self._pending += _TEXT + len(text)
         if self._pending >= _PIECE:
             self.joined()
 

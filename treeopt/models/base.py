@@ -116,7 +116,7 @@ class Base:
     def generate(
         self, ids: Tensor, mask: Tensor, max_new_tokens: int, *, temperature: float = 0.0, **options: Any
     ) -> Tensor:
-        """Stock `generate` with no logits processors, ended by the end of text alone.
+        """Stock `generate` with no logits processors but those in `options`, ended by the end of text alone.
 
         The model's generation config may have penalties, forbidden tokens and the like, which `generate` adds to any
         config passed to it. So it is replaced during the call.
@@ -126,7 +126,8 @@ class Base:
             mask: int64 [B, T], 0 at the padding.
             max_new_tokens: maximum number of new tokens.
             temperature: 0 is greedy; above 0, tokens are sampled from the whole distribution.
-            options: of `generate`, such as stopping criteria.
+            options: of `generate`, such as stopping criteria. A `logits_processor` is called with the model's logits
+                in float32, before they are divided by the temperature.
 
         Returns:
             int64 [B, T + new].

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from treeopt.errors import check_counts
 from treeopt.models.base import Base
@@ -43,6 +45,38 @@ class AnswerOptions:
         for name in ("max_new_tokens", "batch_size", "seed"):
             object.__setattr__(self, name, int(getattr(self, name)))  # files and torch take no integers of numpy
 
+    @property
+    def greedy(self) -> bool:
+        """Whether every token of the answers is the model's greedy choice."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sampled answer; `choices[i]` is the model's greedy choice where answer token i was sampled."""
+
+    text: Text
+    choices: list[int]
+
+
+class ChoiceRecorder(LogitsProcessor):
+    """A logits processor that records the greedy choice at each step of `generate`, and leaves the logits unchanged.
+
+    Of equal logits the smallest id is chosen. The choices stay on the device until the text is finished.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._steps.append(scores.argmax(-1))
+        return scores
+
+    def choices(self) -> list[list[int]]:
+        """The choices of each row of the batch, one a step."""
+        found: list[list[int]] = torch.stack(self._steps, dim=1).tolist()
+        return found
+
 
 def answer_all(
     base: Base,
@@ -67,10 +101,11 @@ def answer_all(
     size, budget = options.batch_size, options.max_new_tokens
     answered: list[Text] = []
     skipped: list[Skipped] = []
-    pending, total = list(prompts), sum(1 + len(text.later) for text in prompts)
+    pending = list(prompts)
     while pending:
         pending.sort(key=lambda text: (len(text.prompt), text.prompt_id))  # similar lengths: little padding
         done = len(answered)
+        total = done + sum(1 + len(text.later) for text in pending)  # later turns may not fit into the context
         for start in range(0, len(pending), size):
             batch = pending[start : start + size]
             answered += continue_texts(base, batch, budget, temperature=options.temperature)
@@ -82,15 +117,30 @@ def answer_all(
 
 
 @torch.inference_mode()
-def continue_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, temperature: float = 0.0) -> list[Text]:
-    """The texts with the base model's continuations, each up to and with the end-of-text token."""
+def continue_texts(
+    base: Base, texts: Sequence[Text], max_new_tokens: int, *, temperature: float = 0.0, **options: Any
+) -> list[Text]:
+    """The texts with the base model's continuations, each up to and with the end-of-text token.
+
+    Further options are those of `Base.generate`.
+    """
     ids, mask = left_padded([text.prompt for text in texts], base.pad_id)
-    out = base.generate(ids.to(base.device), mask.to(base.device), max_new_tokens, temperature=temperature)
+    ids, mask = ids.to(base.device), mask.to(base.device)
+    out = base.generate(ids, mask, max_new_tokens, temperature=temperature, **options)
     answers = out[:, ids.shape[1] :].tolist()
     return [
         dataclasses.replace(text, answer=cut_at_end(answer, base.eos_ids))
         for text, answer in zip(texts, answers, strict=True)
     ]
+
+
+def sample_texts(base: Base, texts: Sequence[Text], max_new_tokens: int, *, temperature: float) -> list[Drawn]:
+    """The texts as of `continue_texts`, with the greedy choices at the places of their answers' tokens."""
+    recorder = ChoiceRecorder()
+    processors = LogitsProcessorList([recorder])
+    sampled = continue_texts(base, texts, max_new_tokens, temperature=temperature, logits_processor=processors)
+    pairs = zip(sampled, recorder.choices(), strict=True)
+    return [Drawn(text, choices[: len(text.answer)]) for text, choices in pairs]
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:

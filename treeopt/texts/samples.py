@@ -10,10 +10,11 @@ import torch
 
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
-from treeopt.texts.answers import continue_texts
+from treeopt.texts.answers import Drawn, sample_texts
 from treeopt.texts.encode import Text
 
 _SLACK = 20  # whole rounds may exceed the number of tokens by a share of 1 / _SLACK
+_NOTE = "tokens sampled"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Drawing:
     batch_size: int
 
 
-def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progress = silent) -> Iterator[Text]:
+def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progress = silent) -> Iterator[Drawn]:
     """Sample answers to the prompts, in rounds over all of them, until there are `tokens` tokens.
 
     A round takes all prompts where, by the mean length of the answers so far, all are needed, or the result exceeds
@@ -50,32 +51,38 @@ def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progr
         base: the base model.
         texts: the prompts, with answers from which the length of an answer is estimated.
         drawing: tokens, temperature, seed and batches.
-        progress: called after each batch with the tokens so far and their expected number.
+        progress: called at the beginning and after each batch with the tokens so far, their expected number, and the
+            share of new answers among those of the round.
 
     Yields:
-        The texts of each round, by ascending prompt id.
+        The answers with the model's greedy choices, each batch when it is finished, by the length of the prompts.
     """
+    if not drawing.tokens:
+        return
     counted, written = len(texts), max(1, _size(texts))
     prompts = [Text(text.prompt_id, text.prompt, []) for text in texts]  # without source, so without later turns
     most = min(drawing.batch_size, _answers(drawing.tokens, counted, written))
     prompts *= -(-most // len(prompts))  # with few prompts, each several times in one batch
     prompts.sort(key=lambda text: (len(text.prompt), text.prompt_id))
-    known: set[tuple[str, tuple[int, ...]]] = set()
+    known: set[int] = set()  # hashes of the answers, which take less memory than the answers
     torch.manual_seed(drawing.seed)
     made = repeated = 0
+    progress(made, drawing.tokens, _NOTE)
     while made < drawing.tokens and repeated < len(prompts):  # stops when short answers only repeat
         chosen, limit = _round(prompts, made, drawing.tokens, counted, written)
-        answered: list[Text] = []
+        before, answered = len(known), 0
         for batch in _batches(base, chosen, drawing, limit - made):
-            answered += batch
-            made += _size(batch)
-            counted, written = counted + len(batch), written + _size(batch)
-            to_come = (len(chosen) - len(answered)) * written // counted
-            progress(made, made if made >= limit else max(drawing.tokens, made + to_come), "tokens to learn from")
-        yield from sorted(answered, key=lambda text: text.prompt_id)
-        new = {(text.prompt_id, tuple(text.answer)) for text in answered} - known
-        known |= new
-        repeated = 0 if new else repeated + len(answered)
+            answers = [one.text for one in batch]
+            made, answered = made + _size(answers), answered + len(answers)
+            counted, written = counted + len(answers), written + _size(answers)
+            known.update(hash((text.prompt_id, *text.answer)) for text in answers)
+            to_come = (len(chosen) - answered) * written // counted
+            total = made if made >= limit else max(drawing.tokens, made + to_come)
+            progress(made, total, f"{_NOTE}, {(len(known) - before) / answered:.0%} of the answers new")
+            yield from batch
+        repeated = 0 if len(known) > before else repeated + answered
+    if made < drawing.tokens:
+        progress(made, made, f"{_NOTE}, no more answers are new")
 
 
 def _round(prompts: Sequence[Text], made: int, tokens: int, counted: int, written: int) -> tuple[Sequence[Text], int]:
@@ -86,14 +93,14 @@ def _round(prompts: Sequence[Text], made: int, tokens: int, counted: int, writte
     return [prompts[i * len(prompts) // needed] for i in range(needed)], tokens
 
 
-def _batches(base: Base, prompts: Sequence[Text], drawing: Drawing, left: int) -> Iterator[list[Text]]:
+def _batches(base: Base, prompts: Sequence[Text], drawing: Drawing, left: int) -> Iterator[list[Drawn]]:
     """Batches of answered prompts, with at most `left` tokens in all; the last answer is cut there."""
     for start in range(0, len(prompts), drawing.batch_size):
         batch = prompts[start : start + drawing.batch_size]
         budget = min(drawing.max_new_tokens, left)
-        texts = _first(continue_texts(base, batch, budget, temperature=drawing.temperature), left)
-        left -= _size(texts)
-        yield texts
+        answers = _first(sample_texts(base, batch, budget, temperature=drawing.temperature), left)
+        left -= sum(len(one.choices) for one in answers)
+        yield answers
         if not left:
             return
 
@@ -108,11 +115,12 @@ def _answers(tokens: int, counted: int, written: int) -> int:
     return -(-tokens * counted // written)
 
 
-def _first(texts: Sequence[Text], tokens: int) -> list[Text]:
-    """The first texts, up to `tokens` tokens of answers; the last is cut there."""
+def _first(answers: Sequence[Drawn], tokens: int) -> list[Drawn]:
+    """The first answers, up to `tokens` tokens; the last is cut there."""
     first = []
-    for text in texts:
+    for one in answers:
         if tokens:
-            first.append(dataclasses.replace(text, answer=text.answer[:tokens]))
-            tokens -= len(first[-1].answer)
+            text = dataclasses.replace(one.text, answer=one.text.answer[:tokens])
+            first.append(Drawn(text, one.choices[:tokens]))
+            tokens -= len(text.answer)
     return first

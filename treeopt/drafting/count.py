@@ -1,0 +1,74 @@
+"""Count the base model's greedy choices after the tokens of prompts, greedy answers and sampled answers.
+
+A forward pass over finished text is needed only where the choices are not known from the writing of the text: a greedy
+answer consists of the choices, and those of a sampled answer are recorded while it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from treeopt.drafter import CONTEXT
+from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.models.base import Base
+from treeopt.progress import Progress, silent
+from treeopt.texts.answers import Drawn
+from treeopt.texts.encode import Text
+from treeopt.texts.hidden_states import LOGITS_BYTES, hidden_states
+
+
+def count_drawn(counts: NgramCounts, drawn: Drawn) -> None:
+    """Count the choices of a sampled answer, the first of them after the prompt; the prompt itself is only context."""
+    context = drawn.text.prompt[-CONTEXT:]
+    tokens = [*context, *drawn.text.answer[:-1]]
+    first = len(context) - 1
+    counts.add(tokens, [0] * first + drawn.choices, first=first)  # successors before the first are not read
+
+
+def count_texts(
+    base: Base,
+    texts: Sequence[Text],
+    counts: Mapping[str, NgramCounts],
+    *,
+    greedy: bool,
+    batch_size: int,
+    progress: Progress = silent,
+) -> None:
+    """Count the choices after every token of prompts and answers, but the last token of each text.
+
+    Args:
+        base: the base model.
+        texts: prompts with answers.
+        counts: by prompt id, the counts to which a text is added.
+        greedy: whether the answers are the base's greedy choices. Then only the prompts go through the model, each of
+            several equal ones once.
+        batch_size: prompts or texts in one forward.
+        progress: called at the beginning and after each batch with the number of finished prompts or texts.
+    """
+    alike: dict[tuple[int, ...], list[Text]] = {}
+    for text in texts:
+        alike.setdefault((*text.prompt, *(() if greedy else text.answer)), []).append(text)
+    rows = sorted(alike, key=len)  # similar lengths: little padding
+    note = "prompts counted" if greedy else "texts counted"
+    progress(0, len(rows), note)
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        for row, choices in zip(batch, choices_in(base, batch), strict=True):
+            for text in alike[row]:
+                tokens, known = [*text.prompt, *text.answer], text.answer if greedy else []
+                counts[text.prompt_id].add(tokens[:-1], [*choices, *known])
+        progress(start + len(batch), len(rows), note)
+
+
+@torch.inference_mode()
+def choices_in(base: Base, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The base's greedy choice after each token of each row, but the last token, by one teacher-forced forward."""
+    texts = [Text("", list(row[:1]), list(row[1:])) for row in rows]
+    size = max(1, LOGITS_BYTES // (base.vocab_size * 4))
+    found = []
+    for hidden in hidden_states(base, texts):
+        parts = [base.lm_head(part).argmax(-1) for part in torch.split(hidden, size)]
+        found.append(torch.cat(parts).tolist())
+    return found
