@@ -4,9 +4,16 @@ Level h (1..L) drafts token t+1+h, as head h does. The score of token y at level
 of the levels above it, is
 
     head[h] * log p_h(y)  +  prior[h] * log U(y)  +  ngram[h] * ratio(y | last tokens)
+        +  cache[h][n] * log(P_n(y) / P_0(y))
         +  prompt_lookup[h][m] where y followed the latest longest match, m tokens long, of the last tokens in the text
 
-with p_h the distribution of head h (the extra depth below the heads has none), U and ratio from the n-gram table. The
+with p_h the distribution of head h (levels below the heads have none), U and ratio from the n-gram table. P_n is the
+estimate of the cache of the text so far: for each length n of `CACHE_LENGTHS`, the places where the last n tokens
+occurred before vote for the tokens that followed there,
+
+    P_n(y) = (votes(y) + cache_prior * P_m(y)) / (places + cache_prior)
+
+with m the next shorter length and P_0 = U(y) * exp(ratio). The longest length with at least one place is used. The
 softmax over a level's candidates, with `other_logit` as the score of all other tokens together, estimates the
 probability of each candidate; the level's `calibration_map` maps it to the observed frequency.
 """
@@ -26,13 +33,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.policy import Plan
 
 MAX_MATCH = 12  # matches of this many tokens or more have the same weight
+CACHE_LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens of the contexts that the cache looks up in the text so far
 NO_CHANCE = -40.0  # log of a negligible probability
 LEARN_TOKENS = 400_000  # default number of sampled tokens to learn from
 HEADS, HEADS_NGRAM = "heads", "heads+ngram"  # drafters by name
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 CONTEXT = 4  # tokens of the longest stored context; more were no better (docs/method.md)
+_OLD_FIELDS = 6  # of a level that drafters of before the cache have
 _ORDER_BITS = 60  # the lower bits of a key are the hash of the tokens, the upper ones their number
 _HASH_MASK = (1 << _ORDER_BITS) - 1
 _KEY_ORDERS = np.arange(1, CONTEXT + 1, dtype=np.int64) << _ORDER_BITS
@@ -117,6 +127,11 @@ class NgramTable:
         """Z."""
         return len(self.keys)
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not self.num_tokens
+
     @functools.cached_property
     def bytes(self) -> int:
         """Size of all arrays."""
@@ -152,6 +167,7 @@ class Level:
         other_logit: score of all tokens together that are not candidates.
         calibration_map: pairs of log-odds, estimated and observed, both ascending; linear between pairs, constant
             beyond them. Empty: estimates are not changed.
+        cache: weights of the cache of the text so far, by the longest length of `CACHE_LENGTHS` that was found.
     """
 
     head: float = 1.0
@@ -160,6 +176,7 @@ class Level:
     prompt_lookup: tuple[float, ...] = (0.0,) * MAX_MATCH
     other_logit: float = NO_CHANCE
     calibration_map: tuple[tuple[float, float], ...] = ()
+    cache: tuple[float, ...] = (0.0,) * len(CACHE_LENGTHS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,12 +185,18 @@ class Drafter:
 
     Args:
         levels: L levels, at least one, and at least as many as there are heads.
-        num_heads: H; 0 where the n-gram table drafts alone.
+        num_heads: H; 0 for a drafter without heads.
         top: candidates of a level from its head, which are the head's likeliest tokens; of the levels below the heads,
-            the most frequent tokens. May be 0 without heads.
-        window: number of the last tokens that prompt lookup searches, at least `CONTEXT`; 0 searches none.
-        ngram_table: None for the heads alone.
+            the most frequent tokens (none where H = 0).
+        window: number of the last tokens that cache and prompt lookup search, at least `CONTEXT`; 0 searches none.
+        ngram_table: None for the heads alone. An empty table (no contexts, no counted tokens) is replaced by the
+            frequencies of the tokens in the text so far.
         source: model, heads, the text it was learned from, versions.
+        cache_prior: weight of the next shorter length's estimate in the cache, in votes; above 0.
+        voted: candidates of a level from the votes of the cache, beside the one of prompt lookup.
+        lm_head_levels: where H = 0, number of first levels in which the base's own distribution of the root takes the
+            place of a head's.
+        plan: the tree or policy that is recommended for it; it names this drafter's id.
 
     Raises:
         TreeoptError: E222 where a rule above is broken.
@@ -185,24 +208,41 @@ class Drafter:
     window: int = 0
     ngram_table: NgramTable | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
+    cache_prior: float = 1.0
+    voted: int = 0
+    lm_head_levels: int = 0
+    plan: Plan | None = None
 
     def __post_init__(self) -> None:
         fault = self._fault()
+        if not fault and self.plan is not None and self.plan.drafter != self.id:
+            fault = f"its plan was made for drafter {self.plan.drafter or HEADS}, this is {self.id}"
         if fault:
             raise TreeoptError(Code.DRAFTER_INVALID, f"not a drafter: {fault}")
 
     def _fault(self) -> str:
         if not 0 <= self.num_heads <= len(self.levels) or not self.levels:
             return f"{len(self.levels)} levels for {self.num_heads} heads"
-        if self.top < (1 if self.num_heads else 0) or (self.window != 0 and self.window < CONTEXT):
+        if (
+            self.top < (1 if self.num_heads or self.lm_head_levels else 0)
+            or 0 < self.window < CONTEXT
+            or self.window < 0
+        ):
             return f"{self.top} candidates of each head and a window of {self.window} tokens"
+        if self.voted < 0 or not (self.cache_prior > 0 and math.isfinite(self.cache_prior)):
+            return f"{self.voted} candidates from the cache and a cache_prior of {self.cache_prior}"
+        if not 0 <= self.lm_head_levels <= (0 if self.num_heads else len(self.levels)):
+            return f"{self.lm_head_levels} levels of the LM head beside {self.num_heads} heads"
         if len(self.levels) > self.num_heads and self.ngram_table is None:
             return "extra depth below the heads needs an n-gram table"
         for number, level in enumerate(self.levels, start=1):
             pairs = [value for pair in level.calibration_map for value in pair]
-            numbers = (level.head, level.prior, level.ngram, level.other_logit, *level.prompt_lookup, *pairs)
-            if len(level.prompt_lookup) != MAX_MATCH or not all(map(math.isfinite, numbers)):
-                return f"level {number} has numbers that are not finite, or not {MAX_MATCH} weights of prompt_lookup"
+            weights = (*level.prompt_lookup, *level.cache)
+            numbers = (level.head, level.prior, level.ngram, level.other_logit, *weights, *pairs)
+            if not all(map(math.isfinite, numbers)):
+                return f"level {number} has numbers that are not finite"
+            if (len(level.prompt_lookup), len(level.cache)) != (MAX_MATCH, len(CACHE_LENGTHS)):
+                return f"level {number} has not {MAX_MATCH} weights of prompt_lookup and {len(CACHE_LENGTHS)} of cache"
             if any(
                 a[0] >= b[0] or a[1] > b[1]
                 for a, b in zip(level.calibration_map, level.calibration_map[1:], strict=False)
@@ -222,8 +262,15 @@ class Drafter:
 
     @functools.cached_property
     def id(self) -> str:
-        """Hash of all fields that determine the drafts; traces and trees store it."""
-        settings = [self.num_heads, self.top, self.window, [dataclasses.astuple(level) for level in self.levels]]
+        """Hash of all fields that determine the drafts; traces and trees store it.
+
+        Fields that were added later are left out at their defaults, so that drafters of before keep their ids.
+        """
+        levels = [dataclasses.astuple(level) for level in self.levels]
+        settings: list[Any] = [self.num_heads, self.top, self.window, [level[:_OLD_FIELDS] for level in levels]]
+        added = [self.cache_prior, self.voted, self.lm_head_levels, [level[_OLD_FIELDS:] for level in levels]]
+        if added != [1.0, 0, 0, [(Level().cache,)] * len(levels)]:
+            settings.append(added)
         digest = hashlib.sha256(json.dumps(settings).encode())
         if self.ngram_table is not None:
             for name, array in sorted(self.ngram_table.arrays().items()):

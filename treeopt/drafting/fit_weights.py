@@ -1,14 +1,15 @@
 """Fit of a drafter's weights by maximum likelihood.
 
 Each level is a conditional logit model: the probability of a candidate is the softmax of its score. Maximum likelihood
-is a convex problem in 16 weights, so it has one solution and takes seconds. The outputs of base and heads are
+is a convex problem in 22 weights, so it has one solution and takes seconds. The outputs of base and heads are
 constants; there are no gradients through them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.drafter import MAX_MATCH, Level
+from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Level
 from treeopt.drafting.interface import Features
 from treeopt.optimize.isotonic import isotonic
 
@@ -26,7 +27,17 @@ _JUDGED = 8  # candidates of a node for the calibration map; trees rarely use ot
 _UNLIKELY = math.log(1e-4)  # less likely candidates are not used by trees
 _GROUPS, _GROUP = 64, 50  # maximum number of groups of similar estimates, minimum number of candidates of a group
 _AS_GOOD = 1 - 1e-9  # rates with a ratio above this are equal up to rounding
-_OTHER = 3 + MAX_MATCH  # column of the constant, after head, prior, ngram and prompt_lookup
+_CACHE = 3 + MAX_MATCH
+_OTHER = _CACHE + len(CACHE_LENGTHS)  # column of the constant, the score of all other tokens
+# Columns of the terms of a score.
+TERMS = {
+    "head": slice(0, 1),
+    "prior": slice(1, 2),
+    "ngram": slice(2, 3),
+    "prompt_lookup": slice(3, _CACHE),
+    "cache": slice(_CACHE, _OTHER),
+}
+_ARRAYS = ("features", "excluded", "targets")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +58,33 @@ class Evidence:
         """The evidence at some of the positions."""
         return Evidence(self.features[chosen], self.excluded[chosen], self.targets[chosen])
 
+    def without(self, terms: Collection[str]) -> Evidence:
+        """The evidence without some terms of the score, by the names in `TERMS`."""
+        features = self.features.copy()
+        for term in terms:
+            features[:, :, TERMS[term]] = 0
+        return dataclasses.replace(self, features=features)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Evidence]) -> Evidence:
+        """The evidence of all parts, at least one."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS))
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The result of `fit_level`.
+
+    Args:
+        level: weights and calibration map.
+        loss: mean negative log-likelihood, in nats.
+        correct: bool [n], whether the likeliest candidate is the true token.
+    """
+
+    level: Level
+    loss: float
+    correct: NDArray[np.bool_]
+
 
 def evidence(found: Features, true: NDArray[np.int64]) -> Evidence:
     """The evidence of one level.
@@ -61,26 +99,27 @@ def evidence(found: Features, true: NDArray[np.int64]) -> Evidence:
     lengths = np.minimum(found.length, MAX_MATCH)
     matched = np.flatnonzero(lengths)
     features[matched, :slots, 2 + lengths[matched]] = found.prompt_lookup[matched]
+    voted = np.flatnonzero(found.found)
+    features[voted, :slots, _CACHE - 1 + found.found[voted]] = found.cache[voted]
     features[:, slots, _OTHER] = 1.0
     excluded = np.concatenate([found.repeated, np.zeros((rows, 1), np.bool_)], axis=1)
     hit = (found.tokens == true[:, None]) & ~found.repeated
     return Evidence(features, excluded, np.where(hit.any(1), hit.argmax(1), slots))
 
 
-def fit_level(parts: Sequence[Evidence]) -> Level:
+def fit_level(given: Evidence | None) -> Fit:
     """Fit the weights and the calibration map of one level.
 
     Args:
-        parts: evidence; without any positions, the weights are the defaults.
+        given: evidence; where it is None or has no positions, the weights are the defaults.
     """
-    if not any(len(part.targets) for part in parts):
-        return Level()
-    features = torch.from_numpy(np.concatenate([part.features for part in parts])).double()
-    excluded = torch.from_numpy(np.concatenate([part.excluded for part in parts]))
-    targets = torch.from_numpy(np.concatenate([part.targets for part in parts]))
+    if given is None or not len(given.targets):
+        return Fit(Level(), 0.0, np.zeros(0, np.bool_))
+    features = torch.from_numpy(given.features).double()
+    excluded, targets = torch.from_numpy(given.excluded), torch.from_numpy(given.targets)
     weights = torch.zeros(features.shape[-1], dtype=torch.float64)
-    weights[0] = 1.0
-    weights[-1] = -5.0
+    weights[0] = float(features[:, :, 0].any())  # 1 where there is a head
+    weights[_OTHER] = -5.0
     weights.requires_grad_()
     start = weights.detach().clone()
     optimiser = torch.optim.LBFGS([weights], max_iter=_STEPS, line_search_fn="strong_wolfe")
@@ -93,13 +132,20 @@ def fit_level(parts: Sequence[Evidence]) -> Level:
         return value
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]  # likewise
-    head, prior, ngram, *prompt_lookup, other = weights.tolist()
     with torch.no_grad():
-        estimated = (features @ weights).masked_fill(excluded, -torch.inf).log_softmax(-1)[:, :-1]
+        estimated = (features @ weights).masked_fill(excluded, -torch.inf).log_softmax(-1)
+        likelihood = -torch.nn.functional.nll_loss(estimated, targets).item()
+    estimated = estimated[:, :-1]
     hit = torch.nn.functional.one_hot(targets, features.shape[1])[:, :-1]
     likely, places = estimated.topk(min(_JUDGED, estimated.shape[1]), dim=1)
     calibration_map = fit_calibration_map(likely.numpy().ravel(), hit.gather(1, places).numpy().ravel())
-    return Level(head, prior, ngram, tuple(prompt_lookup), other, calibration_map)
+    return Fit(_as_level(weights.tolist(), calibration_map), -likelihood, (places[:, 0] == targets).numpy())
+
+
+def _as_level(weights: list[float], calibration_map: tuple[tuple[float, float], ...]) -> Level:
+    head, prior, ngram = weights[:3]
+    lookup, cache = tuple(weights[TERMS["prompt_lookup"]]), tuple(weights[TERMS["cache"]])
+    return Level(head, prior, ngram, lookup, weights[_OTHER], calibration_map, cache)
 
 
 def fit_calibration_map(estimated: NDArray[np.float64], hits: NDArray[np.int64]) -> tuple[tuple[float, float], ...]:

@@ -97,6 +97,8 @@ class Features:
         ratios: float32 [P, C], log-ratio of the n-gram table.
         prompt_lookup: bool [P, C], whether the token followed the latest longest match.
         length: int64 [P], tokens of that match.
+        cache: float32 [P, C], log-ratio of the cache of the text so far to the n-gram table.
+        found: int64 [P], number of `CACHE_LENGTHS` that were found in the text so far.
     """
 
     tokens: Ints
@@ -106,6 +108,8 @@ class Features:
     ratios: Floats
     prompt_lookup: Bools
     length: Ints
+    cache: Floats
+    found: Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,19 +10,18 @@ texts of one fold uses an n-gram table of the other folds. The resulting drafter
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from treeopt.drafter import LEARN_TOKENS, Drafter, Level, NgramTable
 from treeopt.drafting.count import count_drawn, count_texts
-from treeopt.drafting.fit_weights import Evidence, evidence, fit_level
+from treeopt.drafting.fit_drafter import Sample, fit_drafter
+from treeopt.drafting.fit_weights import TERMS
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import positions_of
 from treeopt.models.base import Base
 from treeopt.models.clock import Stopwatch
 from treeopt.models.heads import MedusaHeads
@@ -30,14 +29,14 @@ from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.samples import Drawing, draw
 
 FOLDS = 4
 TOP = 16  # candidates of a level from its head
-WINDOW = 512  # most recent tokens that prompt lookup searches
+WINDOW = 2048  # most recent tokens that cache and prompt lookup search
 LEVELS = 8  # of a drafter with an n-gram table, those of the heads included
-_FIT_POSITIONS = 8000  # positions that a level is fitted to, on average
+LM_HEAD_LEVELS = 3  # of a drafter without heads; the fourth was no better (docs/method.md)
+VOTED = 16  # candidates of a level from the cache, where the n-gram table is empty
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,19 @@ class Learning:
     """How a drafter is learned.
 
     Args:
-        tokens: sampled tokens beyond the greedy answers, as for `draw`; 0 samples none.
+        tokens: sampled tokens beyond the greedy answers, as for `draw`. With 0 nothing is counted either: the n-gram
+            table is empty, and the text so far gives the candidates.
         temperature: of the sampling.
         seed: of the sampling, and of the choice of positions for the fit.
-        ngram: use n-gram table and prompt lookup (drafter `heads+ngram`); else only calibrate the heads' probabilities.
-        levels: of the drafter, at least H; those below the heads are drafted by n-gram table and text so far alone.
-            Without n-gram table there are H.
+        ngram: use n-gram table, cache and prompt lookup; else only calibrate the heads' probabilities.
+        levels: most levels, at least H. Levels below the heads are kept where they pay: where all top-1 guesses down to
+            them are right at 1 % of the positions or more. Without `ngram` there are H.
         top: candidates of a level from its head.
-        window: most recent tokens that prompt lookup searches.
+        window: most recent tokens that cache and prompt lookup search.
+        without: terms of the score to leave out, for ablations: `head`, `prior`, `ngram`, `cache`, `prompt_lookup`.
 
     Raises:
-        ValueError: where the seed or the temperature is out of range.
+        ValueError: where the seed or the temperature is out of range, or there is no such term.
     """
 
     tokens: int = LEARN_TOKENS
@@ -65,10 +66,13 @@ class Learning:
     levels: int = LEVELS
     top: int = TOP
     window: int = WINDOW
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_temperature(self.temperature)
+        if unknown := set(self.without) - set(TERMS):
+            raise ValueError(f"without is {', '.join(sorted(unknown))}, which is none of {', '.join(TERMS)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +121,7 @@ def learn(
         source: origin of the drafter, stored in it.
         progress: called at the beginning of sampling and of counting, and after each batch.
     """
-    num_heads = 0 if heads is None else heads.num_heads
-    if not num_heads and not learning.ngram:
+    if heads is None and not learning.ngram:
         raise ValueError("ngram is off and there are no heads, so nothing drafts")
     watch = Stopwatch(base)
     fold_of = _folds(texts)
@@ -126,34 +129,62 @@ def learn(
     whole: NgramTable | None = None
     tables: list[NgramTable | None] = [None] * num_folds
     if learning.ngram:
-        size = options.batch_size
-        counts = [NgramCounts(base.vocab_size) for _ in range(num_folds)]
-        by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
-        drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size)
-        for drawn in draw(base, texts, drawing, progress=progress):
-            count_drawn(by_prompt[drawn.text.prompt_id], drawn)
-        watch.lap("drawing")
-        count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, progress=progress)
+        counts = _counted(base, texts, fold_of, learning, options, progress, watch)
         none = NgramCounts(base.vocab_size)
         tables = [none.merged([*counts[:fold], *counts[fold + 1 :]]).table() for fold in range(num_folds)]
         whole = none.merged(counts).table()
         watch.lap("counting")
-
-    def drafter(levels: Sequence[Level], table: NgramTable | None) -> Drafter:
-        window = learning.window if learning.ngram else 0
-        top = min(learning.top, base.vocab_size) if num_heads else 0
-        return Drafter(tuple(levels), num_heads, top, window, table, source or {})
-
-    depth = max(num_heads, learning.levels if learning.ngram else 0)
-    unfitted = [drafter([Level()] * depth, table) for table in tables]
-    levels = _fitted(base, texts, [proposer_for(base, heads, one) for one in unfitted], fold_of, learning.seed)
+    unfitted = _unfitted(base, heads, learning, whole, source or {})
+    sample = Sample(base, heads, texts, fold_of, learning.seed, learning.without)
+    folds = fit_drafter(sample, [dataclasses.replace(unfitted, ngram_table=table) for table in tables])
     watch.lap("fitting")
     return Learned(
-        drafter=drafter(levels, whole),
-        folds=tuple(drafter(levels, table) for table in tables),
+        drafter=dataclasses.replace(folds[0], ngram_table=whole),
+        folds=tuple(folds),
         fold_of=fold_of,
         tokens=0 if whole is None else whole.num_tokens,
         seconds=watch.seconds,
+    )
+
+
+def _counted(
+    base: Base,
+    texts: Sequence[Text],
+    fold_of: dict[str, int],
+    learning: Learning,
+    options: AnswerOptions,
+    progress: Progress,
+    watch: Stopwatch,
+) -> list[NgramCounts]:
+    """The counts of each fold, from sampled answers and `texts`; empty with 0 tokens to learn from."""
+    counts = [NgramCounts(base.vocab_size) for _ in range(max(fold_of.values()) + 1)]
+    if not learning.tokens:
+        return counts
+    size = options.batch_size
+    by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
+    drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size)
+    for drawn in draw(base, texts, drawing, progress=progress):
+        count_drawn(by_prompt[drawn.text.prompt_id], drawn)
+    watch.lap("drawing")
+    count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, progress=progress)
+    return counts
+
+
+def _unfitted(
+    base: Base, heads: MedusaHeads | None, learning: Learning, table: NgramTable | None, source: dict[str, Any]
+) -> Drafter:
+    """The drafter before its numbers are fitted."""
+    num_heads = 0 if heads is None else heads.num_heads
+    depth = max(1, num_heads, learning.levels if learning.ngram else 0)
+    return Drafter(
+        levels=(Level(),) * depth,
+        num_heads=num_heads,
+        top=min(learning.top, base.vocab_size),
+        window=learning.window if learning.ngram else 0,
+        ngram_table=table,
+        voted=VOTED if table is not None and table.empty else 0,
+        lm_head_levels=0 if num_heads else min(LM_HEAD_LEVELS, depth),
+        source=source,
     )
 
 
@@ -169,24 +200,3 @@ def _folds(texts: Sequence[Text]) -> dict[str, int]:
 def _row(text: Text) -> str:
     """The part of the prompt id that is the same for all turns of a dialogue."""
     return text.prompt_id.partition(".")[0]
-
-
-def _fitted(
-    base: Base, texts: Sequence[Text], proposers: Sequence[Proposer], fold_of: dict[str, int], seed: int
-) -> list[Level]:
-    """The numbers of every level, fitted on a sample of the answers' positions; `proposers` are those of the folds."""
-    share = min(1.0, _FIT_POSITIONS / max(1, sum(len(text.answer) for text in texts)))
-    rng = np.random.default_rng(seed)
-    parts: list[list[Evidence]] = [[] for _ in range(proposers[0].depth)]
-    for text in texts:
-        chosen = rng.random(len(text.answer)) < share
-        if not chosen.any():
-            continue
-        proposer = proposers[fold_of[text.prompt_id]]
-        for positions in positions_of(proposer, [text], hidden_states(base, [text]), chosen):
-            nodes, each = positions.root, np.arange(len(positions.true))
-            for level, found in enumerate(parts):
-                true = positions.true[:, level]
-                found.append(evidence(positions.session.features(nodes), true).only(true >= 0))
-                nodes = positions.session.follow(nodes, each, np.maximum(true, 0))
-    return [fit_level(found) for found in parts]

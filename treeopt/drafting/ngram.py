@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from treeopt.drafter import Drafter
+from treeopt.drafter import CONTEXT, Drafter
 from treeopt.drafting.heads import check_drafter, check_logits, rows_at_once
 from treeopt.drafting.interface import Candidates, Features, Ints, Kept, Nodes, ProposerSession
 from treeopt.drafting.scores import Scorer, num_candidates
@@ -49,18 +49,24 @@ class NgramProposer:
         self.rows_at_once = rows_at_once(base, drafter.num_heads, scored=True)
 
     def start(self, texts: Sequence[Sequence[int]] | Ints, depth: int) -> NgramSession:
-        recent = np.full((len(texts), self.window), NO_TOKEN)
+        # No wider than needed, as places without a token take time. A scorer reaches `depth` places less of the start.
+        width = min(self.window, max(CONTEXT, *map(len, texts)) + self.depth)
+        recent = np.full((len(texts), width), NO_TOKEN)
         for row, text in enumerate(texts):
-            last = text[-self.window :]
-            recent[row, self.window - len(last) :] = last
+            last = text[-width:]
+            recent[row, width - len(last) :] = last
         return NgramSession(self, recent, depth)
 
     def head_logits(self, states: Tensor, depth: int) -> Tensor:
-        """float [H', B, V]: the logits of the first min(depth, H) heads at states [B, d]."""
-        if self.heads is None:
+        """float [H', B, V]: the logits of the first min(depth, H') levels at states [B, d]."""
+        levels = min(depth, self.scorer.logit_levels)
+        if self.heads is not None:
+            logits: Tensor = self.heads(states, self.base.lm_head, levels)
+            return logits
+        if not levels:
             return states.new_zeros(0, len(states), self.base.vocab_size)
-        logits: Tensor = self.heads(states, self.base.lm_head, min(depth, self.heads.num_heads))
-        return logits
+        choices: Tensor = self.base.lm_head(states)
+        return choices.expand(levels, -1, -1)
 
 
 class NgramSession(ProposerSession):
@@ -68,7 +74,8 @@ class NgramSession(ProposerSession):
 
     Args:
         proposer: the drafter.
-        recent: int64 [B, R], the last tokens of each row, the root last; negative before the start of the text.
+        recent: int64 [B, R], the last tokens of each row, the root last; negative before the start of the text. R grows
+            with the text up to the proposer's window.
         depth: levels of each step.
     """
 
@@ -96,9 +103,11 @@ class NgramSession(ProposerSession):
         return self._proposer.scorer.follow(self._step, nodes, parents, tokens)
 
     def keep(self, kept: Kept) -> None:
-        size = self._recent.shape[1]
-        rows = zip(self._recent, kept.tokens, strict=True)
-        self._recent = np.stack([np.append(recent, tokens)[-size:] for recent, tokens in rows])
+        rows = [np.append(recent, tokens) for recent, tokens in zip(self._recent, kept.tokens, strict=True)]
+        width = min(self._proposer.window, max(map(len, rows)))
+        self._recent = np.full((len(rows), width), NO_TOKEN)
+        for row, recent in zip(self._recent, rows, strict=True):
+            row[max(0, width - len(recent)) :] = recent[-width:]
 
     def select(self, rows: Sequence[int]) -> None:
         self._recent = self._recent[list(rows)]

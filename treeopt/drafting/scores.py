@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.drafter import CONTEXT, MAX_MATCH, Drafter, context_keys
+from treeopt.drafter import CACHE_LENGTHS, CONTEXT, MAX_MATCH, Drafter, context_keys
 from treeopt.drafting.interface import Candidates, Features, Floats, Ints, Nodes
+from treeopt.drafting.votes import Votes
 from treeopt.models.ranks import top_ids
 
 _NOWHERE = -2  # differs from every token, and from the -1 before the start of a text
@@ -30,6 +32,8 @@ class Step:
         past: int64 [B, R - 1 + depth], the last tokens before the root, then `depth` entries without a token.
         after: int64 [B, R + depth], the last tokens with the root, then `depth` copies of the root.
         root: the roots as nodes.
+        frequent: for an empty n-gram table, the row of the empty context for each text: tokens int32 [B, S] and ratios
+            float32 [B, S + 1], the last the backoff; None otherwise.
     """
 
     logits: Floats
@@ -38,6 +42,7 @@ class Step:
     past: Ints
     after: Ints
     root: Nodes
+    frequent: tuple[NDArray[np.int32], Floats] | None
 
 
 class Scorer:
@@ -49,18 +54,24 @@ class Scorer:
 
     Attributes:
         drafter: the record.
-        window: R, the number of last tokens of a text that it reads, the root included.
+        window: the maximum number of last tokens of a text that it reads, the root included.
+        logit_levels: H', the number of levels with logits, of heads or of the LM head.
     """
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.window = max(drafter.window, CONTEXT) if drafter.ngram_table else 1
+        self.logit_levels = drafter.num_heads or drafter.lm_head_levels
         # Matches grow by one a level; those beyond MAX_MATCH have its weight. The index is 1 + length.
         beyond = drafter.depth + 1
         self._lookup_weight = np.array(
             [(0.0, 0.0, *level.prompt_lookup, *level.prompt_lookup[-1:] * beyond) for level in drafter.levels],
             np.float32,
         )
+        self._cache_weight = np.array([(0.0, *level.cache) for level in drafter.levels], np.float32)
+        # Number of CACHE_LENGTHS that are at most a match's length, by 1 + length.
+        longest = self.window + beyond + 1
+        self._kinds = np.searchsorted(CACHE_LENGTHS, np.arange(-1, longest), side="right")
         self._recency = np.arange(self.window - 1, dtype=np.float32)
         self._maps = [np.array(level.calibration_map, np.float64).T for level in drafter.levels]
         table = drafter.ngram_table
@@ -71,16 +82,18 @@ class Scorer:
         self._tokens, self._prior = table.tokens, table.unigram.astype(np.float32)
         # The ratios of a row, then its backoff.
         self._ratios = np.concatenate([table.ratios, table.backoff[:, None]], axis=1).astype(np.float32)
-        self._frequent = np.argsort(-self._prior, kind="stable")[: drafter.top]
+        extra = drafter.top if drafter.num_heads else 0
+        self._frequent = np.argsort(-self._prior, kind="stable")[:extra]
 
     def begin(self, logits: Tensor, recent: Ints, depth: int) -> Step:
         """Prepare a step of every row.
 
         Args:
-            logits: float [H', B, V], of the first min(depth, H) heads.
-            recent: int64 [B, window], the last tokens, the root last; -1 where there are none.
+            logits: float [H', B, V], of the first min(depth, H') levels.
+            recent: int64 [B, R], the last tokens, the root last; -1 where there are none.
             depth: levels of the step.
         """
+        table = self.drafter.ngram_table
         top = top_ids(logits, min(self.drafter.top, logits.shape[-1]))
         scores = logits.float()
         norms = scores.logsumexp(-1)
@@ -95,7 +108,22 @@ class Scorer:
             past=past,
             after=np.concatenate([recent, np.repeat(roots, depth, axis=1)], axis=1),
             root=Nodes(0, np.arange(len(recent)), state),
+            frequent=self._frequent_tokens(recent) if table is not None and table.empty else None,
         )
+
+    def _frequent_tokens(self, recent: Ints) -> tuple[NDArray[np.int32], Floats]:
+        """The most frequent tokens of each text, and their ratios to the uniform distribution, then the backoff."""
+        prior, size, width = self.drafter.cache_prior, len(self._prior), self._tokens.shape[1]
+        tokens = np.empty((len(recent), width), np.int32)
+        ratios = np.empty((len(recent), width + 1), np.float32)
+        for row, text in enumerate(recent):
+            found, counts = np.unique(text[text >= 0], return_counts=True)
+            most = (-counts).argsort(kind="stable")[:width]
+            most = np.pad(most, (0, width - len(most)))  # repeated candidates do not count
+            tokens[row] = found[most]
+            ratios[row, :-1] = np.log((counts[most] * size + prior) / (counts.sum() + prior))
+            ratios[row, -1] = np.log(prior / (counts.sum() + prior))
+        return tokens, ratios
 
     def _matched(self, recent: Ints) -> Floats:
         """1 + the number of tokens (at most `MAX_MATCH`) up to each position that equal the last ones: [B, R - 1]."""
@@ -142,6 +170,7 @@ class Scorer:
         scores = found.head * np.float32(level.head)
         scores += found.prior * np.float32(level.prior)
         scores += found.ratios * np.float32(level.ngram)
+        scores += found.cache * self._cache_weight[nodes.depth].take(found.found)[:, None]
         scores += found.prompt_lookup * self._lookup_weight[nodes.depth].take(found.length + 1)[:, None]
         scores[found.repeated] = -np.inf
         order = (-scores).argsort(1, kind="stable")
@@ -169,38 +198,57 @@ class Scorer:
             return self._head_features(step, nodes)
         context, matched = nodes.state
         top = step.top[nodes.depth].take(nodes.row, 0) if nodes.depth < len(step.top) else self._frequent
-        row = self._rows(context)
-        successors, ratios = self._tokens.take(row, 0), self._ratios.take(row, 0)
+        if step.frequent is None:
+            row = self._rows(context)
+            successors, ratios = self._tokens.take(row, 0), self._ratios.take(row, 0)
+        else:
+            frequent, frequent_ratios = step.frequent
+            successors, ratios = frequent.take(nodes.row, 0), frequent_ratios.take(nodes.row, 0)
         # The longest match, of equally long ones the latest: positions are below R, so one number holds both.
-        latest = (matched * np.float32(self.window) + self._recency).argmax(1)
-        place = np.arange(len(latest))
-        length = matched[place, latest].astype(np.int64) - 1
-        first, width = top.shape[-1], successors.shape[1]
-        tokens = np.empty((len(latest), first + width + 1), np.int64)
+        latest = (matched * np.float32(self.window) + self._recency[: matched.shape[1]]).argmax(1)
+        each = np.arange(len(latest))
+        length = matched[each, latest].astype(np.int64) - 1
+        votes = self._votes(step, nodes)
+        first, last = top.shape[-1], top.shape[-1] + successors.shape[1]
+        tokens = np.empty((len(latest), last + 1 + self.drafter.voted), np.int64)
         tokens[:, :first] = top
-        tokens[:, first:-1] = successors
+        tokens[:, first:last] = successors
         # Without a match this is a copy of the root, with weight 0.
-        tokens[:, -1] = step.after[nodes.row, latest + (nodes.depth + 1)]
+        tokens[:, last] = step.after[nodes.row, latest + (nodes.depth + 1)]
+        if self.drafter.voted:
+            tokens[:, last + 1 :] = votes.likeliest(tokens[:, last], self.drafter.voted)
         same = tokens[:, :, None] == tokens[:, None, :]  # [P, C, C]
         repeated = same.argmax(2) != np.arange(tokens.shape[1])  # an earlier candidate is equal
-        looked_up = same[:, :, -1].copy()
-        same[:, :, -1] = True  # a token that is not among the successors has the last ratio, the backoff
+        looked_up = same[:, :, last].copy()
+        same[:, :, last] = True  # a token that is not among the successors has the last ratio, the backoff
+        prior, ratio = self._prior.take(tokens), ratios[each[:, None], same[:, :, first : last + 1].argmax(2)]
         return Features(
             tokens=tokens,
             repeated=repeated,
             head=self._head(step, nodes, tokens),
-            prior=self._prior.take(tokens),
-            ratios=ratios[place[:, None], same[:, :, first:].argmax(2)],
+            prior=prior,
+            ratios=ratio,
             prompt_lookup=looked_up,
             length=length,
+            cache=votes.log_ratio(tokens, prior + ratio),
+            found=votes.found,
         )
+
+    def _votes(self, step: Step, nodes: Nodes) -> Votes:
+        """The votes of the places in the text where the last tokens of each path stood before."""
+        matched = nodes.state[1]
+        node, place = (matched > 1).nonzero()
+        kind = self._kinds.take(matched[node, place].astype(np.int64))
+        after = step.after[nodes.row.take(node), place + (nodes.depth + 1)]
+        return Votes.of(node, kind, after, len(matched), np.float32(self.drafter.cache_prior))
 
     def _head_features(self, step: Step, nodes: Nodes) -> Features:
         """The features without an n-gram table: the head's log-probability is the only term."""
         tokens = step.top[nodes.depth].take(nodes.row, 0)
         head, zeros = self._head(step, nodes, tokens), np.zeros(tokens.shape, np.float32)
         false = np.zeros(tokens.shape, np.bool_)
-        return Features(tokens, false, head, zeros, zeros, false, np.zeros(len(tokens), np.int64))
+        none = np.zeros(len(tokens), np.int64)
+        return Features(tokens, false, head, zeros, zeros, false, none, zeros, none)
 
     def _rows(self, context: Ints) -> Ints:
         """Row of the longest stored context: int64 [P, CONTEXT] -> [P]."""
@@ -232,4 +280,4 @@ def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
     table = drafter.ngram_table
     if table is None:
         return min(drafter.top, vocab_size or drafter.top)
-    return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1, table.vocab_size)
+    return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1 + drafter.voted, table.vocab_size)

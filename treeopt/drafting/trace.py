@@ -105,7 +105,8 @@ def positions_of(
         states: for each text [G, d], the hidden states that the answer's tokens were predicted from.
         chosen: bool [sum of G], the positions; None for all.
     """
-    recent = np.concatenate([windows(text, max(1, proposer.window)) for text in texts])
+    longest = max(len(text.prompt) + len(text.answer) for text in texts)
+    recent = np.concatenate([windows(text, max(1, min(proposer.window, longest))) for text in texts])
     true = np.concatenate([_true(text, proposer.depth) for text in texts])
     hidden = torch.cat(list(states))
     if chosen is not None:

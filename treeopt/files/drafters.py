@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
@@ -12,6 +12,8 @@ from treeopt.drafter import HEADS, HEADS_NGRAM, Drafter, Level, NgramTable
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.policy import Plan, PolicyExpected, TreePolicy
+from treeopt.tree import Expected, Tree
 
 SCHEMA = "treeopt.drafter/1"
 DEFAULT_FILE = "drafter.safetensors"
@@ -27,6 +29,25 @@ class LevelHeader(Schema):
     prompt_lookup: list[float] = Field(validation_alias=AliasChoices("prompt_lookup", "copied"))
     other_logit: float = Field(validation_alias=AliasChoices("other_logit", "outside"))
     calibration_map: list[list[float]] = Field(validation_alias=AliasChoices("calibration_map", "odds"))
+    cache: list[float] = Field(default_factory=lambda: list(Level().cache))
+
+
+class TreeHeader(Schema):
+    """The recommended tree in a file."""
+
+    kind: Literal["static"]
+    paths: list[list[int]]
+    expected: dict[str, float | int | None] | None
+
+
+class PolicyHeader(Schema):
+    """The recommended policy in a file."""
+
+    kind: Literal["dynamic"]
+    nodes: int
+    depth: int
+    size_cost: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]]
+    expected: dict[str, float | None] | None
 
 
 class Header(Schema):
@@ -37,7 +58,11 @@ class Header(Schema):
     top: int
     window: int
     num_tokens: int | None = Field(validation_alias=AliasChoices("num_tokens", "seen"))
+    cache_prior: float = 1.0
+    voted: int = 0
+    lm_head_levels: int = 0
     levels: list[LevelHeader]
+    plan: Annotated[TreeHeader | PolicyHeader, Field(discriminator="kind")] | None = None
     source: dict[str, Any]
     id: str
 
@@ -55,7 +80,11 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
         "top": drafter.top,
         "window": drafter.window,
         "num_tokens": None if table is None else table.num_tokens,
+        "cache_prior": drafter.cache_prior,
+        "voted": drafter.voted,
+        "lm_head_levels": drafter.lm_head_levels,
         "levels": [dataclasses.asdict(level) for level in drafter.levels],
+        "plan": None if drafter.plan is None else _plan_header(drafter.plan),
         "source": dict(drafter.source),
         "id": drafter.id,
     }
@@ -88,7 +117,11 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
             header.window,
             table,
             header.source,
+            header.cache_prior,
+            header.voted,
+            header.lm_head_levels,
         )
+        drafter = dataclasses.replace(drafter, plan=_plan(header.plan, drafter.id, path))
     if drafter.id != header.id:
         raise TreeoptError(Code.FILE_INVALID, f"{path} was changed since it was written: its hash differs")
     return drafter
@@ -96,4 +129,27 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
 
 def _level(level: LevelHeader) -> Level:
     pairs = tuple((float(a), float(b)) for a, b in level.calibration_map)
-    return Level(level.head, level.prior, level.ngram, tuple(level.prompt_lookup), level.other_logit, pairs)
+    lookup, cache = tuple(level.prompt_lookup), tuple(level.cache)
+    return Level(level.head, level.prior, level.ngram, lookup, level.other_logit, pairs, cache)
+
+
+def _plan_header(plan: Plan) -> dict[str, Any]:
+    expected = None if plan.expected is None else dataclasses.asdict(plan.expected)
+    if isinstance(plan, Tree):
+        return {"kind": "static", "paths": [list(path) for path in plan.paths], "expected": expected}
+    sizes = [list(pair) for pair in plan.size_cost]
+    return {"kind": "dynamic", "nodes": plan.nodes, "depth": plan.depth, "size_cost": sizes, "expected": expected}
+
+
+def _plan(header: TreeHeader | PolicyHeader | None, drafter_id: str, path: str | os.PathLike[str]) -> Plan | None:
+    """The plan of a drafter that was read from `path`."""
+    if header is None:
+        return None
+    source = {"drafter": os.fspath(path)}
+    given: dict[str, Any] = header.expected or {}
+    if isinstance(header, TreeHeader):
+        expected = Expected(**given) if given else None
+        return Tree.from_paths(header.paths, drafter=drafter_id, expected=expected, source=source)
+    sizes = tuple((int(size), float(cost)) for size, cost in header.size_cost)
+    found = PolicyExpected(**given) if given else None
+    return TreePolicy(header.nodes, header.depth, drafter_id, sizes, expected=found, source=source)
