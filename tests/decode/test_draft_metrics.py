@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from decoding import prompt_of, stock
 from drafters import planted, prompts_of, quick_drafter
 from helpers import random_tree
+from naive_draft import random_level, random_table
 from random_trees import RandomTrees
-from tiny import cycle_base, cycle_heads, random_heads, tiny_base
+from tiny import cycle_base, cycle_heads, tiny_base
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
@@ -20,6 +22,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Decoded, DraftMetrics, Step
 from treeopt.decode.generate import TreeGenerateOutput, tree_generate
 from treeopt.decode.rules import Typical
+from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Drafts, ProposerSession
 from treeopt.drafting.plans import TreeSource, trees_for
 from treeopt.models.base import Base
@@ -193,11 +196,11 @@ def test_per_step_trees(rows: int, size_cost: tuple[tuple[int, float], ...]) -> 
 
 def test_padding_of_per_step_trees() -> None:
     """A row with fewer candidates than the row beside it is padded, and the padding is not counted."""
-    base = tiny_base("llama", 3)
-    heads = random_heads(base, 1, 1)
-    drafter = quick_drafter(base, heads)
-    source = Recorded(trees_for(base, heads, TreePolicy(254, 1, drafter.id), drafter))
-    decoded = check(source, base, [text.prompt for text in prompts_of(5, 6)], 12)
+    rng, base = np.random.default_rng(1), tiny_base("llama", 3, vocab_size=12)
+    table = random_table(rng, 12)
+    drafter = Drafter((random_level(rng),) * 2, 0, 2, 8, table.record())
+    source = Recorded(trees_for(base, None, TreePolicy(100, 2, drafter.id), drafter))
+    decoded = check(source, base, [text.prompt for text in prompts_of(5, 6, vocab=12)], 12)
     assert sum(drafts.void is not None for drafts in source.drafts) > 3
     verified = [drafted for one in decoded for drafted in one.step_draft_tokens]
     assert len(set(verified)) > 2
@@ -291,6 +294,31 @@ def test_tree_generate_stopped_by_a_criterion(place: int, expected: dict[str, An
     assert found.draft_metrics.as_dict() == expected
 
 
+def test_tree_generate_beyond_the_end() -> None:
+    """Without an end token all rows end where the last one is stopped; steps beyond it do not count."""
+    base = cycle_base(2, disturbed=0.02)
+    heads, tree = cycle_heads(base, 4, 2), random_tree(2, nodes=40, depth=4, ranks=5)
+    prompts = [[3, 8], [40, 1], [7, 9], [11, 2]]
+    decoded = TreeDecoder(base, heads, tree).generate(prompts, 40)
+    ends = [one.tokens[place] for one, place in zip(decoded, (2, 9, 4, 6), strict=True)]
+    length = 1 + max(next(i for i, token in enumerate(one.tokens) if token in ends) for one in decoded)
+    options = {"max_new_tokens": 40, "stopping_criteria": StoppingCriteriaList([EndsAt(ends, 2)])}
+    found = generated(base, prompts, tree, heads, **options)
+    assert found.sequences.shape[1] == 2 + length < 20
+    steps = []
+    for row, one in enumerate(decoded):
+        left = length
+        counted = []
+        for size, drafted in zip(one.step_lengths, one.step_draft_tokens, strict=True):
+            if left > 0:
+                counted.append((min(size, left) - 1, drafted))
+            left -= size
+        assert found.step_lengths[row] == tuple(accepted + 1 for accepted, _ in counted)
+        assert found.step_draft_tokens[row] == tuple(drafted for _, drafted in counted)
+        steps += counted
+    assert found.draft_metrics.as_dict() == figures(steps, 4)
+
+
 def test_total_of_different_depths() -> None:
     """Sums before ratios; a shorter histogram is continued with zeros."""
     one = DraftMetrics.of_steps([2, 1, 1], [3, 3, 0], 1)
@@ -302,9 +330,11 @@ def test_total_of_different_depths() -> None:
 
 
 def test_counts_that_contradict() -> None:
-    """More accepted than verified, and lists of different lengths, are errors."""
-    with pytest.raises(ValueError, match="verified 1 draft tokens and accepted 2"):
+    """More tokens than a step can have, none, and lists of different lengths are errors."""
+    with pytest.raises(ValueError, match="a step of 3 tokens verified 1 draft tokens"):
         DraftMetrics.of_steps([3], [1], 4)
+    with pytest.raises(ValueError, match="a step of 0 tokens verified 4 draft tokens"):
+        DraftMetrics.of_steps([0], [4], 4)
     with pytest.raises(ValueError, match="shorter"):
         DraftMetrics.of_steps([1, 1], [1], 1)
 

@@ -56,12 +56,12 @@ class DraftMetrics:
             depth: D, the greatest number of drafts that a step can accept.
 
         Raises:
-            ValueError: where the two differ in length, or a step accepted more drafts than it verified.
+            ValueError: where the two differ in length, or a step has no token, or more than its drafts and the root.
         """
         histogram, num_steps, num_draft_tokens = [0] * (depth + 1), 0, 0
         for length, drafted in zip(step_lengths, step_draft_tokens, strict=True):
-            if length - 1 > drafted:
-                raise ValueError(f"a step verified {drafted} draft tokens and accepted {length - 1}")
+            if not 1 <= length <= drafted + 1:
+                raise ValueError(f"a step of {length} tokens verified {drafted} draft tokens")
             num_steps += 1
             num_draft_tokens += drafted
             if drafted:
