@@ -68,6 +68,21 @@ def test_generate_json(shared: Path, base: Base) -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("tokens", [1, 21, 40])
+def test_generate_json_names_metrics_as_engines_do(shared: Path, base: Base, tokens: int) -> None:
+    """The six figures are those of the steps; a last root that is a step of its own is no draft."""
+    arguments = ("--tree", "mc_sim_7b_63", "--max-new-tokens", str(tokens), "--json")
+    data = json.loads(generate(shared, PROMPT, *arguments).stdout)
+    assert data["tokens"] == stock(base, tokens=tokens)[0]
+    verified = data["step_lengths"][:-1] if data["step_lengths"][-1] == 1 else data["step_lengths"]
+    accepted = tokens - len(data["step_lengths"])
+    assert data["acceptance_histogram"] == [sum(length == k + 1 for length in verified) for k in range(5)]
+    assert (data["num_drafts"], data["num_draft_tokens"]) == (len(verified), 63 * len(verified))
+    assert data["num_accepted_tokens"] == accepted
+    assert data["draft_acceptance_rate"] == (accepted / data["num_draft_tokens"] if verified else None)
+    assert data["mean_acceptance_length"] == data["tokens_per_step"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "number", "status"),
     [

@@ -14,12 +14,22 @@ from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.evaluate.baselines import Baseline, Run, with_generate
 from treeopt.files.trees import save_tree
-from treeopt.models.base import Base
+from treeopt.models.base import Base, load_base
+from treeopt.models.layouts import load_heads
 from treeopt.tree import Tree
 
 HEADS = "models/tinystories-260k-medusa"
+FIGURES = (
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "draft_acceptance_rate",
+    "mean_acceptance_length",
+    "acceptance_histogram",
+)
 OPENINGS = "data/story_openings.json"
 TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
 
@@ -61,7 +71,10 @@ def wrong_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spoiled(self: TreeDecoder, ids: Sequence[Sequence[int]], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
         steps = list(start(self, ids, max_new_tokens))
-        return iter([*steps[:-1], {0: [*steps[-1][0][:-1], 300]}] if self.tree.nodes > 1 else steps)
+        if self.tree.nodes > 1:
+            last = steps[-1][0]
+            steps[-1] = {0: Step([*last[:-1], 300], last.num_draft_tokens)}
+        return iter(steps)
 
     monkeypatch.setattr(TreeDecoder, "start_all", spoiled)
 
@@ -104,6 +117,46 @@ def test_json_holds_what_is_printed(validate: Callable[..., Result]) -> None:
     assert data["speedup_vs_autoregressive"]["tree"] == data["speedup"]
     assert data["by_turn"]["1"]["tokens"] == data["tokens"] == 48
     assert data["by_category"] == {}
+
+
+@pytest.mark.parametrize("batch_size", ["1", "3"])
+def test_json_names_metrics_as_engines_do(
+    validate: Callable[..., Result], shared: Path, batch_size: str, tmp_path: Path
+) -> None:
+    """The six figures are those of the texts' tokens and steps, as the decoder and replay count them; so in parts."""
+    rows = [{"prompt": text, "category": name} for text, name in (("One day", "a"), ("Tom and", "b"), ("The cat", "a"))]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--limit", "3", "--batch-size", batch_size)
+    data = json.loads(validate(*options, "--json", prompts=str(tmp_path / "p.jsonl")).stdout)
+    base, heads = load_base(str(shared / "models/tinystories-260k")), load_heads(str(shared / HEADS)).heads
+    prompts = [base.tokenizer(row["prompt"])["input_ids"] for row in rows]
+    texts = TreeDecoder(base, heads, TREE).generate(prompts, 24)
+    last_roots = sum(one.step_lengths[-1] == 1 for one in texts)  # of a text that ends by its budget
+    assert data["num_drafts"] == sum(data["acceptance_histogram"]) == data["steps"] - last_roots
+    assert data["num_draft_tokens"] == 7 * data["num_drafts"]
+    assert data["num_accepted_tokens"] == data["tokens"] - data["steps"] > 0
+    assert data["draft_acceptance_rate"] == data["num_accepted_tokens"] / data["num_draft_tokens"]
+    assert data["mean_acceptance_length"] == data["tokens_per_step"] == data["predicted_tokens_per_step"]
+    assert data["acceptance_histogram"] == data["predicted_acceptance_histogram"]
+    assert len(data["acceptance_histogram"]) == TREE.depth + 1
+    parts = data["by_category"]
+    for name, of_part in (("a", texts[::2]), ("b", texts[1:2])):
+        assert DraftMetrics.total(one.draft_metrics for one in of_part).as_dict().items() <= parts[name].items()
+    assert {key: data["by_turn"]["1"][key] for key in FIGURES} == {key: data[key] for key in FIGURES}
+    said = (
+        f"drafts          {data['num_draft_tokens']} verified in {data['num_drafts']} steps, "
+        f"{data['num_accepted_tokens']} accepted ({data['draft_acceptance_rate']:.1%})"
+    )
+    assert said in validate(*options, prompts=str(tmp_path / "p.jsonl")).stdout.splitlines()
+
+
+def test_json_without_drafts(validate: Callable[..., Result]) -> None:
+    """The one-node tree has no rate, in JSON null."""
+    save_tree(Tree(()), "one.yaml")
+    data = json.loads(validate("--tree", "one.yaml", "--json").stdout)
+    assert [data[key] for key in FIGURES] == [0, 0, 0, None, 1.0, [0]]
+    assert data["predicted_acceptance_histogram"] == [0]
+    assert "drafts          0 verified in 0 steps, 0 accepted\n" in validate("--tree", "one.yaml").stdout
 
 
 @pytest.mark.usefixtures("wrong_decoder")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tiny import cycle_base, cycle_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Run, with_decoder, with_generate
-from treeopt.evaluate.metrics import Metrics, Spread, Trial
+from treeopt.evaluate.metrics import Metrics, Spread, Trial, predicted_histogram
+from treeopt.optimize.replay import Replay, visits
 from treeopt.tree import Tree
 
 
@@ -77,6 +80,42 @@ def test_metrics_of_parts() -> None:
     assert list(metrics.by_category) == ["writing", "math"]
     assert {turn: part.steps for turn, part in metrics.by_turn.items()} == {1: 7, 2: 2}
     assert metrics.by_category["writing"].tokens_per_step() == 8 / 3
+
+
+def test_draft_metrics_of_the_trees_runs() -> None:
+    """Counts are summed over texts before they are divided; stock baselines report none; a part has its own."""
+    base = cycle_base(1)
+    runs = {
+        GENERATE: with_generate(base),
+        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()))),
+        TREE: with_decoder(TreeDecoder(base, cycle_heads(base, 3, 1), Tree.chain(3))),
+    }
+    budgets = (13, 6, 4)  # tokens in steps of four: a last root alone, two drafts beyond the budget, a full step
+    trials = tuple(
+        Trial(f"a:{n}", f"of {n}", 1, {name: baseline([[3, 8]], n) for name, baseline in runs.items()}, 0)
+        for n in budgets
+    )
+    found = Metrics(trials).draft_metrics()
+    assert found == DraftMetrics(7, 18, (0, 1, 0, 5))
+    assert found.mean_acceptance_length == Metrics(trials).tokens_per_step() == 23 / 7
+    assert Metrics(trials).draft_metrics(AUTOREGRESSIVE) == DraftMetrics(23, 0, (0,))
+    assert Metrics(trials).draft_metrics(GENERATE) is None
+    parts = Metrics(trials).by_category.values()
+    assert [part.draft_metrics() for part in parts] == [
+        DraftMetrics(4, 9, (0, 0, 0, 3)),
+        DraftMetrics(2, 6, (0, 1, 0, 1)),
+        DraftMetrics(1, 3, (0, 0, 0, 1)),
+    ]
+
+
+def test_predicted_histogram() -> None:
+    """Steps of replay by their accepted drafts, without those that begin at the last token of a text."""
+    accepted = np.array([2, 0, 0, 1, 0, 0, 0, 0], np.int8)  # of texts of 6, 1 and 1 tokens; the first: 3 + 2 + 1
+    offsets = np.array([0, 6, 7, 8])
+    assert predicted_histogram(Replay(accepted, visits(accepted), offsets, 3)) == (0, 1, 1, 0)
+    full = np.array([1, 0, 0, 0], np.int8)  # 2 + 1 + 1
+    assert predicted_histogram(Replay(full, visits(full), np.array([0, 4]), 1)) == (1, 1)
+    assert predicted_histogram(Replay(0 * full, visits(0 * full), np.array([0, 4]), 0)) == (0,)
 
 
 def test_prompt_lookup_counts_its_forwards() -> None:

@@ -11,19 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drafters import planted, prompts_of, quick_drafter
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.draft_metrics import Step
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Baseline, Run, with_generate
 from treeopt.evaluate.divergence import ENDED, Cause
+from treeopt.evaluate.metrics import predicted_histogram
 from treeopt.evaluate.runs import decode_in_turns
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validation import ValidateOptions, Validation
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.tree_builder import build_tree
+from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text, encode
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.tree import Tree
@@ -77,6 +81,25 @@ def test_validate_predicted_is_measured(validation: Validation) -> None:
     assert validation.predicted.tokens_per_step == validation.tokens_per_step
     np.testing.assert_allclose(validation.measured_by_depth, validation.predicted.acceptance_by_depth())
     assert validation.tokens_per_step > 1.5
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("kind", ["static", "policy"])
+def test_validate_predicted_histogram_is_measured(kind: str, batch_size: int) -> None:
+    """Replay knows how many steps accept k drafts, where texts end by an end token as where they end by the budget."""
+    base, heads = planted(3)
+    texts = prompts_of(2, 6)
+    base.model.generation_config.eos_token_id = with_generate(base)([texts[0].prompt], 9)[0].tokens[-1]
+    drafter = quick_drafter(base, heads)
+    tree = Tree.from_paths([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)], drafter=drafter.id)
+    plan = tree if kind == "static" else TreePolicy(6, drafter.depth, drafter.id)
+    found = validate(base, heads, plan, texts, drafter=drafter, max_new_tokens=17, batch_size=batch_size)
+    assert found.lossless
+    measured = found.metrics.draft_metrics()
+    assert measured is not None
+    assert predicted_histogram(found.predicted) == measured.acceptance_histogram
+    assert 0 < found.metrics.steps - measured.num_drafts < 6  # some texts end by a root that needs no forward
+    assert len({trial.tokens for trial in found.metrics.trials}) > 1
 
 
 def test_validate_expected_is_measured(validation: Validation, tree: Tree) -> None:
@@ -216,7 +239,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[int, list[list[int]]
         steps = start(self, ids, max_new_tokens)
         if self.tree.nodes == 1:
             return steps
-        return iter([{0: step} for step in spoil(max_new_tokens, [step[0] for step in steps])])
+        made = spoil(max_new_tokens, [step[0] for step in steps])
+        return iter([{0: Step(step, self.trees.nodes - 1)} for step in made])
 
     monkeypatch.setattr(TreeDecoder, "start_all", spoiled)
 
@@ -297,7 +321,7 @@ def test_validate_planted_end(monkeypatch: pytest.MonkeyPatch) -> None:
     base = cycle_base(1)
     out = base.generate(torch.tensor([[3, 8]]), torch.ones(1, 2).long(), 20)[0, 2:].tolist()
     base.model.generation_config.eos_token_id = out[7]
-    plant(monkeypatch, lambda budget, _steps: [out[:budget]])
+    plant(monkeypatch, lambda budget, _steps: [out[i : min(i + 5, budget)] for i in range(0, budget, 5)])
     result = validate(base, cycle_heads(base, 4, 1), Tree.chain(4), [Text("a:0", [3, 8], [])], max_new_tokens=20)
     (difference,) = result.differences
     assert (difference.position, difference.greedy_token, difference.found_token) == (8, ENDED, out[8])

@@ -19,6 +19,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import load_plan_for
 
 if TYPE_CHECKING:
+    from treeopt.decode.draft_metrics import Step
     from treeopt.decode.rules import Rule
     from treeopt.decode.stream import Piece
 
@@ -78,6 +79,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
         {
             "text": whole_text(measured["tokens"], base.tokenizer),
             **measured,
+            **_drafts(steps, decoder.trees.depth),
             "prompt_tokens": len(ids),
             "nodes": tree.nodes,
             "acceptance": options["acceptance"],
@@ -100,6 +102,14 @@ def _measured(steps: Sequence[Sequence[int]], prefill_seconds: float, seconds: f
         "tokens_per_second": (len(tokens) - 1) / seconds if len(tokens) > 1 else None,
         "prefill_seconds": prefill_seconds,
     }
+
+
+def _drafts(steps: Sequence[Step], depth: int) -> dict[str, Any]:
+    """The drafts of the text, under the names that inference engines use."""
+    from treeopt.decode.draft_metrics import DraftMetrics
+
+    verified = [step.num_draft_tokens for step in steps]
+    return DraftMetrics.of_steps([len(step) for step in steps], verified, depth).as_dict()
 
 
 def _footer(console: Console, measured: Mapping[str, Any], *, lossy: bool) -> None:

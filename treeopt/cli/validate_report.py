@@ -13,6 +13,7 @@ from treeopt.errors import Code, TreeoptError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from treeopt.decode.draft_metrics import DraftMetrics
     from treeopt.evaluate.divergence import Difference
     from treeopt.evaluate.metrics import Metrics, Spread
     from treeopt.evaluate.validation import Validation
@@ -104,6 +105,12 @@ def _say_tokens(console: Console, found: Validation) -> None:
         f"{comparable - len(found.prediction_misses)}/{comparable} texts"
     )
     console.say(f"                {shown} expected by the calibration")
+    drafts = _draft_metrics(found.metrics)
+    rate = "" if drafts.draft_acceptance_rate is None else f" ({drafts.draft_acceptance_rate:.1%})"
+    console.say(
+        f"drafts          {drafts.num_draft_tokens} verified in {drafts.num_drafts} steps, "
+        f"{drafts.num_accepted_tokens} accepted{rate}"
+    )
 
 
 def _say_speed(console: Console, found: Validation) -> None:
@@ -195,6 +202,8 @@ def _token(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
 
 
 def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
+    from treeopt.evaluate.metrics import predicted_histogram
+
     metrics = found.metrics
     return {
         "lossless": found.lossless,
@@ -211,6 +220,8 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
         "tokens_per_step": found.tokens_per_step,
         "predicted_tokens_per_step": metrics.predicted_tokens_per_step,
         "expected_tokens_per_step": found.expected_tokens_per_step,
+        **_draft_metrics(metrics).as_dict(),
+        "predicted_acceptance_histogram": list(predicted_histogram(found.predicted)),
         "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
         "acceptance_by_depth": {
             "measured": found.measured_by_depth,
@@ -256,9 +267,17 @@ def _part(part: Metrics) -> dict[str, Any]:
         "steps": part.steps,
         "tokens_per_step": part.tokens_per_step(),
         "predicted_tokens_per_step": part.predicted_tokens_per_step,
+        **_draft_metrics(part).as_dict(),
         "overhead": _median(part.overhead),
         "speedup": _median(part.speedup()),
     }
+
+
+def _draft_metrics(part: Metrics) -> DraftMetrics:
+    """Those of the tree, which our decoder always reports."""
+    drafts = part.draft_metrics()
+    assert drafts is not None
+    return drafts
 
 
 def _median(spread: Spread | None) -> float | None:

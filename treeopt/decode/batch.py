@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from treeopt.decode.accept import NOT_A_NUMBER
+from treeopt.decode.draft_metrics import Step
 from treeopt.drafting.interface import Drafts, Kept, ProposerSession
 from treeopt.errors import Code, TreeoptError
-from treeopt.verify.buffers import PAD
+from treeopt.verify.buffers import PAD, Buffers
 from treeopt.verify.session import Session
 
 
@@ -57,7 +58,7 @@ class Rows:
         self.roots, self.root, self.hidden = roots, root, hidden
         self.generator = generator
 
-    def advance_(self, drafts: Drafts, verified: tuple[Tensor, Tensor], node: Tensor, root: Tensor) -> list[list[int]]:
+    def advance_(self, drafts: Drafts, verified: tuple[Tensor, Tensor], node: Tensor, root: Tensor) -> list[Step]:
         """Keep each row's path to the accepted node, and continue after it. One synchronisation with the device.
 
         Args:
@@ -67,15 +68,20 @@ class Rows:
             root: int64 [B], the tokens chosen after them.
 
         Returns:
-            For each row its old root and the accepted drafts.
+            For each row its old root and the accepted drafts, with the number of its draft tokens.
         """
         logits, hidden = verified
         paths = drafts.tree.paths_to(node)  # [B, D+1]
         tokens = drafts.tokens.gather(1, paths.clamp(min=0))
-        columns: list[list[int]] = torch.cat([root[:, None], paths, tokens], dim=1).tolist()
+        lost = [] if drafts.void is None else [_lost(drafts.tree, drafts.void)]
+        columns: list[list[int]] = torch.cat([root[:, None], paths, tokens, *lost], dim=1).tolist()
         width = paths.shape[1]
         known = [[step for step in row[1 : width + 1] if step != PAD] for row in columns]
-        emitted = [row[width + 1 :][: len(path)] for row, path in zip(columns, known, strict=True)]
+        most = drafts.tokens.shape[1] - 1
+        emitted = [
+            Step(row[width + 1 :][: len(path)], most - row[-1] if lost else most)
+            for row, path in zip(columns, known, strict=True)
+        ]
         roots = [row[0] for row in columns]
         self.session.keep(known, paths)
         new = [[*step[1:], next_root] for step, next_root in zip(emitted, roots, strict=True)]
@@ -111,3 +117,8 @@ class Rows:
             row = self.roots.index(NOT_A_NUMBER)
             where = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
             raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not finite", at=where)
+
+
+def _lost(tree: Buffers, void: Tensor) -> Tensor:
+    """int64 [B, 1]: each row's nodes that are void or below a void node, which no rule can accept."""
+    return (tree.along_paths(void.float()) > 0).sum(1, keepdim=True)

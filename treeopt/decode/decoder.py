@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from types import NoneType
 from typing import Any, overload
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.decode.batch import Rows
+from treeopt.decode.draft_metrics import Decoded, Step
 from treeopt.decode.rules import Greedy, Rule
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
@@ -41,19 +41,6 @@ from treeopt.verify.session import TreeForward
 
 Prompt = Tensor | Sequence[int]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A generated text: its tokens, and the number of tokens of each step."""
-
-    tokens: list[int]
-    step_lengths: list[int]
-
-    @property
-    def tokens_per_step(self) -> float:
-        """tau of this text."""
-        return len(self.tokens) / len(self.step_lengths)
 
 
 class TreeDecoder:
@@ -127,15 +114,16 @@ class TreeDecoder:
             ValueError: where the ids are not token ids of the model.
         """
         prompts, alone = _prompts(ids, self.base)
-        made = [Decoded([], []) for _ in prompts]
+        made = [Decoded([], [], tree_depth=self.trees.depth) for _ in prompts]
         for step in self.start_all(prompts, max_new_tokens):
             for index, tokens in step.items():
                 made[index].tokens.extend(tokens)
                 made[index].step_lengths.append(len(tokens))
+                made[index].step_draft_tokens.append(tokens.num_draft_tokens)
         return made[0] if alone else made
 
-    def start(self, ids: Prompt, max_new_tokens: int) -> Iterator[list[int]]:
-        """Prefill one prompt immediately; iterating over the result runs one step at a time and yields its tokens.
+    def start(self, ids: Prompt, max_new_tokens: int) -> Iterator[Step]:
+        """Prefill one prompt immediately; iterating over the result runs one step at a time and yields it.
 
         Arguments and errors are those of `generate`. Several texts may be in progress on one decoder.
         """
@@ -144,13 +132,14 @@ class TreeDecoder:
             raise ValueError("start continues one prompt; generate takes a list of them")
         return (step[0] for step in self.start_all(prompts, max_new_tokens))
 
-    def start_all(self, ids: Sequence[Prompt], max_new_tokens: int) -> Iterator[dict[int, list[int]]]:
+    def start_all(self, ids: Sequence[Prompt], max_new_tokens: int) -> Iterator[dict[int, Step]]:
         """Prefill a batch of prompts immediately; iterating over the result runs one step at a time.
 
         Arguments and errors are those of `generate`.
 
         Yields:
-            The tokens of one step of every text in progress, by the index of its prompt in `ids`.
+            One step of every text in progress, by the index of its prompt in `ids`: a list of tokens that also has
+            `num_draft_tokens`.
         """
         rows = self.prefill(ids, max_new_tokens)
         return advance(self, rows, dict.fromkeys(rows.indices, max_new_tokens), frozenset(self.base.eos_ids))
@@ -185,14 +174,14 @@ class TreeDecoder:
         return Rows(session, drafting, roots, root, hidden, generator)
 
     @torch.inference_mode()
-    def step(self, rows: Rows) -> list[list[int]]:
+    def step(self, rows: Rows) -> list[Step]:
         """Verify one tree for each row in one forward, and advance the rows in place.
 
         There is one synchronisation with the device. The tokens of a step are not cut at the end of a text or at the
         budget; the caller does that.
 
         Returns:
-            For each row its root and the accepted drafts, 1 to D + 1 tokens.
+            For each row its root and the accepted drafts, 1 to D + 1 tokens, with `num_draft_tokens`.
 
         Raises:
             TreeoptError: E504 where a root was chosen from logits that are not finite.
@@ -240,9 +229,7 @@ def _trees(
     return trees_for(base, heads, plan, record)
 
 
-def advance(
-    decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]
-) -> Iterator[dict[int, list[int]]]:
+def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]) -> Iterator[dict[int, Step]]:
     """Step until every row has ended.
 
     Args:
@@ -252,7 +239,7 @@ def advance(
         eos: tokens that end a text.
 
     Yields:
-        The tokens of one step of every prompt in progress, cut at the end of its text or budget.
+        One step of every prompt in progress, cut at the end of its text or budget.
     """
     while True:
         rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
@@ -261,7 +248,7 @@ def advance(
         rows.check()
         # A root that is the last token needs no verification.
         roots = dict(zip(rows.indices, rows.roots, strict=True))
-        emitted = {i: [root] for i, root in roots.items() if left[i] == 1 or root in eos}
+        emitted = {i: Step([root]) for i, root in roots.items() if left[i] == 1 or root in eos}
         left.update(dict.fromkeys(emitted, 0))
         rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
         if rows.indices:
@@ -271,10 +258,10 @@ def advance(
         yield emitted
 
 
-def _cut(tokens: list[int], left: int, eos: frozenset[int]) -> list[int]:
+def _cut(tokens: Step, left: int, eos: frozenset[int]) -> Step:
     """The tokens up to the budget and to the first end token, which is included."""
     end = next((i + 1 for i, token in enumerate(tokens) if token in eos), len(tokens))
-    return tokens[: min(left, end)]
+    return tokens.cut(min(left, end))
 
 
 def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], bool]:

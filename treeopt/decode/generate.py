@@ -9,6 +9,7 @@ strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
 from treeopt.decode.decoder import TreeDecoder, advance
+from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.decode.processors import Processed
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
@@ -49,15 +51,28 @@ class TreeGenerateOutput(GenerateDecoderOnlyOutput):
 
     Attributes:
         step_lengths: for each row, the number of tokens of each step.
+        step_draft_tokens: for each row, the number of drafts that each step verified; 0 where it verified none.
+        tree_depth: D, the greatest number of drafts that a step can accept.
     """
 
     step_lengths: tuple[tuple[int, ...], ...] | None = None
+    step_draft_tokens: tuple[tuple[int, ...], ...] | None = None
+    tree_depth: int | None = None
 
     @property
     def tokens_per_step(self) -> float:
         """tau of the batch: all tokens over all steps."""
         assert self.step_lengths is not None
         return sum(map(sum, self.step_lengths)) / sum(map(len, self.step_lengths))
+
+    @property
+    def draft_metrics(self) -> DraftMetrics:
+        """Verified and accepted drafts of the batch; `DraftMetrics.of_steps` gives those of a row."""
+        assert self.step_lengths is not None
+        assert self.step_draft_tokens is not None
+        assert self.tree_depth is not None
+        rows = zip(self.step_lengths, self.step_draft_tokens, strict=True)
+        return DraftMetrics.total(DraftMetrics.of_steps(*row, self.tree_depth) for row in rows)
 
 
 def tree_generate(
@@ -133,7 +148,13 @@ def tree_generate(
         text_streamer.end()
     if not config.return_dict_in_generate:
         return text.ids.contiguous()
-    return TreeGenerateOutput(sequences=text.ids.contiguous(), step_lengths=text.step_lengths)
+    steps = text.steps
+    return TreeGenerateOutput(
+        sequences=text.ids.contiguous(),
+        step_lengths=tuple(tuple(map(len, row)) for row in steps),
+        step_draft_tokens=tuple(tuple(step.num_draft_tokens for step in row) for row in steps),
+        tree_depth=decoder.trees.depth,
+    )
 
 
 class _Text:
@@ -161,7 +182,7 @@ class _Text:
         self._pad = int(config._pad_token_tensor) if found else None
         self._streamer = text_streamer
         self._tokens: list[list[int]] = [[] for _ in prompts]
-        self._steps: list[list[int]] = [[] for _ in prompts]
+        self._steps: list[list[Step]] = [[] for _ in prompts]
         self._lengths = [0] * len(prompts)  # published tokens of each row up to its end
 
     @property
@@ -176,20 +197,20 @@ class _Text:
         return self._ended if over else set()
 
     @property
-    def step_lengths(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens of each row's steps, up to the row's end."""
-        made = []
+    def steps(self) -> list[list[Step]]:
+        """Each row's steps, up to the row's end."""
+        made: list[list[Step]] = []
         for steps, length in zip(self._steps, self._lengths, strict=True):
-            kept: list[int] = []
-            for step in steps:
-                kept.append(min(step, length - sum(kept)))
-            made.append(tuple(step for step in kept if step > 0))
-        return tuple(made)
+            begins = itertools.accumulate(map(len, steps), initial=0)
+            made.append(
+                [step.cut(length - begin) for step, begin in zip(steps, begins, strict=False) if begin < length]
+            )
+        return made
 
-    def add(self, row: int, tokens: Sequence[int]) -> None:
-        """Add the tokens of one step of one row."""
-        self._tokens[row].extend(tokens)
-        self._steps[row].append(len(tokens))
+    def add(self, row: int, step: Step) -> None:
+        """Add one step of one row."""
+        self._tokens[row].extend(step)
+        self._steps[row].append(step)
 
     def publish(self) -> None:
         """Publish the complete columns in order, until all rows have ended."""

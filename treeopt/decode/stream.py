@@ -9,6 +9,8 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
+from treeopt.decode.draft_metrics import Step
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -18,11 +20,11 @@ class Piece:
     character contains it.
     """
 
-    tokens: list[int]
+    tokens: Step
     text: str
 
 
-def stream_text(steps: Iterable[list[int]], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
+def stream_text(steps: Iterable[Step], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
     """The pieces of a text, one for each step; at the end a piece without tokens where text is left.
 
     The joined texts of the pieces equal `whole_text` of all tokens, except for bytes that are not UTF-8: some
@@ -42,7 +44,7 @@ def stream_text(steps: Iterable[list[int]], tokenizer: PreTrainedTokenizerBase) 
         yield Piece(step, text)
     whole = whole_text(tokens, tokenizer)
     if whole.startswith(shown) and whole != shown:
-        yield Piece([], whole[len(shown) :])
+        yield Piece(Step(), whole[len(shown) :])
 
 
 def whole_text(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from treeopt.drafter import Drafter
 from treeopt.drafting.expand import Expansion, expand, expected_tokens
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.interface import Drafts, Floats, Ints, Proposer, ProposerSession
+from treeopt.drafting.interface import Bools, Drafts, Floats, Ints, Proposer, ProposerSession
 from treeopt.drafting.ngram import NgramProposer
 from treeopt.drafting.scores import num_candidates
 from treeopt.errors import Code, TreeoptError
@@ -101,11 +101,12 @@ class PerStepTrees:
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
         found = expand(session, session.begin(roots, states), self.nodes, self.depth)
-        tokens, parents = _in_order_of_depth(found, self._size(found.log_probability))
+        tokens, parents, void = _in_order_of_depth(found, self._size(found.log_probability))
         device = roots.device
         drafts = torch.from_numpy(tokens).to(device)
         tree = compile_parents(torch.from_numpy(parents).to(device), self.depth)
-        return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree)
+        voids = torch.from_numpy(void).to(device) if void.any() else None
+        return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree, voids)
 
     def _size(self, log_probability: Floats) -> int:
         """Nodes of this step: the best size of each row, and the largest of these."""
@@ -115,8 +116,11 @@ class PerStepTrees:
         return int(self._sizes[(total - self._costs).argmax(1).max()])
 
 
-def _in_order_of_depth(found: Expansion, nodes: int) -> tuple[Ints, Ints]:
-    """Tokens [B, N-1] of the likeliest drafts and parents [B, N] of all nodes, sorted by depth."""
+def _in_order_of_depth(found: Expansion, nodes: int) -> tuple[Ints, Ints, Bools]:
+    """Tokens [B, N-1] of the likeliest drafts, and of all nodes parents [B, N] and void [B, N], sorted by depth.
+
+    The padding of a row that has fewer drafts than another is void.
+    """
     rows, drafts = len(found.tokens), min(nodes - 1, found.tokens.shape[1])
     order = found.depths[:, :drafts].argsort(1, kind="stable")
     each = np.arange(rows)[:, None]
@@ -124,7 +128,9 @@ def _in_order_of_depth(found: Expansion, nodes: int) -> tuple[Ints, Ints]:
     number[each, order + 1] = np.arange(1, drafts + 1)
     parents = np.zeros((rows, drafts + 1), np.int64)
     parents[:, 1:] = number[each, found.parents[each, order]]
-    return found.tokens[each, order], parents
+    void = np.zeros((rows, drafts + 1), np.bool_)
+    void[:, 1:] = np.isneginf(found.log_probability[each, order])
+    return found.tokens[each, order], parents, void
 
 
 def trees_for(

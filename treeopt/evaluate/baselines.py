@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.errors import first_line
 from treeopt.models.base import Base
 from treeopt.models.clock import now
@@ -32,6 +33,7 @@ class Run:
         prefilled: tokens known at the end of the prompt's forward.
         prefill_seconds: seconds up to the end of the prompt's forward.
         seconds: seconds after it.
+        drafts: verified and accepted drafts; None for stock decoding, which does not report them.
     """
 
     tokens: list[int]
@@ -39,6 +41,7 @@ class Run:
     prefilled: int
     prefill_seconds: float
     seconds: float
+    drafts: DraftMetrics | None = None
 
 
 # Takes the token ids of prompts that are decoded together, and the maximum number of new tokens of each.
@@ -91,7 +94,9 @@ def with_decoder(decoder: TreeDecoder) -> Baseline:
             steps_of_row = [step[row] for step in steps if row in step]
             tokens = [token for step in steps_of_row for token in step]
             lengths = [len(step) for step in steps_of_row]
-            runs.append(Run(tokens, lengths, 1, (ready - begin) / share, (end - ready) / share))
+            verified = [step.num_draft_tokens for step in steps_of_row]
+            drafts = DraftMetrics.of_steps(lengths, verified, decoder.trees.depth)
+            runs.append(Run(tokens, lengths, 1, (ready - begin) / share, (end - ready) / share, drafts))
         return runs
 
     return run

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Run
+from treeopt.optimize.replay import Replay
 
 _QUARTILES = (0.25, 0.5, 0.75)
 
@@ -85,6 +87,11 @@ class Metrics:
         runs = [trial.runs[name][0] for trial in self.trials]
         return sum(len(run.tokens) for run in runs) / sum(len(run.step_lengths) for run in runs)
 
+    def draft_metrics(self, name: str = TREE) -> DraftMetrics | None:
+        """Verified and accepted drafts of all texts; None for stock decoding, which does not report them."""
+        known = [run.drafts for run in self._runs(name, 0) if run.drafts is not None]
+        return DraftMetrics.total(known) if len(known) == len(self.trials) else None
+
     def tokens_per_second(self, name: str = TREE) -> Spread | None:
         """Tokens after the prefill / seconds after the prefill; None where there are no such tokens."""
         return self._spread(lambda repeat: self._rate(name, repeat))
@@ -152,6 +159,20 @@ class Metrics:
             return None
         low, median, high = np.quantile(known, _QUARTILES).tolist()
         return Spread(median, low, high)
+
+
+def predicted_histogram(predicted: Replay) -> tuple[int, ...]:
+    """[D+1]: the number of steps with k accepted drafts by replay, comparable to `DraftMetrics.acceptance_histogram`.
+
+    A step whose root is the last token of its text has no forward and is not counted, nor are the steps of the one-node
+    tree. A policy may give a step one node; replay does not know its size and counts it as a step that accepts none.
+    """
+    if not predicted.depth:
+        return (0,)
+    verified = predicted.visited.copy()
+    verified[predicted.offsets[1:] - 1] = False
+    counts = np.bincount(predicted.accepted[verified], minlength=predicted.depth + 1)
+    return tuple(counts.tolist())
 
 
 def _seconds_per_step(runs: Sequence[Run]) -> float:
