@@ -238,13 +238,14 @@ class ProposerSession(ABC):
         tokens, scores = [], []
         for level in tree.levels:
             found = self.candidates(nodes)
-            each = (rows, -1, found.tokens.shape[1])
-            tokens.append(found.tokens.reshape(each)[:, level.parents, level.ranks])  # [B, n]
-            scores.append(found.scores.reshape(each)[:, level.parents, level.ranks])
+            width = found.tokens.shape[1]
+            slots = level.parents * width + level.ranks  # of each row's candidates
+            tokens.append(found.tokens.reshape(rows, -1).take(slots, 1))  # [B, n]
+            scores.append(found.scores.reshape(rows, -1).take(slots, 1))
             if len(level.inner):
                 first = np.arange(rows)[:, None] * (len(nodes.row) // rows)
-                parents = (first + level.parents[level.inner]).ravel()
-                nodes = self.follow(nodes, parents, tokens[-1][:, level.inner].ravel())
+                parents = (first + level.parents.take(level.inner)).ravel()
+                nodes = self.follow(nodes, parents, tokens[-1].take(level.inner, 1).ravel())
         if not tokens:
             return Drafts(roots[:, None], tree)
         drafts = torch.from_numpy(np.concatenate(tokens, axis=1)).to(roots.device)
