@@ -30,7 +30,8 @@ from treeopt.errors import Code, TreeoptError
 MAX_MATCH = 12  # matches of this many tokens or more have the same weight
 NO_CHANCE = -40.0  # log of a negligible probability
 LEARN_TOKENS = 400_000  # default number of sampled tokens to learn from
-HEADS, HEADS_NGRAM = "heads", "heads+ngram"  # drafters by name
+LEVELS = 8  # default number of levels of a drafter with an n-gram table, those of the heads included
+HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"  # drafters by name; the last has no heads
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 CONTEXT = 4  # tokens of the longest stored context; more were no better (docs/method.md)
 _ORDER_BITS = 60  # the lower bits of a key are the hash of the tokens, the upper ones their number

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from treeopt.drafter import LEARN_TOKENS, Drafter, Level, NgramTable
+from treeopt.drafter import LEARN_TOKENS, LEVELS, Drafter, Level, NgramTable
 from treeopt.drafting.fit_weights import Evidence, evidence, fit_level
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.ngram_counts import NgramCounts
@@ -35,7 +35,6 @@ from treeopt.texts.samples import Drawing, draw
 FOLDS = 4
 TOP = 16  # candidates of a level from its head
 WINDOW = 512  # most recent tokens that prompt lookup searches
-LEVELS = 8  # of a drafter with an n-gram table, those of the heads included
 _FIT_POSITIONS = 8000  # positions that a level is fitted to, on average
 
 
