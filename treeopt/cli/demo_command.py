@@ -72,9 +72,8 @@ def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
     _report(console, results)
     written = [str(folder / name) for name in _BUILT]
     console.say(f"wrote {' '.join(written)}")
-    console.note(
-        f"{time.monotonic() - begin:.0f} s   next: the same commands with --model YOUR_MODEL or --heads YOUR_HEADS"
-    )
+    yours = "--model YOUR_MODEL, or --heads YOUR_HEADS, and --prompts YOUR_PROMPTS"
+    console.note(f"{time.monotonic() - begin:.0f} s   next: the same commands with {yours}")
     console.result({"output": output, "files": written, "trees": results})
 
 
