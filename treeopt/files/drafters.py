@@ -69,7 +69,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
         TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is invalid.
     """
     if not os.path.exists(path):
-        learn = f"treeopt learn --model MODEL --prompts PROMPTS -o {path}, with --heads HEADS for its heads"
+        learn = f"treeopt learn --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}"
         name = _NAMES_OF_0.get(os.fspath(path))
         raise TreeoptError(
             Code.FILE_MISSING,

@@ -73,7 +73,7 @@ def load_profile(path: str | os.PathLike[str] = DEFAULT_FILE) -> LatencyProfile:
             Code.FILE_MISSING,
             f"there is no latency profile {path}",
             why="the time of a step is measured on the machine that will run it",
-            fix=f"treeopt profile --model MODEL -o {path}, with --heads HEADS for its heads",
+            fix=f"treeopt profile --model MODEL [--heads HEADS] -o {path}",
         )
     document = strict_yaml.load(Path(path))
     content = check(document, ProfileFile, SCHEMA)
