@@ -81,7 +81,7 @@ def test_build_without_calibration_names_the_command() -> None:
     """The default calibration file is missing: exit 3 and the line to run."""
     result = treeopt("build", status=3)
     assert error_number(result) == "E201"
-    assert "treeopt calibrate --heads" in result.stderr
+    assert "treeopt calibrate --model MODEL" in result.stderr
 
 
 def test_compile_and_render_take_zoo_names() -> None:

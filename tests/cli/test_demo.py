@@ -28,10 +28,11 @@ def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:
         assert f"$ treeopt {name} " in done.output
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line][1:]
     labels = ["autoregressive", "Medusa tree, heads", "static tree, heads+ngram", "per-step trees, heads+ngram"]
+    labels += ["no heads: per-step trees, ngram"]
     assert [row[0] for row in rows] == labels
     assert all(row[1] == row[2] and row[4] == "yes" for row in rows)
     written = next(line for line in done.stdout.splitlines() if line.startswith("wrote ")).split()[1:]
-    assert len(written) == 8
+    assert len(written) == 11
     assert all((tmp_path / name).is_file() for name in written)
 
 
@@ -49,7 +50,7 @@ def test_demo_as_json_is_one_object() -> None:
     """Programs read one object, with every tree's figures."""
     done = CliRunner().invoke(program, ["demo", "-o", "out", "--json"])
     found = json.loads(done.stdout)
-    assert set(found["trees"]) == {"medusa", "static", "dynamic"}
+    assert set(found["trees"]) == {"medusa", "static", "dynamic", "no-heads"}
     assert all(tree["lossless"] for tree in found["trees"].values())
 
 

@@ -335,7 +335,7 @@ def test_missing_profile_names_the_command(command: list[str]) -> None:
     """No such profile: exit 3, the command that makes one, and no output."""
     result = treeopt(*command, "--profile", "none.yaml", status=3)
     assert "error[E201]" in result.stderr
-    assert "treeopt profile --heads" in result.stderr
+    assert "treeopt profile --model MODEL" in result.stderr
     assert sorted(path.name for path in Path().iterdir()) == ["calibration.safetensors"]
 
 

@@ -40,7 +40,7 @@ def test_losing_tree() -> None:
 
 @pytest.mark.parametrize(
     ("stock", "lookup", "named"),
-    [(0.9, 1.5, "stock generate decoded"), (1.5, 0.9, "heads, decoded"), (0.9, 0.9, "generate and prompt lookup")],
+    [(0.9, 1.5, "stock generate decoded"), (1.5, 0.9, "drafter, decoded"), (0.9, 0.9, "generate and prompt lookup")],
 )
 def test_faster_baselines(stock: float, lookup: float, named: str) -> None:
     """What comes with transformers and is faster is named."""

@@ -79,7 +79,7 @@ def test_missing_file_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(TreeoptError) as caught:
         load_profile(tmp_path / "none.yaml")
     assert caught.value.code is Code.FILE_MISSING
-    assert "treeopt profile --heads" in caught.value.fix
+    assert "treeopt profile --model MODEL" in caught.value.fix
 
 
 def test_round_trip_is_equal_and_stable(tmp_path: Path) -> None:

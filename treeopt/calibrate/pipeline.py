@@ -80,7 +80,7 @@ class CalibrationRun:
 
 def run_calibration(
     model: GivenModel,
-    heads: GivenHeads,
+    heads: GivenHeads | None,
     prompts: GivenPrompts,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -93,12 +93,14 @@ def run_calibration(
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
-        heads: its heads: `MedusaHeads`, what `load_heads` returns, or a folder or hub name.
+        heads: its heads: `MedusaHeads`, what `load_heads` returns, or a folder or hub name; None for a drafter without
+            heads.
         prompts: a file name or another name as for `load_prompts`, a list of requests, rows or conversations, or a
             `PromptSet`. Later turns of a dialogue each follow the model's answer to the turn before.
         tokenizer: of the model; None takes the one beside the model's weights.
         drafter: the drafter whose candidates are ranked; None ranks the guesses of the heads.
         learning: learn a drafter from these prompts, and trace each text by a drafter that was learned without it.
+            Without heads either `drafter` or `learning` is needed.
         progress: called after each batch with what is done, of how many, and a note: answers, sampled tokens, counted
             prompts (or texts), and traces, each from 0.
         options: fields of `CalibrationOptions`: `max_new_tokens`, `batch_size`, `temperature`, `seed`,
@@ -108,7 +110,7 @@ def run_calibration(
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
             is too long; as `load_base`, `load_heads`, `load_prompts` and `encode`.
         TypeError: where model, heads, prompts, drafter or learning are of another type, or there is no such option.
-        ValueError: where a number is out of range.
+        ValueError: where a number is out of range, or neither heads nor an n-gram table would draft.
 
     Example:
         >>> import treeopt
@@ -121,7 +123,9 @@ def run_calibration(
     chosen = CalibrationOptions(**options)
     if not isinstance(learning, (Learning, NoneType)):
         raise TypeError(f"learning is treeopt.Learning or None, not an object of type {type(learning).__name__}")
-    job = _job(as_base(model, tokenizer), as_heads(heads), prompts, chosen, progress)
+    _check_drafts(heads, drafter, learning)
+    loaded = None if heads is None else as_heads(heads)
+    job = _job(as_base(model, tokenizer), loaded, prompts, chosen, progress)
     if drafter is not None:
         check_drafter(drafter, job.base, job.heads)
     encoded = _encoded(job)
@@ -133,7 +137,16 @@ def run_calibration(
     ranks, steps = [one.ranks for one in traced], [one.steps for one in traced]
     calibration = as_calibration(texts, ranks, job.top_k, provenance, steps)
     skipped = (*encoded.skipped, *skipped)
-    return CalibrationRun(calibration, skipped, encoded.answers_cut, job.heads.num_heads, learned)
+    num_heads = 0 if job.heads is None else job.heads.num_heads
+    return CalibrationRun(calibration, skipped, encoded.answers_cut, num_heads, learned)
+
+
+def _check_drafts(heads: GivenHeads | None, drafter: Drafter | None, learning: Learning | None) -> None:
+    """Raise ValueError where nothing would draft."""
+    if heads is None and drafter is None and learning is None:
+        raise ValueError("heads is None: drafter=treeopt.load_drafter(FILE) or learning=treeopt.Learning() is needed")
+    if heads is None and learning is not None and not learning.ngram:
+        raise ValueError("heads is None and learning.ngram is off, so nothing drafts")
 
 
 @dataclass(frozen=True)
@@ -141,8 +154,8 @@ class _Job:
     """The inputs of a calibration, loaded and checked."""
 
     base: Base
-    loaded: LoadedHeads
-    heads: MedusaHeads  # on the base's device and in its dtype
+    loaded: LoadedHeads | None
+    heads: MedusaHeads | None  # on the base's device and in its dtype
     prompts: PromptSet
     options: CalibrationOptions
     progress: Progress
@@ -152,11 +165,19 @@ class _Job:
         """Number of ranks that a trace distinguishes; a token of a higher rank is a miss."""
         return min(MAX_RANKS, self.base.vocab_size)
 
+    @property
+    def made_for(self) -> dict[str, str]:
+        """Name and id of the base and of the heads; empty without heads."""
+        name, heads_id = ("", "") if self.loaded is None else (self.loaded.name, self.loaded.fingerprint)
+        return {"model": self.base.name, "model_id": self.base.fingerprint, "heads": name, "heads_id": heads_id}
+
 
 def _job(
-    base: Base, loaded: LoadedHeads, prompts: GivenPrompts, options: CalibrationOptions, progress: Progress
+    base: Base, loaded: LoadedHeads | None, prompts: GivenPrompts, options: CalibrationOptions, progress: Progress
 ) -> _Job:
     chosen = as_prompt_set(prompts, answers=options.responses)
+    if loaded is None:
+        return _Job(base, None, None, chosen, options, progress)
     check_heads_fit(base, loaded.heads, loaded.name)
     return _Job(base, loaded, heads_like(base, loaded.heads), chosen, options, progress)
 
@@ -200,6 +221,7 @@ def _traced(job: _Job, texts: Sequence[Text], drafter: Learned | Drafter | None)
         proposers = [proposer_for(job.base, job.heads, drafter)] * len(texts)
         depth = 0 if drafter is None else drafter.depth
     step_depth = depth if job.options.steps else 0
+    first = "head 1" if drafter is None else "level 1"
     traced: list[Traced] = []
     hits = trials = 0
     for start in range(0, len(texts), job.options.batch_size):
@@ -208,18 +230,15 @@ def _traced(job: _Job, texts: Sequence[Text], drafter: Learned | Drafter | None)
         for one in traced[start:]:
             hits += int(np.count_nonzero(one.ranks[:, 0] == 0))
             trials += int(np.count_nonzero(one.ranks[:, 0] != NONE))
-        job.progress(len(traced), len(texts), f"head 1 top-1 {hits / max(trials, 1):.1%}")
+        job.progress(len(traced), len(texts), f"{first} top-1 {hits / max(trials, 1):.1%}")
     return traced
 
 
 def _source(job: _Job, learning: Learning) -> dict[str, Any]:
     """The origin of a learned drafter, as its file stores it."""
     return {
-        "model": job.base.name,
-        "model_id": job.base.fingerprint,
+        **job.made_for,
         "dtype": job.base.dtype_name,
-        "heads": job.loaded.name,
-        "heads_id": job.loaded.fingerprint,
         "prompts": {job.prompts.sha256: job.prompts.name},
         "rows": [job.prompts.prompts[0].row, job.prompts.prompts[-1].row],
         "max_new_tokens": job.options.max_new_tokens,
@@ -238,10 +257,7 @@ def _provenance(job: _Job, drafter_id: str) -> Provenance:
         "dtype": job.base.dtype_name,
     }
     return Provenance(
-        model=job.base.name,
-        model_id=job.base.fingerprint,
-        heads=job.loaded.name,
-        heads_id=job.loaded.fingerprint,
+        **job.made_for,
         settings=settings,
         prompts={job.prompts.sha256: job.prompts.name},
         made_by=job.base.versions(),

@@ -18,8 +18,8 @@ from treeopt.version import VERSION
 # Command -> one line of help. The module treeopt.cli.<command>_command has the click command as `command`.
 COMMANDS = {
     "demo": "Run every step on the built-in model, in about a minute.",
-    "calibrate": "Measure how often the candidates of each head are right.",
-    "learn": "Learn a drafter: the heads' candidates rescored by an n-gram table.",
+    "calibrate": "Measure how often the candidates of each head or level are right.",
+    "learn": "Learn a drafter from the model's own text, with heads or without.",
     "profile": "Measure the time of a decode step by the size of the tree.",
     "build": "Build the best tree for a number of nodes.",
     "curve": "Tokens per step, overhead and speedup by the size of the tree.",
@@ -91,13 +91,15 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="treeopt")
 def program() -> None:
-    """Measure draft heads, build the best tree for them, and decode with it, losslessly.
+    """Measure a drafter, build the best tree for it, and decode with it, losslessly.
 
     \b
-    treeopt calibrate --heads HEADS --prompts PROMPTS    measure the heads
+    treeopt calibrate --model MODEL --prompts PROMPTS    learn and measure a drafter
     treeopt build --nodes 64 -o tree.yaml                build the tree
-    treeopt validate --heads HEADS --tree tree.yaml --prompts PROMPTS
-    treeopt generate "Once upon a time" --heads HEADS --tree tree.yaml
+    treeopt validate --model MODEL --tree tree.yaml --prompts PROMPTS
+    treeopt generate "Once upon a time" --model MODEL --tree tree.yaml
+
+    With Medusa heads for the model: --heads HEADS.
     """
 
 

@@ -78,9 +78,9 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
     help=_ESTIMATE_HELP.format("values"),
 )
 @click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes, in all.")
-@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per head.")
+@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
 @click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank, e.g. 9 for engines that draft ten.")
-@click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of heads].")
+@click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of levels].")
 @click.option(
     "--holdout", type=click.IntRange(min=1), help="Hold out the last N texts, and judge the tree by them at the end."
 )
@@ -123,7 +123,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     _report(console, built, options["output"])
     _report_choice(console, built)
     _report_tasks(console, built, files)
-    _report_judgement(console, judgement)
+    _report_judgement(console, judgement, _medusa(built))
     console.result(_as_dict(built, judgement, options["output"]))
 
 
@@ -169,7 +169,7 @@ def _report(console: Console, built: Built, output: str) -> None:
         )
     console.say(
         f"{tree.nodes} nodes = 1 root + {len(tree.paths)} drafts, depth {tree.depth}, {len(tree.leaves)} leaves, "
-        f"K = {expected.top_k} ranks per head"
+        f"K = {expected.top_k} ranks per {'level' if tree.drafter else 'head'}"
     )
     console.say(f"method                    {built.fit.method}")
     console.say(f"expected tokens per step  {expected.independent:.3f}  independent: 1 + sum of products of accuracies")
@@ -188,7 +188,7 @@ def _report(console: Console, built: Built, output: str) -> None:
             )
     warn_few_texts(console, built.fitted)
     if built.fit.steps is None:
-        taken = "the Medusa tree" if built.fit.method.is_medusa else f"method {built.fit.method}"
+        taken = _medusa(built) if built.fit.method.is_medusa else f"method {built.fit.method}"
         console.warn(f"warning: too few different texts for cross-validation: {taken} is built")
     console.note(f"wrote {output}")
 
@@ -215,7 +215,12 @@ def _report_tasks(console: Console, built: Built, files: tuple[str, ...]) -> Non
     console.say("the diagonal is cross-validated where a task has five different texts or more")
 
 
-def _report_judgement(console: Console, judgement: Judgement | None) -> None:
+def _medusa(built: Built) -> str:
+    """The name of the tree by Medusa's method, which is the Medusa tree for traces of heads alone."""
+    return "the tree of --values independent --weights uniform" if built.tree.drafter else "the Medusa tree"
+
+
+def _report_judgement(console: Console, judgement: Judgement | None, medusa: str) -> None:
     if judgement is None:
         return
     interval, gain = judgement.interval, judgement.gain
@@ -227,7 +232,7 @@ def _report_judgement(console: Console, judgement: Judgement | None) -> None:
     )
     between = "" if gain is None else f" ({gain.low:+.3f} to {gain.high:+.3f} tokens)"
     console.say(
-        f"the Medusa tree on them: {judgement.medusa_tokens_per_step:.4f}; gain "
+        f"{medusa} on them: {judgement.medusa_tokens_per_step:.4f}; gain "
         f"{judgement.tokens_per_step / judgement.medusa_tokens_per_step - 1:+.2%}{between}"
     )
 

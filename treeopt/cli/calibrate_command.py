@@ -11,6 +11,7 @@ import click
 
 from treeopt.cli.calibrate_report import report_calibration
 from treeopt.cli.console import Console, command
+from treeopt.cli.drafter_options import LEARNED, chosen_drafter, learning_options, uses_heads
 from treeopt.cli.early_checks import check_belongs, check_suffix, not_resumable, warn_no_trees
 from treeopt.cli.learn_report import announce_learning, report_learned
 from treeopt.cli.mismatch import warn_other_drafter
@@ -24,7 +25,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, LEARN_TOKENS, Drafter
+from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, NGRAM, Drafter
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
 
@@ -40,21 +41,14 @@ if TYPE_CHECKING:
 @click.option("--responses", help="Score the answers in this file (a prompt and `output` a row); generate none.")
 @click.option(
     "--drafter",
-    default=HEADS,
-    show_default=True,
-    help=f"{HEADS}: the heads alone; {HEADS_NGRAM}: learn a drafter from these prompts; or a drafter file.",
+    help=f"{HEADS}: the heads alone; {' or '.join(LEARNED)}: learn a drafter from these prompts, with or without "
+    f"heads; or a drafter file [default: {HEADS}; {NGRAM} with --model alone].",
 )
+@learning_options
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
     help=f"dynamic: trace per-step trees too [default: dynamic, but static with --drafter {HEADS}].",
-)
-@click.option(
-    "--learn-tokens",
-    type=click.IntRange(min=0),
-    default=LEARN_TOKENS,
-    show_default=True,
-    help="Sampled for --drafter heads+ngram, beyond the greedy answers.",
 )
 @click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of all sampling.")
@@ -62,28 +56,30 @@ if TYPE_CHECKING:
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
-    """Measure how often each head's guesses are right, on the base model's answers to prompts.
+    """Measure how often a drafter's guesses are right, on the base model's answers to prompts.
 
-    The model answers every prompt greedily. Then one pass over the answers ranks each token under each head. The output
-    holds these ranks, from which any tree can be built and replayed exactly.
+    The model answers every prompt greedily. Then one pass over the answers ranks each token under each head, or at each
+    level of a drafter. The output holds these ranks, from which any tree can be built and replayed exactly.
 
-    With --drafter heads+ngram the model samples more text for the same prompts, and a drafter is learned from all of it
-    (see `treeopt learn`). Each answer is traced by a drafter that was learned from other prompts. The drafter is
-    written beside the output.
+    With --drafter heads+ngram or ngram the model samples more text for the same prompts, and a drafter is learned from
+    all of it (see `treeopt learn`). Each answer is traced by a drafter that was learned from other prompts. The drafter
+    is written beside the output.
 
     Prompts with `turns` (MT-bench, Spec-Bench) are answered turn by turn. Without a chat template the turns are joined
     by newlines. With --responses only the first turn is scored.
     """
     scored = options["responses"] is not None
+    chosen = chosen_drafter(options)
     name = _prompts_of(options)
-    learning, drafter_file = _drafting(options)
+    learning, drafter_file = _drafting(chosen, options)
     from treeopt.calibrate.pipeline import run_calibration
     from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
 
     prompts = load_prompts(name, skip=options["skip"], limit=options["limit"], answers=scored)
     drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
-    base, loaded = load_models(console, options)
+    with_heads = chosen != NGRAM and uses_heads(options, chosen, drafter)
+    base, loaded = load_models(console, options, with_heads=with_heads)
     if drafter is not None:
         warn_other_drafter(console, drafter, base, loaded)
         _warn_known(console, drafter, prompts)
@@ -121,25 +117,25 @@ def _prompts_of(options: dict[str, Any]) -> str:
     scored = options["responses"] is not None
     if scored and options["prompts"] is not None:
         raise click.UsageError("give either --prompts or --responses")
-    check_belongs(("learn_tokens",), "--drafter heads+ngram", options["drafter"] == HEADS_NGRAM)
     check_belongs(("temperature",), "generated answers, not to --responses", not scored)
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     return options["responses"] if scored else chosen_prompts(options)
 
 
-def _drafting(options: dict[str, Any]) -> tuple[Learning | None, str | None]:
+def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str | None]:
     """How a drafter is learned, if one is; and the drafter's file, to read or to write; None for the heads alone."""
     from treeopt.drafting.learn import Learning
 
-    name, output = options["drafter"], Path(options["output"])
-    if name not in (HEADS, HEADS_NGRAM):
+    if name not in (HEADS, *LEARNED):
         return None, name
     if name == HEADS and options["kind"] != "dynamic":
         return None, None
+    output = Path(options["output"])
     file = str(output.with_name(f"{output.stem}.drafter.safetensors"))
     check_outputs(options, file)
-    return Learning(tokens=options["learn_tokens"], seed=options["seed"], ngram=name == HEADS_NGRAM), file
+    made = {"tokens": options["learn_tokens"], "seed": options["seed"], "levels": options["levels"]}
+    return Learning(**made, ngram=name in LEARNED), file
 
 
 def _save(run: CalibrationRun, drafter_file: str | None, options: dict[str, Any]) -> None:
@@ -159,5 +155,6 @@ def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
     if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
         console.warn(
             "warning: the drafter was learned from these prompts, so its figures here are higher than on other prompts "
-            "(--drafter heads+ngram traces each text by a drafter that was learned without it)"
+            f"(--drafter {HEADS_NGRAM if drafter.num_heads else NGRAM} traces each text by a drafter that was learned "
+            "without it)"
         )

@@ -61,7 +61,8 @@ def _as_dict(run: CalibrationRun) -> dict[str, Any]:
     calibration = run.calibration
     top_k = min(DEFAULT_TOP_K, calibration.top_k)
     return {
-        "heads": calibration.num_heads,  # levels, where a drafter has more
+        "heads": run.heads,
+        "levels": calibration.num_heads,
         "prompts": calibration.sequences,
         "texts_distinct": calibration.distinct,
         "skipped": len(run.skipped),

@@ -38,7 +38,7 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
 @click.option("--largest", type=click.IntRange(min=1), help=_LARGEST_HELP)
 @click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
 @click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
-@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per head.")
+@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
 @force_option
 @click.option("-o", "--output", default="curve.svg", show_default=True)
 def run(console: Console, **options: Any) -> None:

@@ -16,7 +16,7 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import force_option
-from treeopt.drafter import HEADS_NGRAM
+from treeopt.drafter import HEADS_NGRAM, NGRAM
 from treeopt.files.atomic import make_folder
 from treeopt.files.manifest import Manifest
 
@@ -25,13 +25,16 @@ _PROMPTS, _TOKENS = 64, 96  # prompts and new tokens of the calibrations
 _SAMPLED = 2 * _PROMPTS * _TOKENS  # tokens to learn from besides the greedy answers: two more answers a prompt
 _EVALUATED = 8  # other prompts, decoded with each tree
 _MEDUSA = ("--values", "independent", "--weights", "uniform")
-_TREES = ("medusa", "static", "dynamic")
-_BUILT: tuple[str, ...] = ("heads.safetensors", "ngram.safetensors", "ngram.drafter.safetensors")
+_TREES = ("medusa", "static", "dynamic", "no-heads")
+_TRACES = ("heads.safetensors", "heads-ngram.safetensors", "ngram.safetensors")
+_DRAFTERS = ("heads-ngram.drafter.safetensors", "ngram.drafter.safetensors")
+_BUILT: tuple[str, ...] = (*_TRACES, *_DRAFTERS)
 _BUILT += (*(f"{name}{NODES}.yaml" for name in _TREES), "tree.svg", "tree.safetensors")
 _LABELS = {
     "medusa": "Medusa tree, heads",
     "static": "static tree, heads+ngram",
     "dynamic": "per-step trees, heads+ngram",
+    "no-heads": "no heads: per-step trees, ngram",
 }
 
 
@@ -42,8 +45,8 @@ _LABELS = {
 def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
     """Calibrate, build, render, compile and validate on the built-in model, and print each command.
 
-    Three plans of one size are compared on other prompts than they were made from: the Medusa tree of the heads, and a
-    static tree and per-step trees of a drafter heads+ngram.
+    Four plans of one size are compared on other prompts than they were made from: the Medusa tree of the heads, a
+    static tree and per-step trees of a drafter heads+ngram, and per-step trees of a drafter without heads.
 
     The demo is offline, uses one thread, and takes about a minute. Files of an earlier demo are replaced, except those
     that were edited.
@@ -69,7 +72,8 @@ def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
     _report(console, results)
     written = [str(folder / name) for name in _BUILT]
     console.say(f"wrote {' '.join(written)}")
-    console.note(f"{time.monotonic() - begin:.0f} s   next: the same commands with --heads YOUR_HEADS")
+    yours = "--model YOUR_MODEL, or --heads YOUR_HEADS, and --prompts YOUR_PROMPTS"
+    console.note(f"{time.monotonic() - begin:.0f} s   next: the same commands with {yours}")
     console.result({"output": output, "files": written, "trees": results})
 
 
@@ -78,16 +82,18 @@ command = run
 
 def _make_all(console: Console, make: Callable[..., dict[str, Any]], folder: Path) -> None:
     """Write the calibrations, the drafter, the trees, the picture and the compiled tree."""
-    heads, ngram = (folder / name for name in _BUILT[:2])
-    medusa, static, dynamic = (f"{name}{NODES}.yaml" for name in _TREES)
+    heads, both, ngram = (folder / name for name in _TRACES)
+    medusa, static, dynamic, no_heads = (f"{name}{NODES}.yaml" for name in _TREES)
     limits = ("--limit", _PROMPTS, "--max-new-tokens", _TOKENS)
     _say_accuracy(console, make("calibrate", *limits, output=heads.name))
-    learning = ("--drafter", HEADS_NGRAM, "--learn-tokens", _SAMPLED)
-    _say_accuracy(console, make("calibrate", *learning, *limits, output=ngram.name, beside=_BUILT[2]))
+    for drafter, traces, beside in zip((HEADS_NGRAM, NGRAM), (both, ngram), _DRAFTERS, strict=True):
+        learning = ("--drafter", drafter, "--learn-tokens", _SAMPLED)
+        _say_accuracy(console, make("calibrate", *learning, *limits, output=traces.name, beside=beside))
     size = ("--nodes", NODES)
     make("build", "--calibration", heads, *size, *_MEDUSA, output=medusa)
-    make("build", "--calibration", ngram, *size, output=static)
-    make("build", "--calibration", ngram, *size, "--kind", "dynamic", output=dynamic)
+    make("build", "--calibration", both, *size, output=static)
+    make("build", "--calibration", both, *size, "--kind", "dynamic", output=dynamic)
+    make("build", "--calibration", ngram, *size, "--kind", "dynamic", output=no_heads)
     make("render", folder / medusa, output="tree.svg")
     make("compile", folder / medusa, output="tree.safetensors")
 

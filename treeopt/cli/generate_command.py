@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command
+from treeopt.cli.drafter_options import drafter_option, uses_heads
 from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import SEED, FiniteRange, Temperature
-from treeopt.cli.options import drafter_option, load_models, model_options, text_options, tree_option
+from treeopt.cli.options import load_models, model_options, text_options, tree_option
 from treeopt.cli.terminal import printable
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import load_plan_for
@@ -62,12 +63,14 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 
     rule = _rule(options)
     check_plan(tree, drafter)
-    base, loaded = load_models(console, options)
+    with_heads = uses_heads(options, options["tree"], drafter, tree)
+    base, loaded = load_models(console, options, with_heads=with_heads)
     check_trees(base)
     warn_other_tree(console, options["tree"], tree, base, loaded)
     warn_other_drafter(console, drafter, base, loaded)
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
-    decoder = TreeDecoder(base, loaded.heads, tree, drafter=drafter, acceptance=rule)
+    heads = None if loaded is None else loaded.heads
+    decoder = TreeDecoder(base, heads, tree, drafter=drafter, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])
     ready = now(base)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command, say_skipped
+from treeopt.cli.drafter_options import LEARNED, chosen_drafter, learning_options
 from treeopt.cli.early_checks import check_suffix, not_resumable
 from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
 from treeopt.cli.numbers import SEED, Temperature
@@ -20,7 +21,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.drafter import LEARN_TOKENS
+from treeopt.drafter import HEADS_NGRAM, NGRAM
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 
 
@@ -28,19 +29,19 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 @functools.partial(model_options, dtype="auto")
 @prompt_options
 @click.option(
-    "--learn-tokens",
-    type=click.IntRange(min=0),
-    default=LEARN_TOKENS,
-    show_default=True,
-    help="Sampled beyond the greedy answers.",
+    "--drafter", help=f"{' or '.join(LEARNED)}, without heads [default: {HEADS_NGRAM}; {NGRAM} with --model alone]."
 )
+@learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the sampling.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
-    """Learn a drafter `heads+ngram`: the heads' guesses, rescored by an n-gram table and prompt lookup.
+    """Learn a drafter from the model's own text, for a model with heads or without.
+
+    `heads+ngram`: the heads' guesses, rescored by an n-gram table and prompt lookup. `ngram`: the guesses of table and
+    lookup alone; no heads are needed.
 
     The base model answers the prompts, once greedily and then by sampling at a low temperature. Its greedy choice after
     every token is counted in an n-gram table, with contexts of one to four tokens. The weights of head, n-gram table
@@ -48,8 +49,11 @@ def run(console: Console, **options: Any) -> None:
     lossless.
 
     Next: `treeopt calibrate --drafter FILE` on other prompts. To learn and calibrate on the same prompts, use
-    `treeopt calibrate --drafter heads+ngram`.
+    `treeopt calibrate --drafter heads+ngram`, or `ngram`.
     """
+    drafter = chosen_drafter(options, HEADS_NGRAM)
+    if drafter not in LEARNED:
+        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     name = chosen_prompts(options)
@@ -59,10 +63,10 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.verify.probe import check_trees
 
     prompts = load_prompts(name, skip=options["skip"], limit=options["limit"])
-    base, loaded = load_models(console, options)
+    base, loaded = load_models(console, options, with_heads=drafter != NGRAM)
     say_prompts(console, prompts)
     check_trees(base)
-    learning = Learning(options["learn_tokens"], options["temperature"], options["seed"])
+    learning = Learning(options["learn_tokens"], options["temperature"], options["seed"], levels=options["levels"])
     announce_learning(console, learning, prompts, options["max_new_tokens"])
     with not_resumable(console, options), console.progress("learn") as progress:
         found = run_calibration(

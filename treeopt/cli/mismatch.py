@@ -35,16 +35,21 @@ def warn_other_traces(console: Console, name: str, tree: Plan, calibration: Cali
     _warn_made_for_other(console, name, source, traced.model_id, dtype, traced.heads_id)
 
 
-def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads) -> None:
+def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded: LoadedHeads | None) -> None:
     """Warn where a tree was built for another base or other heads than these."""
     source = tree.source.get("calibration") or {}
-    _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, loaded.fingerprint)
+    _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, _id_of(loaded))
 
 
-def warn_other_drafter(console: Console, drafter: Drafter | None, base: Base, loaded: LoadedHeads) -> None:
+def warn_other_drafter(console: Console, drafter: Drafter | None, base: Base, loaded: LoadedHeads | None) -> None:
     """Warn where a drafter was learned with another base or other heads than these."""
     source = {} if drafter is None else drafter.source
-    _warn_made_for_other(console, "the drafter", source, base.fingerprint, base.dtype_name, loaded.fingerprint)
+    _warn_made_for_other(console, "the drafter", source, base.fingerprint, base.dtype_name, _id_of(loaded))
+
+
+def _id_of(loaded: LoadedHeads | None) -> str:
+    """The id of heads; empty where there are none."""
+    return "" if loaded is None else loaded.fingerprint
 
 
 def _warn_made_for_other(
@@ -58,7 +63,9 @@ def _warn_made_for_other(
     others = []
     if source.get("dtype", _FLOAT32) == dtype and source.get("model_id") not in (None, "", model_id):
         others.append(f"another base model ({source['model_id']}, this is {model_id})")
-    if source.get("heads_id") not in (None, "", heads_id):
-        others.append(f"other heads ({source['heads_id']}, these are {heads_id})")
+    made_for = source.get("heads_id", heads_id)  # empty: without heads
+    if made_for != heads_id:
+        here = f"these are {heads_id}" if heads_id else "there are none here"
+        others.append(f"other heads ({made_for}, {here})" if made_for else f"no heads ({here})")
     if others:
         console.warn(f"warning: {name} was made for {' and '.join(others)}")

@@ -59,34 +59,37 @@ def base_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
-    """Options of commands that need heads and their base model, for `load_models`."""
+    """Options of commands that need a base model and perhaps its heads, for `load_models`."""
     for option in (
-        click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config]."),
+        click.option(
+            "--model", help="Base model: folder or hub name [default: the one in the heads' config]; alone: no heads."
+        ),
         click.option("--heads", help=f"Heads: folder, weights file or hub name [default: the built-in {POCKET}]."),
     ):
         function = option(function)
     return device_options(function, dtype=dtype)
 
 
-def load_models(console: Console, options: Mapping[str, Any]) -> tuple[Base, LoadedHeads]:
-    """Load the base model and heads that the options name, and print their names."""
+def load_models(console: Console, options: Mapping[str, Any], *, with_heads: bool) -> tuple[Base, LoadedHeads | None]:
+    """Load the base model and, `with_heads`, the heads that the options name, and print their names.
+
+    The built-in ones are the default.
+    """
+    from treeopt.models.base import load_base
     from treeopt.models.pair import load_pair
 
-    heads, model = _chosen_heads(options), options["model"]
-    base, loaded = load_pair(heads, model, dtype=options["dtype"], device=options["device"])
+    on: dict[str, Any] = {"dtype": options["dtype"], "device": options["device"]}
+    loaded: LoadedHeads | None = None
+    if with_heads:
+        base, loaded = load_pair(options["heads"] or POCKET, options["model"], **on)
+        for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
+            console.note(note)
+    else:
+        base = load_base(options["model"] or POCKET, **on)
     if "output" in options:  # the heads' config may name the base
-        check_no_input(options["output"], base.name, loaded.name)
-    for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
-        console.note(note)
+        check_no_input(options["output"], base.name, *([] if loaded is None else [loaded.name]))
     say_base(console, base)
     return base, loaded
-
-
-def _chosen_heads(options: Mapping[str, Any]) -> str:
-    """The heads that the options name; the built-in ones without --heads and --model."""
-    if options["heads"] is None and options["model"] is not None:
-        raise click.UsageError("--model needs --heads")
-    return POCKET if options["heads"] is None else str(options["heads"])
 
 
 def say_base(console: Console, base: Base) -> None:
@@ -121,10 +124,10 @@ def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chosen_prompts(options: Mapping[str, Any]) -> str:
-    """The prompts that the options name; those of the built-in model without --prompts and --heads."""
-    if options["prompts"] is None and _chosen_heads(options) != POCKET:
+    """The prompts that the options name; those of the built-in model without --prompts, --heads and --model."""
+    if options["prompts"] is None and (options["heads"] or options["model"] or POCKET) != POCKET:
         raise click.UsageError(
-            "Missing option '--prompts' (such as alpaca_eval), which all heads but the built-in ones need."
+            "Missing option '--prompts' (such as alpaca_eval), which all models but the built-in one need."
         )
     return POCKET if options["prompts"] is None else str(options["prompts"])
 
@@ -135,9 +138,6 @@ def say_prompts(console: Console, prompts: PromptSet) -> None:
 
 
 tree_option = click.option("--tree", required=True, help="Tree file, or a name from `treeopt list`.")
-drafter_option = click.option(
-    "--drafter", help="Drafter file, from `treeopt learn` [default: the one in the tree file]."
-)
 calibration_option = click.option(
     "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, from `treeopt calibrate`."
 )

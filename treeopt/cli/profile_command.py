@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command, threads
+from treeopt.cli.drafter_options import drafter_file_option, uses_heads
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
@@ -41,15 +42,16 @@ _numbers_option = functools.partial(click.option, multiple=True, callback=_numbe
 )
 @_numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or the maximum of the model].")
 @_numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
-@click.option("--drafter", help="Time trees chosen per step by this drafter file (for `build --kind dynamic`).")
+@drafter_file_option("Time trees chosen per step by this drafter file (for `build --kind dynamic`).")
 @click.option("--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Steps a size.")
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
-    """Time one decode step, heads included, by the size of the tree.
+    """Time one decode step, drafting included, by the size of the tree.
 
     All sizes take turns in every round. The step of one node is autoregressive decoding by the same loop, without
-    heads; overheads refer to it.
+    drafts; overheads refer to it. With --model alone and no --drafter, drafts are those of an n-gram drafter with an
+    empty table.
     """
     file = options["drafter"]
     check_outputs(options, options["output"])
@@ -57,9 +59,9 @@ def run(console: Console, **options: Any) -> None:
     drafter = load_drafter(file) if file else None
     from treeopt.evaluate.profile import largest_context, measure_profile
 
-    base, loaded = load_models(console, options)
+    base, loaded = load_models(console, options, with_heads=uses_heads(options, file, drafter))
     warn_other_drafter(console, drafter, base, loaded)
-    room = largest_context(base, loaded.heads, options["sizes"], drafter)
+    room = largest_context(base, None if loaded is None else loaded.heads, options["sizes"], drafter)
     contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
     with console.progress("profile") as progress:
         profile = measure_profile(
@@ -96,7 +98,7 @@ def _report(console: Console, profile: LatencyProfile, output: str) -> None:
     source = profile.provenance
     console.say(
         f"median of {source['repeats']} steps ({source['dtype']}, {source['device']}, {threads(source['threads'])}, "
-        f"{source['attention']} attention); spread: quartile distance / median; overhead: to one node, without heads"
+        f"{source['attention']} attention); spread: quartile distance / median; overhead: to one node, without drafts"
     )
     console.note(f"wrote {output}")
     console.result({"points": [vars(point) for point in profile.points], "provenance": source, "output": output})

@@ -19,7 +19,7 @@ from treeopt.files.trees import load_tree
 @force_option
 @click.option("--title", default="", help="Heading of the picture.")
 def run(console: Console, tree: str, output: str | None, title: str, force: bool) -> None:
-    """Draw TREE (a file, or a name from `treeopt list`): one column per head, width and colour by a node's value."""
+    """Draw TREE (a file, or a name from `treeopt list`): one column per level, width and colour by a node's value."""
     target = f"{Path(tree).stem}.svg" if output is None else output
     file_format = Path(target).suffix.removeprefix(".").lower() or "svg"
     # Only text formats hold the mark; other formats need --force to replace a file.

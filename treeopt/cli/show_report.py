@@ -77,8 +77,8 @@ def _calibration(source: Mapping[str, Any]) -> str:
         if name in _COUNTS:
             parts.append(f"{value} {_COUNTS[name]}")
         elif name not in ids:
-            known = f" ({source[f'{name}_id']})" if f"{name}_id" in ids else ""
-            parts.append(f"{name.replace('_', ' ')} {value}{known}")
+            known = f" ({source[f'{name}_id']})" if source.get(f"{name}_id") else ""
+            parts.append(f"{name.replace('_', ' ')} {'none' if value == '' else value}{known}")
     return ", ".join(parts)
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command
+from treeopt.cli.drafter_options import drafter_option, uses_heads
 from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import FiniteRange
-from treeopt.cli.options import chosen_prompts, drafter_option, load_models, model_options, prompt_options, tree_option
+from treeopt.cli.options import chosen_prompts, load_models, model_options, prompt_options, tree_option
 from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
 from treeopt.files.policies import load_plan_for
 from treeopt.policy import Plan, TreePolicy
@@ -63,7 +64,8 @@ def run(console: Console, **options: Any) -> None:
 
     check_plan(tree, drafter)
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
-    base, loaded = load_models(console, options)
+    with_heads = uses_heads(options, options["tree"], drafter, tree)
+    base, loaded = load_models(console, options, with_heads=with_heads)
     check_trees(base)
     warn_other_tree(console, options["tree"], tree, base, loaded)
     warn_other_drafter(console, drafter, base, loaded)
@@ -73,9 +75,7 @@ def run(console: Console, **options: Any) -> None:
     if joins_turns(base, encoded.texts, chat_template=template):
         console.note("no chat template: each turn follows the answer before it on a new line")
     with console.progress("validate") as progress:
-        found = validate(
-            base, loaded.heads, tree, encoded.texts, drafter=drafter, judge=0, progress=progress, **settings
-        )
+        found = validate(base, loaded, tree, encoded.texts, drafter=drafter, judge=0, progress=progress, **settings)
     report_metrics(console, found, encoded.skipped)
     found = found.judged(base, JUDGED if options["judge"] is None else options["judge"])
     report_differences(console, found, base.tokenizer, encoded.skipped)

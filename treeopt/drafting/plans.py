@@ -153,7 +153,9 @@ def trees_for(
         proposer = proposer_for(base, heads, drafter)
         if heads is None and drafter is None and (depth := plan.depth):
             what = f"no heads were given, and the tree drafts {depth} tokens ahead"
-            raise TreeoptError(Code.TREE_TOO_DEEP, what, fix="heads=treeopt.load_heads(...).heads")
+            raise TreeoptError(
+                Code.TREE_TOO_DEEP, what, fix="--heads HEADS, or in Python heads=treeopt.load_heads(...).heads"
+            )
     else:
         proposer = drafter
     if isinstance(plan, TreePolicy):

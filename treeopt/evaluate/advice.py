@@ -32,7 +32,7 @@ def _slower_than_stock(found: Validation) -> str:
     """Stock generate or prompt lookup is faster."""
     rates = {name: found.metrics.tokens_per_second(name) for name in found.metrics.baselines}
     tree = rates[TREE]
-    names = {GENERATE: "stock generate", LOOKUP: "prompt lookup, which needs no heads,"}
+    names = {GENERATE: "stock generate", LOOKUP: "prompt lookup, which needs no drafter,"}
     faster = [text for name, text in names.items() if tree and (rate := rates.get(name)) and rate.median > tree.median]
     return f"{' and '.join(faster)} decoded these texts faster than the tree" if faster else ""
 

@@ -8,6 +8,7 @@ other data (the one-node step of a small model is then a quarter slower, and eve
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -20,9 +21,12 @@ from torch import Tensor
 from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy
-from treeopt.drafter import Drafter
+from treeopt.drafter import LEVELS, Drafter, Level
 from treeopt.drafting.heads import check_drafter
 from treeopt.drafting.interface import Drafts
+from treeopt.drafting.learn import WINDOW
+from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.scores import num_candidates
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.latency import (
@@ -40,7 +44,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.values import IndependentValues
-from treeopt.policy import STEP_SIZES, TreePolicy
+from treeopt.policy import STEP_SIZES, Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 from treeopt.verify.probe import check_trees
@@ -58,7 +62,7 @@ _FIRST, _BY_DEPTH, _BY_RANK = 0.6, 0.85, 2.0
 
 def measure_profile(
     model: GivenModel,
-    heads: GivenHeads,
+    heads: GivenHeads | None,
     *,
     nodes: Sequence[int] = DEFAULT_NODES,
     contexts: Sequence[int] = (DEFAULT_CONTEXT,),
@@ -73,17 +77,19 @@ def measure_profile(
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
-        heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name.
+        heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name; None where the drafter
+            has none.
         nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured. With a drafter
             the maximum is 254.
         contexts: tokens in the cache before the step; they are random, as only their number matters.
         batches: texts decoded together.
         repeats: counted steps of each size.
-        drafter: time steps whose trees it chooses; by default those of one tree of the heads' candidates.
+        drafter: time steps whose trees it chooses; by default those of one tree of the heads' candidates, or without
+            heads of the candidates of an n-gram drafter with an empty table.
         progress: called after each round of steps.
 
     Raises:
-        TreeoptError: E212 where the heads do not fit the base; E230 where these heads and this vocabulary make no tree
+        TreeoptError: E212 where the heads do not fit the base; E230 where these levels and this vocabulary make no tree
             of a given size, or it is above `MOST_NODES`; E403 where there is too little memory; E502 where the base
             cannot verify trees; E503 where a context is empty, or does not fit into that of the model together with the
             tree's depth; as `load_base` and `load_heads`.
@@ -98,13 +104,14 @@ def measure_profile(
     """
     _check_numbers(nodes, contexts, batches, repeats)
     nodes, contexts, batches = ([int(number) for number in numbers] for numbers in (nodes, contexts, batches))
-    base, loaded = as_base(model), as_heads(heads)
-    check_heads_fit(base, loaded.heads, loaded.name)
-    heads = heads_like(base, loaded.heads)
+    base, loaded = as_base(model), None if heads is None else as_heads(heads)
+    if loaded is not None:
+        check_heads_fit(base, loaded.heads, loaded.name)
+    heads = None if loaded is None else heads_like(base, loaded.heads)
     if drafter is not None:
         check_drafter(drafter, base, heads)
         nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
-    trees = _trees(base, heads, nodes)
+    trees = _trees(base, heads, nodes, drafter)
     depth = _deepest(trees, drafter)
     _check_contexts(contexts, depth, base)
     check_trees(base)
@@ -126,25 +133,25 @@ def measure_profile(
 
 
 def largest_context(
-    base: Base, heads: MedusaHeads, nodes: Sequence[int] = DEFAULT_NODES, drafter: Drafter | None = None
+    base: Base, heads: MedusaHeads | None, nodes: Sequence[int] = DEFAULT_NODES, drafter: Drafter | None = None
 ) -> int:
     """The largest context that leaves room for a step of each of these sizes; below 1 where there is none.
 
     Raises:
         TreeoptError: E230 where there is no tree of a size.
     """
-    return _room(base, _deepest(_trees(base, heads, nodes), drafter))
+    return _room(base, _deepest(_trees(base, heads, nodes, drafter), drafter))
 
 
-def generic_growth(nodes: int, heads: int, ranks: int) -> Growth:
+def generic_growth(nodes: int, levels: int, ranks: int) -> Growth:
     """Growth of a tree with the shape of measured ones: accuracies fall by depth and by rank.
 
     Args:
         nodes: the budget, root counted.
-        heads: H, the maximum depth.
-        ranks: ranks of each head.
+        levels: the maximum depth.
+        ranks: ranks of each level.
     """
-    depth, rank = np.arange(heads)[:, None], np.arange(min(ranks, nodes))[None, :]
+    depth, rank = np.arange(levels)[:, None], np.arange(min(ranks, nodes))[None, :]
     return grow(IndependentValues(_FIRST * _BY_DEPTH**depth / (1.0 + rank) ** _BY_RANK), nodes)
 
 
@@ -186,15 +193,23 @@ class TimedStep:
         return end - begin
 
 
-def _decoder(tree: Tree, base: Base, heads: MedusaHeads, drafter: Drafter | None) -> TreeDecoder:
+def _decoder(tree: Tree, base: Base, heads: MedusaHeads | None, drafter: Drafter | None) -> TreeDecoder:
     """The decoder of one size; that of one node needs neither heads nor drafter."""
     rule = AcceptDeepest()
     if tree.nodes == ONE_NODE:
         return TreeDecoder(base, None, tree, acceptance=rule, probe=False)
-    if drafter is None:
-        return TreeDecoder(base, heads, tree, acceptance=rule, probe=False)
-    policy = TreePolicy(tree.nodes, drafter.depth, drafter.id)
-    return TreeDecoder(base, heads, policy, drafter=drafter, acceptance=rule, probe=False)
+    plan: Plan = tree
+    if drafter is not None:
+        plan = TreePolicy(tree.nodes, drafter.depth, drafter.id)
+    elif heads is None:
+        drafter = _empty_drafter(base)
+        plan = dataclasses.replace(tree, drafter=drafter.id)
+    return TreeDecoder(base, heads, plan, drafter=drafter, acceptance=rule, probe=False)
+
+
+def _empty_drafter(base: Base) -> Drafter:
+    """A drafter without heads, of an empty n-gram table: its steps take about the time of a learned one."""
+    return Drafter((Level(),) * LEVELS, 0, 0, WINDOW, NgramCounts(base.vocab_size).table())
 
 
 def _random_prompts(base: Base, batch: int, context: int) -> Tensor:
@@ -227,18 +242,21 @@ def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Seque
         raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")
 
 
-def _trees(base: Base, heads: MedusaHeads, nodes: Sequence[int]) -> list[Tree]:
+def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], drafter: Drafter | None) -> list[Tree]:
     """The generic tree of each size, ascending, the one-node tree first; each contains the ones before it."""
     sizes = sorted({ONE_NODE, *nodes})
     if sizes[-1] > MOST_NODES:
         what = f"a step of {sizes[-1]} nodes is not timed: its mask alone has {sizes[-1]}^2 numbers"
         raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {MOST_NODES}")
-    growth = generic_growth(sizes[-1], heads.num_heads, base.vocab_size)
+    if heads is None:
+        record = drafter or _empty_drafter(base)
+        levels, ranks = record.depth, num_candidates(record, base.vocab_size)
+    else:
+        levels, ranks = heads.num_heads, base.vocab_size
+    growth = generic_growth(sizes[-1], levels, ranks)
     largest = len(growth.values) + 1
     if sizes[-1] > largest:
-        what = (
-            f"there is no tree of {sizes[-1]} nodes: {heads.num_heads} heads of {base.vocab_size} tokens make {largest}"
-        )
+        what = f"there is no tree of {sizes[-1]} nodes: {levels} levels of {ranks} tokens make {largest}"
         raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {largest}")
     return [growth.tree(size) for size in sizes]
 
@@ -274,15 +292,15 @@ def _points(trees: Sequence[Tree], batch: int, context: int, spent: NDArray[np.f
     ]
 
 
-def _provenance(base: Base, loaded: LoadedHeads, repeats: int, drafter: Drafter | None) -> dict[str, object]:
+def _provenance(base: Base, loaded: LoadedHeads | None, repeats: int, drafter: Drafter | None) -> dict[str, object]:
     versions = base.versions()
     by_drafter = {} if drafter is None else {"drafter": drafter.id}
     return {
         "made_by": f"treeopt {VERSION}",
         "model": base.name,
         "model_id": base.fingerprint,
-        "heads": loaded.name,
-        "heads_id": loaded.fingerprint,
+        "heads": "" if loaded is None else loaded.name,
+        "heads_id": "" if loaded is None else loaded.fingerprint,
         "device": versions["device"],
         "dtype": base.dtype_name,
         "threads": torch.get_num_threads(),

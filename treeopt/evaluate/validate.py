@@ -45,7 +45,7 @@ _SMALLER = (4, 8, 16, 32)  # nodes of the parts of a tree that are replayed
 
 def validate(
     model: GivenModel,
-    heads: GivenHeads,
+    heads: GivenHeads | None,
     tree: GivenPlan,
     prompts: GivenPrompts | Sequence[Text],
     *,
@@ -58,7 +58,8 @@ def validate(
 
     Args:
         model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.
-        heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name.
+        heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name; None where the drafter
+            has none.
         tree: a tree, a list of paths, the policy that chooses a tree per step, or the file of one of these.
         prompts: a name as for `load_prompts`, a list of requests, rows or conversations, a `PromptSet`, or token ids as
             `Text`, whose answer is ignored. A later turn follows the answer of stock generate to the turn before.
@@ -79,14 +80,16 @@ def validate(
         (True, True)
     """
     chosen = ValidateOptions(**options)
-    base, heads = as_base(model, tokenizer, dtype="float32"), as_heads(heads).heads
+    base = as_base(model, tokenizer, dtype="float32")
+    heads = None if heads is None else heads_like(base, as_heads(heads).heads)
     tree, drafter = as_plan_for(tree, drafter)
     texts, too_long = as_texts(base, prompts, chosen.max_new_tokens, chat_template=chosen.chat_template)
     decoder = TreeDecoder(base, heads, tree, drafter=drafter)
-    _check_predictable(tree, base, heads.num_heads if drafter is None else drafter.depth)
+    levels = 0 if heads is None else heads.num_heads
+    _check_predictable(tree, base, levels if drafter is None else drafter.depth)
     with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
         runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress)
-        traces = trace(base, heads_like(base, heads), runs.texts, drafter, steps=_steps(tree))
+        traces = trace(base, heads, runs.texts, drafter, steps=_steps(tree))
     return _compare(base, tree, runs, traces, too_long).judged(base, chosen.judge)
 
 

@@ -76,7 +76,7 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             Code.FILE_MISSING,
             f"there is no calibration {path}",
             why="a tree is built from measured traces",
-            fix=f"treeopt calibrate --heads HEADS_FOLDER --prompts PROMPTS -o {path}",
+            fix=f"treeopt calibrate --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}",
         )
     stored, found = read_arrays(path, SCHEMA)
     arrays = {_OLD_NAMES.get(name, name): array for name, array in stored.items()}

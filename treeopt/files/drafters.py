@@ -98,12 +98,12 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
         TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is invalid.
     """
     if not os.path.exists(path):
-        learn = f"treeopt learn --heads HEADS_FOLDER --prompts PROMPTS -o {path}"
+        learn = f"treeopt learn --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}"
         name = _NAMES_OF_0.get(os.fspath(path))
         raise TreeoptError(
             Code.FILE_MISSING,
             f"there is no drafter {path}",
-            why="a heads+ngram drafter needs its n-gram table and fitted numbers",
+            why="a drafter is its n-gram table and fitted numbers",
             fix=f"--drafter {name}, which was called {path}" if name else learn,
         )
     arrays, found = read_arrays(path, SCHEMA)

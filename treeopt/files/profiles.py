@@ -73,7 +73,7 @@ def load_profile(path: str | os.PathLike[str] = DEFAULT_FILE) -> LatencyProfile:
             Code.FILE_MISSING,
             f"there is no latency profile {path}",
             why="the time of a step is measured on the machine that will run it",
-            fix=f"treeopt profile --heads HEADS_FOLDER -o {path}",
+            fix=f"treeopt profile --model MODEL [--heads HEADS] -o {path}",
         )
     document = strict_yaml.load(Path(path))
     content = check(document, ProfileFile, SCHEMA)
@@ -111,7 +111,7 @@ def profile_yaml(profile: LatencyProfile) -> str:
         raise TreeoptError(Code.PROFILE_INVALID, what) from error
     lines = [
         "# seconds of one decode step: median, lower and upper quartile; nodes count the root; context in tokens",
-        "# a step of 1 node runs no heads; overhead = seconds / seconds of 1 node",
+        "# a step of 1 node drafts nothing; overhead = seconds / seconds of 1 node",
         f"schema: {SCHEMA}",
     ]
     for name in ProvenanceBlock.model_fields:

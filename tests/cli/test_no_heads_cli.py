@@ -1,0 +1,273 @@
+"""Models without heads as a user meets them: `--model` alone, from learning to decoding, and what does not go."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.files.bundled import pocket
+from treeopt.files.calibrations import load_calibration
+from treeopt.files.drafters import load_drafter
+from treeopt.files.policies import load_plan
+from treeopt.files.profiles import load_profile
+from treeopt.files.trees import save_tree
+from treeopt.models import base as base_module
+from treeopt.models import pair as pair_module
+from treeopt.tree import Tree
+
+FEW = ("--prompts", "pocket", "--limit", "6", "--max-new-tokens", "24")
+OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "4", "--max-new-tokens", "24")
+LITTLE = ("--learn-tokens", "600")
+MODEL = ("--model", str(pocket()))  # the built-in base, by the name of its folder
+SIZES = ("--sizes", "2,8", "--context", "8", "--repeats", "1")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a drafter without heads, and all that is made with it; and the like of the heads."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        treeopt("learn", *MODEL, *FEW, *LITTLE, "--levels", "4", "-o", "d.safetensors")
+        treeopt("calibrate", *MODEL, *OTHERS, "--drafter", "d.safetensors", "-o", "c.safetensors")
+        treeopt("profile", *MODEL, *SIZES, "--drafter", "d.safetensors", "-o", "p.yaml")
+        treeopt("build", "--calibration", "c.safetensors", "--nodes", "12", "-o", "static.yaml")
+        treeopt("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "12", "-o", "dynamic.yaml")
+        auto = ("--kind", "dynamic", "--nodes", "auto", "--profile", "p.yaml")
+        treeopt("build", "--calibration", "c.safetensors", *auto, "-o", "auto.yaml")
+        treeopt("learn", *FEW, *LITTLE, "-o", "with-heads.safetensors")
+        treeopt("calibrate", *FEW, "-o", "heads.safetensors")
+        treeopt("build", "--calibration", "heads.safetensors", "--nodes", "8", "-o", "heads.yaml")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made)
+
+
+@pytest.fixture
+def _no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loads heads fails."""
+
+    def load(*_names: Any, **_options: Any) -> NoReturn:
+        raise AssertionError("heads were loaded")
+
+    monkeypatch.setattr(pair_module, "load_heads", load)
+
+
+@pytest.fixture
+def _no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loads a model fails."""
+
+    def load(*_names: Any, **_options: Any) -> NoReturn:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(base_module, "load_base", load)
+    monkeypatch.setattr(pair_module, "load_pair", load)
+
+
+def test_records_name_no_heads() -> None:
+    """Drafter, traces, trees and profile hold no heads and one base; the number of levels is that of --levels."""
+    drafter, calibration, profile = (
+        load_drafter("d.safetensors"),
+        load_calibration("c.safetensors"),
+        load_profile("p.yaml"),
+    )
+    assert (drafter.num_heads, drafter.depth, drafter.source["heads"], drafter.source["heads_id"]) == (0, 4, "", "")
+    source = calibration.provenance
+    assert (source.heads, source.heads_id, source.drafter_id) == ("", "", drafter.id)
+    assert calibration.num_heads == 4
+    assert (profile.provenance["heads_id"], profile.provenance["drafter"]) == ("", drafter.id)
+    assert profile.provenance["model_id"] == source.model_id
+    for name in ("static", "dynamic", "auto"):
+        plan = load_plan(f"{name}.yaml")
+        assert (plan.drafter, plan.source["calibration"]["heads_id"]) == (drafter.id, "")
+
+
+@pytest.mark.usefixtures("_no_heads")
+@pytest.mark.parametrize("base", [MODEL, ()], ids=["model", "built-in"])
+@pytest.mark.parametrize("name", ["static", "dynamic", "auto"])
+def test_lossless_as_predicted(name: str, base: tuple[str, ...]) -> None:
+    """Every kind is lossless, in the predicted steps; the built-in model's heads are not loaded either."""
+    data = treeopt_json("validate", *base, "--tree", f"{name}.yaml", *OTHERS)
+    assert data["lossless"]
+    assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1
+    assert data["tokens_per_step"] == pytest.approx(data["expected_tokens_per_step"], rel=1e-6)
+    assert "warnings" not in data or not any("made for" in one for one in data["warnings"])
+
+
+@pytest.mark.usefixtures("_no_heads")
+def test_generate_without_heads() -> None:
+    """The text is that of the one-node tree, in fewer steps."""
+    save_tree(Tree(()), "root.yaml")
+    line = ("generate", "import os", *MODEL, "--max-new-tokens", "24")
+    stock, found = (treeopt_json(*line, "--tree", f"{name}.yaml") for name in ("root", "static"))
+    assert found["tokens"] == stock["tokens"]
+    assert len(found["step_lengths"]) < len(stock["step_lengths"]) == 24
+
+
+@pytest.mark.usefixtures("_no_heads")
+@pytest.mark.parametrize("base", [MODEL, ("--drafter", "ngram")], ids=["model alone", "built-in"])
+def test_calibrate_learns_without_heads(base: tuple[str, ...], tmp_path: Path) -> None:
+    """--model alone, and --drafter ngram of the built-in model: a drafter is learned, and its levels are traced."""
+    output = tmp_path / "c.safetensors"
+    data = treeopt_json("calibrate", *base, *FEW, *LITTLE, "--levels", "3", "-o", output)
+    assert (data["heads"], data["levels"], len(data["accuracy"])) == (0, 3, 3)
+    drafter = load_drafter(tmp_path / "c.drafter.safetensors")
+    assert (drafter.num_heads, drafter.depth) == (0, 3)
+    assert data["drafter"] == drafter.id == load_calibration(output).provenance.drafter_id
+    assert data["learned"]["source"]["heads_id"] == ""
+
+
+def test_levels_below_the_heads(tmp_path: Path) -> None:
+    """With heads --levels counts them too, and a drafter has at least as many."""
+    for levels, depth in (("7", 7), ("2", 5)):
+        output = tmp_path / f"{levels}.safetensors"
+        treeopt("learn", *FEW, "--learn-tokens", "0", "--levels", levels, "-o", output)
+        assert load_drafter(output).depth == depth
+
+
+def test_reports_speak_of_levels(tmp_path: Path) -> None:
+    """Tables, progress and build say levels where there are no heads."""
+    learned = treeopt("learn", *MODEL, *FEW, *LITTLE, "-o", tmp_path / "d.safetensors")
+    traced = treeopt("calibrate", *MODEL, *OTHERS, "--drafter", "d.safetensors", "-o", tmp_path / "c.safetensors")
+    for said in (learned, traced):
+        assert re.search(r"^level 1\t", said.stdout, re.M)
+        assert re.search(r"  level 1 top-1 \d", said.stderr)
+        assert "head 1" not in said.output
+        assert "heads " not in said.stderr
+    line = ("build", "--calibration", "c.safetensors", "--holdout", "1", "--nodes", "4", "-o", tmp_path / "t.yaml")
+    built = treeopt(*line)
+    assert "ranks per level" in built.stdout
+    assert "the tree of --values independent --weights uniform on them: " in built.stdout
+    assert "Medusa" not in built.output
+    shown = treeopt("show", "static.yaml").stdout
+    assert "heads none, " in shown
+    assert "ranks per head" in treeopt("build", "--calibration", "heads.safetensors", "-o", tmp_path / "h.yaml").stdout
+
+
+@pytest.mark.usefixtures("_no_heads")
+def test_profile_without_drafter(tmp_path: Path) -> None:
+    """--model alone times static trees of an n-gram drafter, which no file names."""
+    data = treeopt_json("profile", *MODEL, *SIZES, "-o", tmp_path / "p.yaml")
+    assert [point["nodes"] for point in data["points"]] == [1, 2, 8]
+    assert (data["provenance"]["heads"], "drafter" in data["provenance"]) == ("", False)
+    line = ("curve", "--calibration", "c.safetensors", "-o", tmp_path / "c.svg")
+    curve = treeopt_json(*line, "--profile", tmp_path / "p.yaml")
+    assert [point["speedup"] is not None for point in curve["points"]] == [True] * len(curve["points"])
+    assert "warnings" not in curve or not any("made for" in one for one in curve["warnings"])
+
+
+def test_profiles_of_heads_and_of_none_are_told_apart(tmp_path: Path) -> None:
+    """build warns of a profile with heads for traces without, and the other way round."""
+    treeopt("profile", *SIZES, "-o", tmp_path / "heads.yaml")
+    heads_id = load_profile(tmp_path / "heads.yaml").provenance["heads_id"]
+    line = ("build", "--nodes", "auto", "-o", tmp_path / "t.yaml", "--calibration")
+    said = treeopt(*line, "c.safetensors", "--profile", tmp_path / "heads.yaml").stderr
+    assert f"the profile was made for other heads ({heads_id}, there are none here)" in said
+    said = treeopt(*line, "heads.safetensors", "--profile", "p.yaml").stderr
+    assert f"the profile was made for no heads (these are {heads_id})" in said
+
+
+HEADS = ("--heads", "pocket")
+USAGE = {
+    "ngram uses no heads": [
+        ("calibrate", *HEADS, "--drafter", "ngram", *FEW),
+        ("learn", *HEADS, "--drafter", "ngram", *FEW),
+    ],
+    "needs --heads": [
+        ("calibrate", *MODEL, "--drafter", "heads", *FEW),
+        ("calibrate", *MODEL, "--drafter", "heads+ngram", *FEW),
+        ("learn", *MODEL, "--drafter", "heads+ngram", *FEW),
+    ],
+    "Missing option '--prompts'": [
+        ("calibrate", *MODEL),
+        ("learn", *MODEL),
+        ("validate", *MODEL, "--tree", "static.yaml"),
+    ],
+    "belongs to --drafter heads+ngram and ngram": [
+        ("calibrate", "--levels", "3"),
+        ("calibrate", *MODEL, "--drafter", "d.safetensors", "--levels", "3", *FEW),
+    ],
+    "is not heads+ngram or ngram": [("learn", "--drafter", "heads"), ("learn", "--drafter", "d.safetensors")],
+    "a file of that name is ./ngram": [
+        ("generate", "x", *MODEL, "--tree", "static.yaml", "--drafter", "ngram"),
+        ("validate", *MODEL, *FEW, "--tree", "static.yaml", "--drafter", "ngram"),
+        ("profile", *MODEL, "--drafter", "ngram"),
+    ],
+}
+
+
+@pytest.mark.usefixtures("_no_models")
+@pytest.mark.parametrize("text", USAGE)
+def test_options_that_do_not_go_together(text: str) -> None:
+    """A usage error with a remedy, before any model is loaded."""
+    for line in USAGE[text]:
+        assert text in treeopt(*line, status=2).stderr
+
+
+WRONG = {
+    "drafts without heads, and --heads is given": [
+        ("generate", "x", *HEADS, "--tree", "static.yaml"),
+        ("generate", "x", *HEADS, *MODEL, "--tree", "dynamic.yaml"),
+        ("validate", *HEADS, "--tree", "static.yaml", *FEW),
+        ("calibrate", *HEADS, "--drafter", "d.safetensors", *FEW, "-o", "new.safetensors"),
+        ("profile", *HEADS, "--drafter", "d.safetensors", "-o", "new.yaml"),
+    ],
+    "drafts with heads, and only --model is given": [
+        ("generate", "x", *MODEL, "--tree", "heads.yaml"),
+        ("validate", *MODEL, "--tree", "heads.yaml", *FEW),
+        ("calibrate", *MODEL, "--drafter", "with-heads.safetensors", *FEW, "-o", "new.safetensors"),
+        ("profile", *MODEL, "--drafter", "with-heads.safetensors", "-o", "new.yaml"),
+    ],
+}
+
+
+@pytest.mark.usefixtures("_no_models")
+@pytest.mark.parametrize("text", WRONG)
+def test_files_that_do_not_fit(text: str) -> None:
+    """A tree or drafter that contradicts --heads or --model is E223 before a model is loaded, with the remedy."""
+    for line in WRONG[text]:
+        refused = treeopt(*line, status=3)
+        assert error_number(refused) == "E223"
+        assert text in refused.stderr
+        assert re.search(r"^ +fix: .*--heads", refused.stderr, re.M)
+        assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == "E223"
+
+
+def test_a_file_named_ngram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`./ngram` is a file; `ngram` is the drafter, even where there is such a file."""
+    drafter = Path("d.safetensors").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    Path("ngram").write_bytes(drafter)
+    known = treeopt_json("calibrate", *MODEL, *FEW, "--drafter", "./ngram", "-o", "c.safetensors")
+    assert known["drafter"] == load_drafter("ngram").id
+    assert known["learned"] is None
+    assert known["warnings"][0].endswith("(--drafter ngram traces each text by a drafter that was learned without it)")
+    assert treeopt_json("calibrate", *MODEL, *FEW, *LITTLE, "--drafter", "ngram", "-o", "d.safetensors")["learned"]
+
+
+def test_traces_of_heads_and_of_none_are_no_mixture(tmp_path: Path) -> None:
+    """A mixture of traces with heads and without is E221, which names both."""
+    line = ("build", "--calibration", "heads.safetensors", "--calibration", "c.safetensors", "-o", tmp_path / "t.yaml")
+    refused = treeopt(*line, status=3)
+    assert error_number(refused) == "E221"
+    assert re.search(r"heads_id: [0-9a-f]{16} and none", refused.stderr)
+
+
+def test_small_model_without_heads(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stock model and prompts are enough: traces, a tree, and lossless text in the predicted steps."""
+    monkeypatch.chdir(tmp_path)
+    model = ("--model", shared / "models" / "tinystories-260k")
+    prompts = ("--prompts", shared / "data" / "story_openings.json", "--max-new-tokens", "32")
+    treeopt("calibrate", *model, *prompts, "--limit", "12", "--learn-tokens", "2000")
+    treeopt("build", "--kind", "dynamic", "--nodes", "16")
+    data = treeopt_json("validate", *model, *prompts, "--skip", "12", "--limit", "4", "--tree", "tree.yaml")
+    assert data["lossless"]
+    assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1.5

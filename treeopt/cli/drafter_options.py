@@ -1,0 +1,103 @@
+"""The options about drafters, and the rules of `--drafter` beside `--heads` and `--model`.
+
+`heads`, `heads+ngram` and `ngram` are drafters that a command makes; any other value of `--drafter` is a file, and a
+file of such a name is `./ngram`. A drafter without heads takes `--model` alone, all others take `--heads`. Without
+both, the built-in model is used, with its heads where the drafter has heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from treeopt.cli.early_checks import check_belongs
+from treeopt.drafter import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, NGRAM, Drafter
+from treeopt.errors import Code, TreeoptError
+from treeopt.policy import Plan
+
+LEARNED = (HEADS_NGRAM, NGRAM)  # drafters that are learned from the model's text
+_RESERVED = (HEADS, *LEARNED)
+
+
+def _check_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse a reserved word where a file is needed."""
+    if value in _RESERVED:
+        raise click.BadParameter(
+            f"a drafter file is needed (treeopt learn); a file of that name is ./{value}", ctx, param
+        )
+    return value
+
+
+def drafter_file_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--drafter FILE` of a command that reads a drafter, with the text of its help."""
+    return click.option("--drafter", callback=_check_file, help=text)
+
+
+drafter_option = drafter_file_option("Drafter file, from `treeopt learn` [default: the one in the tree file].")
+
+
+def learning_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of a drafter that is learned: sampled tokens and levels."""
+    for option in (
+        click.option(
+            "--levels",
+            type=click.IntRange(min=1),
+            default=LEVELS,
+            show_default=True,
+            help="Of a learned drafter: its deepest draft; at least as many as there are heads.",
+        ),
+        click.option(
+            "--learn-tokens",
+            type=click.IntRange(min=0),
+            default=LEARN_TOKENS,
+            show_default=True,
+            help="Sampled to learn a drafter from, beyond the greedy answers.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
+    """The value of --drafter; without it `ngram` with --model alone, else `default`.
+
+    Raises:
+        click.UsageError: for a reserved word that contradicts --heads and --model, and for learning options that the
+            drafter does not use.
+    """
+    name: str = options["drafter"] or (NGRAM if model_alone(options) else default)
+    if name == NGRAM and options["heads"] is not None:
+        raise click.UsageError(f"--drafter {NGRAM} uses no heads: name the base with --model, and leave out --heads")
+    if name in (HEADS, HEADS_NGRAM) and model_alone(options):
+        raise click.UsageError(f"--drafter {name} needs --heads; --drafter {NGRAM} needs none")
+    check_belongs(("learn_tokens", "levels"), f"--drafter {' and '.join(LEARNED)}", name in LEARNED)
+    return name
+
+
+def model_alone(options: Mapping[str, Any]) -> bool:
+    """Whether --model is given without --heads."""
+    return options["heads"] is None and options["model"] is not None
+
+
+def uses_heads(options: Mapping[str, Any], name: str, drafter: Drafter | None, plan: Plan | None = None) -> bool:
+    """Whether heads are loaded for a drafter or a tree, after checking --heads and --model.
+
+    Args:
+        options: of the command.
+        name: of the drafter or of the tree, for messages.
+        drafter: the record; None for the heads alone.
+        plan: the tree without a record.
+
+    Raises:
+        TreeoptError: E223 where heads are needed and only --model is given, or --heads is given to a drafter without.
+    """
+    if drafter is not None and not drafter.num_heads and options["heads"] is not None:
+        what = f"{name} drafts without heads, and --heads is given"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --heads, and name the base with --model")
+    needed = drafter.num_heads if drafter is not None else 0 if plan is None else plan.depth
+    if needed and model_alone(options):
+        what = f"{name} drafts with heads, and only --model is given"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="--heads HEADS, beside --model or alone")
+    return not model_alone(options) and (drafter is None or drafter.num_heads > 0)
