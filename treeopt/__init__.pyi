@@ -10,6 +10,8 @@ from .decode.rules import Typical as Typical
 from .drafter import Drafter as Drafter
 from .drafting.learn import Learning as Learning
 from .errors import TreeoptError as TreeoptError
+from .evaluate.learn_drafter import LearnedDrafter as LearnedDrafter
+from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile
 from .evaluate.validate import validate as validate
 from .files.calibrations import load_calibration as load_calibration

@@ -37,6 +37,10 @@ from treeopt.policy import Plan
 
 MAX_MATCH = 12  # matches of this many tokens or more have the same weight
 CACHE_LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens of the contexts that the cache looks up in the text so far
+WINDOW = 2048  # default number of most recent tokens that cache and prompt lookup search
+LM_HEAD_LEVELS = 3  # of a drafter without heads; a fourth was no better (docs/method.md)
+# Of drafters that nothing was learned for: candidates of each source, and weights between those fitted to two models.
+UNTRAINED_TOP, UNTRAINED_HEAD, UNTRAINED_OTHER = 16, 0.1, -1.0
 NO_CHANCE = -40.0  # log of a negligible probability
 LEARN_TOKENS = 400_000  # default number of sampled tokens to learn from
 LEVELS = 8  # default number of levels of a drafter with an n-gram table, those of the heads included
@@ -255,6 +259,25 @@ class Drafter:
     def heads_only(cls, num_heads: int, top: int) -> Drafter:
         """The drafter of the heads alone, with the probabilities that they give."""
         return cls((Level(),) * num_heads, num_heads, top)
+
+    @classmethod
+    def untrained(cls, vocab_size: int, levels: int = LEVELS) -> Drafter:
+        """A drafter without heads that nothing was learned for: the text so far and the LM head give the candidates.
+
+        A candidate's score is its probability by the cache, and a little of its probability in place of the root.
+        """
+        level = Level(UNTRAINED_HEAD, 1.0, 1.0, other_logit=UNTRAINED_OTHER, cache=(1.0,) * len(CACHE_LENGTHS))
+        top = min(UNTRAINED_TOP, vocab_size)
+        table = NgramTable(
+            keys=np.zeros(0, np.int64),
+            tokens=np.arange(top, dtype=np.int32)[None],
+            ratios=np.zeros((1, top), np.float16),
+            backoff=np.zeros(1, np.float16),
+            unigram=np.full(vocab_size, -math.log(vocab_size), np.float16),
+            num_tokens=0,
+        )
+        lm_head_levels = min(LM_HEAD_LEVELS, levels)
+        return cls((level,) * levels, 0, top, WINDOW, table, voted=top, lm_head_levels=lm_head_levels)
 
     @property
     def depth(self) -> int:

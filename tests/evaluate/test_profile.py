@@ -18,7 +18,8 @@ from treeopt.drafter import Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import profile as profile_module
-from treeopt.evaluate.profile import AcceptDeepest, TimedStep, generic_growth, largest_context, measure_profile
+from treeopt.evaluate.profile import generic_growth, largest_context, measure_profile
+from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep
 from treeopt.models.base import Base
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads

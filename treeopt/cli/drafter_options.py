@@ -35,9 +35,6 @@ def drafter_file_option(text: str) -> Callable[[Callable[..., Any]], Callable[..
     return click.option("--drafter", callback=_check_file, help=text)
 
 
-drafter_option = drafter_file_option("Drafter file, from `treeopt learn` [default: the one in the tree file].")
-
-
 def learning_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options of a drafter that is learned: sampled tokens and levels."""
     for option in (

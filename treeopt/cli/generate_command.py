@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafter_options import drafter_option, uses_heads
-from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import SEED, FiniteRange, Temperature
-from treeopt.cli.options import load_models, model_options, text_options, tree_option
+from treeopt.cli.options import model_options, text_options
+from treeopt.cli.plan_options import chosen_plan, load_for_plan, plan_options
 from treeopt.cli.terminal import printable
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.policies import load_plan_for
 
 if TYPE_CHECKING:
     from treeopt.decode.draft_metrics import Step
@@ -33,8 +31,7 @@ _STDIN = "-"
 @click.argument("prompt", required=False)
 @functools.partial(model_options, dtype="auto")
 @text_options
-@tree_option
-@drafter_option
+@plan_options
 @click.option("--acceptance", type=click.Choice(["greedy", "sample", "typical"]), default="greedy", show_default=True)
 @click.option("--temperature", type=Temperature(), help="[default: 1 for sample, 0.7 for typical]")
 @click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="For sample; 0 is all tokens.")
@@ -45,6 +42,9 @@ _STDIN = "-"
 def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
 
+    --drafter alone takes the tree that the drafter recommends. Without --tree, --drafter and --heads, per-step trees of
+    16 nodes are drafted from the text so far.
+
     greedy and sample give the text, or the distribution of texts, of the model alone; typical, which accepts every
     draft that is likely enough, is lossy.
 
@@ -52,22 +52,15 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     The last line on standard error gives tokens per step (all tokens / all steps) and speed.
     """
     text = _prompt(prompt)
-    tree, drafter = load_plan_for(options["tree"], options["drafter"])
+    rule = _rule(options)
+    chosen = chosen_plan(options)
     from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.stream import stream_text, whole_text
-    from treeopt.drafting.plans import check_plan
     from treeopt.models.clock import now
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
-    from treeopt.verify.probe import check_trees
 
-    rule = _rule(options)
-    check_plan(tree, drafter)
-    with_heads = uses_heads(options, options["tree"], drafter, tree)
-    base, loaded = load_models(console, options, with_heads=with_heads)
-    check_trees(base)
-    warn_other_tree(console, options["tree"], tree, base, loaded)
-    warn_other_drafter(console, drafter, base, loaded)
+    base, loaded, tree, drafter = load_for_plan(console, options, chosen)
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
     heads = None if loaded is None else loaded.heads
     decoder = TreeDecoder(base, heads, tree, drafter=drafter, acceptance=rule)

@@ -10,7 +10,14 @@ import click
 from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.drafter_options import LEARNED, chosen_drafter, learning_options
 from treeopt.cli.early_checks import check_suffix, not_resumable
-from treeopt.cli.learn_report import announce_learning, learned_as_dict, report_learned, report_reliability
+from treeopt.cli.learn_report import (
+    announce_learning,
+    learned_as_dict,
+    plans_as_dict,
+    report_learned,
+    report_plans,
+    report_reliability,
+)
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     check_outputs,
@@ -35,6 +42,9 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the sampling.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option(
+    "--nodes", type=click.IntRange(min=2), multiple=True, help="Size to measure, repeatable [default: 8 16 32 64]."
+)
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
@@ -48,8 +58,12 @@ def run(console: Console, **options: Any) -> None:
     and prompt lookup are fitted to the greedy answers, for each level. Base and heads do not change, and decoding stays
     lossless.
 
-    Next: `treeopt calibrate --drafter FILE` on other prompts. To learn and calibrate on the same prompts, use
-    `treeopt calibrate --drafter heads+ngram`, or `ngram`.
+    Then trees of several sizes are built, static and per step. Their tokens per step are cross-validated, their steps
+    are timed on this machine, and the drafter's file stores the plan with the most tokens per second, which `generate`
+    and `validate` use without --tree.
+
+    For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts, or
+    `treeopt calibrate --drafter heads+ngram`, or `ngram`, which learns and traces on the same prompts.
     """
     drafter = chosen_drafter(options, HEADS_NGRAM)
     if drafter not in LEARNED:
@@ -57,8 +71,8 @@ def run(console: Console, **options: Any) -> None:
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     name = chosen_prompts(options)
-    from treeopt.calibrate.pipeline import run_calibration
     from treeopt.drafting.learn import Learning
+    from treeopt.evaluate.learn_drafter import SIZES, learn_drafter
     from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
 
@@ -69,24 +83,26 @@ def run(console: Console, **options: Any) -> None:
     learning = Learning(options["learn_tokens"], options["temperature"], options["seed"], levels=options["levels"])
     announce_learning(console, learning, prompts, options["max_new_tokens"])
     with not_resumable(console, options), console.progress("learn") as progress:
-        found = run_calibration(
+        found = learn_drafter(
             base,
-            loaded,
             prompts,
+            loaded,
             max_new_tokens=options["max_new_tokens"],
             batch_size=options["batch_size"],
             chat_template=options["chat_template"],
             learning=learning,
-            steps=True,
+            sizes=options["nodes"] or SIZES,
             progress=progress,
         )
-    assert found.learned is not None
-    save_drafter(found.learned.drafter, options["output"], overwrite=options["force"])
-    report_learned(console, found.learned, found.calibration.positions)
-    report_reliability(console, found.calibration)
-    say_skipped(console, found.skipped)
-    console.note(f"wrote {options['output']}   next: treeopt calibrate --drafter {options['output']}")
-    console.result({**learned_as_dict(found.learned), "output": options["output"]})
+    save_drafter(found.drafter, options["output"], overwrite=options["force"])
+    assert found.run.learned is not None
+    report_learned(console, found.run.learned, found.run.calibration.positions)
+    report_reliability(console, found.run.calibration)
+    report_plans(console, found)
+    say_skipped(console, found.run.skipped)
+    where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
+    console.note(f"wrote {options['output']}   next: treeopt generate 'PROMPT' {where} --drafter {options['output']}")
+    console.result({**learned_as_dict(found.run.learned), **plans_as_dict(found), "output": options["output"]})
 
 
 command = run

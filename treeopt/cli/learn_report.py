@@ -9,10 +9,12 @@ import numpy as np
 
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
+from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter
 from treeopt.optimize.reliability import BINS, reliability
 
 if TYPE_CHECKING:
     from treeopt.drafting.learn import Learned, Learning
+    from treeopt.evaluate.learn_drafter import LearnedDrafter, PlanFigures
     from treeopt.texts.prompts import PromptSet
 
 _FEW = 1000  # positions; fewer are too few for the weights and the calibration map of a level
@@ -28,7 +30,7 @@ def announce_learning(
     if learning.ngram and learning.tokens:
         less = "fewer if all answers repeat"
         parts.append(f"samples {learning.tokens:,} more tokens at temperature {learning.temperature} ({less})")
-    if learning.ngram:
+    if learning.ngram and learning.tokens:
         parts.append("counts all tokens")
     console.note(f"learning {', '.join([*parts, 'fits the drafter', 'traces the answers'])}")
 
@@ -38,7 +40,9 @@ def report_learned(console: Console, learned: Learned, positions: int) -> None:
     if positions < _FEW:
         console.warn(f"warning: fitted to {positions} positions; with fewer than {_FEW:,} the weights are unreliable")
     drafter, table = learned.drafter, learned.drafter.ngram_table
-    if table is not None:
+    if table is not None and table.empty:
+        console.say("nothing was counted: the n-gram table is empty, and the text so far gives the candidates")
+    elif table is not None:
         source = drafter.source.get("learning", {})
         sampled = f", and answers sampled at temperature {source.get('temperature')}, seed {source.get('seed')}"
         console.say(
@@ -46,15 +50,53 @@ def report_learned(console: Console, learned: Learned, positions: int) -> None:
             f"{sampled if source.get('tokens') else ''}; the model's greedy choice after each token is counted"
         )
         console.say(f"n-gram table: {table.contexts:,} contexts of 1 to 4 tokens, {table.bytes / 1e6:.1f} MB")
+    _say_weights(console, drafter)
+    console.say(", ".join(f"{name} {seconds:.1f} s" for name, seconds in learned.seconds.items()))
+
+
+def _say_weights(console: Console, drafter: Drafter) -> None:
+    """Print the weights of each level; `-` where a source does not score."""
     rows = []
     for number, level in enumerate(drafter.levels, start=1):
         name = f"head {number}" if number <= drafter.num_heads else f"level {number}"
-        head = f"{level.head:.2f}" if number <= drafter.num_heads else "-"
-        weights = (level.prior, level.ngram, level.prompt_lookup[0], level.prompt_lookup[-1])
+        head = f"{level.head:.2f}" if number <= (drafter.num_heads or drafter.lm_head_levels) else "-"
+        weights = (level.prior, level.ngram, level.cache[0], level.cache[-1], level.prompt_lookup[-1])
         rows.append([name, head, *(f"{weight:.2f}" for weight in weights)])
-    longest = len(level.prompt_lookup)
-    console.table(["weight of", "head", "unigram", "n-gram", "lookup, 1 token", f"lookup, {longest} tokens"], rows)
-    console.say(", ".join(f"{name} {seconds:.1f} s" for name, seconds in learned.seconds.items()))
+    head = "head" if drafter.num_heads else "LM head"
+    text = (f"cache, {CACHE_LENGTHS[0]} token", f"cache, {CACHE_LENGTHS[-1]} tokens", f"lookup, {MAX_MATCH} tokens")
+    console.table(["weight of", head, "unigram", "n-gram", *text], rows)
+    console.say(f"prior of the cache: {drafter.cache_prior:g} votes")
+
+
+def report_plans(console: Console, found: LearnedDrafter) -> None:
+    """Print tokens per step and speed by size, and the recommended plan."""
+    rows = [
+        [
+            "per step" if one.kind == "dynamic" else one.kind,
+            str(one.nodes),
+            f"{one.tokens_per_step:.3f}",
+            f"{one.seconds * 1e3:.2f} ms",
+            f"{one.speedup:.2f}",
+        ]
+        for one in found.figures
+    ]
+    console.table(["trees", "nodes", "tokens/step", "step", "speedup"], rows)
+    best = found.recommended
+    console.say(
+        f"recommended: {best.nodes} nodes, {rows[found.figures.index(best)][0]}  "
+        "(tokens/step: all tokens / all steps, on texts left out; step: median here, batch 1; "
+        "speedup: over autoregressive decoding in the same loop, without prefill)"
+    )
+
+
+def plans_as_dict(found: LearnedDrafter) -> dict[str, Any]:
+    """The figures of `report_plans` for JSON."""
+
+    def figures(one: PlanFigures) -> dict[str, Any]:
+        names = ("kind", "nodes", "tokens_per_step", "seconds", "speedup")
+        return {name: getattr(one, name) for name in names}
+
+    return {"sizes": [figures(one) for one in found.figures], "recommended": figures(found.recommended)}
 
 
 def learned_as_dict(learned: Learned) -> dict[str, Any]:

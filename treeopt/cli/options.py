@@ -137,7 +137,6 @@ def say_prompts(console: Console, prompts: PromptSet) -> None:
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
 
 
-tree_option = click.option("--tree", required=True, help="Tree file, or a name from `treeopt list`.")
 calibration_option = click.option(
     "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, from `treeopt calibrate`."
 )

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafter_options import drafter_option, uses_heads
-from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.numbers import FiniteRange
-from treeopt.cli.options import chosen_prompts, load_models, model_options, prompt_options, tree_option
+from treeopt.cli.options import chosen_prompts, model_options, prompt_options
+from treeopt.cli.plan_options import chosen_plan, load_for_plan, plan_options
 from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
-from treeopt.files.policies import load_plan_for
 from treeopt.policy import Plan, TreePolicy
 
 if TYPE_CHECKING:
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
 @command("validate")
 @functools.partial(model_options, dtype="float32")
 @prompt_options
-@tree_option
-@drafter_option
+@plan_options
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
@@ -53,22 +50,15 @@ def run(console: Console, **options: Any) -> None:
     template the turns are joined by newlines. Metrics are printed for each turn and each `category`.
     """
     source = chosen_prompts(options)
-    tree, drafter = load_plan_for(options["tree"], options["drafter"])
-    from treeopt.drafting.plans import check_plan
+    chosen = chosen_plan(options)
     from treeopt.evaluate.advice import advice
     from treeopt.evaluate.validate import validate
     from treeopt.evaluate.validation import JUDGED
     from treeopt.texts.encode import encode_prompts, joins_turns
     from treeopt.texts.prompts import load_prompts
-    from treeopt.verify.probe import check_trees
 
-    check_plan(tree, drafter)
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
-    with_heads = uses_heads(options, options["tree"], drafter, tree)
-    base, loaded = load_models(console, options, with_heads=with_heads)
-    check_trees(base)
-    warn_other_tree(console, options["tree"], tree, base, loaded)
-    warn_other_drafter(console, drafter, base, loaded)
+    base, loaded, tree, drafter = load_for_plan(console, options, chosen)
     settings = {name: options[name] for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
     template = options["chat_template"]
     encoded = encode_prompts(base, prompts, options["max_new_tokens"], chat_template=template)

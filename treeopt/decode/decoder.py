@@ -29,7 +29,7 @@ from treeopt.decode.draft_metrics import Decoded, Step
 from treeopt.decode.rules import Greedy, Rule
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
-from treeopt.drafting.plans import TreeSource, trees_for
+from treeopt.drafting.plans import TreeSource, trees_for, untrained
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.drafters import load_drafter
 from treeopt.files.policies import GivenPlan, as_plan, as_plan_for
@@ -52,7 +52,8 @@ class TreeDecoder:
             autoregressively in the same loop.
         tree: a `Tree` that is at most as deep as the drafter has levels, a `TreePolicy`, a list of paths, a file of
             one of these, a name from the zoo, or `Buffers`, whose tensors are used unchanged. A `TreeSource` needs
-            neither heads nor drafter.
+            neither heads nor drafter. None for the plan that the drafter recommends; without a drafter, and without
+            heads, for per-step trees of `Drafter.untrained`.
         drafter: the record that the tree or policy was made for, its file, or a `Proposer`; None for the guesses of
             the heads, and where the tree's file names its drafter.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
@@ -65,6 +66,7 @@ class TreeDecoder:
             do not fit the base, E223 where the drafter does not fit, or the tree was made for another one, E502 where
             the base cannot verify trees.
         TypeError: where base, heads, drafter or acceptance have another type.
+        ValueError: where heads are given and neither a tree nor a drafter.
 
     The base and heads are not compared with those that the tree was built for, because any tree is lossless; the
     command line warns where they differ.
@@ -73,8 +75,8 @@ class TreeDecoder:
     def __init__(
         self,
         base: Base | PreTrainedModel,
-        heads: MedusaHeads | None,
-        tree: GivenPlan | Buffers | TreeSource,
+        heads: MedusaHeads | None = None,
+        tree: GivenPlan | Buffers | TreeSource | None = None,
         *,
         drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
         acceptance: Rule | None = None,
@@ -214,12 +216,16 @@ def _check_types(base: Any, heads: Any, drafter: Any, acceptance: Any) -> None:
 def _trees(
     base: Base,
     heads: MedusaHeads | None,
-    tree: GivenPlan | Buffers | TreeSource,
+    tree: GivenPlan | Buffers | TreeSource | None,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None,
 ) -> TreeSource:
     if isinstance(tree, TreeSource):
         return tree
+    if tree is None and drafter is None and heads is None:
+        return trees_for(base, None, *untrained(base))
     if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):  # a Proposer
+        if tree is None:
+            raise ValueError("a drafter of one's own needs a tree")
         plan = tree if isinstance(tree, Buffers) else as_plan(tree)
         return trees_for(base, heads, plan, drafter)
     if isinstance(tree, Buffers):

@@ -89,7 +89,7 @@ def tree_generate(
     stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
 ) -> Tensor | TreeGenerateOutput:
-    """The decoding function for `model.generate(..., custom_generate=tree_generate, heads=..., tree=...)`.
+    """The decoding function for `model.generate(..., custom_generate=tree_generate, drafter=...)`.
 
     Greedy texts equal those of stock `generate` token for token; with `do_sample=True` texts have its distribution.
     Logits processors are called with the path of each node, stopping criteria after each token. A processor that counts
@@ -117,7 +117,7 @@ def tree_generate(
         int64 [B, T + new]; a `TreeGenerateOutput` with `return_dict_in_generate`.
 
     Raises:
-        ValueError: without a tree.
+        ValueError: with heads, without a tree or a drafter.
         TreeoptError: E510 for options that tree decoding does not support (beam search, assisted decoding, inputs other
             than token ids, masks that are not left padding, scores and attentions of each step, processors with a
             state); as `TreeDecoder` and `TreeDecoder.generate`.
@@ -125,8 +125,6 @@ def tree_generate(
     config = generation_config or model.generation_config
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
     _check_supported(model, config, processors, model_kwargs)
-    if tree is None:
-        raise ValueError("tree_generate takes a tree: model.generate(..., custom_generate=tree_generate, tree=...)")
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from treeopt.drafter import LEARN_TOKENS, LEVELS, Drafter, Level, NgramTable
+from treeopt.drafter import LEARN_TOKENS, LEVELS, LM_HEAD_LEVELS, WINDOW, Drafter, Level, NgramTable
 from treeopt.drafting.count import count_drawn, count_texts
 from treeopt.drafting.fit_drafter import Sample, fit_drafter
 from treeopt.drafting.fit_weights import TERMS
@@ -33,8 +33,6 @@ from treeopt.texts.samples import Drawing, draw
 
 FOLDS = 4
 TOP = 16  # candidates of a level from its head
-WINDOW = 2048  # most recent tokens that cache and prompt lookup search
-LM_HEAD_LEVELS = 3  # of a drafter without heads; the fourth was no better (docs/method.md)
 VOTED = 16  # candidates of a level from the cache, where the n-gram table is empty
 
 

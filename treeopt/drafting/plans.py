@@ -23,6 +23,8 @@ from treeopt.policy import STEP_SIZES, Plan, TreePolicy
 from treeopt.tree import Tree, check_tree_fits
 from treeopt.verify.buffers import Buffers, compile_parents, compile_ranks
 
+UNTRAINED_NODES = 16  # of the per-step trees where nothing was learned
+
 
 @runtime_checkable
 class TreeSource(Protocol):
@@ -161,6 +163,12 @@ def trees_for(
     if isinstance(plan, TreePolicy):
         return PerStepTrees(proposer, plan)
     return StaticTree(proposer, plan, base.device)
+
+
+def untrained(base: Base) -> tuple[TreePolicy, Drafter]:
+    """The plan and drafter of a model that nothing was learned for, and that has no heads."""
+    drafter = Drafter.untrained(base.vocab_size)
+    return TreePolicy(UNTRAINED_NODES, drafter.depth, drafter.id), drafter
 
 
 def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None) -> Proposer:

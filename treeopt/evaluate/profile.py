@@ -10,25 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.decode.rules import Greedy
-from treeopt.drafter import LEVELS, Drafter, Level
+from treeopt.drafter import Drafter
 from treeopt.drafting.heads import check_drafter
-from treeopt.drafting.interface import Drafts
-from treeopt.drafting.learn import WINDOW
-from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.scores import num_candidates
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.memory import memory_as_error
+from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, random_prompts
 from treeopt.latency import (
     DEFAULT_CONTEXT,
     DEFAULT_NODES,
@@ -38,7 +32,6 @@ from treeopt.latency import (
     LatencyProfile,
 )
 from treeopt.models.base import Base, check_heads_fit, heads_like
-from treeopt.models.clock import now
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
@@ -52,8 +45,6 @@ from treeopt.version import VERSION
 
 MOST_NODES = 16_384  # of a timed step; its mask takes 1 GB in float32
 MOST_BATCH = 1 << 31  # texts of a timed step; about the maximum that torch can count
-_SEED = 0  # of the random prompts
-_LEAD_IN = 3  # steps of the same size before a timed one, which fill the processor's caches
 _QUARTILES = (0.25, 0.5, 0.75)
 _DIGITS = 9  # decimals of a second: the clock counts nanoseconds
 # Accuracies of the generic tree: 0.6 for rank 0 of the first head, falling by depth and by rank like measured ones.
@@ -122,11 +113,11 @@ def measure_profile(
     for i, (batch, context) in enumerate(pairs):
         spent = np.empty((rounds, len(trees)))
         with memory_as_error("fewer nodes, shorter contexts or smaller batches"):
-            prompts = _random_prompts(base, batch, context)
+            prompts = random_prompts(base, batch, context)
             cached = decoders[-1].prefill(list(prompts), depth + 1)
             steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
             for row in range(rounds):
-                spent[row] = [_after_lead_in(step) for step in steps]
+                spent[row] = [step.after_lead_in() for step in steps]
                 progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
         points += _points(trees, batch, context, spent[1:])
     return LatencyProfile.from_points(points, _provenance(base, loaded, repeats, drafter))
@@ -155,44 +146,6 @@ def generic_growth(nodes: int, levels: int, ranks: int) -> Growth:
     return grow(IndependentValues(_FIRST * _BY_DEPTH**depth / (1.0 + rank) ** _BY_RANK), nodes)
 
 
-@dataclass(frozen=True)
-class AcceptDeepest(Greedy):
-    """Greedy acceptance at its full cost, whose result is replaced: the last node, a deepest one, is accepted.
-
-    Random text accepts nothing, but keeping a deep path means moving cache entries, which a timed step must include.
-    """
-
-    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        node, root = super().accept(drafts, logits, generator)
-        return node.fill_(drafts.tokens.shape[1] - 1), root
-
-
-class TimedStep:
-    """A step of a decoder after cached texts, which can be run again and again.
-
-    Args:
-        decoder: with `AcceptDeepest` as its rule.
-        cached: the texts in the cache of a decoder of the same base, whose trees are at least as large and as deep; all
-            sizes share the one cache.
-        prompts: int64 [B, T], the same texts.
-    """
-
-    def __init__(self, decoder: TreeDecoder, cached: Rows, prompts: Tensor) -> None:
-        self.decoder = decoder
-        texts = [[*text, root] for text, root in zip(prompts.tolist(), cached.roots, strict=True)]
-        drafting = decoder.trees.start(texts)
-        self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None)
-        self._start = self.rows.mark()
-
-    def seconds(self) -> float:
-        """Run the step, and return the rows to the state before it."""
-        begin = now(self.decoder.base)
-        self.decoder.step(self.rows)
-        end = now(self.decoder.base)
-        self.rows.rewind(self._start)
-        return end - begin
-
-
 def _decoder(tree: Tree, base: Base, heads: MedusaHeads | None, drafter: Drafter | None) -> TreeDecoder:
     """The decoder of one size; that of one node needs neither heads nor drafter."""
     rule = AcceptDeepest()
@@ -202,29 +155,9 @@ def _decoder(tree: Tree, base: Base, heads: MedusaHeads | None, drafter: Drafter
     if drafter is not None:
         plan = TreePolicy(tree.nodes, drafter.depth, drafter.id)
     elif heads is None:
-        drafter = _empty_drafter(base)
+        drafter = Drafter.untrained(base.vocab_size)
         plan = dataclasses.replace(tree, drafter=drafter.id)
     return TreeDecoder(base, heads, plan, drafter=drafter, acceptance=rule, probe=False)
-
-
-def _empty_drafter(base: Base) -> Drafter:
-    """A drafter without heads, of an empty n-gram table: its steps take about the time of a learned one."""
-    return Drafter((Level(),) * LEVELS, 0, 0, WINDOW, NgramCounts(base.vocab_size).table())
-
-
-def _random_prompts(base: Base, batch: int, context: int) -> Tensor:
-    """int64 [B, T], the same at every call."""
-    # Raises at once where not even the hidden states fit; texts are prefilled as a list, which takes long to make.
-    torch.empty(batch, context, base.hidden_size, dtype=base.dtype, device=base.device)
-    rng = torch.Generator().manual_seed(_SEED)
-    return torch.randint(base.vocab_size, (batch, context), generator=rng).to(base.device)
-
-
-def _after_lead_in(step: TimedStep) -> float:
-    """Seconds of a step that follows `_LEAD_IN` steps of the same size."""
-    for _ in range(_LEAD_IN):
-        step.seconds()
-    return step.seconds()
 
 
 def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Sequence[int], repeats: int) -> None:
@@ -249,7 +182,7 @@ def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], drafter:
         what = f"a step of {sizes[-1]} nodes is not timed: its mask alone has {sizes[-1]}^2 numbers"
         raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {MOST_NODES}")
     if heads is None:
-        record = drafter or _empty_drafter(base)
+        record = drafter or Drafter.untrained(base.vocab_size)
         levels, ranks = record.depth, num_candidates(record, base.vocab_size)
     else:
         levels, ranks = heads.num_heads, base.vocab_size

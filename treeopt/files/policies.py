@@ -73,16 +73,38 @@ def as_plan(tree: GivenPlan) -> Plan:
 
 
 def as_plan_for(
-    tree: GivenPlan, drafter: Drafter | str | os.PathLike[str] | None = None
+    tree: GivenPlan | None, drafter: Drafter | str | os.PathLike[str] | None = None
 ) -> tuple[Plan, Drafter | None]:
     """`as_plan`, with the drafter that is given or, without one, that the tree's file names.
 
+    Without a tree, the plan is the one that the drafter recommends.
+
     Raises:
-        TreeoptError: as `as_plan` and `load_plan_for`.
+        TreeoptError: as `as_plan`, `load_plan_for` and `plan_of`.
+        ValueError: without tree and drafter.
     """
     if isinstance(tree, (str, os.PathLike)) and drafter is None:
         return load_plan_for(tree)
-    return as_plan(tree), load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
+    record = load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
+    if tree is not None:
+        return as_plan(tree), record
+    if record is None:
+        raise ValueError("neither a tree nor a drafter was given")
+    return plan_of(record), record
+
+
+def plan_of(drafter: Drafter) -> Plan:
+    """The tree or policy that a drafter recommends.
+
+    Raises:
+        TreeoptError: E223 where it has none.
+    """
+    if drafter.plan is None:
+        what = f"drafter {drafter.id} recommends no tree, and none was given"
+        raise TreeoptError(
+            Code.DRAFTER_MISMATCH, what, why="treeopt learn stores one; calibrate does not", fix="--tree FILE"
+        )
+    return drafter.plan
 
 
 def _policy_of(document: Document) -> TreePolicy:
@@ -105,17 +127,13 @@ def _policy_of(document: Document) -> TreePolicy:
         raise faults_error(document, SCHEMA, [(("nodes",), error.what)]) from error
 
 
-def load_plan_for(
-    name_or_path: str | os.PathLike[str], drafter: str | os.PathLike[str] | None = None
-) -> tuple[Plan, Drafter | None]:
-    """A tree or policy with its drafter: the file that is given or, without one, that the tree names.
+def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Plan, Drafter | None]:
+    """A tree or policy with the drafter that it names.
 
     Raises:
-        TreeoptError: as `load_plan` and `load_drafter`.
+        TreeoptError: as `load_plan` and `load_drafter`; E201 where the drafter's file is missing.
     """
     plan = load_plan(name_or_path)
-    if drafter is not None:
-        return plan, load_drafter(drafter)
     file = plan.source.get("drafter") if plan.drafter else None
     if file is not None and not os.path.exists(file):
         raise TreeoptError(

@@ -1,0 +1,80 @@
+"""The options --tree and --drafter of commands that decode, and the model for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.console import Console
+from treeopt.cli.drafter_options import drafter_file_option, uses_heads
+from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
+from treeopt.cli.options import load_models
+from treeopt.drafter import Drafter
+from treeopt.files.policies import as_plan_for
+from treeopt.policy import Plan
+
+if TYPE_CHECKING:
+    from treeopt.models.base import Base
+    from treeopt.models.layouts import LoadedHeads
+
+
+def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --tree and --drafter, for `chosen_plan`."""
+    drafter = drafter_file_option(
+        "Drafter file, from `treeopt learn` [default: the one in the tree file; without --tree and --heads, a drafter "
+        "that nothing was learned for]."
+    )
+    tree = click.option(
+        "--tree", help="Tree file, or a name from `treeopt list` [default: the one that --drafter recommends]."
+    )
+    return tree(drafter(function))
+
+
+@dataclass(frozen=True)
+class ChosenPlan:
+    """The tree or policy of a command, with its drafter, and the name of its file; None where nothing was learned."""
+
+    name: str
+    plan: Plan | None
+    drafter: Drafter | None
+
+
+def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
+    """The plan that --tree and --drafter name, checked before any model is loaded.
+
+    Raises:
+        click.UsageError: where --heads is given without them.
+        TreeoptError: as `as_plan_for` and `check_plan`.
+    """
+    from treeopt.drafting.plans import check_plan
+
+    tree, drafter = options["tree"], options["drafter"]
+    if tree is None and drafter is None:
+        if options["heads"] is not None:
+            raise click.UsageError("--heads needs --tree, or --drafter with the tree that it recommends")
+        return ChosenPlan("the text so far", None, None)
+    plan, record = as_plan_for(tree, drafter)
+    check_plan(plan, record)
+    return ChosenPlan(tree or drafter, plan, record)
+
+
+def load_for_plan(
+    console: Console, options: Mapping[str, Any], chosen: ChosenPlan
+) -> tuple[Base, LoadedHeads | None, Plan, Drafter | None]:
+    """Load the models that a plan needs, and warn where it was made for others; the plan where none was chosen."""
+    from treeopt.drafting.plans import untrained
+    from treeopt.verify.probe import check_trees
+
+    plan, drafter = chosen.plan, chosen.drafter
+    with_heads = plan is not None and uses_heads(options, chosen.name, drafter, plan)
+    base, loaded = load_models(console, options, with_heads=with_heads)
+    check_trees(base)
+    if plan is None:
+        plan, drafter = untrained(base)
+        console.note("drafter  nothing was learned: drafts from the text so far (treeopt learn makes a better one)")
+    warn_other_tree(console, chosen.name, plan, base, loaded)
+    warn_other_drafter(console, drafter, base, loaded)
+    return base, loaded, plan, drafter

@@ -1,0 +1,176 @@
+"""Learn a drafter, measure its trees, and recommend one, in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
+from treeopt.calibration import Calibration
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.drafter import KINDS, Drafter
+from treeopt.drafting.learn import Learning
+from treeopt.errors import check_counts
+from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, random_prompts
+from treeopt.latency import ONE_NODE
+from treeopt.models.base import Base, heads_like
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.models.heads import MedusaHeads
+from treeopt.optimize.per_step import build_policy
+from treeopt.optimize.tree_builder import build_tree
+from treeopt.policy import Plan, TreePolicy
+from treeopt.progress import Progress, silent
+from treeopt.texts.given_prompts import GivenPrompts
+from treeopt.tree import Tree
+
+SIZES = (8, 16, 32, 64)
+_ROUNDS = 6  # of timed steps; the first is not counted
+
+
+@dataclass(frozen=True)
+class PlanFigures:
+    """A tree or policy of a drafter and its figures.
+
+    Args:
+        plan: the tree or policy.
+        nodes: its size, root counted.
+        tokens_per_step: on texts left out of the fit.
+        seconds: of one step, the median.
+        speedup: tokens per second over those of autoregressive decoding in the same loop, without prefill.
+    """
+
+    plan: Plan
+    nodes: int
+    tokens_per_step: float
+    seconds: float
+    speedup: float
+
+    @property
+    def kind(self) -> str:
+        """`static` or `dynamic`."""
+        return KINDS[isinstance(self.plan, TreePolicy)]
+
+
+@dataclass(frozen=True)
+class LearnedDrafter:
+    """The result of `learn_drafter`.
+
+    Args:
+        drafter: with the recommended plan.
+        figures: of each size and kind.
+        run: the calibration, each text traced by a drafter that was learned without it, and the folds' drafters.
+    """
+
+    drafter: Drafter
+    figures: tuple[PlanFigures, ...]
+    run: CalibrationRun
+
+    @property
+    def recommended(self) -> PlanFigures:
+        """The figures of the recommended plan, which has the most tokens per second."""
+        return max(self.figures, key=lambda one: one.speedup)
+
+
+def learn_drafter(
+    model: GivenModel,
+    prompts: GivenPrompts,
+    heads: GivenHeads | None = None,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    learning: Learning | None = None,
+    sizes: Sequence[int] = SIZES,
+    progress: Progress = silent,
+    **options: Any,
+) -> LearnedDrafter:
+    """Learn a drafter from the model's own text, and recommend a tree or policy for it.
+
+    The recommended plan is the one with the most tokens per second: cross-validated tokens per step over the seconds of
+    a step, which are measured here, at batch 1, after as many tokens as the texts have on average.
+
+    Args:
+        model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
+        prompts: as for `run_calibration`.
+        heads: its heads, as for `run_calibration`; None for a drafter without heads.
+        tokenizer: of the model; None takes the one beside the model's weights.
+        learning: how the drafter is learned; None for the defaults.
+        sizes: numbers of nodes, root counted, from which one is recommended.
+        progress: called after each batch, and after each round of timed steps.
+        options: fields of `CalibrationOptions`.
+
+    Raises:
+        TreeoptError: as `run_calibration`, `build_tree` and `TreeDecoder`.
+        ValueError: as `run_calibration`; where there is no size.
+
+    Example:
+        >>> import treeopt
+        >>> prompts = ["import os", "def main():"]
+        >>> found = treeopt.learn_drafter("pocket", prompts, learning=treeopt.Learning(200), max_new_tokens=12)
+        >>> found.drafter.num_heads, found.drafter.plan.drafter == found.drafter.id
+        (0, True)
+    """
+    if not sizes:
+        raise ValueError("sizes is empty")
+    check_counts(**{f"sizes[{i}]": size for i, size in enumerate(sizes)})
+    base, loaded = as_base(model, tokenizer), None if heads is None else as_heads(heads)
+    run = run_calibration(
+        base, loaded, prompts, learning=learning or Learning(), steps=True, progress=progress, **options
+    )
+    assert run.learned is not None
+    used = None if loaded is None else heads_like(base, loaded.heads)
+    plans = _plans(run.calibration, sizes)
+    figures = _figures(base, used, run.learned.drafter, run.calibration, plans, progress)
+    found = LearnedDrafter(run.learned.drafter, figures, run)
+    drafter = dataclasses.replace(found.drafter, plan=found.recommended.plan)
+    return dataclasses.replace(found, drafter=drafter)
+
+
+def _plans(calibration: Calibration, sizes: Sequence[int]) -> list[Plan]:
+    """A tree and a policy of each size; of one node a tree alone."""
+    plans: list[Plan] = []
+    for size in sorted(set(sizes)):
+        plans.append(build_tree(calibration, size))
+        if size > ONE_NODE:
+            plans.append(build_policy(calibration, size))
+    return plans
+
+
+def _figures(
+    base: Base,
+    heads: MedusaHeads | None,
+    drafter: Drafter,
+    calibration: Calibration,
+    plans: Sequence[Plan],
+    progress: Progress,
+) -> tuple[PlanFigures, ...]:
+    """The figures of each plan; the steps of all are timed in turn."""
+    rule = AcceptDeepest()
+    decoders = [
+        TreeDecoder(base, None, Tree(()), acceptance=rule),
+        *(TreeDecoder(base, heads, plan, drafter=drafter, acceptance=rule, probe=False) for plan in plans),
+    ]
+    depth = drafter.depth + 1
+    context = min(calibration.positions // calibration.sequences, base.context - depth)
+    prompts = random_prompts(base, 1, max(1, context))
+    cached = max(decoders, key=lambda one: one.trees.nodes).prefill(list(prompts), depth)
+    steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
+    spent = np.empty((_ROUNDS, len(steps)))
+    for row in range(_ROUNDS):
+        spent[row] = [step.after_lead_in() for step in steps]
+        progress(row + 1, _ROUNDS, "timed steps")
+    plain, *seconds = np.median(spent[1:], axis=0).tolist()
+    return tuple(
+        PlanFigures(plan, plan.nodes, tau, one, tau * plain / one)
+        for plan, tau, one in zip(plans, map(_tokens_per_step, plans), seconds, strict=True)
+    )
+
+
+def _tokens_per_step(plan: Plan) -> float:
+    """The plan's expected tokens per step: cross-validated, where there are enough texts for it."""
+    assert plan.expected is not None
+    cross_validated = getattr(plan.expected, "cross_validated", None)
+    return plan.expected.replay if cross_validated is None else cross_validated
