@@ -1,15 +1,19 @@
-"""The drafter heads+ngram and per-step trees: tokens per step on held-out texts, ablations, and speed.
+"""Drafters: tokens per step on held-out texts against their goals, ablations, and speed.
 
-    python bench/drafting.py table --model tinystories|pocket [--tokens 400000]
+    python bench/drafting.py table --model tinystories|pocket [--tokens 400000] [--decode]
     python bench/drafting.py terms --model tinystories|pocket
     python bench/drafting.py speed --model tinystories|pocket
     python bench/drafting.py cost
 
 `table` learns and builds on the first half of the prompts (rows 0-255 of the story openings; pocket was not trained on
-the modules of its prompts) and evaluates on the second: the Medusa tree, then static and per-step trees of the drafters
-heads and heads+ngram. Figures are by replay over traces of the second half, which equals decoding step by step;
-`--decode` also decodes. `speed` times whole texts, in turn, in one run. `cost` times drafting alone, without the
-heads' matrix products, relative to a step of a 134M model with 32,000 tokens.
+the modules of its prompts) and evaluates on the second: the Medusa tree, prompt lookup, then static and per-step trees
+of the drafters heads, heads+ngram and ngram (no heads), and of ngram when nothing was learned. Figures are by replay
+over traces of the second half, which equals decoding step by step (prompt lookup is decoded); `--decode` also decodes.
+Both models are small and repeat themselves, so n-grams and lookup gain more on them than on large models.
+
+`terms` leaves out sources of the score, one at a time, and evaluates repetitive texts and others apart. `speed` times
+whole texts, in turn, in one run. `cost` times drafting alone, without the heads' matrix products, relative to a step of
+a 134M model with 32,000 tokens, and the cache's part of it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
+from treeopt.evaluate.baselines import LOOKUP_TOKENS, with_generate
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
@@ -39,13 +44,21 @@ from treeopt.optimize.reliability import reliability
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
-from treeopt.texts.encode import encode_prompts
+from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.tree import Tree
 
 SIZES = (8, 16, 32, 64)
 TOP_K = 32
-GOALS = {"static": (1.32, 1.38, 1.43, 1.47), "dynamic": (1.42, 1.49, 1.53, 1.56)}
+# Of heads+ngram: tokens per step over those of the Medusa tree, at each of SIZES.
+GOALS = {
+    ("tinystories", "static"): (2.03, 2.15, 2.25, 2.31),
+    ("tinystories", "dynamic"): (2.18, 2.40, 2.55, 2.61),
+    ("pocket", "static"): (1.70, 1.85, 1.89, 1.89),
+    ("pocket", "dynamic"): (1.85, 2.01, 2.04, 2.06),
+}
+NO_HEADS_GOAL = 0.95  # of ngram: its tokens per step over those of heads+ngram
+LOOKUP_GOAL = 1.8  # of ngram with 16 nodes: its tokens per step over those of prompt lookup
 SPEED_GOALS = {"heads+ngram static": 1.25, "heads+ngram dynamic": 1.15}
 SPEED_NODES = 16
 
@@ -80,12 +93,17 @@ def load(name: str, shared: Path, *, tiny: bool) -> Pair:
 
 
 def traces(
-    pair: Pair, *, evaluated: bool, drafter: Drafter | None = None, learning: Learning | None = None
+    pair: Pair,
+    *,
+    evaluated: bool,
+    drafter: Drafter | None = None,
+    learning: Learning | None = None,
+    heads: bool = True,
 ) -> CalibrationRun:
     """A calibration of one half, with per-step trees where there is a drafter."""
     return run_calibration(
         pair.base,
-        pair.loaded,
+        pair.loaded if heads else None,
         pair.second_half if evaluated else pair.first_half,
         max_new_tokens=pair.new_tokens,
         batch_size=64,
@@ -118,72 +136,112 @@ class Half:
         return found.tokens_per_step
 
 
-def fitted(pair: Pair, learning: Learning | None) -> Half:
+def fitted(pair: Pair, learning: Learning | None, *, heads: bool = True) -> Half:
     """Learn on the first half and trace it; there are no traces for evaluation yet."""
-    run = traces(pair, evaluated=False, learning=learning)
+    run = traces(pair, evaluated=False, learning=learning, heads=heads)
     drafter = None if run.learned is None else run.learned.drafter
     return Half(run.calibration, run.calibration.select([]), drafter)
 
 
-def measured(pair: Pair, learning: Learning | None) -> Half:
+def measured(pair: Pair, learning: Learning | None, *, heads: bool = True) -> Half:
     """The same with traces of the second half, without texts that are in both halves."""
-    half = fitted(pair, learning)
-    evaluated = traces(pair, evaluated=True, drafter=half.drafter).calibration
-    known = set(half.fitted.token_hashes)
-    others = [s for s in range(evaluated.sequences) if evaluated.token_hashes[s] not in known]
-    return dataclasses.replace(half, evaluated=evaluated.select(others))
+    half = fitted(pair, learning, heads=heads)
+    evaluated = traces(pair, evaluated=True, drafter=half.drafter, heads=heads).calibration
+    return dataclasses.replace(half, evaluated=evaluated.select(others(half.fitted, evaluated)))
+
+
+def others(known: Calibration, evaluated: Calibration) -> list[int]:
+    """The texts of one calibration that are not in another."""
+    hashes = set(known.token_hashes)
+    return [text for text in range(evaluated.sequences) if evaluated.token_hashes[text] not in hashes]
 
 
 def table(pair: Pair, options: argparse.Namespace) -> None:
     """Tokens per step of every drafter and kind, as ratios to the Medusa tree of the same run."""
-    heads_only = measured(pair, None)
-    calibrated = measured(pair, Learning(ngram=False, top=TOP_K))
-    rescored = measured(pair, Learning(tokens=options.tokens))
-    sizes = options.sizes
-    medusa = [heads_only.tau("medusa", nodes) for nodes in sizes]
-    lines = {
-        "Medusa tree": (heads_only, "medusa"),
-        "heads static": (heads_only, "static"),
-        "heads dynamic": (calibrated, "dynamic"),
-        "heads+ngram static": (rescored, "static"),
-        "heads+ngram dynamic": (rescored, "dynamic"),
+    sizes, learning = options.sizes, Learning(tokens=options.tokens)
+    halves = {
+        "heads": measured(pair, None),
+        "heads, calibrated": measured(pair, Learning(ngram=False, top=TOP_K)),
+        "heads+ngram": measured(pair, learning),
+        "ngram": measured(pair, learning, heads=False),
+        "nothing learned": measured(pair, dataclasses.replace(learning, tokens=0), heads=False),
     }
-    print(f"{'nodes':19}", *(f"{nodes:>14}" for nodes in sizes))
-    for name, (half, kind) in lines.items():
-        taus = [half.tau(kind, nodes) for nodes in sizes]
-        goals = GOALS.get(kind, ())[: len(sizes)] if name.startswith("heads+ngram") else ()
-        cells = [f"{tau:.3f} ({tau / one:.3f})" for tau, one in zip(taus, medusa, strict=True)]
-        print(f"{name:19}", *(f"{cell:>14}" for cell in cells))
-        if goals:
-            met = [tau / one >= goal for tau, one, goal in zip(taus, medusa, goals, strict=True)]
-            print(
-                f"{'  goal':19}",
-                *(f"{'met' if m else 'MISSED'} {goal:.2f}".rjust(14) for m, goal in zip(met, goals, strict=True)),
-            )
-    print(f"evaluated on {rescored.evaluated.sequences} texts, {rescored.evaluated.positions} tokens")
-    error = reliability(rescored.evaluated).error
-    print("calibration error by level, second half:", " ".join(f"{one:.3f}" for one in error), "(goal: at most 0.02)")
-    drafter = rescored.drafter
-    assert drafter is not None
-    assert drafter.ngram_table is not None
-    size = drafter.ngram_table.bytes / 1e6
-    print(
-        f"n-gram table: {drafter.ngram_table.num_tokens:,} tokens, {drafter.ngram_table.contexts:,} contexts,"
-        f" {size:.1f} MB"
-    )
+    lines = {
+        "Medusa tree": (halves["heads"], "medusa"),
+        "heads static": (halves["heads"], "static"),
+        "heads dynamic": (halves["heads, calibrated"], "dynamic"),
+        "heads+ngram static": (halves["heads+ngram"], "static"),
+        "heads+ngram dynamic": (halves["heads+ngram"], "dynamic"),
+        "ngram static": (halves["ngram"], "static"),
+        "ngram dynamic": (halves["ngram"], "dynamic"),
+        "nothing learned static": (halves["nothing learned"], "static"),
+        "nothing learned dynamic": (halves["nothing learned"], "dynamic"),
+    }
+    taus = {name: [half.tau(kind, nodes) for nodes in sizes] for name, (half, kind) in lines.items()}
+    print(f"{'nodes':24}", *(f"{nodes:>14}" for nodes in sizes))
+    for name, (_, kind) in lines.items():
+        cells = [f"{tau:.3f} ({tau / one:.3f})" for tau, one in zip(taus[name], taus["Medusa tree"], strict=True)]
+        print(f"{name:24}", *(f"{cell:>14}" for cell in cells))
+        if name.startswith("heads+ngram"):
+            say_goals(taus[name], taus["Medusa tree"], GOALS[options.model, kind])
+        elif name.startswith("ngram"):
+            say_goals(taus[name], taus[f"heads+{name}"], [NO_HEADS_GOAL] * len(sizes), "of heads+ngram")
+    lookup = prompt_lookup(pair, halves["ngram"])
+    if 16 in sizes:
+        print(f"prompt lookup {lookup:.3f}; ngram static, 16 nodes, over it:")
+        say_goals([taus["ngram static"][sizes.index(16)]], [lookup], [LOOKUP_GOAL], "")
+    say_drafters(halves)
     if options.decode:
-        decoded(pair, {name: line for name, line in lines.items() if name.startswith("heads+ngram")}, sizes)
+        decoded(pair, {name: line for name, line in lines.items() if "ngram" in name}, sizes)
+
+
+def say_goals(taus: Sequence[float], over: Sequence[float], goals: Sequence[float], note: str = "") -> None:
+    """Print ratios beside their goals."""
+    ratios = [tau / one for tau, one in zip(taus, over, strict=True)]
+    cells = [
+        f"{'met' if ratio >= goal else 'MISSED'} {ratio:.3f} >= {goal:.2f}"
+        for ratio, goal in zip(ratios, goals, strict=False)
+    ]
+    print(f"{'  goal ' + note:24}", *(f"{cell:>14}" for cell in cells))
+
+
+def say_drafters(halves: dict[str, Half]) -> None:
+    """Print what each drafter with an n-gram table consists of, and the calibration errors of its levels."""
+    for name, half in halves.items():
+        drafter = half.drafter
+        if drafter is None or drafter.ngram_table is None:
+            continue
+        found = drafter.ngram_table
+        error = " ".join(f"{one:.3f}" for one in reliability(half.evaluated).error)
+        print(
+            f"{name}: {found.num_tokens:,} tokens, {found.contexts:,} contexts, {found.bytes / 1e6:.1f} MB, prior of "
+            f"the cache {drafter.cache_prior:g}; calibration error by level {error} (goal: at most 0.02); evaluated on "
+            f"{half.evaluated.sequences} texts, {half.evaluated.positions} tokens"
+        )
+
+
+def evaluated_texts(pair: Pair, half: Half) -> list[Text]:
+    """The prompts that a drafter is evaluated on."""
+    ids = set(half.evaluated.prompt_ids)
+    return [t for t in encode_prompts(pair.base, pair.second_half, pair.new_tokens).texts if t.prompt_id in ids]
+
+
+def prompt_lookup(pair: Pair, half: Half) -> float:
+    """Tokens per step of prompt lookup by transformers, on the texts for evaluation."""
+    decode = with_generate(pair.base, prompt_lookup_num_tokens=LOOKUP_TOKENS)
+    runs = [decode([text.prompt], pair.new_tokens)[0] for text in evaluated_texts(pair, half)]
+    return sum(len(run.tokens) for run in runs) / sum(len(run.step_lengths) for run in runs)
 
 
 def decoded(pair: Pair, lines: dict[str, tuple[Half, str]], sizes: Sequence[int]) -> None:
     """Decode, and compare texts with greedy decoding and tokens per step with the prediction."""
-    evaluated = {prompt for half, _ in lines.values() for prompt in half.evaluated.prompt_ids}
-    texts = [t for t in encode_prompts(pair.base, pair.second_half, pair.new_tokens).texts if t.prompt_id in evaluated]
+    texts = evaluated_texts(pair, next(iter(lines.values()))[0])
     autoregressive = TreeDecoder(pair.base, None, Tree(()))
     greedy = [autoregressive.generate(text.prompt, pair.new_tokens).tokens for text in texts]
     for name, (half, kind) in lines.items():
         for nodes in sizes:
-            decoder = TreeDecoder(pair.base, pair.loaded.heads, half.plan(kind, nodes), drafter=half.drafter)
+            heads = pair.loaded.heads if half.drafter and half.drafter.num_heads else None
+            decoder = TreeDecoder(pair.base, heads, half.plan(kind, nodes), drafter=half.drafter)
             made = [decoder.generate(text.prompt, pair.new_tokens) for text in texts]
             same = sum(one.tokens == text for one, text in zip(made, greedy, strict=True))
             tau = sum(len(one.tokens) for one in made) / sum(len(one.step_lengths) for one in made)
@@ -194,38 +252,22 @@ def decoded(pair: Pair, lines: dict[str, tuple[Half, str]], sizes: Sequence[int]
             )
 
 
-def terms(pair: Pair, options: argparse.Namespace) -> None:
-    """Tokens per step without parts of the drafter heads+ngram."""
-    whole = Learning(tokens=options.tokens)
-    variants = {
-        "all": whole,
-        "no extra depth": dataclasses.replace(whole, levels=0),
-        "no prompt lookup": dataclasses.replace(whole, window=0),
-        "neither": dataclasses.replace(whole, window=0, levels=0),
-        "greedy answers alone, no sampled text": dataclasses.replace(whole, tokens=0),
-        "sampled at temperature 1": dataclasses.replace(whole, temperature=1.0),
-    }
-    heads_only = measured(pair, None)
-    medusa = [heads_only.tau("medusa", nodes) for nodes in options.sizes]
-    for name, learning in list(variants.items())[: 2 if options.tiny else None]:
-        half = measured(pair, learning)
-        for kind in ("static", "dynamic"):
-            ratios = [half.tau(kind, nodes) / one for nodes, one in zip(options.sizes, medusa, strict=True)]
-            print(f"{name:38} {kind:8}", " ".join(f"{ratio:.3f}" for ratio in ratios))
-
-
 def speed(pair: Pair, options: argparse.Namespace) -> None:
     """Tokens per second at 16 nodes; whole texts, decoded in turn."""
-    heads_only, rescored = fitted(pair, None), fitted(pair, Learning(tokens=options.tokens))
+    learning = Learning(tokens=options.tokens)
+    heads_only, rescored = fitted(pair, None), fitted(pair, learning)
+    no_heads = fitted(pair, learning, heads=False)
     texts = encode_prompts(pair.base, pair.second_half, pair.new_tokens).texts[: options.texts]
     plans = {
         "autoregressive": (heads_only, Tree(())),
         "heads static": (heads_only, heads_only.plan("static", SPEED_NODES)),
         "heads+ngram static": (rescored, rescored.plan("static", SPEED_NODES)),
         "heads+ngram dynamic": (rescored, rescored.plan("dynamic", SPEED_NODES)),
+        "ngram static": (no_heads, no_heads.plan("static", SPEED_NODES)),
+        "ngram dynamic": (no_heads, no_heads.plan("dynamic", SPEED_NODES)),
     }
     decoders = {
-        name: TreeDecoder(pair.base, pair.loaded.heads, plan, drafter=half.drafter)
+        name: TreeDecoder(pair.base, None if half is no_heads else pair.loaded.heads, plan, drafter=half.drafter)
         for name, (half, plan) in plans.items()
     }
     rates: dict[str, list[float]] = {name: [] for name in decoders}
@@ -265,7 +307,12 @@ def main() -> None:
         cost(tiny=options.tiny)
         return
     pair = load(options.model, options.shared, tiny=options.tiny)
-    {"table": table, "terms": terms, "speed": speed}[options.what](pair, options)
+    if options.what == "terms":
+        from drafting_terms import terms
+
+        terms(pair, options.sizes, Learning(tokens=options.tokens), tiny=options.tiny)
+        return
+    {"table": table, "speed": speed}[options.what](pair, options)
 
 
 if __name__ == "__main__":

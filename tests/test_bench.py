@@ -39,7 +39,13 @@ CALLS = {
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
 }
-PARTS = {"timing", "drafting_cost", "hostile_damage", "hostile_runs"}  # modules that the scripts import
+PARTS = {
+    "timing",
+    "drafting_cost",
+    "drafting_terms",
+    "hostile_damage",
+    "hostile_runs",
+}  # modules that the scripts import
 
 
 Bench = Callable[[str, str], str]
@@ -112,7 +118,7 @@ def test_every_script_is_run() -> None:
 def test_drafting_decodes_what_it_predicts(bench: Bench) -> None:
     """The trees that bench/drafting.py decodes are lossless and take the predicted steps."""
     lines = [line for line in bench("drafting", TABLE).splitlines() if "lossless" in line]
-    assert len(lines) == 2
+    assert len(lines) == 4
     for line in lines:
         texts, measured, predicted = line.split(": lossless ")[1].split(", ")
         assert len(set(texts.split("/"))) == 1

@@ -20,7 +20,7 @@ from treeopt.texts.answers import cut_at_end, left_padded
 from treeopt.tree import Tree
 
 GENERATE, LOOKUP, AUTOREGRESSIVE, TREE = "generate", "prompt lookup", "autoregressive", "tree"
-_LOOKUP_TOKENS = 10  # drafts of one prompt lookup: the value in the documentation of transformers
+LOOKUP_TOKENS = 10  # drafts of one prompt lookup: the value in the documentation of transformers
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def all_baselines(base: Base, decoder: TreeDecoder) -> dict[str, Baseline]:
     """The baselines and the tree, by name."""
     return {
         GENERATE: with_generate(base),
-        LOOKUP: with_generate(base, prompt_lookup_num_tokens=_LOOKUP_TOKENS),
+        LOOKUP: with_generate(base, prompt_lookup_num_tokens=LOOKUP_TOKENS),
         AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
         TREE: with_decoder(decoder),
     }
