@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from decode import SMALL_SHAPE, TINY_SHAPE
+from timing import goal_line, interleaved
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.decode.decoder import TreeDecoder
@@ -25,6 +28,9 @@ VOCAB, HEADS, LEVELS, TEXT, COUNTED = 32_000, 5, 8, 200, 400_000
 SIZES = (16, 64)
 ROUNDS = 40
 GOAL = 0.05
+CACHE_NODES, CACHE_GOAL = 16, 40e-6  # seconds of the cache's term at each level of a static tree
+CALLS = 20  # in a timed run
+CACHE = (0.5, 0.6, 0.7, 0.7, 0.8, 0.8)  # its weights
 _CALIBRATION_MAP = ((-9.0, -9.0), (9.0, 9.0))
 
 
@@ -42,6 +48,32 @@ def cost(*, tiny: bool = False) -> None:
         tree = Tree(growth.tree(nodes).paths, drafter=drafter.id)
         for name, plan in (("static", tree), ("dynamic", TreePolicy(nodes, LEVELS, drafter.id))):
             share(base, heads, drafter, name, plan, nodes, rounds=2 if tiny else ROUNDS)
+    cache_term(base, heads, drafter, rounds=2 if tiny else ROUNDS)
+
+
+def cache_term(base: Base, heads: MedusaHeads, drafter: Drafter, *, rounds: int) -> None:
+    """Print the time of the cache's term: the same tree is drafted with and without it, in turn."""
+    bare = dataclasses.replace(
+        drafter, levels=tuple(dataclasses.replace(level, cache=Level().cache) for level in drafter.levels)
+    )
+    paths = generic_growth(CACHE_NODES, LEVELS, 10).tree(CACHE_NODES).paths
+    text = np.random.default_rng(1).zipf(1.3, TEXT) % VOCAB  # repeats its frequent tokens
+    states, root = torch.zeros(1, base.hidden_size, dtype=torch.bfloat16), torch.tensor([int(text[-1])])
+    runs = {}
+    for name, record in (("with", drafter), ("without", bare)):
+        trees = trees_for(base, heads, Tree(paths, drafter=record.id), record)
+        runs[name] = functools.partial(repeatedly, trees.draft, trees.start([text.tolist()]), root, states)
+    with torch.inference_mode():
+        spent = interleaved(runs, repeats=rounds)
+    levels = max(map(len, paths))
+    each = (spent["with"] - spent["without"]) / (levels * CALLS)
+    print(goal_line(f"cache at {CACHE_NODES} nodes, a level", each * 1e6, CACHE_GOAL * 1e6, "us"))
+
+
+def repeatedly(function: Callable[..., object], *arguments: object) -> None:
+    """Call a function `CALLS` times."""
+    for _ in range(CALLS):
+        function(*arguments)
 
 
 def random_drafter(counted: int) -> Drafter:
@@ -50,7 +82,7 @@ def random_drafter(counted: int) -> Drafter:
     counts = NgramCounts(VOCAB)
     text = (rng.zipf(1.3, counted) % VOCAB).tolist()
     counts.add(text[:-1], text[1:])
-    level = Level(0.5, 0.3, 0.6, (2.0,) * MAX_MATCH, -5.0, _CALIBRATION_MAP)
+    level = Level(0.5, 0.3, 0.6, (2.0,) * MAX_MATCH, -5.0, _CALIBRATION_MAP, CACHE)
     return Drafter((level,) * LEVELS, HEADS, 16, 512, counts.table())
 
 

@@ -69,6 +69,7 @@ class Scorer:
             np.float32,
         )
         self._cache_weight = np.array([(0.0, *level.cache) for level in drafter.levels], np.float32)
+        self._uses_cache = bool(drafter.voted or self._cache_weight.any())
         # Number of CACHE_LENGTHS that are at most a match's length, by 1 + length.
         longest = self.window + beyond + 1
         self._kinds = np.searchsorted(CACHE_LENGTHS, np.arange(-1, longest), side="right")
@@ -173,7 +174,7 @@ class Scorer:
         if self.drafter.ngram_table is None:
             tokens = step.top[nodes.depth].take(nodes.row, 0)
             return Candidates(tokens, self._head(step, nodes, tokens) * np.float32(level.head), estimate)
-        found = self.features(step, nodes)
+        found = self._features(step, nodes, cache=self._uses_cache)
         scores = found.prior * np.float32(level.prior)
         if nodes.depth < len(step.logits):
             scores += found.head * np.float32(level.head)
@@ -203,6 +204,10 @@ class Scorer:
         """The features of the head's top, the context's successors, and the token after the latest longest match."""
         if self.drafter.ngram_table is None:
             return self._head_features(step, nodes)
+        return self._features(step, nodes, cache=True)
+
+    def _features(self, step: Step, nodes: Nodes, *, cache: bool) -> Features:
+        """The features with an n-gram table; without `cache` its term is 0."""
         context, matched = nodes.state
         top = step.top[nodes.depth].take(nodes.row, 0) if nodes.depth < len(step.top) else self._frequent
         if step.frequent is None:
@@ -214,7 +219,7 @@ class Scorer:
         # The longest match, of equally long ones the latest: positions are below R, so one number holds both.
         latest = (matched * np.float32(self.window) + self._recency[: matched.shape[1]]).argmax(1)
         length = matched.max(1).astype(np.int64) - 1
-        votes = self._votes(step, nodes)
+        votes = self._votes(step, nodes) if cache else Votes.none(len(latest))
         first, last = top.shape[-1], top.shape[-1] + successors.shape[1]
         tokens = np.empty((len(latest), last + 1 + self.drafter.voted), np.int64)
         tokens[:, :first] = top

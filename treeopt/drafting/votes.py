@@ -47,7 +47,7 @@ class Votes:
             prior: weight of the next shorter length's estimate, in votes.
         """
         if not len(node):
-            return cls(node, token, np.zeros(0), np.ones(nodes), np.zeros(nodes, np.int64))
+            return cls.none(nodes)
         # Column n of `places`: places where at least the n-th length matches, from the longest to the shortest.
         index = node * _LENGTHS + (_LENGTHS - kind)
         places = np.bincount(index, minlength=nodes * _LENGTHS).reshape(nodes, _LENGTHS).cumsum(1)
@@ -58,6 +58,12 @@ class Votes:
         weights = own[:, ::-1].cumsum(1)[:, ::-1]
         found = (places > 0).sum(1)
         return cls(node, token, weights.take(index), left[:, -1], found)
+
+    @classmethod
+    def none(cls, nodes: int) -> Votes:
+        """No votes for P nodes."""
+        nothing = np.zeros(0, np.int64)
+        return cls(nothing, nothing, np.zeros(0), np.ones(nodes), np.zeros(nodes, np.int64))
 
     def log_ratio(self, tokens: Ints, log_prior: Floats) -> Floats:
         """log(P_last / P_0) of tokens [P, C] with log P_0 [P, C]: float32 [P, C]."""
