@@ -238,9 +238,11 @@ class ProposerSession(ABC):
         tokens, scores = [], []
         for level in tree.levels:
             found = self.candidates(nodes)
-            each = (rows, -1, found.tokens.shape[1])
-            tokens.append(found.tokens.reshape(each)[:, level.parents, level.ranks])  # [B, n]
-            scores.append(found.scores.reshape(each)[:, level.parents, level.ranks])
+            count = found.tokens.shape[1]  # levels may have fewer candidates than others
+            ranks = np.minimum(level.ranks, count - 1)
+            tokens.append(found.tokens.reshape(rows, -1, count)[:, level.parents, ranks])  # [B, n]
+            likely = found.scores.reshape(rows, -1, count)[:, level.parents, ranks]
+            scores.append(np.where(level.ranks < count, likely, -np.inf))
             if len(level.inner):
                 first = np.arange(rows)[:, None] * (len(nodes.row) // rows)
                 parents = (first + level.parents[level.inner]).ravel()

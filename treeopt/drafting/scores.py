@@ -280,4 +280,5 @@ def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
     table = drafter.ngram_table
     if table is None:
         return min(drafter.top, vocab_size or drafter.top)
-    return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1 + drafter.voted, table.vocab_size)
+    top = drafter.top if drafter.num_heads or drafter.lm_head_levels else 0
+    return min(min(top, table.vocab_size) + int(table.tokens.shape[1]) + 1 + drafter.voted, table.vocab_size)
