@@ -146,9 +146,9 @@ class NaiveDrafter:
         return list(dict.fromkeys([*found, naive_match(recent, path)[0], *self.voted(path)]))
 
     def frequent(self) -> list[int]:
-        """The most frequent tokens of the text so far, equal ones by id."""
+        """The most frequent tokens of the text so far, equal ones by id; then others by id where these are few."""
         known = self.text([])
-        return sorted(set(known), key=lambda token: (-known.count(token), token))[: self.width]
+        return sorted(range(len(self.table.unigram)), key=lambda token: (-known.count(token), token))[: self.width]
 
     def voted(self, path: list[int]) -> list[int]:
         """The tokens with most weight of votes, equal ones by id."""

@@ -156,13 +156,13 @@ def test_window_ends_the_places() -> None:
 
 def test_voted_order_by_hand() -> None:
     """By the weight of their votes, equal ones by id; where there are fewer, the token of prompt lookup repeats."""
-    text = [9, 3, 9, 3, 9, 5, 9, 4, 6, 9, 2, 6, 9]
-    # After 9: 3, 3, 5, 4, 2. After 6, 9: 2.
+    text = [9, 3, 9, 3, 9, 5, 9, 4, 6, 9, 8, 6, 9]
+    # After 9: 3, 3, 5, 4, 8. After 6, 9: 8.
     found = features_of(drafter_of(voted=6), [text])
-    assert found.tokens[0, -6:].tolist() == [2, 3, 4, 5, 2, 2]
-    assert found.tokens[0, -7] == 2
+    assert found.tokens[0, -6:].tolist() == [8, 3, 4, 5, 8, 8]
+    assert found.tokens[0, -7] == 8
     assert found.repeated[0].tolist() == [False, False, True, False, False, False, True, True]
-    assert features_of(drafter_of(voted=3), [text]).tokens[0, -3:].tolist() == [2, 3, 4]
+    assert features_of(drafter_of(voted=3), [text]).tokens[0, -3:].tolist() == [8, 3, 4]
     assert num_candidates(drafter_of(voted=3)) == 1 + 1 + 3
 
 
@@ -180,11 +180,14 @@ def test_an_empty_table_gives_the_frequencies_of_the_text() -> None:
     drafter = drafter_of(table=record, prior=2.0, voted=1)
     found = features_of(drafter, [[3, 3, 5, 3, 5, 9], [8]])
     width = record.tokens.shape[1]
-    assert found.tokens[0, :width].tolist() == [3, 5, 9] + [3] * (width - 3)
-    assert found.tokens[1, :width].tolist() == [8] * width
-    wanted = {token: math.log((times + 2 / VOCAB) / (6 + 2)) for token, times in ((3, 3), (5, 2), (9, 1))}
+    others = [token for token in range(VOCAB) if token not in (3, 5, 9)]
+    assert found.tokens[0, :width].tolist() == [3, 5, 9, *others][:width]
+    assert found.tokens[1, :width].tolist() == [8, *range(8), *range(9, VOCAB)][:width]
+    times = {3: 3, 5: 2, 9: 1}
+    wanted = {t: math.log((times.get(t, 0) + 2 / VOCAB) / (6 + 2)) for t in found.tokens[0, :width].tolist()}
     assert by_token(found, found.prior + found.ratios) == pytest.approx(wanted, abs=2e-3)
-    assert by_token(found, found.prior + found.ratios, 1) == pytest.approx({8: math.log((1 + 2 / VOCAB) / 3)}, abs=2e-3)
+    second = by_token(found, found.prior + found.ratios, 1)
+    assert second == pytest.approx({t: math.log(((t == 8) + 2 / VOCAB) / 3) for t in second}, abs=2e-3)
     assert found.prior[0].tolist() == pytest.approx([-math.log(VOCAB)] * found.prior.shape[1], abs=2e-3)
 
 

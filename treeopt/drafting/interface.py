@@ -238,15 +238,16 @@ class ProposerSession(ABC):
         tokens, scores = [], []
         for level in tree.levels:
             found = self.candidates(nodes)
-            count = found.tokens.shape[1]  # levels may have fewer candidates than others
-            ranks = np.minimum(level.ranks, count - 1)
-            tokens.append(found.tokens.reshape(rows, -1, count)[:, level.parents, ranks])  # [B, n]
-            likely = found.scores.reshape(rows, -1, count)[:, level.parents, ranks]
-            scores.append(np.where(level.ranks < count, likely, -np.inf))
+            width = found.tokens.shape[1]
+            # Of each row's candidates. Levels may have fewer of them than others.
+            slots = level.parents * width + np.minimum(level.ranks, width - 1)
+            tokens.append(found.tokens.reshape(rows, -1).take(slots, 1))  # [B, n]
+            likely = found.scores.reshape(rows, -1).take(slots, 1)
+            scores.append(np.where(level.ranks < width, likely, -np.inf))
             if len(level.inner):
                 first = np.arange(rows)[:, None] * (len(nodes.row) // rows)
-                parents = (first + level.parents[level.inner]).ravel()
-                nodes = self.follow(nodes, parents, tokens[-1][:, level.inner].ravel())
+                parents = (first + level.parents.take(level.inner)).ravel()
+                nodes = self.follow(nodes, parents, tokens[-1].take(level.inner, 1).ravel())
         if not tokens:
             return Drafts(roots[:, None], tree)
         drafts = torch.from_numpy(np.concatenate(tokens, axis=1)).to(roots.device)

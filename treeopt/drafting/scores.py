@@ -72,6 +72,8 @@ class Scorer:
         # Number of CACHE_LENGTHS that are at most a match's length, by 1 + length.
         longest = self.window + beyond + 1
         self._kinds = np.searchsorted(CACHE_LENGTHS, np.arange(-1, longest), side="right")
+        successors = drafter.ngram_table.tokens.shape[1] if drafter.ngram_table else 0
+        self._slots = np.arange(drafter.top + successors + 1 + drafter.voted)  # in small vocabularies some repeat
         self._recency = np.arange(self.window - 1, dtype=np.float32)
         self._maps = [np.array(level.calibration_map, np.float64).T for level in drafter.levels]
         table = drafter.ngram_table
@@ -118,26 +120,32 @@ class Scorer:
         ratios = np.empty((len(recent), width + 1), np.float32)
         for row, text in enumerate(recent):
             found, counts = np.unique(text[text >= 0], return_counts=True)
+            total = counts.sum() + prior
             most = (-counts).argsort(kind="stable")[:width]
-            most = np.pad(most, (0, width - len(most)))  # repeated candidates do not count
-            tokens[row] = found[most]
-            ratios[row, :-1] = np.log((counts[most] * size + prior) / (counts.sum() + prior))
-            ratios[row, -1] = np.log(prior / (counts.sum() + prior))
+            others = np.setdiff1d(np.arange(min(size, width + len(found))), found)  # enough to fill the row
+            tokens[row] = np.append(found[most], others)[:width]
+            ratios[row] = np.log(prior / total)
+            ratios[row, : len(most)] = np.log((counts[most] * size + prior) / total)
         return tokens, ratios
 
     def _matched(self, recent: Ints) -> Floats:
         """1 + the number of tokens (at most `MAX_MATCH`) up to each position that equal the last ones: [B, R - 1]."""
-        matched = np.ones((len(recent), recent.shape[1] - 1), np.float32)
+        width = recent.shape[1]
+        matched = np.ones((len(recent), width - 1), np.float32)
         if not self.drafter.window:
             return matched
-        going = np.ones(matched.shape, np.bool_)
-        for back in range(min(MAX_MATCH, matched.shape[1])):
-            last = recent[:, -1 - back, None]
-            going[:, back:] &= (recent[:, : matched.shape[1] - back] == last) & (last >= 0)
-            going[:, :back] = False
-            if not going.any():
+        last = recent[:, -1:]
+        row, place = ((recent[:, :-1] == last) & (last >= 0)).nonzero()
+        flat = recent.ravel()
+        start, end = row * width, row * width + width - 1  # of each row in `flat`
+        for back in range(1, MAX_MATCH + 1):
+            if not len(row):
                 break
-            matched += going
+            matched[row, place] = 1 + back
+            before = np.maximum(place - back, 0)
+            tokens = flat.take(start + before)
+            longer = (tokens == flat.take(end - back)) & (tokens >= 0) & (place >= back)
+            row, place, start, end = row[longer], place[longer], start[longer], end[longer]
         return matched
 
     def follow(self, step: Step, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
@@ -167,15 +175,15 @@ class Scorer:
             tokens = step.top[nodes.depth].take(nodes.row, 0)
             return Candidates(tokens, self._head(step, nodes, tokens) * np.float32(level.head), estimate)
         found = self.features(step, nodes)
-        scores = found.head * np.float32(level.head)
-        scores += found.prior * np.float32(level.prior)
+        scores = found.prior * np.float32(level.prior)
+        if nodes.depth < len(step.logits):
+            scores += found.head * np.float32(level.head)
         scores += found.ratios * np.float32(level.ngram)
         scores += found.cache * self._cache_weight[nodes.depth].take(found.found)[:, None]
         scores += found.prompt_lookup * self._lookup_weight[nodes.depth].take(found.length + 1)[:, None]
         scores[found.repeated] = -np.inf
-        order = (-scores).argsort(1, kind="stable")
-        each = np.arange(len(order))[:, None]
-        return Candidates(found.tokens[each, order], scores[each, order], estimate)
+        order = _flat((-scores).argsort(1, kind="stable"), scores.shape[1])
+        return Candidates(found.tokens.take(order), scores.take(order), estimate)
 
     def log_probability(self, depth: int, scores: Floats) -> Floats:
         """Estimated log-probability of candidates: scores [P, C] of the children of nodes of one depth -> [P, C]."""
@@ -206,22 +214,22 @@ class Scorer:
             successors, ratios = frequent.take(nodes.row, 0), frequent_ratios.take(nodes.row, 0)
         # The longest match, of equally long ones the latest: positions are below R, so one number holds both.
         latest = (matched * np.float32(self.window) + self._recency[: matched.shape[1]]).argmax(1)
-        each = np.arange(len(latest))
-        length = matched[each, latest].astype(np.int64) - 1
+        length = matched.max(1).astype(np.int64) - 1
         votes = self._votes(step, nodes)
         first, last = top.shape[-1], top.shape[-1] + successors.shape[1]
         tokens = np.empty((len(latest), last + 1 + self.drafter.voted), np.int64)
         tokens[:, :first] = top
         tokens[:, first:last] = successors
         # Without a match this is a copy of the root, with weight 0.
-        tokens[:, last] = step.after[nodes.row, latest + (nodes.depth + 1)]
+        tokens[:, last] = step.after.take(nodes.row * step.after.shape[1] + latest + (nodes.depth + 1))
         if self.drafter.voted:
             tokens[:, last + 1 :] = votes.likeliest(tokens[:, last], self.drafter.voted)
         same = tokens[:, :, None] == tokens[:, None, :]  # [P, C, C]
-        repeated = same.argmax(2) != np.arange(tokens.shape[1])  # an earlier candidate is equal
-        looked_up = same[:, :, last].copy()
+        repeated = same.argmax(2) != self._slots[: tokens.shape[1]]  # an earlier candidate is equal
+        looked_up = same[:, last].copy()
         same[:, :, last] = True  # a token that is not among the successors has the last ratio, the backoff
-        prior, ratio = self._prior.take(tokens), ratios[each[:, None], same[:, :, first : last + 1].argmax(2)]
+        ratio = ratios.take(_flat(same[:, :, first : last + 1].argmax(2), ratios.shape[1]))
+        prior = self._prior.take(tokens)
         return Features(
             tokens=tokens,
             repeated=repeated,
@@ -235,12 +243,12 @@ class Scorer:
         )
 
     def _votes(self, step: Step, nodes: Nodes) -> Votes:
-        """The votes of the places in the text where the last tokens of each path stood before."""
+        """The votes of the places in the text where the last tokens of each path occurred before."""
         matched = nodes.state[1]
         node, place = (matched > 1).nonzero()
-        kind = self._kinds.take(matched[node, place].astype(np.int64))
-        after = step.after[nodes.row.take(node), place + (nodes.depth + 1)]
-        return Votes.of(node, kind, after, len(matched), np.float32(self.drafter.cache_prior))
+        kind = self._kinds.take(matched.take(node * matched.shape[1] + place).astype(np.int64))
+        after = step.after.take(nodes.row.take(node) * step.after.shape[1] + place + (nodes.depth + 1))
+        return Votes.of(node, kind, after, len(matched), self.drafter.cache_prior)
 
     def _head_features(self, step: Step, nodes: Nodes) -> Features:
         """The features without an n-gram table: the head's log-probability is the only term."""
@@ -268,6 +276,11 @@ class Scorer:
         else:
             found = logits[nodes.row[:, None], tokens] - norms.take(nodes.row)[:, None]
         return found
+
+
+def _flat(columns: Ints, width: int) -> Ints:
+    """Indices into a flattened array [P, width] of the columns [P, C] of each row; `take` is faster with these."""
+    return columns + (np.arange(len(columns)) * width)[:, None]
 
 
 def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.drafter import CACHE_LENGTHS
 from treeopt.drafting.interface import Floats, Ints
+
+_LENGTHS = len(CACHE_LENGTHS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,19 +24,19 @@ class Votes:
     Args:
         node: int64 [M], ascending.
         token: int64 [M], the token that is voted for.
-        weight: float32 [M].
-        rest: float32 [P], the share of the estimate without votes.
+        weight: float64 [M].
+        rest: float64 [P], the share of the estimate without votes.
         found: int64 [P], number of `CACHE_LENGTHS` that were found.
     """
 
     node: Ints
     token: Ints
-    weight: Floats
-    rest: Floats
+    weight: NDArray[np.float64]
+    rest: NDArray[np.float64]
     found: Ints
 
     @classmethod
-    def of(cls, node: Ints, kind: Ints, token: Ints, nodes: int, prior: np.float32) -> Votes:
+    def of(cls, node: Ints, kind: Ints, token: Ints, nodes: int, prior: float) -> Votes:
         """Weigh votes.
 
         Args:
@@ -43,25 +46,27 @@ class Votes:
             nodes: P.
             prior: weight of the next shorter length's estimate, in votes.
         """
-        lengths = len(CACHE_LENGTHS)
-        exactly = np.bincount(node * lengths + (kind - 1), minlength=nodes * lengths).reshape(nodes, lengths)
-        places = exactly[:, ::-1].cumsum(1)[:, ::-1].astype(np.float32)  # of at least that length
+        if not len(node):
+            return cls(node, token, np.zeros(0), np.ones(nodes), np.zeros(nodes, np.int64))
+        # Column n of `places`: places where at least the n-th length matches, from the longest to the shortest.
+        index = node * _LENGTHS + (_LENGTHS - kind)
+        places = np.bincount(index, minlength=nodes * _LENGTHS).reshape(nodes, _LENGTHS).cumsum(1)
         total = places + prior
-        # share[:, n]: what lengths n and longer leave to shorter ones
-        share = np.ones((nodes, lengths + 1), np.float32)
-        share[:, :-1] = (prior / total)[:, ::-1].cumprod(1)[:, ::-1]
-        # A vote at a place of kind k counts for the first k lengths.
-        weights = (share[:, 1:] / total).cumsum(1)
-        return cls(node, token, weights[node, kind - 1], share[:, 0], (places > 0).sum(1))
+        left = (prior / total).cumprod(1)  # what this and all longer lengths leave to the shorter ones
+        alone = left / prior  # left[n] / prior = left[n - 1] / total[n]
+        # A vote counts for all lengths that match at its place: those from its own column to the last.
+        weights = alone[:, ::-1].cumsum(1)[:, ::-1]
+        found = (places > 0).sum(1)
+        return cls(node, token, weights.take(index), left[:, -1], found)
 
     def log_ratio(self, tokens: Ints, log_prior: Floats) -> Floats:
         """log(P_last / P_0) of tokens [P, C] with log P_0 [P, C]: float32 [P, C]."""
-        total = np.zeros(tokens.shape, np.float32)
-        if len(self.node):
-            votes = (tokens.take(self.node, 0) == self.token[:, None]) * self.weight[:, None]
-            first = np.flatnonzero(np.diff(self.node, prepend=-1))
-            total[self.node[first]] = np.add.reduceat(votes, first)
-        ratio: Floats = np.log(self.rest[:, None] + total * np.exp(-log_prior))
+        if not len(self.node):
+            return np.zeros(tokens.shape, np.float32)
+        vote, place = (tokens.take(self.node, 0) == self.token[:, None]).nonzero()
+        index = self.node.take(vote) * tokens.shape[1] + place
+        total = np.bincount(index, self.weight.take(vote), tokens.size).reshape(tokens.shape)
+        ratio: Floats = np.log(total * np.exp(-log_prior) + self.rest[:, None]).astype(np.float32)
         return ratio
 
     def likeliest(self, filler: Ints, count: int) -> Ints:
