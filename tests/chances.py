@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tiny import tiny_base
+from torch import Tensor
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
+from treeopt.drafting.interface import Drafts
 from treeopt.models.base import Base
 
 SMALL = 5  # tokens of the model whose texts are counted
@@ -72,3 +74,16 @@ def p_value(counts: NDArray[np.float64], probabilities: NDArray[np.float64]) -> 
     statistic = float((((found - wanted) ** 2) / wanted).sum())
     freedom = torch.tensor((len(wanted) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+class DrawnPerChild(Sample):
+    """Wrong: a draw for every child instead of one for every node, so drafted tokens come too often."""
+
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        choice = self.choose(logits, drafts, generator)
+        at_parents = logits.index_select(1, drafts.tree.parents)
+        own = self.choose(at_parents, drafts, generator)  # a draw at the parent, for each node
+        right = (own == drafts.tokens)[:, None, :] | ~drafts.tree.attention_mask
+        right[:, :, 0] = True
+        node = right.all(-1).mul(torch.arange(drafts.tokens.shape[1])).amax(-1)
+        return node, choice.gather(1, node[:, None])[:, 0]

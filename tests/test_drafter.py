@@ -10,7 +10,10 @@ import pytest
 from naive_draft import random_table
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level, NgramTable
+from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.errors import Code, TreeoptError
+from treeopt.policy import TreePolicy
+from treeopt.tree import Tree
 
 TABLE = random_table(np.random.default_rng(0), 5).record()
 LEVEL = Level(0.5, 0.25, 0.75, (1.0,) * MAX_MATCH, -4.0, ((-1.0, -0.5), (1.0, 0.5)))
@@ -38,6 +41,27 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "more heads than levels": ({"num_heads": 4}, "3 levels for 4 heads"),
     "no level": ({"levels": ()}, "0 levels for 2 heads"),
     "no candidate": ({"top": 0}, "0 candidates"),
+    "no candidate of the LM head": (
+        {"top": 0, "num_heads": 0, "lm_head_levels": 1},
+        "0 candidates",
+    ),
+    "no prior of the cache": ({"cache_prior": 0.0}, "cache_prior of 0.0"),
+    "a negative prior of the cache": ({"cache_prior": -1.0}, "cache_prior of -1.0"),
+    "an infinite prior of the cache": ({"cache_prior": float("inf")}, "cache_prior of inf"),
+    "a prior of the cache that is NaN": ({"cache_prior": float("nan")}, "cache_prior of nan"),
+    "a negative number of voted candidates": ({"voted": -1}, "-1 candidates from the cache"),
+    "levels of the LM head beside heads": ({"lm_head_levels": 1}, "1 levels of the LM head beside 2 heads"),
+    "more levels of the LM head than levels": (
+        {"num_heads": 0, "lm_head_levels": 4},
+        "4 levels of the LM head",
+    ),
+    "a negative number of LM head levels": ({"num_heads": 0, "lm_head_levels": -1}, "-1 levels of the LM head"),
+    "a tree for another drafter": (
+        {"plan": Tree(((0,),), drafter="0123456789abcdef")},
+        "plan was made for drafter 0123",
+    ),
+    "a tree for the heads": ({"plan": Tree(((0,),))}, "plan was made for drafter heads, this is"),
+    "a policy for another drafter": ({"plan": TreePolicy(8, 3, "another")}, "plan was made for drafter another"),
     "a negative window": ({"window": -1}, "window of -1"),
     "a window shorter than contexts": ({"window": 3}, "window of 3"),
     "extra depth without an n-gram table": ({"ngram_table": None}, "needs an n-gram table"),
@@ -61,6 +85,9 @@ BROKEN_LEVELS: dict[str, tuple[dict[str, Any], str]] = {
     "prompt_lookup weights that are NaN": ({"prompt_lookup": (float("nan"),) * MAX_MATCH}, "not finite"),
     "too few prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH - 1)}, "12 weights of prompt_lookup"),
     "too many prompt_lookup": ({"prompt_lookup": (0.0,) * (MAX_MATCH + 1)}, "12 weights of prompt_lookup"),
+    "a cache weight that is NaN": ({"cache": (0.0,) * 5 + (float("nan"),)}, "not finite"),
+    "too few cache weights": ({"cache": (0.0,) * 5}, "and 6 of cache"),
+    "too many cache weights": ({"cache": (0.0,) * 7}, "and 6 of cache"),
     "log-odds that are infinite": ({"calibration_map": ((0.0, float("inf")),)}, "not finite"),
     "estimates that fall": ({"calibration_map": ((0.0, 0.0), (-1.0, 1.0))}, "does not ascend"),
     "equal estimates": ({"calibration_map": ((0.0, 0.0), (0.0, 1.0))}, "does not ascend"),
@@ -96,6 +123,11 @@ ID_CHANGES: dict[str, dict[str, Any]] = {
     "top": {"top": 4},
     "window": {"window": 9},
     "a level more": {"levels": (LEVEL,) * 4},
+    "the prior of the cache": {"cache_prior": 2.0},
+    "voted candidates": {"voted": 1},
+    "no heads": {"num_heads": 0},
+    "a level of the LM head": {"num_heads": 0, "lm_head_levels": 1},
+    "two levels of the LM head": {"num_heads": 0, "lm_head_levels": 2},
     "no n-gram table": {"ngram_table": None, "num_heads": 3},
 }
 for _name in TABLE.arrays():
@@ -108,6 +140,8 @@ LEVEL_CHANGES: dict[str, dict[str, Any]] = {
     "one prompt_lookup": {"prompt_lookup": (1.0,) * (MAX_MATCH - 1) + (2.0,)},
     "calibration_map": {"calibration_map": ((-1.0, -0.5), (1.0, 0.75))},
     "no odds": {"calibration_map": ()},
+    "one weight of the cache": {"cache": (0.0,) * 5 + (0.5,)},
+    "another weight of the cache": {"cache": (0.5,) + (0.0,) * 5},
 }
 for _name, _change in LEVEL_CHANGES.items():
     ID_CHANGES[f"a level's {_name}"] = {"levels": (LEVEL, LEVEL, dataclasses.replace(LEVEL, **_change))}
@@ -127,3 +161,24 @@ def test_id_does_not_follow_the_source() -> None:
 def test_id_of_heads_only_is_stored() -> None:
     """Traces and trees name drafters, so an id is the same in every version and on every machine."""
     assert Drafter.heads_only(5, 16).id == "cc0f6b9e377020c5"
+
+
+def test_ids_of_before_the_cache_are_kept() -> None:
+    """Drafters without cache, voted candidates and LM head have the ids that version 1.0 gave them."""
+    counts = NgramCounts(5)
+    counts.add([1, 2, 3, 1, 2], [2, 3, 1, 2, 4])
+    level = Level(0.5, 0.25, 1 / 3, tuple(0.1 * n for n in range(MAX_MATCH)), -3.0, ((-1.0, -2.0), (0.5, 0.25)))
+    assert Drafter((level, Level(), level), 2, 3, 16, counts.table()).id == "a6c0078e9081aa43"
+    assert Drafter((level,) * 4, 0, 3, 0, counts.table()).id == "dea4522df216ce3e"
+    assert Drafter((Level(),), 1, 3, 4, NgramCounts(5).table()).id == "e1814c6e644bceb6"
+    assert Drafter.heads_only(2, 7).id == "b8c7d717f734defa"
+
+
+def test_a_plan_does_not_change_the_id() -> None:
+    """A drafter with a plan for it is the same drafter; with other weights the plan no longer fits."""
+    for plan in (Tree(((0,), (1,)), drafter=DRAFTER.id), TreePolicy(8, 3, DRAFTER.id)):
+        planned = dataclasses.replace(DRAFTER, plan=plan)
+        assert planned.id == DRAFTER.id
+        assert planned.plan is plan
+        with pytest.raises(TreeoptError, match="plan was made for drafter"):
+            dataclasses.replace(planned, cache_prior=3.0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from chances import ALPHA, LENGTH, PROMPT, counted, p_value, small_base, text_probabilities
+from chances import ALPHA, LENGTH, PROMPT, DrawnPerChild, counted, p_value, small_base, text_probabilities
 from helpers import random_tree
 from numpy.typing import NDArray
 from tiny import cycle_base, cycle_heads, random_heads
@@ -68,19 +68,6 @@ def test_sample_accepts_drafts(small: Base) -> None:
     decoder = TreeDecoder(small, random_heads(small, 3, 3), FULL, acceptance=SETTINGS["all"])
     decoded = decoder.generate([PROMPT] * 64, LENGTH)
     assert np.mean([len(one.step_lengths) for one in decoded]) < 0.8 * LENGTH
-
-
-class DrawnPerChild(Sample):
-    """Wrong: a draw for every child instead of one for every node, so drafted tokens come too often."""
-
-    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        choice = self.choose(logits, drafts, generator)
-        at_parents = logits.index_select(1, drafts.tree.parents)
-        own = self.choose(at_parents, drafts, generator)  # a draw at the parent, for each node
-        right = (own == drafts.tokens)[:, None, :] | ~drafts.tree.attention_mask
-        right[:, :, 0] = True
-        node = right.all(-1).mul(torch.arange(drafts.tokens.shape[1])).amax(-1)
-        return node, choice.gather(1, node[:, None])[:, 0]
 
 
 class GreedyNext(Sample):

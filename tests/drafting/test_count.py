@@ -123,7 +123,7 @@ def test_contexts_reach_back_into_the_prompt() -> None:
             assert same(counts, expected)
 
 
-@pytest.mark.parametrize("tokens", [0, 300])
+@pytest.mark.parametrize("tokens", [1, 300])
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_drafter_is_that_of_two_passes(tokens: int, sampled: bool) -> None:
     """Learned from greedy answers or from others: the tables of the drafter and of its folds, exactly."""
@@ -155,13 +155,15 @@ def test_a_calibration_learns_the_models_choices(given: dict[str, float]) -> Non
     loaded = LoadedHeads(cycle_heads(base, 2), "heads", Path("heads"), None, "h1", ())
     chosen = CalibrationOptions(max_new_tokens=6, batch_size=2, **given)  # type: ignore[arg-type]  # fields by name
     everything = PromptSet("chats", "sha", prompts)
-    run = run_calibration(base, loaded, everything, learning=Learning(0), max_new_tokens=6, batch_size=2, **given)
+    learning = Learning(10)
+    run = run_calibration(base, loaded, everything, learning=learning, max_new_tokens=6, batch_size=2, **given)
     texts = encode_prompts(base, everything, 6, scored=True).texts
     if not chosen.responses:
         torch.manual_seed(chosen.seed)
         texts, _ = answer_all(base, texts, chosen)
+    drawn = [one.text for one in draw(base, texts, Drawing(10, learning.temperature, learning.seed, 6, 2))]
     assert run.learned is not None
-    assert same_table(run.learned.drafter.ngram_table, counts_of(base, texts).table())
+    assert same_table(run.learned.drafter.ngram_table, counts_of(base, texts, drawn).table())
 
 
 def test_only_distinct_prompts_go_through_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_draft import naive_mapped, random_case
+from naive_draft import SOURCES, naive_mapped, random_case
 from numpy.typing import NDArray
 
-from treeopt.drafter import MAX_MATCH, Drafter, Level
-from treeopt.drafting.fit_weights import Evidence, evidence, fit_calibration_map, fit_level
+from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
+from treeopt.drafting.fit_weights import TERMS, Evidence, evidence, fit_calibration_map, fit_level
 from treeopt.drafting.interface import Features
 from treeopt.drafting.scores import Scorer
 
@@ -29,6 +29,7 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
     repeated = np.zeros(tokens.shape, np.bool_)
     repeated[:, -1] = rng.random(positions) < 0.3
     length = rng.integers(0, longest + 1, positions)
+    found = np.minimum(rng.integers(0, len(CACHE_LENGTHS) + 1, positions), 3)  # longer ones do not occur
     tokens[repeated[:, -1], -1] = tokens[repeated[:, -1], 0]
     return Features(
         tokens=tokens,
@@ -38,6 +39,8 @@ def random_candidates(seed: int, positions: int, *, slots: int = 6, longest: int
         ratios=rng.normal(0.0, 1.5, tokens.shape).astype(np.float32),
         prompt_lookup=tokens == tokens[:, -1:],
         length=length,
+        cache=np.where(found[:, None] > 0, rng.normal(0.0, 1.5, tokens.shape), 0.0).astype(np.float32),
+        found=found,
     )
 
 
@@ -45,6 +48,7 @@ def scores_of(found: Features, level: Level) -> Floats:
     """Each candidate's score, -inf for repeated ones, with other_logit in a last column."""
     weight = np.array([0.0, *level.prompt_lookup])[np.minimum(found.length, MAX_MATCH)]
     scores = level.head * found.head + level.prior * found.prior + level.ngram * found.ratios
+    scores = scores + np.array([0.0, *level.cache])[found.found][:, None] * found.cache
     scores = np.where(found.repeated, -np.inf, scores + weight[:, None] * found.prompt_lookup)
     return np.concatenate([scores, np.full((len(scores), 1), level.other_logit)], axis=1)
 
@@ -57,7 +61,7 @@ def drawn(seed: int, found: Features, level: Level) -> Ints:
     return np.take_along_axis(tokens, (scores + noise).argmax(1)[:, None], 1)[:, 0]
 
 
-KNOWN = Level(0.8, 0.3, 0.5, (1.0, 2.0, 3.0) + (0.0,) * (MAX_MATCH - 3), -2.5)
+KNOWN = Level(0.8, 0.3, 0.5, (1.0, 2.0, 3.0) + (0.0,) * (MAX_MATCH - 3), -2.5, (), (0.2, 0.9, 0.6, 0.0, 0.0, 0.0))
 
 
 def test_known_numbers_come_back() -> None:
@@ -66,35 +70,96 @@ def test_known_numbers_come_back() -> None:
     for seed in range(4):
         found = random_candidates(seed, 10_000)
         parts.append(evidence(found, drawn(seed + 100, found, KNOWN)))
-    level = fit_level(parts)
+    fit = fit_level(Evidence.joined(parts))
+    level = fit.level
     assert (level.head, level.prior, level.ngram) == pytest.approx((0.8, 0.3, 0.5), abs=0.03)
     assert level.prompt_lookup[:3] == pytest.approx((1.0, 2.0, 3.0), abs=0.1)
     assert level.prompt_lookup[3:] == (0.0,) * (MAX_MATCH - 3)
+    assert level.cache == (*(pytest.approx(weight, abs=0.05) for weight in KNOWN.cache[:3]), 0.0, 0.0, 0.0)
     assert level.other_logit == pytest.approx(-2.5, abs=0.12)
-    for estimated, observed in level.calibration_map:
+    likely = [pair for pair in level.calibration_map if pair[0] > -6]  # rarer ones were hit a few times only
+    assert len(likely) > 20
+    for estimated, observed in likely:
         assert observed == pytest.approx(estimated, abs=0.5)
 
 
+def test_loss_and_correct_are_those_of_the_level() -> None:
+    """The mean negative log-likelihood of the true tokens by the fitted scores, and where the first guess is true."""
+    found = random_candidates(1, 300)
+    true = drawn(2, found, KNOWN)
+    fit = fit_level(evidence(found, true))
+    scores = scores_of(found, fit.level)
+    chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    tokens = np.concatenate([found.tokens, np.full((300, 1), 99)], axis=1)
+    hit = (tokens == true[:, None]) & (chances > 0)
+    own = np.where(hit.any(1), chances[np.arange(300), hit.argmax(1)], chances[:, -1])
+    assert fit.loss == pytest.approx(-np.log(own).mean(), rel=1e-4)
+    assert fit.correct.tolist() == (tokens[np.arange(300), scores[:, :-1].argmax(1)] == true).tolist()
+    assert 50 < fit.correct.sum() < 280
+
+
+def test_fit_is_the_best_of_its_neighbours() -> None:
+    """Each weight moved a little makes the sampled tokens less likely."""
+    found = random_candidates(1, 2000)
+    true = drawn(2, found, KNOWN)
+    level = fit_level(evidence(found, true)).level
+
+    def likelihood(level: Level) -> float:
+        scores = scores_of(found, level)
+        tokens = np.where(found.repeated, -1, found.tokens)
+        hit = np.concatenate([tokens == true[:, None], np.ones((len(true), 1), np.bool_)], axis=1).argmax(1)
+        return float((scores[np.arange(len(true)), hit] - np.log(np.exp(scores).sum(1))).mean())
+
+    best = likelihood(level)
+    moved = [replace(level, **{name: getattr(level, name) + by}) for name in ("head", "ngram") for by in (-0.1, 0.1)]
+    moved += [replace(level, cache=(level.cache[0] + by, *level.cache[1:])) for by in (-0.1, 0.1)]
+    assert all(likelihood(one) < best for one in moved)
+
+
 def test_parts_are_alike() -> None:
-    """How evidence is cut into parts does not matter."""
+    """Evidence that is cut into parts and joined is the same."""
     found = random_candidates(0, 500)
     true = drawn(1, found, KNOWN)
     whole = evidence(found, true)
-    halves = [Evidence(whole.features[p], whole.excluded[p], whole.targets[p]) for p in (slice(200), slice(200, None))]
-    assert fit_level(halves) == fit_level([whole])
+    chosen = np.arange(500) < 200
+    halves = Evidence.joined([whole.only(chosen), whole.only(~chosen)])
+    assert fit_level(halves).level == fit_level(whole).level
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_without_removes_a_term(term: str) -> None:
+    """Its weights are 0, the others are those of evidence that never had it; the evidence itself is not changed."""
+    found = random_candidates(2, 3000)
+    true = drawn(3, found, KNOWN)
+    whole = evidence(found, true)
+    before = whole.features.copy()
+    level = fit_level(whole.without([term])).level
+    np.testing.assert_array_equal(whole.features, before)
+    array = {"ngram": "ratios"}.get(term, term)
+    silent = replace(found, **{array: np.zeros_like(getattr(found, array))})
+    assert level == fit_level(evidence(silent, true)).level
+    weights = getattr(level, term)
+    assert not np.any(weights)
+    for other in set(TERMS) - {term}:
+        assert np.any(getattr(level, other))
+    assert level != fit_level(whole).level
+    assert fit_level(whole.without([])).level == fit_level(whole).level
 
 
 def test_no_evidence_gives_the_default_level() -> None:
-    """Neither no part at all nor parts without a position say anything."""
+    """Neither no evidence at all nor evidence without a position says anything."""
     nothing = evidence(random_candidates(0, 0), np.zeros(0, np.int64))
-    assert fit_level([]) == fit_level([nothing]) == fit_level([nothing, nothing]) == Level()
+    for silent in (None, nothing, Evidence.joined([nothing, nothing])):
+        fit = fit_level(silent)
+        assert (fit.level, fit.loss, fit.correct.tolist()) == (Level(), 0.0, [])
 
 
 def test_what_the_text_is_silent_about_stays() -> None:
-    """Beyond the heads their weight stays 1, and lengths that no match had weigh 0."""
+    """Beyond the heads their weight is 0, and so are those of lengths that no match had."""
     found = replace(random_candidates(3, 2000), head=np.zeros((2000, 6), np.float32))
-    level = fit_level([evidence(found, drawn(4, found, KNOWN))])
-    assert level.head == 1.0
+    level = fit_level(evidence(found, drawn(4, found, KNOWN))).level
+    assert level.head == 0.0
+    assert level.cache[3:] == (0.0,) * 3
     assert level.prompt_lookup[3:] == (0.0,) * 9
     assert level.ngram == pytest.approx(0.5, abs=0.1)
 
@@ -104,7 +169,7 @@ def test_one_sided_evidence_gives_a_level_that_drafters_accept(hits: str) -> Non
     """Where the first candidate is always right, or no candidate ever, weights are finite and maps ascend."""
     found = random_candidates(5, 400)
     true = found.tokens[:, 0] if hits == "all" else np.full(400, 99)
-    level = fit_level([evidence(found, true)])
+    level = fit_level(evidence(found, true)).level
     assert Drafter((level,), 1, 6).depth == 1
 
 
@@ -118,8 +183,11 @@ def naive_evidence(found: Features, true: Ints) -> tuple[list[list[list[float]]]
             if found.prompt_lookup[at, slot] and found.length[at]:
                 prompt_lookup[min(int(found.length[at]), MAX_MATCH) - 1] = 1.0
             first = [float(part[at, slot]) for part in (found.head, found.prior, found.ratios)]
-            rows.append([*first, *prompt_lookup, 0.0])
-        numbers.append([*rows, [0.0] * (3 + MAX_MATCH) + [1.0]])
+            cache = [0.0] * len(CACHE_LENGTHS)
+            if found.found[at]:
+                cache[found.found[at] - 1] = float(found.cache[at, slot])
+            rows.append([*first, *prompt_lookup, *cache, 0.0])
+        numbers.append([*rows, [0.0] * (3 + MAX_MATCH + len(CACHE_LENGTHS)) + [1.0]])
         shut.append([*found.repeated[at].tolist(), False])
         slots = [s for s, t in enumerate(found.tokens[at].tolist()) if t == true[at] and not found.repeated[at, s]]
         hits.append(slots[0] if slots else found.tokens.shape[1])
@@ -138,16 +206,17 @@ def test_evidence_equals_a_naive_loop(seed: int) -> None:
     assert made.targets.tolist() == hits
 
 
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("seed", range(5))
-def test_numbers_weigh_as_drafting_does(seed: int) -> None:
+def test_numbers_weigh_as_drafting_does(seed: int, source: str) -> None:
     """A drafter's scores are its numbers times the evidence: what is fitted is what is drafted by."""
-    case = random_case(seed)
+    case = random_case(seed, source=source)
     model = Scorer(case.drafter)
     start = model.begin(torch.from_numpy(case.logits), case.recent, case.drafter.depth)
     children = model.candidates(start, start.root)
     made = evidence(model.features(start, start.root), np.zeros(3, np.int64))
     level = case.drafter.levels[0]
-    weights = np.array([level.head, level.prior, level.ngram, *level.prompt_lookup, level.other_logit])
+    weights = np.array([level.head, level.prior, level.ngram, *level.prompt_lookup, *level.cache, level.other_logit])
     scores = np.where(made.excluded, -np.inf, made.features @ weights)
     assert np.sort(scores[:, :-1]).tolist() == [
         pytest.approx(row, abs=1e-5) for row in np.sort(children.scores).tolist()

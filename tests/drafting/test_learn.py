@@ -15,7 +15,7 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.drafter import NgramTable
 from treeopt.drafting import learn as learning_module
-from treeopt.drafting.learn import FOLDS, Learning, _folds, learn
+from treeopt.drafting.learn import FOLDS, LM_HEAD_LEVELS, VOTED, Learning, _folds, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
@@ -23,7 +23,7 @@ from treeopt.models.pair import load_pair
 from treeopt.texts.answers import AnswerOptions, Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
-from treeopt.texts.samples import draw
+from treeopt.texts.samples import Drawing, draw
 
 
 def same(one: NgramTable | None, other: NgramTable | None) -> bool:
@@ -41,30 +41,75 @@ def choices_of(base: Base, tokens: Sequence[int]) -> list[int]:
         return [int(base.model(torch.tensor([tokens[:end]])).logits[0, -1].argmax()) for end in ends]
 
 
-def table_of(base: Base, texts: Sequence[Text]) -> NgramTable:
-    """The table of whole texts, made one text after the other."""
-    counts = NgramCounts(base.vocab_size)
-    for text in texts:
-        tokens = [*text.prompt, *text.answer]
-        counts.add(tokens[:-1], choices_of(base, tokens))
-    return counts.table()
+def drawn_of(base: Base, texts: Sequence[Text], tokens: int, new: int) -> list[Text]:
+    """What `learned` draws."""
+    return [one.text for one in draw(base, texts, Drawing(tokens, Learning().temperature, 0, new, 8))]
 
 
 def test_every_fold_leaves_its_own_texts_out() -> None:
     """The table of a fold is that of all other folds' texts, and the drafter's that of all; nothing else is counted."""
     base, heads = planted()
     texts = answered(base, prompts_of(1, 11), 8)
-    found = learned(base, heads, texts, tokens=0)
+    found = learned(base, heads, texts, tokens=1, new=8)
+    [drawn] = drawn_of(base, texts, 1, 8)
+    tokens = [*drawn.prompt, *drawn.answer]
     assert set(found.fold_of.values()) == set(range(FOLDS))
-    assert same(found.drafter.ngram_table, table_of(base, texts))
-    for fold, drafter in enumerate(found.folds):
+    for fold, drafter in enumerate((*found.folds, found.drafter)):
         others = [text for text in texts if found.fold_of[text.prompt_id] != fold]
-        assert len(others) < len(texts)
-        assert same(drafter.ngram_table, table_of(base, others))
+        assert len(others) < len(texts) or fold == FOLDS
+        counts = NgramCounts(base.vocab_size)
+        for text in others:
+            whole = [*text.prompt, *text.answer]
+            counts.add(whole[:-1], choices_of(base, whole))
+        if found.fold_of[drawn.prompt_id] != fold:
+            counts.add(tokens[:-1], choices_of(base, tokens), first=len(drawn.prompt) - 1)
+        assert same(drafter.ngram_table, counts.table())
         assert drafter.levels == found.drafter.levels
     for text, model in zip(texts, found.proposers(base, heads, texts), strict=True):
         assert model.scorer.drafter is found.folds[found.fold_of[text.prompt_id]]
-    assert found.tokens == sum(len(text.prompt) + len(text.answer) - 1 for text in texts)
+    assert found.tokens == 1 + sum(len(text.prompt) + len(text.answer) - 1 for text in texts)
+
+
+def test_without_tokens_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 0 tokens all tables are empty, nothing is drawn or counted, and the text so far gives candidates."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(1, 9), 20)
+    for name in ("draw", "count_texts", "count_drawn"):
+        monkeypatch.delattr(learning_module, name)
+    for given in (heads, None):
+        found = learned(base, given, texts, tokens=0)
+        for drafter in (*found.folds, found.drafter):
+            assert same(drafter.ngram_table, NgramCounts(base.vocab_size).table())
+            assert drafter.ngram_table is not None
+            assert drafter.ngram_table.empty
+            assert drafter.voted == VOTED
+        assert found.tokens == 0
+        assert any(any(level.cache) for level in found.drafter.levels)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 5])
+def test_without_heads(levels: int) -> None:
+    """A drafter without heads reads the LM head in its first levels, and has no more levels than asked for."""
+    base, _ = planted()
+    found = learned(base, None, answered(base, prompts_of(1, 9), 20), levels=levels).drafter
+    assert found.num_heads == found.voted == 0
+    assert 1 <= found.depth <= levels
+    assert found.lm_head_levels == min(found.depth, LM_HEAD_LEVELS)
+    assert found.levels[0].head != 0.0
+    assert all(level.head == 0.0 for level in found.levels[LM_HEAD_LEVELS:])
+
+
+def test_nothing_to_draft_by_is_refused() -> None:
+    """Neither heads nor n-grams."""
+    base, _ = planted()
+    with pytest.raises(ValueError, match="nothing drafts"):
+        learned(base, None, answered(base, prompts_of(1, 4), 5), ngram=False)
+
+
+def test_an_unknown_term_is_refused() -> None:
+    """Only terms of the score can be left out."""
+    with pytest.raises(ValueError, match="without is cash, which is none of head, prior"):
+        Learning(without=("cache", "cash"))
 
 
 def test_drawn_texts_share_their_prompts_fold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,20 +163,22 @@ def test_little_text(prompts: int, new: int, tokens: int, num_heads: int) -> Non
     heads = cycle_heads(base, num_heads)
     texts = answered(base, prompts_of(0, prompts), new)
     found = learned(base, heads, texts, tokens=tokens, new=new)
-    assert found.drafter.depth == 5
+    assert num_heads <= found.drafter.depth <= max(5, num_heads)
     assert len(found.folds) == min(prompts, FOLDS)
     table = found.folds[0].ngram_table
     assert table is not None
-    assert (table.contexts == 0) == (prompts == 1)
+    assert (table.contexts == 0) == (prompts == 1 or not tokens)
 
 
 def test_one_token_ever_seen() -> None:
-    """A model that repeats one token for ever."""
-    base = tiny_base("llama", 0, initializer_range=0.02)
+    """A model that repeats one token for ever is drafted to the last level."""
+    base = tiny_base("llama", 0)
+    base.lm_head.weight.detach().zero_()
     heads = random_heads(base, 2)
     texts = answered(base, [Text("set:0", [5] * 4, []), Text("set:1", [5] * 3, [])], 10)
-    found = learned(base, heads, texts, new=10)
-    assert found.drafter.depth == 5
+    assert [text.answer for text in texts] == [[0] * 10] * 2
+    for given in (heads, None):
+        assert learned(base, given, texts, new=10).drafter.depth == 5
 
 
 def test_heads_alone() -> None:
@@ -175,7 +222,8 @@ def test_run_calibration_learns_across_turns(ngram: bool) -> None:
     assert calibration.sequences == 10
     assert calibration.provenance.drafter_id == run.learned.drafter.id
     assert calibration.steps is not None
-    assert calibration.num_heads == run.learned.drafter.depth == (8 if ngram else 2)
+    assert calibration.num_heads == run.learned.drafter.depth
+    assert 2 <= run.learned.drafter.depth <= 8 if ngram else run.learned.drafter.depth == 2
     assert run.heads == 2
 
 

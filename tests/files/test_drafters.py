@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import SCHEMA, load_drafter, save_drafter
 from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.policy import PolicyExpected, TreePolicy
+from treeopt.tree import Expected, Tree
 
 
 def with_table() -> Drafter:
@@ -24,20 +27,58 @@ def with_table() -> Drafter:
     return Drafter((level, Level(), level), 2, 3, 16, counts.table(), {"prompts": {"sha": "p.json"}, "n": 1})
 
 
-@pytest.mark.parametrize("drafter", [with_table(), Drafter.heads_only(2, 7)])
+def no_heads() -> Drafter:
+    """A drafter without heads, with an empty table and all that came with the cache."""
+    cached = replace(Level(), cache=(0.5, 1 / 3, 0.1, -0.25, 2.0, 1e-9))
+    table = NgramCounts(5).table()
+    return Drafter((cached, Level(), cached), 0, 3, 16, table, {"x": 1}, cache_prior=1 / 7, voted=4, lm_head_levels=2)
+
+
+def with_tree() -> Drafter:
+    """With a tree and what is expected of it."""
+    expected = Expected(1.75, 1.5, 16, 1.25, None, 2.0)
+    tree = Tree.from_paths([(0,), (1,), (0, 0), (0, 2)], drafter=no_heads().id, expected=expected)
+    return replace(no_heads(), plan=tree)
+
+
+def with_policy() -> Drafter:
+    """With a policy, costs of its sizes and what is expected of it."""
+    expected = PolicyExpected(2.5, 2.25, 7.5, 2.0, None)
+    policy = TreePolicy(8, 3, no_heads().id, ((1, 0.0), (4, 1 / 3), (8, 1.0)), expected=expected)
+    return replace(no_heads(), plan=policy)
+
+
+def bare(drafter: Drafter) -> Drafter:
+    """The drafter and its plan, without what is expected and what sizes cost."""
+    plan = drafter.plan
+    assert plan is not None
+    changes = {"size_cost": ()} if isinstance(plan, TreePolicy) else {}
+    return replace(drafter, plan=replace(plan, expected=None, **changes))
+
+
+DRAFTERS = {
+    "table": with_table(),
+    "heads": Drafter.heads_only(2, 7),
+    "no heads": no_heads(),
+    "tree": with_tree(),
+    "policy": with_policy(),
+    "bare tree": bare(with_tree()),
+    "bare policy": bare(with_policy()),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
 def test_round_trip(tmp_path: Path, drafter: Drafter) -> None:
     """Numbers, table and source come back with the same id; equal content gives equal bytes."""
     for name in ("a", "b"):
         save_drafter(drafter, tmp_path / name)
     found = load_drafter(tmp_path / "a")
     assert found.id == drafter.id
-    assert (found.levels, found.num_heads, found.top, found.window) == (
-        drafter.levels,
-        drafter.num_heads,
-        drafter.top,
-        drafter.window,
-    )
-    assert found.source == drafter.source
+    for field in fields(Drafter):
+        if field.name != "ngram_table":
+            assert getattr(found, field.name) == getattr(drafter, field.name)
+    assert (found.plan and found.plan.expected) == (drafter.plan and drafter.plan.expected)
+    assert found.plan is None or found.plan.source == {"drafter": str(tmp_path / "a")}
     assert (found.ngram_table is None) == (drafter.ngram_table is None)
     if found.ngram_table is not None and drafter.ngram_table is not None:
         assert found.ngram_table.num_tokens == drafter.ngram_table.num_tokens
@@ -91,6 +132,27 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "too few levels": {"levels": []},
     "unknown key": {"width": 3},
+    "another prior": {"cache_prior": 2.0},
+    "a prior of 0": {"cache_prior": 0.0},
+    "a prior in words": {"cache_prior": "1"},
+    "another number of voted candidates": {"voted": 1},
+    "half a voted candidate": {"voted": 0.5},
+    "levels of the LM head": {"lm_head_levels": 1},
+    "no numbers for the cache": {"levels": [{**vars(Level()), "prompt_lookup": [0.0] * MAX_MATCH, "cache": None}]},
+    "a plan of no kind": {"plan": {"paths": [[0]], "expected": None}},
+    "a plan of another kind": {"plan": {"kind": "list", "paths": [[0]], "expected": None}},
+    "a tree without paths": {"plan": {"kind": "static", "expected": None}},
+    "a tree that is none": {"plan": {"kind": "static", "paths": [[0, 0]], "expected": None}},
+    "paths of words": {"plan": {"kind": "static", "paths": [["0"]], "expected": None}},
+    "a tree that expects something else": {"plan": {"kind": "static", "paths": [[0]], "expected": {"steps": 2.0}}},
+    "a policy of one node": {"plan": {"kind": "dynamic", "nodes": 1, "depth": 1, "size_cost": [], "expected": None}},
+    "sizes without costs": {"plan": {"kind": "dynamic", "nodes": 8, "depth": 1, "size_cost": [[8]], "expected": None}},
+    "sizes of halves": {
+        "plan": {"kind": "dynamic", "nodes": 8, "depth": 1, "size_cost": [[1.5, 0.0], [8, 1.0]], "expected": None}
+    },
+    "costs that are not in order": {
+        "plan": {"kind": "dynamic", "nodes": 8, "depth": 1, "size_cost": [[8, 1.0], [4, 0.5]], "expected": None}
+    },
 }
 
 
@@ -102,7 +164,35 @@ def test_changed_header_is_refused(tmp_path: Path, name: str) -> None:
     write_arrays(tmp_path / "x", arrays, {**header, **CHANGES[name]}, overwrite=False)
     with pytest.raises(TreeoptError, match="x") as caught:
         load_drafter(tmp_path / "x")
-    assert caught.value.code in (Code.FILE_INVALID, Code.DRAFTER_INVALID)
+    broken_plan = "plan" in CHANGES[name] and caught.value.code is Code.TREE_INVALID
+    assert broken_plan or caught.value.code in (Code.FILE_INVALID, Code.DRAFTER_INVALID)
+
+
+ADDED = ("cache_prior", "voted", "lm_head_levels", "plan")  # keys that files of before the cache lack
+
+
+@pytest.mark.parametrize("drafter", [with_table(), Drafter.heads_only(2, 7)], ids=["table", "heads"])
+def test_files_of_before_the_cache_are_read(tmp_path: Path, drafter: Drafter) -> None:
+    """A file without the keys that came with the cache loads as the same drafter."""
+    save_drafter(drafter, tmp_path / "new")
+    arrays, header = read_arrays(tmp_path / "new", SCHEMA)
+    for key in ADDED:
+        del header[key]
+    for level in header["levels"]:
+        del level["cache"]
+    write_arrays(tmp_path / "old", arrays, header, overwrite=False)
+    save_drafter(load_drafter(tmp_path / "old"), tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()
+
+
+def test_a_plan_of_another_file_is_the_drafters(tmp_path: Path) -> None:
+    """The id of the drafter is not stored twice: a changed drafter does not keep the plan of the old one."""
+    save_drafter(with_tree(), tmp_path / "d")
+    arrays, header = read_arrays(tmp_path / "d", SCHEMA)
+    assert no_heads().id not in str(header["plan"])
+    write_arrays(tmp_path / "x", arrays, {**header, "cache_prior": 3.0}, overwrite=False)
+    with pytest.raises(TreeoptError, match="was changed since it was written"):
+        load_drafter(tmp_path / "x")
 
 
 @pytest.mark.parametrize("name", ["keys", "tokens", "ratios", "backoff", "unigram"])

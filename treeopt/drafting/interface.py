@@ -239,9 +239,11 @@ class ProposerSession(ABC):
         for level in tree.levels:
             found = self.candidates(nodes)
             width = found.tokens.shape[1]
-            slots = level.parents * width + level.ranks  # of each row's candidates
+            slots = level.parents * width + np.minimum(level.ranks, width - 1)  # of each row's candidates
             tokens.append(found.tokens.reshape(rows, -1).take(slots, 1))  # [B, n]
             scores.append(found.scores.reshape(rows, -1).take(slots, 1))
+            if tree.top_k > width:  # levels may have fewer candidates than others
+                scores[-1][:, level.ranks >= width] = -np.inf
             if len(level.inner):
                 first = np.arange(rows)[:, None] * (len(nodes.row) // rows)
                 parents = (first + level.parents.take(level.inner)).ravel()

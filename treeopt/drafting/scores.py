@@ -73,7 +73,8 @@ class Scorer:
         # Number of CACHE_LENGTHS that are at most a match's length, by 1 + length.
         longest = self.window + beyond + 1
         self._kinds = np.searchsorted(CACHE_LENGTHS, np.arange(-1, longest), side="right")
-        self._slots = np.arange(num_candidates(drafter) + drafter.top + 1)
+        successors = drafter.ngram_table.tokens.shape[1] if drafter.ngram_table else 0
+        self._slots = np.arange(drafter.top + successors + 1 + drafter.voted)  # in small vocabularies some repeat
         self._recency = np.arange(self.window - 1, dtype=np.float32)
         self._maps = [np.array(level.calibration_map, np.float64).T for level in drafter.levels]
         table = drafter.ngram_table
@@ -84,7 +85,7 @@ class Scorer:
         self._tokens, self._prior = table.tokens, table.unigram.astype(np.float32)
         # The ratios of a row, then its backoff.
         self._ratios = np.concatenate([table.ratios, table.backoff[:, None]], axis=1).astype(np.float32)
-        extra = drafter.top if drafter.num_heads else 0
+        extra = drafter.top if drafter.num_heads and not table.empty else 0
         self._frequent = np.argsort(-self._prior, kind="stable")[:extra]
 
     def begin(self, logits: Tensor, recent: Ints, depth: int) -> Step:
@@ -297,4 +298,5 @@ def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
     table = drafter.ngram_table
     if table is None:
         return min(drafter.top, vocab_size or drafter.top)
-    return min(min(drafter.top, table.vocab_size) + int(table.tokens.shape[1]) + 1 + drafter.voted, table.vocab_size)
+    top = drafter.top if drafter.num_heads or drafter.lm_head_levels else 0
+    return min(min(top, table.vocab_size) + int(table.tokens.shape[1]) + 1 + drafter.voted, table.vocab_size)

@@ -53,9 +53,9 @@ class Votes:
         places = np.bincount(index, minlength=nodes * _LENGTHS).reshape(nodes, _LENGTHS).cumsum(1)
         total = places + prior
         left = (prior / total).cumprod(1)  # what this and all longer lengths leave to the shorter ones
-        own = left / prior  # left[n] / prior = left[n - 1] / total[n]
+        alone = left / prior  # left[n] / prior = left[n - 1] / total[n]
         # A vote counts for all lengths that match at its place: those from its own column to the last.
-        weights = own[:, ::-1].cumsum(1)[:, ::-1]
+        weights = alone[:, ::-1].cumsum(1)[:, ::-1]
         found = (places > 0).sum(1)
         return cls(node, token, weights.take(index), left[:, -1], found)
 

@@ -95,7 +95,8 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
     """Read a drafter.
 
     Raises:
-        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is invalid.
+        TreeoptError: E201 where it is missing, with the command that makes it; E203 or E222 where it is invalid, E103
+            where its plan is.
     """
     if not os.path.exists(path):
         learn = f"treeopt learn --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}"
@@ -150,6 +151,8 @@ def _plan(header: TreeHeader | PolicyHeader | None, drafter_id: str, path: str |
     if isinstance(header, TreeHeader):
         expected = Expected(**given) if given else None
         return Tree.from_paths(header.paths, drafter=drafter_id, expected=expected, source=source)
+    if not all(isinstance(size, int) for size, _ in header.size_cost):
+        raise ValueError("the sizes in size_cost are not integers")
     sizes = tuple((int(size), float(cost)) for size, cost in header.size_cost)
     found = PolicyExpected(**given) if given else None
     return TreePolicy(header.nodes, header.depth, drafter_id, sizes, expected=found, source=source)
