@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -34,11 +35,14 @@ from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.policy import Plan
+from treeopt.tree import MAX_DEPTH
 
+MAX_WINDOW = 1 << 16  # so that place and length of a match fit into one float32
+MAX_CANDIDATES = 1 << 12  # of one source
 MAX_MATCH = 12  # matches of this many tokens or more have the same weight
 CACHE_LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens of the contexts that the cache looks up in the text so far
 WINDOW = 2048  # default number of most recent tokens that cache and prompt lookup search
-LM_HEAD_LEVELS = 3  # of a drafter without heads; a fourth was no better (docs/method.md)
+LM_HEAD_LEVELS = 3  # of a drafter without heads; five were no better (docs/method.md)
 # Of drafters that nothing was learned for: candidates of each source, and weights between those fitted to two models.
 UNTRAINED_TOP, UNTRAINED_HEAD, UNTRAINED_OTHER = 16, 0.1, -1.0
 NO_CHANCE = -40.0  # log of a negligible probability
@@ -183,6 +187,18 @@ class Level:
     calibration_map: tuple[tuple[float, float], ...] = ()
     cache: tuple[float, ...] = (0.0,) * len(CACHE_LENGTHS)
 
+    def fault(self) -> str:
+        """What is wrong with the numbers, for a message; empty if nothing is."""
+        pairs = self.calibration_map
+        weights = (self.head, self.prior, self.ngram, self.other_logit, *self.prompt_lookup, *self.cache)
+        if not all(map(math.isfinite, (*weights, *(value for pair in pairs for value in pair)))):
+            return "has numbers that are not finite"
+        if (len(self.prompt_lookup), len(self.cache)) != (MAX_MATCH, len(CACHE_LENGTHS)):
+            return f"has not {MAX_MATCH} weights of prompt_lookup and {len(CACHE_LENGTHS)} of cache"
+        if any(a[0] >= b[0] or a[1] > b[1] for a, b in itertools.pairwise(pairs)):
+            return "has a calibration_map that does not ascend"
+        return ""
+
 
 @dataclass(frozen=True, eq=False)
 class Drafter:
@@ -192,7 +208,7 @@ class Drafter:
         levels: L levels, at least one, and at least as many as there are heads.
         num_heads: H; 0 for a drafter without heads.
         top: candidates of a level from its head, which are the head's likeliest tokens; of the levels below the heads,
-            the most frequent tokens (none where H = 0).
+            the most frequent tokens (none where H = 0, and where the n-gram table is empty).
         window: number of the last tokens that cache and prompt lookup search, at least `CONTEXT`; 0 searches none.
         ngram_table: None for the heads alone. An empty table (no contexts, no counted tokens) is replaced by the
             frequencies of the tokens in the text so far.
@@ -221,39 +237,31 @@ class Drafter:
     def __post_init__(self) -> None:
         fault = self._fault()
         if not fault and self.plan is not None and self.plan.drafter != self.id:
-            fault = f"its plan was made for drafter {self.plan.drafter or HEADS}, this is {self.id}"
+            fault = f"its plan was made for drafter {self.plan.drafter or HEADS}, this is {self.id}; replace it by None"
+        if not fault and self.plan is not None and self.plan.depth > self.depth:
+            fault = f"its plan is {self.plan.depth} deep, and there are {self.depth} levels"
         if fault:
             raise TreeoptError(Code.DRAFTER_INVALID, f"not a drafter: {fault}")
 
     def _fault(self) -> str:
         if not 0 <= self.num_heads <= len(self.levels) or not self.levels:
             return f"{len(self.levels)} levels for {self.num_heads} heads"
-        if (
-            self.top < (1 if self.num_heads or self.lm_head_levels else 0)
-            or 0 < self.window < CONTEXT
-            or self.window < 0
-        ):
-            return f"{self.top} candidates of each head and a window of {self.window} tokens"
-        if self.voted < 0 or not (self.cache_prior > 0 and math.isfinite(self.cache_prior)):
+        if len(self.levels) > MAX_DEPTH:
+            return f"{len(self.levels)} levels, more than {MAX_DEPTH}"
+        if not min(1, self.num_heads + self.lm_head_levels) <= self.top <= MAX_CANDIDATES:
+            return f"{self.top} candidates of each head"
+        if self.window != 0 and not CONTEXT <= self.window <= MAX_WINDOW:
+            return f"a window of {self.window} tokens, not from {CONTEXT} to {MAX_WINDOW}"
+        if not 0 <= self.voted <= MAX_CANDIDATES or not (self.cache_prior > 0 and math.isfinite(self.cache_prior)):
             return f"{self.voted} candidates from the cache and a cache_prior of {self.cache_prior}"
         if not 0 <= self.lm_head_levels <= (0 if self.num_heads else len(self.levels)):
             return f"{self.lm_head_levels} levels of the LM head beside {self.num_heads} heads"
         if len(self.levels) > self.num_heads and self.ngram_table is None:
             return "extra depth below the heads needs an n-gram table"
-        for number, level in enumerate(self.levels, start=1):
-            pairs = [value for pair in level.calibration_map for value in pair]
-            weights = (*level.prompt_lookup, *level.cache)
-            numbers = (level.head, level.prior, level.ngram, level.other_logit, *weights, *pairs)
-            if not all(map(math.isfinite, numbers)):
-                return f"level {number} has numbers that are not finite"
-            if (len(level.prompt_lookup), len(level.cache)) != (MAX_MATCH, len(CACHE_LENGTHS)):
-                return f"level {number} has not {MAX_MATCH} weights of prompt_lookup and {len(CACHE_LENGTHS)} of cache"
-            if any(
-                a[0] >= b[0] or a[1] > b[1]
-                for a, b in zip(level.calibration_map, level.calibration_map[1:], strict=False)
-            ):
-                return f"the calibration_map of level {number} does not ascend"
-        return ""
+        faults = (
+            f"level {number} {level.fault()}" for number, level in enumerate(self.levels, start=1) if level.fault()
+        )
+        return next(faults, "")
 
     @classmethod
     def heads_only(cls, num_heads: int, top: int) -> Drafter:
@@ -292,8 +300,9 @@ class Drafter:
         """
         levels = [dataclasses.astuple(level) for level in self.levels]
         settings: list[Any] = [self.num_heads, self.top, self.window, [level[:_OLD_FIELDS] for level in levels]]
-        added = [self.cache_prior, self.voted, self.lm_head_levels, [level[_OLD_FIELDS:] for level in levels]]
-        if added != [1.0, 0, 0, [(Level().cache,)] * len(levels)]:
+        empty = self.ngram_table is not None and self.ngram_table.empty
+        added = [self.cache_prior, self.voted, self.lm_head_levels, empty, [level[_OLD_FIELDS:] for level in levels]]
+        if added != [1.0, 0, 0, False, [(Level().cache,)] * len(levels)]:
             settings.append(added)
         digest = hashlib.sha256(json.dumps(settings).encode())
         if self.ngram_table is not None:

@@ -63,8 +63,8 @@ class TreeDecoder:
 
     Raises:
         TreeoptError: E101, E102 where the tree has levels or ranks that the drafter does not have, E212 where the heads
-            do not fit the base, E223 where the drafter does not fit, or the tree was made for another one, E502 where
-            the base cannot verify trees.
+            do not fit the base, E223 where the drafter does not fit, recommends no tree (if none is given), or is not
+            the one that the tree was made for, E502 where the base cannot verify trees.
         TypeError: where base, heads, drafter or acceptance have another type.
         ValueError: where heads are given and neither a tree nor a drafter.
 
@@ -225,7 +225,7 @@ def _trees(
         return trees_for(base, None, *untrained(base))
     if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):  # a Proposer
         if tree is None:
-            raise ValueError("a drafter of one's own needs a tree")
+            raise ValueError("a Proposer recommends no tree: give tree= as well")
         plan = tree if isinstance(tree, Buffers) else as_plan(tree)
         return trees_for(base, heads, plan, drafter)
     if isinstance(tree, Buffers):

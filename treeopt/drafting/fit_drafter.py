@@ -7,20 +7,25 @@ was counted without it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from treeopt.drafter import Drafter
 from treeopt.drafting.fit_weights import Evidence, Fit, evidence, fit_level
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import positions_of
+from treeopt.drafting.trace import Positions, positions_of
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
+
+Floats = NDArray[np.float64]
 
 CACHE_PRIORS = (1.0, 2.0, 4.0, 8.0)  # of which one is chosen; tokens per step differ by 1 % between 1 and 4
 _POSITIONS = 8000  # that a level is fitted to, on average
@@ -48,36 +53,56 @@ class Sample:
     seed: int
     without: Collection[str] = ()
 
+    @functools.cached_property
+    def positions(self) -> list[tuple[Text, Floats, Tensor]]:
+        """The texts with chosen positions: each with its numbers (see `_share`), and its states at these positions."""
+        share, rng = self._share(_POSITIONS), np.random.default_rng(self.seed)
+        found = []
+        for text in self.texts:
+            number = rng.random(len(text.answer))
+            if (number < share).any():
+                [states] = hidden_states(self.base, [text])
+                chosen = torch.from_numpy(number < share).to(states.device)
+                found.append((text, number, states[chosen]))
+        return found
+
+    def _share(self, positions: int) -> float:
+        """The share of the answers' positions that gives this many; those with a number below it are chosen."""
+        return min(1.0, positions / max(1, sum(len(text.answer) for text in self.texts)))
+
     def fits(self, folds: Sequence[Drafter], positions: int, levels: int) -> list[tuple[Fit, NDArray[np.bool_]]]:
         """The fits of the first levels, each with bool [n]: the positions of the sample that have a token there.
 
         Args:
             folds: the drafters of the folds; their weights are not used.
-            positions: number of positions, on average.
+            positions: number of positions, on average; at most `_POSITIONS`.
             levels: at most those of the drafters.
         """
         proposers = [proposer_for(self.base, self.heads, drafter) for drafter in folds]
-        share = min(1.0, positions / max(1, sum(len(text.answer) for text in self.texts)))
-        rng = np.random.default_rng(self.seed)
+        most, share = self._share(_POSITIONS), self._share(positions)
         parts: list[list[Evidence]] = [[] for _ in range(levels)]
         known: list[NDArray[np.bool_]] = []
-        for text in self.texts:
-            chosen = rng.random(len(text.answer)) < share
+        for text, number, states in self.positions:
+            chosen = number < share
             if not chosen.any():
                 continue
-            proposer = proposers[self.fold_of[text.prompt_id]]
-            for found in positions_of(proposer, [text], hidden_states(self.base, [text]), chosen):
+            states = states[torch.from_numpy(chosen[number < most]).to(states.device)]
+            for found in positions_of(proposers[self.fold_of[text.prompt_id]], [text], [states], chosen):
                 known.append(found.true[:, :levels] >= 0)
-                nodes, each = found.root, np.arange(len(found.true))
-                for level, part in enumerate(parts):
-                    true = found.true[:, level]
-                    part.append(evidence(found.session.features(nodes), true).only(true >= 0).without(self.without))
-                    if level + 1 < levels:
-                        nodes = found.session.follow(nodes, each, np.maximum(true, 0))
+                self._add(found, parts)
         if not known:
             return [(fit_level(None), np.zeros(0, np.bool_))] * levels
         fits = [fit_level(Evidence.joined(part)) for part in parts]
         return list(zip(fits, np.concatenate(known).T, strict=True))
+
+    def _add(self, found: Positions, parts: Sequence[list[Evidence]]) -> None:
+        """Add the evidence at these positions to that of each level."""
+        nodes, each = found.root, np.arange(len(found.true))
+        for level, part in enumerate(parts):
+            true = found.true[:, level]
+            part.append(evidence(found.session.features(nodes), true).only(true >= 0).without(self.without))
+            if level + 1 < len(parts):
+                nodes = found.session.follow(nodes, each, np.maximum(true, 0))
 
 
 def fit_drafter(sample: Sample, folds: Sequence[Drafter]) -> list[Drafter]:

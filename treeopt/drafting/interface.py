@@ -87,7 +87,7 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """C candidates of each of P nodes, by source (head, n-gram table, prompt lookup), and the terms of their scores.
+    """C candidates of each of P nodes, from all sources, and the terms of their scores.
 
     Args:
         tokens: int64 [P, C].

@@ -15,13 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from treeopt.drafter import LEARN_TOKENS, LEVELS, LM_HEAD_LEVELS, WINDOW, Drafter, Level, NgramTable
+from treeopt.drafter import (
+    CONTEXT,
+    LEARN_TOKENS,
+    LEVELS,
+    LM_HEAD_LEVELS,
+    MAX_WINDOW,
+    WINDOW,
+    Drafter,
+    Level,
+    NgramTable,
+)
 from treeopt.drafting.count import count_drawn, count_texts
 from treeopt.drafting.fit_drafter import Sample, fit_drafter
-from treeopt.drafting.fit_weights import TERMS
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
+from treeopt.errors import check_counts
 from treeopt.models.base import Base
 from treeopt.models.clock import Stopwatch
 from treeopt.models.heads import MedusaHeads
@@ -30,6 +40,7 @@ from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
 from treeopt.texts.samples import Drawing, draw
+from treeopt.tree import MAX_DEPTH
 
 FOLDS = 4
 TOP = 16  # candidates of a level from its head
@@ -50,10 +61,9 @@ class Learning:
             them are right at 1 % of the positions or more. Without `ngram` there are H.
         top: candidates of a level from its head.
         window: most recent tokens that cache and prompt lookup search.
-        without: terms of the score to leave out, for ablations: `head`, `prior`, `ngram`, `cache`, `prompt_lookup`.
 
     Raises:
-        ValueError: where the seed or the temperature is out of range, or there is no such term.
+        ValueError: where a number is out of range.
     """
 
     tokens: int = LEARN_TOKENS
@@ -63,13 +73,15 @@ class Learning:
     levels: int = LEVELS
     top: int = TOP
     window: int = WINDOW
-    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         check_temperature(self.temperature)
-        if unknown := set(self.without) - set(TERMS):
-            raise ValueError(f"without is {', '.join(sorted(unknown))}, which is none of {', '.join(TERMS)}")
+        check_counts(levels=self.levels, top=self.top)
+        if self.tokens < 0 or self.levels > MAX_DEPTH:
+            raise ValueError(f"tokens is {self.tokens} and levels {self.levels}: from 0, and at most {MAX_DEPTH}")
+        if self.window != 0 and not CONTEXT <= self.window <= MAX_WINDOW:
+            raise ValueError(f"window is {self.window}: 0, or from {CONTEXT} to {MAX_WINDOW}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +142,11 @@ def learn(
         none = NgramCounts(base.vocab_size)
         tables = [none.merged([*counts[:fold], *counts[fold + 1 :]]).table() for fold in range(num_folds)]
         whole = none.merged(counts).table()
+        if num_folds == 1:
+            tables = [whole]  # nothing to leave out: an empty table would be another kind of drafter
         watch.lap("counting")
     unfitted = _unfitted(base, heads, learning, whole, source or {})
-    sample = Sample(base, heads, texts, fold_of, learning.seed, learning.without)
+    sample = Sample(base, heads, texts, fold_of, learning.seed)
     folds = fit_drafter(sample, [dataclasses.replace(unfitted, ngram_table=table) for table in tables])
     watch.lap("fitting")
     return Learned(

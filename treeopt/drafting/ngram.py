@@ -1,6 +1,6 @@
 """The `heads+ngram` drafter: candidates of heads, n-gram table and prompt lookup, scored given the tokens before them.
 
-Without heads (H = 0 in the record) the candidates are those of the n-gram table and of prompt lookup.
+Without heads (H = 0 in the record) the candidates are those of the n-gram table, the text so far and the LM head.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NgramProposer:
         self.depth = drafter.depth
         self.window = self.scorer.window
         self.num_candidates = num_candidates(drafter, base.vocab_size)
-        self.rows_at_once = rows_at_once(base, drafter.num_heads, scored=True)
+        self.rows_at_once = rows_at_once(base, drafter.num_heads or min(1, drafter.lm_head_levels), scored=True)
 
     def start(self, texts: Sequence[Sequence[int]] | Ints, depth: int) -> NgramSession:
         # No wider than needed, as places without a token take time. A scorer reaches `depth` places less of the start.
@@ -58,7 +58,7 @@ class NgramProposer:
         return NgramSession(self, recent, depth)
 
     def head_logits(self, states: Tensor, depth: int) -> Tensor:
-        """float [H', B, V]: the logits of the first min(depth, H') levels at states [B, d]."""
+        """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [1, B, V] of the LM head in their place."""
         levels = min(depth, self.scorer.logit_levels)
         if self.heads is not None:
             logits: Tensor = self.heads(states, self.base.lm_head, levels)
@@ -66,7 +66,7 @@ class NgramProposer:
         if not levels:
             return states.new_zeros(0, len(states), self.base.vocab_size)
         choices: Tensor = self.base.lm_head(states)
-        return choices.expand(levels, -1, -1)
+        return choices[None]
 
 
 class NgramSession(ProposerSession):

@@ -8,6 +8,7 @@ transferred.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,9 @@ class Step:
     """The arrays of one step of B rows, made before its first level.
 
     Args:
-        logits: float32 [H', B, V], of the heads.
+        logits: float32 [H', B, V], of the heads, or of the LM head in their place.
         norms: float32 [H', B], their logsumexp.
-        top: int64 [H', B, M], the heads' likeliest tokens, the likeliest first.
+        top: int64 [H', B, M], their likeliest tokens, the likeliest first.
         past: int64 [B, R - 1 + depth], the last tokens before the root, then `depth` entries without a token.
         after: int64 [B, R + depth], the last tokens with the root, then `depth` copies of the root.
         root: the roots as nodes.
@@ -71,7 +72,7 @@ class Scorer:
         self._cache_weight = np.array([(0.0, *level.cache) for level in drafter.levels], np.float32)
         self._uses_cache = bool(drafter.voted or self._cache_weight.any())
         # Number of CACHE_LENGTHS that are at most a match's length, by 1 + length.
-        longest = self.window + beyond + 1
+        longest = MAX_MATCH + beyond + 1
         self._kinds = np.searchsorted(CACHE_LENGTHS, np.arange(-1, longest), side="right")
         successors = drafter.ngram_table.tokens.shape[1] if drafter.ngram_table else 0
         self._slots = np.arange(drafter.top + successors + 1 + drafter.voted)  # in small vocabularies some repeat
@@ -92,7 +93,7 @@ class Scorer:
         """Prepare a step of every row.
 
         Args:
-            logits: float [H', B, V], of the first min(depth, H') levels.
+            logits: float [H', B, V], of the first min(depth, H') levels, or [1, B, V] where they are the same for all.
             recent: int64 [B, R], the last tokens, the root last; -1 where there are none.
             depth: levels of the step.
         """
@@ -104,10 +105,11 @@ class Scorer:
         past = np.full((len(recent), recent.shape[1] - 1 + depth), _NOWHERE)
         past[:, : recent.shape[1] - 1] = recent[:, :-1]
         state = recent[:, -1 : -CONTEXT - 1 : -1], self._matched(recent)
+        levels = min(depth, self.logit_levels)
         return Step(
-            logits=scores.numpy(force=True),
-            norms=norms.numpy(force=True),
-            top=top.numpy(force=True),
+            logits=_for_levels(scores, levels),
+            norms=_for_levels(norms, levels),
+            top=_for_levels(top, levels),
             past=past,
             after=np.concatenate([recent, np.repeat(roots, depth, axis=1)], axis=1),
             root=Nodes(0, np.arange(len(recent)), state),
@@ -283,13 +285,19 @@ class Scorer:
         return found
 
 
+def _for_levels(values: Tensor, levels: int) -> NDArray[Any]:
+    """A host array [levels, ...] from a tensor with as many levels, or with one for all."""
+    host = values.numpy(force=True)
+    return np.broadcast_to(host, (levels, *host.shape[1:]))
+
+
 def _flat(columns: Ints, width: int) -> Ints:
     """Indices into a flattened array [P, width] of the columns [P, C] of each row; `take` is faster with these."""
     return columns + (np.arange(len(columns)) * width)[:, None]
 
 
 def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
-    """Number of candidates of a node: from its head, its context's successors, and one from prompt lookup.
+    """Number of candidates of a node: from its head, its context's successors, prompt lookup (one) and the cache.
 
     Args:
         drafter: the record.

@@ -102,7 +102,8 @@ def positions_of(
     Args:
         proposer: the drafter.
         texts: prompts and answers.
-        states: for each text [G, d], the hidden states that the answer's tokens were predicted from.
+        states: for each text [G, d], the hidden states that the answer's tokens were predicted from; those of the
+            chosen positions.
         chosen: bool [sum of G], the positions; None for all.
     """
     longest = max(len(text.prompt) + len(text.answer) for text in texts)
@@ -110,7 +111,7 @@ def positions_of(
     true = np.concatenate([_true(text, proposer.depth) for text in texts])
     hidden = torch.cat(list(states))
     if chosen is not None:
-        hidden, recent, true = hidden[torch.from_numpy(chosen).to(hidden.device)], recent[chosen], true[chosen]
+        recent, true = recent[chosen], true[chosen]
     for first in range(0, len(true), proposer.rows_at_once):
         part = slice(first, first + proposer.rows_at_once)
         session = proposer.start(recent[part], proposer.depth)

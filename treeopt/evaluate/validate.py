@@ -46,7 +46,7 @@ _SMALLER = (4, 8, 16, 32)  # nodes of the parts of a tree that are replayed
 def validate(
     model: GivenModel,
     heads: GivenHeads | None,
-    tree: GivenPlan,
+    tree: GivenPlan | None,
     prompts: GivenPrompts | Sequence[Text],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,

@@ -17,6 +17,7 @@ from treeopt.tree import Expected, Tree
 
 SCHEMA = "treeopt.drafter/1"
 DEFAULT_FILE = "drafter.safetensors"
+_MAX_PATHS = 1 << 16  # of a recommended tree
 _NAMES_OF_0: dict[str | bytes, str] = {"plain": HEADS, "corrected": HEADS_NGRAM}  # values of --drafter in 0.x
 
 
@@ -36,7 +37,8 @@ class TreeHeader(Schema):
     """The recommended tree in a file."""
 
     kind: Literal["static"]
-    paths: list[list[int]]
+    paths: list[list[int]] = Field(max_length=_MAX_PATHS)
+    values: list[float] | None = None
     expected: dict[str, float | int | None] | None
 
 
@@ -137,7 +139,8 @@ def _level(level: LevelHeader) -> Level:
 def _plan_header(plan: Plan) -> dict[str, Any]:
     expected = None if plan.expected is None else dataclasses.asdict(plan.expected)
     if isinstance(plan, Tree):
-        return {"kind": "static", "paths": [list(path) for path in plan.paths], "expected": expected}
+        paths, values = [list(path) for path in plan.paths], None if plan.values is None else list(plan.values)
+        return {"kind": "static", "paths": paths, "values": values, "expected": expected}
     sizes = [list(pair) for pair in plan.size_cost]
     return {"kind": "dynamic", "nodes": plan.nodes, "depth": plan.depth, "size_cost": sizes, "expected": expected}
 
@@ -150,7 +153,7 @@ def _plan(header: TreeHeader | PolicyHeader | None, drafter_id: str, path: str |
     given: dict[str, Any] = header.expected or {}
     if isinstance(header, TreeHeader):
         expected = Expected(**given) if given else None
-        return Tree.from_paths(header.paths, drafter=drafter_id, expected=expected, source=source)
+        return Tree.from_paths(header.paths, header.values, drafter=drafter_id, expected=expected, source=source)
     if not all(isinstance(size, int) for size, _ in header.size_cost):
         raise ValueError("the sizes in size_cost are not integers")
     sizes = tuple((int(size), float(cost)) for size, cost in header.size_cost)

@@ -89,7 +89,9 @@ def as_plan_for(
     if tree is not None:
         return as_plan(tree), record
     if record is None:
-        raise ValueError("neither a tree nor a drafter was given")
+        raise ValueError(
+            "give a tree, or a drafter with the tree that it recommends (treeopt learn); heads alone are not enough"
+        )
     return plan_of(record), record
 
 
