@@ -30,6 +30,7 @@ from treeopt.cli.options import (
 )
 from treeopt.drafter import HEADS_NGRAM, NGRAM
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
+from treeopt.policy import STEP_SIZES
 
 
 @command("learn")
@@ -43,7 +44,10 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option(
-    "--nodes", type=click.IntRange(min=2), multiple=True, help="Size to measure, repeatable [default: 8 16 32 64]."
+    "--nodes",
+    type=click.IntRange(2, STEP_SIZES[-1]),
+    multiple=True,
+    help="Size to measure, repeatable [default: 8 16 32 64].",
 )
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)

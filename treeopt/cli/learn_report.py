@@ -11,6 +11,7 @@ from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter
 from treeopt.optimize.reliability import BINS, reliability
+from treeopt.optimize.select_method import FOLDS
 
 if TYPE_CHECKING:
     from treeopt.drafting.learn import Learned, Learning
@@ -81,12 +82,17 @@ def report_plans(console: Console, found: LearnedDrafter) -> None:
         for one in found.figures
     ]
     console.table(["trees", "nodes", "tokens/step", "step", "speedup"], rows)
-    best = found.recommended
     console.say(
-        f"recommended: {best.nodes} nodes, {rows[found.figures.index(best)][0]}  "
-        "(tokens/step: all tokens / all steps, on texts left out; step: median here, batch 1; "
-        "speedup: over autoregressive decoding in the same loop, without prefill)"
+        "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
+        "autoregressive decoding in the same loop, without prefill"
     )
+    best = found.recommended
+    console.say(f"recommended: {rows[found.figures.index(best)][0]}, {best.nodes} node{'s' if best.nodes > 1 else ''}")
+    if best.speedup <= 1:
+        console.warn("warning: no size is faster than autoregressive decoding on this machine")
+    texts = found.run.calibration.distinct
+    if texts < FOLDS:
+        console.warn(f"warning: tokens/step of {texts} different text{'s' if texts != 1 else ''} are unreliable")
 
 
 def plans_as_dict(found: LearnedDrafter) -> dict[str, Any]:
