@@ -39,7 +39,8 @@ def announce_learning(
 def report_learned(console: Console, learned: Learned, positions: int) -> None:
     """Print the text that a drafter was learned from, its n-gram table, its weights, and the seconds."""
     if positions < _FEW:
-        console.warn(f"warning: fitted to {positions} positions; with fewer than {_FEW:,} the weights are unreliable")
+        count = f"{positions} position{'s' if positions != 1 else ''}"
+        console.warn(f"warning: fitted to {count}; with fewer than {_FEW:,} the weights are unreliable")
     drafter, table = learned.drafter, learned.drafter.ngram_table
     if table is not None and table.empty:
         console.say("nothing was counted: the n-gram table is empty, and the text so far gives the candidates")
@@ -132,6 +133,7 @@ def report_reliability(console: Console, calibration: Calibration) -> None:
         for b in range(BINS)
         if trials[b]
     ]
-    console.table(["top-1 probability", "mean", "accuracy", "share"], rows)
+    if rows:
+        console.table(["top-1 probability", "mean", "accuracy", "share"], rows)
     errors = " ".join(f"{error:.3f}" for error in found.error)
     console.say(f"expected calibration error by level ({BINS} bins): {errors}; mean {np.mean(found.error):.3f}")
