@@ -12,7 +12,7 @@ from tiny import VOCAB, chat_base
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.drafter import Drafter
-from treeopt.drafting.learn import Learning
+from treeopt.drafting.learn import TOP, Learning
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.profile import largest_context, measure_profile
 from treeopt.evaluate.validate import trace, validate
@@ -70,7 +70,7 @@ def test_learning_without_heads(base: Base) -> None:
     )
     assert run.learned is not None
     made = run.learned.drafter
-    assert (made.num_heads, made.top, made.depth, run.heads) == (0, 0, 3, 0)
+    assert (made.num_heads, made.top, made.depth, run.heads) == (0, TOP, 3, 0)
     assert (made.source["heads"], made.source["heads_id"], made.source["model_id"]) == ("", "", base.fingerprint)
     assert notes[-1].startswith("level 1 top-1 ")
     assert run.calibration.provenance.drafter_id == made.id
@@ -109,7 +109,7 @@ def test_heads_and_records_that_do_not_fit(base: Base, drafter: Drafter) -> None
     """E223 says whether heads are missing or to be left out."""
     _, heads = planted()
     for given, record, fix in (
-        (None, dataclasses.replace(drafter, num_heads=2, top=4), "--heads HEADS"),
+        (None, dataclasses.replace(drafter, num_heads=2, lm_head_levels=0), "--heads HEADS"),
         (heads, drafter, "heads=None"),
     ):
         with pytest.raises(TreeoptError) as caught:
@@ -142,15 +142,15 @@ def test_profile_without_heads(base: Base, drafter: Drafter) -> None:
 
 def test_sizes_without_heads(base: Base, drafter: Drafter) -> None:
     """The largest tree is that of the drafter's levels and candidates."""
-    one = dataclasses.replace(drafter, levels=drafter.levels[:1])
-    with pytest.raises(TreeoptError, match="1 levels of 17 tokens make 18"):
-        measure_profile(base, None, nodes=(19,), contexts=(8,), repeats=1, drafter=one)
+    one = dataclasses.replace(drafter, levels=drafter.levels[:1], lm_head_levels=1)
+    with pytest.raises(TreeoptError, match="1 levels of 23 tokens make 24"):
+        measure_profile(base, None, nodes=(25,), contexts=(8,), repeats=1, drafter=one)
 
 
 def test_file_without_heads(drafter: Drafter, tmp_path: Path) -> None:
     """A drafter file of H = 0 reads back under its id."""
     save_drafter(drafter, tmp_path / "d.safetensors")
     again = load_drafter(tmp_path / "d.safetensors")
-    assert (again.id, again.num_heads, again.top, again.depth) == (drafter.id, 0, 0, 4)
+    assert (again.id, again.num_heads, again.top, again.depth) == (drafter.id, 0, drafter.top, 4)
     assert again.ngram_table is not None
     assert again.ngram_table.vocab_size == VOCAB

@@ -178,7 +178,7 @@ def test_learning_is_announced_and_both_files_are_named() -> None:
     assert (made["output"], made["drafter_output"]) == ("d.safetensors", "d.drafter.safetensors")
     assert treeopt_json("calibrate", "--heads", "base-heads", *FEW, "-o", "e.safetensors")["drafter_output"] is None
     said = treeopt("learn", "--heads", "base-heads", *FEW, "--learn-tokens", "0", "-o", "l.safetensors").stderr
-    assert "learning generates 6 answers of up to 6 tokens to 6 prompts, counts all tokens" in said
+    assert "learning generates 6 answers of up to 6 tokens to 6 prompts, fits the drafter, traces" in said
 
 
 @pytest.mark.usefixtures("models")

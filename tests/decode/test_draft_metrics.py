@@ -188,7 +188,7 @@ def test_per_step_trees(rows: int, size_cost: tuple[tuple[int, float], ...]) -> 
     base, heads = planted(3)
     drafter = quick_drafter(base, heads)
     policy = TreePolicy(16, drafter.depth, drafter.id, size_cost)
-    prompts = [text.prompt for text in prompts_of(5, rows)]
+    prompts = [text.prompt for text in prompts_of(6, rows)]
     decoded = check(Recorded(trees_for(base, heads, policy, drafter)), base, prompts, NEW)
     sizes = {drafted + 1 for one in decoded for drafted in one.step_draft_tokens[:-1]}
     assert sizes == ({1, 6} if size_cost else {16})

@@ -408,7 +408,7 @@ def test_sampling_distribution_with_drafters(dynamic: bool) -> None:
     assert p_value(counts, text_probabilities(base, Sample())) > ALPHA
 
 
-def test_no_tree_is_refused(model: PreTrainedModel) -> None:
-    """Without a tree there is nothing to verify."""
-    with pytest.raises(ValueError, match="takes a tree"):
-        model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=tree_generate)
+def test_heads_without_a_tree(model: PreTrainedModel, heads: MedusaHeads) -> None:
+    """Heads alone do not say which tree to verify; a model alone drafts from the text so far (test_no_tree.py)."""
+    with pytest.raises(ValueError, match="tree"):
+        model.generate(torch.tensor([[1, 2]]), max_new_tokens=2, custom_generate=tree_generate, heads=heads)

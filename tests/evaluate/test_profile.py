@@ -14,6 +14,7 @@ from torch import Tensor
 
 from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.errors import Code, TreeoptError
@@ -96,7 +97,7 @@ def test_every_second_is_of_the_decoders_own_step(base: Base, monkeypatch: pytes
         return step(decoder, rows)
 
     monkeypatch.setattr(TreeDecoder, "step", slow)
-    monkeypatch.setattr("treeopt.evaluate.profile.now", lambda _base: clock[0])
+    monkeypatch.setattr("treeopt.evaluate.timed_step.now", lambda _base: clock[0])
     profile = measure_profile(base, loaded_heads(base), nodes=(4, 9), contexts=(8,), batches=(2,), repeats=2)
     assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(n, n, n, n) for n in (1, 4, 9)]
 
@@ -149,14 +150,14 @@ def test_trees_chosen_per_step_can_be_run_again(base: Base) -> None:
 def test_rule_costs_what_greedy_costs(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy acceptance is computed, and the root that follows is its own; only the accepted node is replaced."""
     judged: list[Tensor] = []
-    greedy = profile_module.Greedy.accept
+    greedy = Greedy.accept
 
-    def noted(rule: profile_module.Greedy, *given: Tensor) -> tuple[Tensor, Tensor]:
+    def noted(rule: Greedy, *given: Tensor) -> tuple[Tensor, Tensor]:
         node, root = greedy(rule, *given)
         judged.append(node.clone())
         return node, root
 
-    monkeypatch.setattr(profile_module.Greedy, "accept", noted)
+    monkeypatch.setattr(Greedy, "accept", noted)
     timed(deepest(base, Tree.chain(3)), 2).seconds()
     assert [node.tolist() for node in judged] == [[0, 0]]
 

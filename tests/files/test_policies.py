@@ -10,7 +10,7 @@ import pytest
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import load_plan, load_plan_for, policy_yaml, save_policy
+from treeopt.files.policies import as_plan_for, load_plan, load_plan_for, policy_yaml, save_policy
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree
@@ -64,7 +64,7 @@ def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pyt
     assert plan.drafter == drafter.id == DRAFTER.id
     assert plan.source["drafter"] == "elsewhere/d.safetensors"
     save_drafter(Drafter.heads_only(1, 4), "other")
-    _, given = load_plan_for("elsewhere/b/p.yaml", "other")
+    _, given = as_plan_for("elsewhere/b/p.yaml", "other")
     assert given is not None
     assert given.id != DRAFTER.id
 

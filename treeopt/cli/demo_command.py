@@ -21,7 +21,7 @@ from treeopt.files.atomic import make_folder
 from treeopt.files.manifest import Manifest
 
 NODES = 16
-_PROMPTS, _TOKENS = 64, 96  # prompts and new tokens of the calibrations
+_PROMPTS, _TOKENS = 40, 96  # prompts and new tokens of the calibrations
 _SAMPLED = 2 * _PROMPTS * _TOKENS  # tokens to learn from besides the greedy answers: two more answers a prompt
 _EVALUATED = 8  # other prompts, decoded with each tree
 _MEDUSA = ("--values", "independent", "--weights", "uniform")

@@ -30,6 +30,7 @@ from treeopt.cli.options import (
 )
 from treeopt.drafter import HEADS_NGRAM, NGRAM
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
+from treeopt.policy import STEP_SIZES
 
 
 @command("learn")
@@ -43,24 +44,27 @@ from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option(
-    "--nodes", type=click.IntRange(min=2), multiple=True, help="Size to measure, repeatable [default: 8 16 32 64]."
+    "--nodes",
+    type=click.IntRange(2, STEP_SIZES[-1]),
+    multiple=True,
+    help="Size to measure, repeatable [default: 8 16 32 64].",
 )
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
     """Learn a drafter from the model's own text, for a model with heads or without.
 
-    `heads+ngram`: the heads' guesses, rescored by an n-gram table and prompt lookup. `ngram`: the guesses of table and
-    lookup alone; no heads are needed.
+    `heads+ngram`: the heads' guesses, rescored by an n-gram table and the text so far. `ngram`: the guesses of the
+    table, the text so far and the LM head; no heads are needed.
 
     The base model answers the prompts, once greedily and then by sampling at a low temperature. Its greedy choice after
-    every token is counted in an n-gram table, with contexts of one to four tokens. The weights of head, n-gram table
-    and prompt lookup are fitted to the greedy answers, for each level. Base and heads do not change, and decoding stays
-    lossless.
+    every token is counted in an n-gram table, with contexts of one to four tokens. The weights of these sources are
+    fitted to the greedy answers, for each level. Base and heads do not change, and decoding stays lossless. With
+    --learn-tokens 0 nothing is counted, and only the weights are learned.
 
-    Then trees of several sizes are built, static and per step. Their tokens per step are cross-validated, their steps
-    are timed on this machine, and the drafter's file stores the plan with the most tokens per second, which `generate`
-    and `validate` use without --tree.
+    Then trees of several sizes are built, static and per step. Their tokens per step are measured on texts left out,
+    their steps are timed on this machine, and the file stores the tree with the most tokens per second, which
+    `generate` and `validate` use without --tree.
 
     For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts, or
     `treeopt calibrate --drafter heads+ngram`, or `ngram`, which learns and traces on the same prompts.

@@ -11,6 +11,7 @@ from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter
 from treeopt.optimize.reliability import BINS, reliability
+from treeopt.optimize.select_method import FOLDS
 
 if TYPE_CHECKING:
     from treeopt.drafting.learn import Learned, Learning
@@ -38,7 +39,8 @@ def announce_learning(
 def report_learned(console: Console, learned: Learned, positions: int) -> None:
     """Print the text that a drafter was learned from, its n-gram table, its weights, and the seconds."""
     if positions < _FEW:
-        console.warn(f"warning: fitted to {positions} positions; with fewer than {_FEW:,} the weights are unreliable")
+        count = f"{positions} position{'s' if positions != 1 else ''}"
+        console.warn(f"warning: fitted to {count}; with fewer than {_FEW:,} the weights are unreliable")
     drafter, table = learned.drafter, learned.drafter.ngram_table
     if table is not None and table.empty:
         console.say("nothing was counted: the n-gram table is empty, and the text so far gives the candidates")
@@ -81,12 +83,17 @@ def report_plans(console: Console, found: LearnedDrafter) -> None:
         for one in found.figures
     ]
     console.table(["trees", "nodes", "tokens/step", "step", "speedup"], rows)
-    best = found.recommended
     console.say(
-        f"recommended: {best.nodes} nodes, {rows[found.figures.index(best)][0]}  "
-        "(tokens/step: all tokens / all steps, on texts left out; step: median here, batch 1; "
-        "speedup: over autoregressive decoding in the same loop, without prefill)"
+        "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
+        "autoregressive decoding in the same loop, without prefill"
     )
+    best = found.recommended
+    console.say(f"recommended: {rows[found.figures.index(best)][0]}, {best.nodes} node{'s' if best.nodes > 1 else ''}")
+    if best.speedup <= 1:
+        console.warn("warning: no size is faster than autoregressive decoding on this machine")
+    texts = found.run.calibration.distinct
+    if texts < FOLDS:
+        console.warn(f"warning: tokens/step of {texts} different text{'s' if texts != 1 else ''} are unreliable")
 
 
 def plans_as_dict(found: LearnedDrafter) -> dict[str, Any]:
@@ -126,6 +133,7 @@ def report_reliability(console: Console, calibration: Calibration) -> None:
         for b in range(BINS)
         if trials[b]
     ]
-    console.table(["top-1 probability", "mean", "accuracy", "share"], rows)
+    if rows:
+        console.table(["top-1 probability", "mean", "accuracy", "share"], rows)
     errors = " ".join(f"{error:.3f}" for error in found.error)
     console.say(f"expected calibration error by level ({BINS} bins): {errors}; mean {np.mean(found.error):.3f}")

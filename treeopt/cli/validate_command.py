@@ -44,6 +44,9 @@ def run(console: Console, **options: Any) -> None:
     difference that was not judged. In bfloat16 and float16 these two are reported and are not failures, so use float32
     to prove that a tree is lossless.
 
+    --drafter alone takes the tree that the drafter recommends. Without --tree, --drafter and --heads, per-step trees of
+    16 nodes are drafted from the text so far.
+
     The prediction is independent of the decoder: a separate teacher-forced pass, and replay.
 
     Prompts with `turns` (MT-bench, Spec-Bench) are decoded turn by turn, each after the model's answer; without a chat

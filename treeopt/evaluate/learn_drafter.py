@@ -23,13 +23,14 @@ from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
-from treeopt.policy import Plan, TreePolicy
+from treeopt.policy import STEP_SIZES, Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.texts.given_prompts import GivenPrompts
 from treeopt.tree import Tree
 
 SIZES = (8, 16, 32, 64)
-_ROUNDS = 6  # of timed steps; the first is not counted
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted
+_SECONDS = 1.5  # of all timed steps together, where that takes a number of rounds in between
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class PlanFigures:
         plan: the tree or policy.
         nodes: its size, root counted.
         tokens_per_step: on texts left out of the fit.
-        seconds: of one step, the median.
+        seconds: of one step, the shortest of those that were timed.
         speedup: tokens per second over those of autoregressive decoding in the same loop, without prefill.
     """
 
@@ -72,7 +73,7 @@ class LearnedDrafter:
 
     @property
     def recommended(self) -> PlanFigures:
-        """The figures of the recommended plan, which has the most tokens per second."""
+        """The figures of the recommended plan: the most tokens per second, and of equal ones the fewest nodes."""
         return max(self.figures, key=lambda one: one.speedup)
 
 
@@ -90,7 +91,7 @@ def learn_drafter(
     """Learn a drafter from the model's own text, and recommend a tree or policy for it.
 
     The recommended plan is the one with the most tokens per second: cross-validated tokens per step over the seconds of
-    a step, which are measured here, at batch 1, after as many tokens as the texts have on average.
+    a step. The steps are timed on this machine at batch 1, after as many tokens as an answer has on average.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
@@ -98,13 +99,14 @@ def learn_drafter(
         heads: its heads, as for `run_calibration`; None for a drafter without heads.
         tokenizer: of the model; None takes the one beside the model's weights.
         learning: how the drafter is learned; None for the defaults.
-        sizes: numbers of nodes, root counted, from which one is recommended.
+        sizes: numbers of nodes, root counted, at most 254. A static tree and per-step trees of each size are measured
+            (of one node the static tree alone). A tree is smaller where more nodes accept nothing more.
         progress: called after each batch, and after each round of timed steps.
         options: fields of `CalibrationOptions`.
 
     Raises:
         TreeoptError: as `run_calibration`, `build_tree` and `TreeDecoder`.
-        ValueError: as `run_calibration`; where there is no size.
+        ValueError: as `run_calibration`; where there is no size, or one is out of range.
 
     Example:
         >>> import treeopt
@@ -113,9 +115,7 @@ def learn_drafter(
         >>> found.drafter.num_heads, found.drafter.plan.drafter == found.drafter.id
         (0, True)
     """
-    if not sizes:
-        raise ValueError("sizes is empty")
-    check_counts(**{f"sizes[{i}]": size for i, size in enumerate(sizes)})
+    _check_sizes(sizes)
     base, loaded = as_base(model, tokenizer), None if heads is None else as_heads(heads)
     run = run_calibration(
         base, loaded, prompts, learning=learning or Learning(), steps=True, progress=progress, **options
@@ -129,11 +129,22 @@ def learn_drafter(
     return dataclasses.replace(found, drafter=drafter)
 
 
+def _check_sizes(sizes: Sequence[int]) -> None:
+    """Raise ValueError unless there are sizes, and a policy may have each of them."""
+    if not sizes:
+        raise ValueError("sizes is empty")
+    check_counts(**{f"sizes[{i}]": size for i, size in enumerate(sizes)})
+    if max(sizes) > STEP_SIZES[-1]:
+        raise ValueError(f"sizes {list(sizes)}: at most {STEP_SIZES[-1]} nodes")
+
+
 def _plans(calibration: Calibration, sizes: Sequence[int]) -> list[Plan]:
-    """A tree and a policy of each size; of one node a tree alone."""
+    """A tree and a policy of each size, without repeated trees; of one node a tree alone."""
     plans: list[Plan] = []
     for size in sorted(set(sizes)):
-        plans.append(build_tree(calibration, size))
+        tree = build_tree(calibration, size)
+        if tree not in plans:
+            plans.append(tree)
         if size > ONE_NODE:
             plans.append(build_policy(calibration, size))
     return plans
@@ -158,15 +169,26 @@ def _figures(
     prompts = random_prompts(base, 1, max(1, context))
     cached = max(decoders, key=lambda one: one.trees.nodes).prefill(list(prompts), depth)
     steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
-    spent = np.empty((_ROUNDS, len(steps)))
-    for row in range(_ROUNDS):
-        spent[row] = [step.after_lead_in() for step in steps]
-        progress(row + 1, _ROUNDS, "timed steps")
-    plain, *seconds = np.median(spent[1:], axis=0).tolist()
+    plain, *seconds = _shortest(steps, progress)
     return tuple(
         PlanFigures(plan, plan.nodes, tau, one, tau * plain / one)
         for plan, tau, one in zip(plans, map(_tokens_per_step, plans), seconds, strict=True)
     )
+
+
+def _shortest(steps: Sequence[TimedStep], progress: Progress) -> list[float]:
+    """Seconds of each step, the shortest of several rounds.
+
+    All steps take turns. What else runs on the machine can only lengthen a step, and on a busy one it lengthens most.
+    """
+    warm_up = sum(step.after_lead_in() for step in steps)
+    rounds = min(max(_FEWEST_ROUNDS, int(_SECONDS / warm_up)), _MOST_ROUNDS)
+    spent = np.empty((rounds, len(steps)))
+    for row in range(rounds):
+        spent[row] = [step.after_lead_in() for step in steps]
+        progress(row + 1, rounds, "timed steps")
+    shortest: list[float] = spent.min(0).tolist()
+    return shortest
 
 
 def _tokens_per_step(plan: Plan) -> float:

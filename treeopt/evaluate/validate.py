@@ -60,7 +60,8 @@ def validate(
         model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.
         heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name; None where the drafter
             has none.
-        tree: a tree, a list of paths, the policy that chooses a tree per step, or the file of one of these.
+        tree: a tree, a list of paths, the policy that chooses a tree per step, or the file of one of these; None
+            for the one that the drafter recommends.
         prompts: a name as for `load_prompts`, a list of requests, rows or conversations, a `PromptSet`, or token ids as
             `Text`, whose answer is ignored. A later turn follows the answer of stock generate to the turn before.
         tokenizer: the model's, where it is not in the folder of its weights.
@@ -71,7 +72,7 @@ def validate(
     Raises:
         TreeoptError: as `TreeDecoder` and the loaders; E303 where no prompt fits into the context, E503 for a `Text`.
         TypeError: where model, heads or prompts have another type, or there is no such option.
-        ValueError: where a number is out of range.
+        ValueError: where a number is out of range, or neither a tree nor a drafter is given.
 
     Example:
         >>> import treeopt

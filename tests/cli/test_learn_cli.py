@@ -1,0 +1,241 @@
+"""`learn` and its recommended plan as a user meets them: the table, the file, and decoding with the file alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.drafter import Drafter
+from treeopt.evaluate.timed_step import TimedStep
+from treeopt.files.bundled import pocket
+from treeopt.files.drafters import load_drafter, save_drafter
+from treeopt.files.trees import save_tree
+from treeopt.models import base as base_module
+from treeopt.models import pair as pair_module
+from treeopt.policy import TreePolicy
+from treeopt.tree import Tree
+
+FEW = ("--prompts", "pocket", "--limit", "6", "--max-new-tokens", "24")
+OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "3", "--max-new-tokens", "24")
+LITTLE = ("--learn-tokens", "600", "--nodes", "12", "--nodes", "4")
+MODEL = ("--model", str(pocket()))  # the built-in base, by the name of its folder
+HEADS = ("--heads", "pocket")
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, static: float, dynamic: float) -> None:
+    """Replace the seconds of timed steps: 0.01 of one node, and these of a static tree and of per-step trees."""
+
+    def seconds(step: TimedStep) -> float:
+        trees = step.decoder.trees
+        return 0.01 if trees.nodes == 1 else dynamic if trees.tree is None else static
+
+    monkeypatch.setattr(TimedStep, "seconds", seconds)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with drafters without heads and with them, each recommending a plan of another kind."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        plant(patch, 0.01, 9.0)
+        treeopt("learn", *MODEL, *FEW, *LITTLE, "-o", "ngram-static.safetensors")
+        treeopt("learn", *FEW, *LITTLE, "-o", "heads-static.safetensors")
+        plant(patch, 9.0, 0.01)
+        treeopt("learn", *MODEL, *FEW, *LITTLE, "-o", "ngram-dynamic.safetensors")
+        treeopt("learn", *HEADS, *FEW, *LITTLE, "-o", "heads-dynamic.safetensors")
+        treeopt("calibrate", *MODEL, *FEW, "--drafter", "ngram", "--learn-tokens", "300", "-o", "c.safetensors")
+        save_tree(Tree(()), "root.yaml")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made)
+
+
+def stock(prompt: str) -> list[int]:
+    """The text of the one-node tree."""
+    tokens: list[int] = treeopt_json("generate", prompt, *MODEL, "--max-new-tokens", "24", "--tree", "root.yaml")[
+        "tokens"
+    ]
+    return tokens
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("name", ["ngram", "heads"])
+def test_the_file_alone(name: str, kind: str) -> None:
+    """validate is lossless, in the predicted steps; generate gives the text of the model alone; no tree is named."""
+    file = f"{name}-{kind}.safetensors"
+    plan = load_drafter(file).plan
+    assert plan is not None
+    assert isinstance(plan, TreePolicy) == (kind == "dynamic")
+    base = MODEL if name == "ngram" else HEADS
+    data = treeopt_json("validate", *base, *OTHERS, "--drafter", file)
+    assert data["lossless"]
+    assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1
+    assert data["prediction_misses"] == []
+    assert not any("made for" in one for one in data.get("warnings", ()))
+    found = treeopt_json("generate", "import os", *base, "--max-new-tokens", "24", "--drafter", file)
+    assert found["tokens"] == stock("import os")
+    assert found["nodes"] == plan.nodes
+    assert len(found["step_lengths"]) < 24
+    assert treeopt("generate", "import os", *base, "--max-new-tokens", "24", "--drafter", file).stdout == found["text"]
+
+
+def test_result_is_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """--json gives each size and kind, and the recommended one, which the file stores."""
+    plant(monkeypatch, 0.02, 0.015)
+    data = treeopt_json("learn", *MODEL, *FEW, *LITTLE, "-o", tmp_path / "d.safetensors")
+    assert [(one["nodes"], one["kind"]) for one in data["sizes"]] == [
+        (nodes, kind) for nodes in (4, 12) for kind in ("static", "dynamic")
+    ]
+    for one in data["sizes"]:
+        assert one["seconds"] == (0.02 if one["kind"] == "static" else 0.015)
+        assert one["speedup"] == pytest.approx(one["tokens_per_step"] * 0.01 / one["seconds"])
+    best = max(data["sizes"], key=lambda one: one["speedup"])
+    assert data["recommended"] == best
+    plan = load_drafter(tmp_path / "d.safetensors").plan
+    assert plan is not None
+    assert (plan.nodes, isinstance(plan, TreePolicy)) == (best["nodes"], best["kind"] == "dynamic")
+    assert plan.expected is not None
+    assert plan.expected.replay == best["tokens_per_step"]
+
+
+def test_table_and_next_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A row for each size and kind, the recommended one, and a command that works as printed; -q prints no notes."""
+    plant(monkeypatch, 9.0, 0.0075)
+    monkeypatch.chdir(tmp_path)
+    result = treeopt("learn", *MODEL, *FEW, *LITTLE)
+    rows = re.findall(r"^(static|per step)\t(\d+)\t(\d\.\d{3})\t([\d.]+) ms\t(\d\.\d\d)$", result.stdout, re.M)
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        (kind, nodes, ms) for nodes in ("4", "12") for kind, ms in (("static", "9000.00"), ("per step", "7.50"))
+    ]
+    fastest = max(rows, key=lambda row: float(row[4]))
+    assert f"recommended: per step, {fastest[1]} nodes\n" in result.stdout
+    assert float(fastest[4]) == pytest.approx(float(fastest[2]) / 0.75, abs=0.01)
+    assert "faster than autoregressive" not in result.stderr
+    following = re.search(r"next: treeopt (generate .*)$", result.stderr, re.M)
+    assert following
+    assert treeopt(*following[1].replace("'PROMPT'", "PROMPT").split()).stdout
+    quiet = treeopt("learn", *MODEL, *FEW, *LITTLE, "-q", "--force")
+    assert "wrote" not in quiet.stderr
+    assert "learning" not in quiet.stderr
+    assert re.search(r"^recommended: ", quiet.stdout, re.M)
+
+
+def test_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Trees that are no faster than one node, and figures from too few texts, are warned of."""
+    plant(monkeypatch, 9.0, 9.0)
+    line = ("learn", *MODEL, "--prompts", "pocket", "--max-new-tokens", "12", *LITTLE, "-o", tmp_path / "d.safetensors")
+    warnings = treeopt_json(*line, "--limit", "4")["warnings"]
+    assert "no size is faster than autoregressive decoding on this machine" in warnings
+    assert "tokens/step of 4 different texts are unreliable" in warnings
+    plant(monkeypatch, 0.001, 0.001)
+    warnings = treeopt_json(*line, "--limit", "6", "--force")["warnings"]
+    assert not any("no size is faster" in one or "different texts" in one for one in warnings)
+
+
+def test_nothing_counted(tmp_path: Path) -> None:
+    """--learn-tokens 0: an empty table, of one level, which decodes without loss."""
+    file = tmp_path / "d.safetensors"
+    result = treeopt("learn", *MODEL, *FEW, "--learn-tokens", "0", "--levels", "1", "--nodes", "8", "-o", file)
+    assert "nothing was counted" in result.stdout
+    assert "samples" not in result.stderr
+    drafter = load_drafter(file)
+    assert drafter.ngram_table is not None
+    assert (drafter.ngram_table.empty, drafter.depth) == (True, 1)
+    data = treeopt_json("validate", *MODEL, *OTHERS, "--drafter", file)
+    assert data["lossless"]
+    assert data["tokens_per_step"] == data["predicted_tokens_per_step"]
+
+
+@pytest.mark.parametrize("base", [MODEL, ()], ids=["model", "built-in"])
+def test_nothing_learned(base: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without tree, drafter and heads: per-step trees of 16 nodes, said so, lossless, in the predicted steps."""
+
+    def load(*_names: Any, **_options: Any) -> NoReturn:
+        raise AssertionError("heads were loaded")
+
+    monkeypatch.setattr(pair_module, "load_heads", load)
+    line = ("generate", "import os", *base, "--max-new-tokens", "24")
+    assert "nothing was learned" in treeopt(*line).stderr
+    found = treeopt_json(*line)
+    assert (found["tokens"], found["nodes"]) == (stock("import os"), 16)
+    data = treeopt_json("validate", *base, *OTHERS)
+    assert data["lossless"]
+    assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1
+
+
+USAGE = {
+    "0 is not in the range 2<=x<=254": ("learn", *MODEL, *FEW, "--nodes", "0"),
+    "255 is not in the range 2<=x<=254": ("learn", *MODEL, *FEW, "--nodes", "8", "--nodes", "255"),
+    "--heads needs --tree, or --drafter": ("generate", "x", *HEADS),
+    "or --drafter with the tree that it recommends": ("validate", *HEADS, *OTHERS),
+}
+WRONG = {
+    "recommends no tree": ("generate", "x", *MODEL, "--drafter", "c.drafter.safetensors"),
+    "treeopt learn stores one; calibrate does not": ("validate", *MODEL, *OTHERS, "--drafter", "c.drafter.safetensors"),
+    "drafts with heads, and only --model is given": ("generate", "x", *MODEL, "--drafter", "heads-static.safetensors"),
+    "drafts without heads, and --heads is given": ("generate", "x", *HEADS, "--drafter", "ngram-dynamic.safetensors"),
+    "there is no drafter nowhere": ("generate", "x", *MODEL, "--drafter", "nowhere"),
+    "ngram-static.safetensors exists": ("learn", *MODEL, *FEW, "-o", "ngram-static.safetensors"),
+}
+
+
+@pytest.fixture
+def _no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loads a model fails."""
+
+    def load(*_names: Any, **_options: Any) -> NoReturn:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(base_module, "load_base", load)
+    monkeypatch.setattr(pair_module, "load_pair", load)
+
+
+@pytest.mark.usefixtures("_no_models")
+@pytest.mark.parametrize("text", USAGE)
+def test_usage_errors(text: str) -> None:
+    """A usage error before any model is loaded."""
+    assert text in " ".join(treeopt(*USAGE[text], status=2).stderr.split())
+
+
+@pytest.mark.usefixtures("_no_models")
+@pytest.mark.parametrize("text", WRONG)
+def test_files_that_do_not_fit(text: str) -> None:
+    """E223, E201 or E202 before any model is loaded."""
+    refused = treeopt(*WRONG[text], status=3)
+    assert error_number(refused) == ("E201" if "no drafter" in text else "E202" if "exists" in text else "E223")
+    assert text in refused.stderr
+    assert json.loads(treeopt(*WRONG[text], "--json", status=3).stderr)["error"] == error_number(refused)
+
+
+def test_drafter_of_another_vocabulary(tmp_path: Path) -> None:
+    """E223 when the model is known."""
+    drafter = Drafter.untrained(100)
+    plan = TreePolicy(8, drafter.depth, drafter.id)
+    made = Drafter(**{**vars(Drafter.untrained(100)), "plan": plan, "source": {}})
+    save_drafter(made, tmp_path / "d.safetensors")
+    for line in (("generate", "x"), ("validate", *OTHERS)):
+        refused = treeopt(*line, *MODEL, "--drafter", tmp_path / "d.safetensors", "-q", status=3)
+        assert error_number(refused) == "E223"
+        assert "its vocabulary holds 100 tokens" in refused.stderr
+
+
+def test_interrupted_while_timing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ctrl-C after all else is learned leaves no file, and says so."""
+
+    def seconds(_step: TimedStep) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TimedStep, "seconds", seconds)
+    monkeypatch.chdir(tmp_path)
+    said = treeopt("learn", *MODEL, *FEW, *LITTLE, status=1).stderr  # click's runner ends so; the program exits 130
+    assert "interrupted; drafter.safetensors is not written" in said
+    assert list(tmp_path.iterdir()) == []

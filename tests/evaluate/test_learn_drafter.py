@@ -1,0 +1,229 @@
+"""`learn_drafter`: which plan is recommended, by planted seconds, and the whole chain from prompts to lossless text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from drafters import planted
+from tiny import chat_base
+
+import treeopt
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.drafting.learn import Learning
+from treeopt.evaluate import learn_drafter as module
+from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter
+from treeopt.evaluate.timed_step import TimedStep
+from treeopt.evaluate.validate import validate
+from treeopt.files.drafters import load_drafter, save_drafter
+from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
+from treeopt.optimize.per_step import replay_policy
+from treeopt.optimize.tree_builder import build_tree
+from treeopt.policy import TreePolicy
+from treeopt.tree import Tree
+
+PROMPTS = [f"w{i} w{i + 1}" for i in range(1, 9)]
+OTHERS = ["w20 w3", "w11", "w5 w9 w40"]
+NEW = 16
+LITTLE = Learning(300, levels=4, window=32)
+Seconds = Callable[[int, bool], float]  # of a step, by its nodes and whether it has per-step trees
+
+COSTS: dict[str, Seconds] = {
+    "all alike": lambda _nodes, _dynamic: 0.01,
+    "by nodes": lambda nodes, _dynamic: 0.01 * nodes,
+    "per-step trees slow": lambda nodes, dynamic: 0.01 + 0.0001 * nodes + 10 * dynamic,
+    "static trees slow": lambda nodes, dynamic: 0.01 + 0.0001 * nodes + 10 * (nodes > 1 and not dynamic),
+}
+
+
+@pytest.fixture(scope="module")
+def base() -> Base:
+    """A model with a tokenizer, whose text an n-gram table often knows."""
+    return chat_base(template=None, disturbed=0.03)
+
+
+@pytest.fixture(scope="module")
+def heads() -> MedusaHeads:
+    """Three heads for it."""
+    return planted()[1]
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, cost: Seconds) -> None:
+    """Replace the seconds of timed steps."""
+
+    def seconds(step: TimedStep) -> float:
+        return cost(step.decoder.trees.nodes, step.decoder.tree is None)
+
+    monkeypatch.setattr(TimedStep, "seconds", seconds)
+
+
+def learned(base: Base, heads: MedusaHeads | None = None, sizes: tuple[int, ...] = (4, 12)) -> LearnedDrafter:
+    """A drafter from little text."""
+    return learn_drafter(base, PROMPTS, heads, learning=LITTLE, sizes=sizes, max_new_tokens=NEW)
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_recommended_has_most_tokens_per_second(base: Base, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The plan with the most tokens per second is stored; one-node steps are the unit of the speedup."""
+    cost = COSTS[name]
+    plant(monkeypatch, cost)
+    found = learned(base)
+    assert [(one.nodes, one.kind) for one in found.figures] == [
+        (nodes, kind) for nodes in (4, 12) for kind in ("static", "dynamic")
+    ]
+    for one in found.figures:
+        assert one.seconds == cost(one.nodes, one.kind == "dynamic")
+        assert one.speedup == pytest.approx(one.tokens_per_step * cost(1, False) / one.seconds)
+    best = found.recommended
+    assert best.tokens_per_step / best.seconds == max(one.tokens_per_step / one.seconds for one in found.figures)
+    assert found.drafter.plan is best.plan
+    assert best.plan.drafter == found.drafter.id
+    wanted = {
+        "all alike": max(found.figures, key=lambda one: one.tokens_per_step),
+        "by nodes": max(found.figures[:2], key=lambda one: one.tokens_per_step),
+    }
+    if name in wanted:
+        assert best is wanted[name]
+    else:
+        assert best.kind == ("static" if name == "per-step trees slow" else "dynamic")
+
+
+def test_tokens_per_step_are_of_texts_left_out(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Static trees: cross-validated; policies: replayed over traces of drafters that were learned without the text."""
+    plant(monkeypatch, COSTS["all alike"])
+    found = learned(base)
+    calibration = found.run.calibration
+    for one in found.figures:
+        if isinstance(one.plan, TreePolicy):
+            assert one.tokens_per_step == pytest.approx(replay_policy(one.plan, calibration).tokens_per_step, rel=1e-5)
+        else:
+            expected = build_tree(calibration, one.nodes).expected
+            assert expected is not None
+            assert one.tokens_per_step == expected.cross_validated != expected.replay
+    assert found.run.learned is not None
+    assert len(found.run.learned.folds) == 4
+    assert all(fold.id != found.drafter.id for fold in found.run.learned.folds)
+
+
+@pytest.mark.parametrize(("second", "rounds"), [(1.0, 5), (0.055, 10), (1e-6, 40)])
+def test_shortest_step_counts(base: Base, monkeypatch: pytest.MonkeyPatch, second: float, rounds: int) -> None:
+    """All steps take turns; the first round is not counted, and of the others the shortest step is."""
+    order: list[int] = []
+
+    def seconds(step: TimedStep) -> float:
+        order.append(step.decoder.trees.nodes)
+        turn = (len(order) - 1) // 20
+        return second / 2 if turn == 0 else second * (1.5 if turn % 2 else 1.0)
+
+    monkeypatch.setattr(TimedStep, "seconds", seconds)
+    told: list[tuple[int, int]] = []
+    found = learn_drafter(
+        base,
+        PROMPTS,
+        learning=LITTLE,
+        sizes=(4, 12),
+        max_new_tokens=NEW,
+        progress=lambda done, total, note: told.append((done, total)) if note == "timed steps" else None,
+    )
+    assert order == [nodes for nodes in (1, 4, 4, 12, 12) for _ in range(4)] * (rounds + 1)
+    assert told == [(row, rounds) for row in range(1, rounds + 1)]
+    assert [one.seconds for one in found.figures] == [second] * 4
+    assert [one.speedup for one in found.figures] == [one.tokens_per_step for one in found.figures]
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@pytest.mark.parametrize("with_heads", [False, True])
+def test_from_prompts_to_text(
+    base: Base, heads: MedusaHeads, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, with_heads: bool
+) -> None:
+    """The file alone decodes other prompts to the text of stock generate, in the predicted steps."""
+    given = heads if with_heads else None
+    plant(monkeypatch, COSTS["per-step trees slow" if kind == "static" else "static trees slow"])
+    found = learned(base, given)
+    file = tmp_path / "d.safetensors"
+    save_drafter(found.drafter, file)
+    again = load_drafter(file)
+    assert again.plan is not None
+    assert found.recommended.kind == kind
+    assert (again.id, again.num_heads, again.plan.drafter) == (found.drafter.id, 3 * with_heads, again.id)
+    assert again.plan.expected == found.recommended.plan.expected
+    for drafter in (str(file), again, found.drafter):
+        validated = validate(base, given, None, OTHERS, drafter=drafter, max_new_tokens=NEW)
+        assert (validated.lossless, validated.prediction_misses) == (True, ())
+        assert validated.nodes == found.recommended.nodes
+        assert validated.tokens_per_step > 1.2
+    ids = torch.tensor([[5, 9, 40]])
+    options = {"input_ids": ids, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    stock = base.model.generate(**options)
+    ours = base.model.generate(
+        **options,
+        custom_generate=treeopt.tree_generate,
+        heads=given,
+        drafter=str(file),
+        return_dict_in_generate=True,
+    )
+    assert ours.sequences.tolist() == stock.tolist()
+    decoded = TreeDecoder(base, given, drafter=file).generate(ids[0], NEW)
+    assert (tuple(decoded.step_lengths),) == ours.step_lengths
+    assert decoded.tokens == stock[0, 3:].tolist()
+
+
+@pytest.mark.parametrize("with_heads", [False, True])
+def test_one_node(base: Base, heads: MedusaHeads, monkeypatch: pytest.MonkeyPatch, with_heads: bool) -> None:
+    """Of one node there is a static tree alone, which decodes one token a step."""
+    plant(monkeypatch, COSTS["all alike"])
+    given = heads if with_heads else None
+    found = learned(base, given, sizes=(1,))
+    assert [(one.nodes, one.kind, one.speedup) for one in found.figures] == [(1, "static", 1.0)]
+    assert TreeDecoder(base, given, drafter=found.drafter).generate([5, 9], 6).step_lengths == [1] * 6
+
+
+def test_equal_trees_are_measured_once(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of one token leave nothing to draft: all static trees have one node, and the first is recommended."""
+    plant(monkeypatch, COSTS["all alike"])
+    found = learn_drafter(base, PROMPTS, learning=LITTLE, sizes=(12, 4, 12), max_new_tokens=1)
+    assert [(one.nodes, one.kind) for one in found.figures] == [(1, "static"), (4, "dynamic"), (12, "dynamic")]
+    assert {one.tokens_per_step for one in found.figures} == {1.0}
+    assert found.drafter.plan == Tree((), (), drafter=found.drafter.id)
+
+
+def test_nothing_counted(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 0 tokens the n-gram table is empty, and the text so far gives the candidates."""
+    plant(monkeypatch, COSTS["all alike"])
+    none = dataclasses.replace(LITTLE, tokens=0)
+    found = learn_drafter(base, PROMPTS, learning=none, sizes=(8,), max_new_tokens=NEW)
+    table = found.drafter.ngram_table
+    assert table is not None
+    assert (table.empty, table.contexts, found.run.learned and found.run.learned.tokens) == (True, 0, 0)
+    assert found.drafter.voted > 0
+    validated = validate(base, None, None, OTHERS, drafter=found.drafter, max_new_tokens=NEW)
+    assert (validated.lossless, validated.prediction_misses) == (True, ())
+
+
+def test_steps_fit_into_a_small_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cached text of timed steps leaves room for the deepest draft."""
+    base = chat_base(template=None, disturbed=0.03)
+    base.model.config.max_position_embeddings = NEW + 4
+    base.model.generation_config.eos_token_id = None
+    cached: list[int] = []
+
+    def random_prompts(_base: Base, batch: int, context: int) -> torch.Tensor:
+        cached.append(context)
+        return torch.ones(batch, context, dtype=torch.int64)
+
+    monkeypatch.setattr(module, "random_prompts", random_prompts)
+    found = learned(base)
+    assert cached == [NEW + 4 - found.drafter.depth - 1] != [NEW]
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (8, 255), (8.5,), (True,)])
+def test_wrong_sizes_are_refused_at_once(base: Base, sizes: tuple[int, ...]) -> None:
+    """A size that no policy may have is an error before any answer is generated."""
+    told: list[str] = []
+    with pytest.raises(ValueError, match="sizes"):
+        learn_drafter(base, PROMPTS, sizes=sizes, progress=lambda *about: told.append(about[2]))
+    assert told == []
