@@ -109,7 +109,7 @@ def test_heads_need_a_tree_or_a_drafter(models: Models) -> None:
     base, heads, _ = models
     with pytest.raises(ValueError, match="tree"):
         TreeDecoder(base, heads)
-    with pytest.raises(ValueError, match="neither a tree nor a drafter"):
+    with pytest.raises(ValueError, match="give a tree, or a drafter"):
         validate(base, heads, None, prompts_of(1, 2))
 
 

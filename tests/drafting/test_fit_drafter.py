@@ -151,11 +151,14 @@ def test_a_term_left_out_has_no_weight(term: str) -> None:
     base, heads = planted()
     texts = answered(base, prompts_of(1, 6), 20)
 
-    def made(without: tuple[str, ...]) -> Learned:
-        learning = Learning(100, window=40, levels=4, top=6, without=without)
-        return learn(base, heads, texts, learning, options=AnswerOptions(max_new_tokens=20, batch_size=8))
+    options = AnswerOptions(max_new_tokens=20, batch_size=8)
+    start = learn(base, heads, texts, Learning(100, window=40, levels=4, top=6), options=options)
+    unfitted = [replace(fold, levels=(Level(),) * 4) for fold in start.folds]
 
-    whole, found = made(()).drafter, made((term,)).drafter
+    def made(without: tuple[str, ...]) -> Drafter:
+        return fit_drafter(Sample(base, heads, texts, start.fold_of, 0, without), unfitted)[0]
+
+    whole, found = made(()), made((term,))
     assert not any(np.any(getattr(level, term)) for level in found.levels)
     assert any(np.any(getattr(level, term)) for level in whole.levels)
     for other in set(TERMS) - {term}:

@@ -106,10 +106,13 @@ def test_nothing_to_draft_by_is_refused() -> None:
         learned(base, None, answered(base, prompts_of(1, 4), 5), ngram=False)
 
 
-def test_an_unknown_term_is_refused() -> None:
-    """Only terms of the score can be left out."""
-    with pytest.raises(ValueError, match="without is cash, which is none of head, prior"):
-        Learning(without=("cache", "cash"))
+@pytest.mark.parametrize(
+    "wrong", [{"tokens": -1}, {"levels": 0}, {"levels": 128}, {"top": 0}, {"window": 3}, {"window": -1}]
+)
+def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+    """Before anything is drawn."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Learning(**wrong)
 
 
 def test_drawn_texts_share_their_prompts_fold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +170,8 @@ def test_little_text(prompts: int, new: int, tokens: int, num_heads: int) -> Non
     assert len(found.folds) == min(prompts, FOLDS)
     table = found.folds[0].ngram_table
     assert table is not None
-    assert (table.contexts == 0) == (prompts == 1 or not tokens)
+    assert (table.contexts == 0) == (not tokens)
+    assert (table is found.drafter.ngram_table) == (prompts == 1)
 
 
 def test_one_token_ever_seen() -> None:

@@ -59,7 +59,7 @@ def test_without_a_plan(tmp_path: Path) -> None:
         with pytest.raises(TreeoptError, match="recommends no tree") as caught:
             as_plan_for(None, given)
         assert (caught.value.code, caught.value.fix) == (Code.DRAFTER_MISMATCH, "--tree FILE")
-    with pytest.raises(ValueError, match="neither a tree nor a drafter"):
+    with pytest.raises(ValueError, match="give a tree, or a drafter"):
         as_plan_for(None)
     other = TreePolicy(4, 2, DRAFTER.id)
     assert as_plan_for(other, written(tmp_path, "static"))[0] is other

@@ -69,6 +69,7 @@ class CalibrationRun:
         answers_cut: number of given answers that were cut at the token budget.
         heads: H; a drafter may have more levels.
         learned: the drafter that was learned; None without `learning`.
+        texts: the prompts with their answers.
     """
 
     calibration: Calibration
@@ -76,6 +77,7 @@ class CalibrationRun:
     answers_cut: int
     heads: int
     learned: Learned | None = None
+    texts: tuple[Text, ...] = ()
 
 
 def run_calibration(
@@ -138,7 +140,7 @@ def run_calibration(
     calibration = as_calibration(texts, ranks, job.top_k, provenance, steps)
     skipped = (*encoded.skipped, *skipped)
     num_heads = 0 if job.heads is None else job.heads.num_heads
-    return CalibrationRun(calibration, skipped, encoded.answers_cut, num_heads, learned)
+    return CalibrationRun(calibration, skipped, encoded.answers_cut, num_heads, learned, tuple(texts))
 
 
 def _check_drafts(heads: GivenHeads | None, drafter: Drafter | None, learning: Learning | None) -> None:

@@ -58,7 +58,7 @@ class NgramProposer:
         return NgramSession(self, recent, depth)
 
     def head_logits(self, states: Tensor, depth: int) -> Tensor:
-        """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [1, B, V] of the LM head in their place."""
+        """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [1, B, V] of the LM head."""
         levels = min(depth, self.scorer.logit_levels)
         if self.heads is not None:
             logits: Tensor = self.heads(states, self.base.lm_head, levels)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
@@ -16,7 +17,8 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import KINDS, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import check_counts
-from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, random_prompts
+from treeopt.evaluate.memory import memory_as_error
+from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep
 from treeopt.latency import ONE_NODE
 from treeopt.models.base import Base, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
@@ -25,6 +27,7 @@ from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import STEP_SIZES, Plan, TreePolicy
 from treeopt.progress import Progress, silent
+from treeopt.texts.encode import Text
 from treeopt.texts.given_prompts import GivenPrompts
 from treeopt.tree import Tree
 
@@ -91,7 +94,7 @@ def learn_drafter(
     """Learn a drafter from the model's own text, and recommend a tree or policy for it.
 
     The recommended plan is the one with the most tokens per second: cross-validated tokens per step over the seconds of
-    a step. The steps are timed on this machine at batch 1, after as many tokens as an answer has on average.
+    a step. The steps are timed on this machine at batch 1, at the end of the text of median length.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
@@ -123,7 +126,8 @@ def learn_drafter(
     assert run.learned is not None
     used = None if loaded is None else heads_like(base, loaded.heads)
     plans = _plans(run.calibration, sizes)
-    figures = _figures(base, used, run.learned.drafter, run.calibration, plans, progress)
+    with memory_as_error("smaller sizes"):
+        figures = _figures(base, used, run.learned.drafter, run.texts, plans, progress)
     found = LearnedDrafter(run.learned.drafter, figures, run)
     drafter = dataclasses.replace(found.drafter, plan=found.recommended.plan)
     return dataclasses.replace(found, drafter=drafter)
@@ -154,20 +158,21 @@ def _figures(
     base: Base,
     heads: MedusaHeads | None,
     drafter: Drafter,
-    calibration: Calibration,
+    texts: Sequence[Text],
     plans: Sequence[Plan],
     progress: Progress,
 ) -> tuple[PlanFigures, ...]:
-    """The figures of each plan; the steps of all are timed in turn."""
+    """The figures of each plan; the steps of all are timed in turn, at the end of the text of median length."""
     rule = AcceptDeepest()
     decoders = [
         TreeDecoder(base, None, Tree(()), acceptance=rule),
         *(TreeDecoder(base, heads, plan, drafter=drafter, acceptance=rule, probe=False) for plan in plans),
     ]
     depth = drafter.depth + 1
-    context = min(calibration.positions // calibration.sequences, base.context - depth)
-    prompts = random_prompts(base, 1, max(1, context))
-    cached = max(decoders, key=lambda one: one.trees.nodes).prefill(list(prompts), depth)
+    known = sorted(([*text.prompt, *text.answer] for text in texts), key=len)[len(texts) // 2]
+    prompts = torch.tensor([known[: max(1, base.context - depth)]], device=base.device)
+    largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))
+    cached = largest.prefill(list(prompts), depth)
     steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
     plain, *seconds = _shortest(steps, progress)
     return tuple(
