@@ -18,7 +18,8 @@ PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT_FOLDER / "do
 
 def code_blocks(language: str, page: str = README) -> list[str]:
     """A page's fenced blocks in one language ('' is the command line)."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    return [block for name, block in blocks if name == language]
 
 
 def test_commands_parse_as_written() -> None:
