@@ -1,12 +1,16 @@
-"""What tests of several commands share: calibrations in the folder that a test runs in."""
+"""What tests of several commands share: calibrations in the folder of a test, and models that must not be loaded."""
 
 from __future__ import annotations
+
+from typing import Any, NoReturn
 
 import pytest
 from helpers import random_calibration, stretches
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import save_calibration
+from treeopt.models import base as base_module
+from treeopt.models import pair as pair_module
 
 
 @pytest.fixture
@@ -24,3 +28,14 @@ def tasks() -> list[Calibration]:
     for name, task in zip(("one", "two"), made, strict=True):
         save_calibration(task, f"{name}.safetensors")
     return made
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model can be loaded."""
+
+    def load(*_names: Any, **_options: Any) -> NoReturn:
+        raise AssertionError("a model was loaded first")
+
+    monkeypatch.setattr(base_module, "load_base", load)
+    monkeypatch.setattr(pair_module, "load_pair", load)

@@ -14,8 +14,6 @@ from tiny import chat_base, random_heads, tiny_base
 from treeopt.calibrate import pipeline
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter
-from treeopt.models import base as base_module
-from treeopt.models import pair as pair_module
 from treeopt.models.layouts import save_heads
 from treeopt.train import medusa1
 
@@ -28,17 +26,6 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("p.jsonl").write_text("".join(json.dumps({"instruction": f"w{i}"}) + "\n" for i in range(1, 7)))
     Path("data.jsonl").write_text('{"text": "w1", "output": "w2 w3 w4"}\n' * 8)
-
-
-@pytest.fixture
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model can be loaded."""
-
-    def load(*_names: Any, **_options: Any) -> NoReturn:
-        raise AssertionError("a model was loaded first")
-
-    monkeypatch.setattr(base_module, "load_base", load)
-    monkeypatch.setattr(pair_module, "load_pair", load)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from treeopt.evaluate.timed_step import TimedStep
 from treeopt.files.bundled import pocket
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.trees import save_tree
-from treeopt.models import base as base_module
 from treeopt.models import pair as pair_module
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
@@ -174,6 +173,7 @@ def test_nothing_learned(base: tuple[str, ...], monkeypatch: pytest.MonkeyPatch)
 
 USAGE = {
     "0 is not in the range 2<=x<=254": ("learn", *MODEL, *FEW, "--nodes", "0"),
+    "128 is not in the range 1<=x<=127": ("learn", *MODEL, *FEW, "--levels", "128"),
     "255 is not in the range 2<=x<=254": ("learn", *MODEL, *FEW, "--nodes", "8", "--nodes", "255"),
     "--heads needs --tree, or --drafter": ("generate", "x", *HEADS),
     "or --drafter with the tree that it recommends": ("validate", *HEADS, *OTHERS),
@@ -188,25 +188,14 @@ WRONG = {
 }
 
 
-@pytest.fixture
-def _no_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever loads a model fails."""
-
-    def load(*_names: Any, **_options: Any) -> NoReturn:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(base_module, "load_base", load)
-    monkeypatch.setattr(pair_module, "load_pair", load)
-
-
-@pytest.mark.usefixtures("_no_models")
+@pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("text", USAGE)
 def test_usage_errors(text: str) -> None:
     """A usage error before any model is loaded."""
     assert text in " ".join(treeopt(*USAGE[text], status=2).stderr.split())
 
 
-@pytest.mark.usefixtures("_no_models")
+@pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("text", WRONG)
 def test_files_that_do_not_fit(text: str) -> None:
     """E223, E201 or E202 before any model is loaded."""

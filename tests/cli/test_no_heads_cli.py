@@ -16,7 +16,6 @@ from treeopt.files.drafters import load_drafter
 from treeopt.files.policies import load_plan
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
-from treeopt.models import base as base_module
 from treeopt.models import pair as pair_module
 from treeopt.tree import Tree
 
@@ -59,17 +58,6 @@ def _no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("heads were loaded")
 
     monkeypatch.setattr(pair_module, "load_heads", load)
-
-
-@pytest.fixture
-def _no_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever loads a model fails."""
-
-    def load(*_names: Any, **_options: Any) -> NoReturn:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(base_module, "load_base", load)
-    monkeypatch.setattr(pair_module, "load_pair", load)
 
 
 def test_records_name_no_heads() -> None:
@@ -204,7 +192,7 @@ USAGE = {
 }
 
 
-@pytest.mark.usefixtures("_no_models")
+@pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("text", USAGE)
 def test_options_that_do_not_go_together(text: str) -> None:
     """A usage error with a remedy, before any model is loaded."""
@@ -229,7 +217,7 @@ WRONG = {
 }
 
 
-@pytest.mark.usefixtures("_no_models")
+@pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("text", WRONG)
 def test_files_that_do_not_fit(text: str) -> None:
     """A tree or drafter that contradicts --heads or --model is E223 before a model is loaded, with the remedy."""

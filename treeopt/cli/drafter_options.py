@@ -16,6 +16,7 @@ from treeopt.cli.early_checks import check_belongs
 from treeopt.drafter import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, NGRAM, Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.policy import Plan
+from treeopt.tree import MAX_DEPTH
 
 LEARNED = (HEADS_NGRAM, NGRAM)  # drafters that are learned from the model's text
 _RESERVED = (HEADS, *LEARNED)
@@ -40,7 +41,7 @@ def learning_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--levels",
-            type=click.IntRange(min=1),
+            type=click.IntRange(1, MAX_DEPTH),
             default=LEVELS,
             show_default=True,
             help="Of a learned drafter: its deepest draft; at least as many as there are heads.",

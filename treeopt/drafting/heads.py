@@ -142,7 +142,9 @@ def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None) -> No
         faults.append(f"its vocabulary holds {table.vocab_size} tokens, the base's {base.vocab_size}")
     if faults:
         what = f"the drafter does not fit {base.name}: {'; '.join(faults)}"
-        fix = "treeopt learn"
+        fix = (
+            f"--model {drafter.source.get('model', 'MODEL')}, for which it was learned, or treeopt learn for this model"
+        )
         if not num_heads and drafter.num_heads:
             fix = "--heads HEADS, or in Python heads=treeopt.load_heads(...)"
         elif num_heads and not drafter.num_heads:
