@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.drafting.interface import Drafts, Kept, Nodes, ProposerSession
+from treeopt.drafting.interface import Drafts, Kept, ProposerSession
 from treeopt.models.base import Base
 from treeopt.verify.buffers import compile_parents
 
@@ -41,13 +41,10 @@ class TextSession(ProposerSession):
         """The last tokens of each row, as many as there are up to the window."""
         return [text[-self.window :] if self.window else [] for text in self.texts]
 
-    def begin(self, roots: Tensor, states: Tensor) -> Nodes:
-        return Nodes(0, np.arange(len(roots)))
-
-    def _nothing(self, *_given: object) -> NoReturn:
+    def _nothing(self, *_given: object, **_more: object) -> NoReturn:
         raise AssertionError("random trees ask for no candidates")
 
-    candidates = features = follow = _nothing
+    begin = fill = grow = expand = trace = features = _nothing
 
 
 class RandomTrees:

@@ -31,6 +31,7 @@ WALKS = {"From a prompt to the trace file": 10, "From `build` to `accept`": 14} 
 
 # Attributes of other libraries' objects that have no public name.
 FOREIGN_PRIVATE = {
+    "_replace",  # of named tuples, which is public
     "_attn_implementation",  # transformers, a model's config: the attention that it was loaded with
     "_n_gpu",  # transformers, training arguments: set, so that one process trains on one device
     "_pad_token_tensor",  # transformers, a generation config: the token that stock generate pads with

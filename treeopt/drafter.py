@@ -42,6 +42,7 @@ MAX_CANDIDATES = 1 << 12  # of one source
 MAX_MATCH = 12  # matches of this many tokens or more have the same weight
 CACHE_LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens of the contexts that the cache looks up in the text so far
 WINDOW = 2048  # default number of most recent tokens that cache and prompt lookup search
+TOP_LOGPROBS = 64  # default number of tokens of each head whose log-probabilities are read
 LM_HEAD_LEVELS = 3  # of a drafter without heads; five were no better (docs/method.md)
 # Of drafters that nothing was learned for: candidates of each source, and weights between those fitted to two models.
 UNTRAINED_TOP, UNTRAINED_HEAD, UNTRAINED_OTHER = 16, 0.1, -1.0
@@ -52,11 +53,11 @@ HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"  # drafters by name;
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 CONTEXT = 4  # tokens of the longest stored context; more were no better (docs/method.md)
 _OLD_FIELDS = 6  # of a level that drafters of before the cache have
-_ORDER_BITS = 60  # the lower bits of a key are the hash of the tokens, the upper ones their number
-_HASH_MASK = (1 << _ORDER_BITS) - 1
-_KEY_ORDERS = np.arange(1, CONTEXT + 1, dtype=np.int64) << _ORDER_BITS
+ORDER_BITS = 60  # the lower bits of a key are the hash of the tokens, the upper ones their number
+HASH_MASK = (1 << ORDER_BITS) - 1
+_KEY_ORDERS = np.arange(1, CONTEXT + 1, dtype=np.int64) << ORDER_BITS
 # Odd numbers of 60 random bits; they are part of the file format.
-_MULTIPLIERS = np.array([0xA0B26C19F767C45, 0xADE47DDBDE5C099, 0xD8608FECB91CE37, 0xEBB6A19F1446BEB])
+MULTIPLIERS = np.array([0xA0B26C19F767C45, 0xADE47DDBDE5C099, 0xD8608FECB91CE37, 0xEBB6A19F1446BEB])
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,7 @@ class NgramTable:
                 return f"{name} are not finite"
         if np.any(self.keys[1:] <= self.keys[:-1]):
             return "keys are not ascending"
-        if rows > 1 and not 1 <= self.keys[0] >> _ORDER_BITS <= self.keys[-1] >> _ORDER_BITS <= CONTEXT:
+        if rows > 1 and not 1 <= self.keys[0] >> ORDER_BITS <= self.keys[-1] >> ORDER_BITS <= CONTEXT:
             return f"a key is not that of 1 to {CONTEXT} tokens"
         if not 0 <= self.tokens.min() <= self.tokens.max() < self.vocab_size:
             return f"a successor lies outside the vocabulary of {self.vocab_size}"
@@ -160,8 +161,8 @@ def context_keys(context: NDArray[np.int64]) -> NDArray[np.int64]:
     Returns:
         int64 [..., CONTEXT].
     """
-    keys: NDArray[np.int64] = (context * _MULTIPLIERS).cumsum(-1)
-    keys &= _HASH_MASK
+    keys: NDArray[np.int64] = (context * MULTIPLIERS).cumsum(-1)
+    keys &= HASH_MASK
     keys += _KEY_ORDERS
     return keys
 
@@ -217,6 +218,8 @@ class Drafter:
         voted: candidates of a level from the votes of the cache, beside the one of prompt lookup.
         lm_head_levels: where H = 0, number of first levels in which the base's own distribution of the root takes the
             place of a head's.
+        top_logprobs: number of the likeliest tokens of each head, or of the LM head, whose log-probabilities are read;
+            all other tokens share the rest equally. 0, of drafters of before, reads those of all tokens.
         plan: the tree or policy that is recommended for it; it names this drafter's id.
 
     Raises:
@@ -232,6 +235,7 @@ class Drafter:
     cache_prior: float = 1.0
     voted: int = 0
     lm_head_levels: int = 0
+    top_logprobs: int = 0
     plan: Plan | None = None
 
     def __post_init__(self) -> None:
@@ -256,6 +260,8 @@ class Drafter:
             return f"{self.voted} candidates from the cache and a cache_prior of {self.cache_prior}"
         if not 0 <= self.lm_head_levels <= (0 if self.num_heads else len(self.levels)):
             return f"{self.lm_head_levels} levels of the LM head beside {self.num_heads} heads"
+        if not 0 <= self.top_logprobs <= MAX_CANDIDATES:
+            return f"{self.top_logprobs} log-probabilities of each head"
         if len(self.levels) > self.num_heads and self.ngram_table is None:
             return "extra depth below the heads needs an n-gram table"
         faults = (
@@ -284,8 +290,8 @@ class Drafter:
             unigram=np.full(vocab_size, -math.log(vocab_size), np.float16),
             num_tokens=0,
         )
-        lm_head_levels = min(LM_HEAD_LEVELS, levels)
-        return cls((level,) * levels, 0, top, WINDOW, table, voted=top, lm_head_levels=lm_head_levels)
+        shared = {"lm_head_levels": min(LM_HEAD_LEVELS, levels), "top_logprobs": min(TOP_LOGPROBS, vocab_size)}
+        return cls((level,) * levels, 0, top, WINDOW, table, voted=top, **shared)
 
     @property
     def depth(self) -> int:
@@ -304,6 +310,8 @@ class Drafter:
         added = [self.cache_prior, self.voted, self.lm_head_levels, empty, [level[_OLD_FIELDS:] for level in levels]]
         if added != [1.0, 0, 0, False, [(Level().cache,)] * len(levels)]:
             settings.append(added)
+        if self.top_logprobs:
+            settings.append(self.top_logprobs)
         digest = hashlib.sha256(json.dumps(settings).encode())
         if self.ngram_table is not None:
             for name, array in sorted(self.ngram_table.arrays().items()):

@@ -18,8 +18,8 @@ from tiny import TREE_FAMILIES, random_heads, tiny_base
 from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rules import Rule, Sample
 from treeopt.drafter import Drafter
-from treeopt.drafting.ngram import NgramSession
-from treeopt.drafting.scores import num_candidates
+from treeopt.drafting.kernel_data import num_candidates
+from treeopt.drafting.kernel_session import KernelSession
 from treeopt.evaluate.validate import predict
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -145,7 +145,7 @@ def test_rewound_rows_draft_as_before(source: str) -> None:
 def test_a_stale_cache_is_caught(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the accepted tokens are not added to what the cache searches. The text stays, the steps do not."""
     made = made_for("llama", source, 40, 1)
-    monkeypatch.setattr(NgramSession, "keep", lambda self, kept: None)
+    monkeypatch.setattr(KernelSession, "keep", lambda self, kept: None)
     plan = made.plans()["dynamic"]
     decoder = made.decoder(plan)
     decoded = [decoder.generate(text.prompt, NEW) for text in made.texts]

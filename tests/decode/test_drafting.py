@@ -11,17 +11,17 @@ import torch
 from chances import ALPHA, counted, p_value, small_base, text_probabilities
 from drafters import SIZE_COST, answered, learned, planted, prompts_of, quick_drafter
 from helpers import random_tree
+from kernel_scorer import listed
 from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibration import MISS, NONE
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafter import Drafter, Level
-from treeopt.drafting.interface import Drafts, ProposerSession
-from treeopt.drafting.ngram import NgramSession
+from treeopt.drafting.interface import Drafts
+from treeopt.drafting.kernel_data import num_candidates
+from treeopt.drafting.kernel_session import KernelSession
 from treeopt.drafting.plans import TreeSource, check_plan, trees_for
-from treeopt.drafting.scores import num_candidates
-from treeopt.drafting.trace import windows
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.validate import predict, trace, validate
 from treeopt.models.base import Base
@@ -221,13 +221,13 @@ def test_repeated_candidates_are_never_accepted(made: Made, rule: Rule, monkeypa
     ranks = range(drafter.top, num_candidates(drafter))
     tree = Tree.from_paths([(rank,) for rank in ranks] + [(rank, 0) for rank in ranks], drafter=drafter.id)
     drafted: list[Drafts] = []
-    fill = ProposerSession.fill
+    fill = KernelSession.fill
 
-    def noted(self: NgramSession, *given: object) -> Drafts:
+    def noted(self: KernelSession, *given: object) -> Drafts:
         drafted.append(fill(self, *given))  # type: ignore[arg-type]
         return drafted[-1]
 
-    monkeypatch.setattr(NgramSession, "fill", noted)
+    monkeypatch.setattr(KernelSession, "fill", noted)
     accepted: list[bool] = []
 
     class Noted(type(rule)):  # type: ignore[misc]  # any of the three rules
@@ -401,17 +401,15 @@ def test_rescored_tokens_path_by_path(made: Made, seed: int) -> None:
     recent = rng.integers(0, made.base.vocab_size, (3, 32)).tolist()
     trees = trees_for(made.base, made.heads, tree, drafter)
     found = drafts_of(trees, recent, hidden).tokens
-    one = np.zeros(1, np.int64)
     for row in range(3):
         session = trees.start([recent[row]])
         with torch.inference_mode():
-            root = session.begin(torch.tensor(recent[row][-1:]), hidden[row : row + 1])
+            session.begin(torch.tensor(recent[row][-1:]), hidden[row : row + 1])
         for node, path in enumerate(tree.paths, start=1):
-            nodes = root
+            tokens: list[int] = []
             for rank in path:
-                token = session.candidates(nodes).tokens[:, rank]
-                nodes = session.follow(nodes, one, token)
-            assert found[row, node] == token[0]
+                tokens.append(listed(session, tokens)[0][rank])
+            assert found[row, node] == tokens[-1]
 
 
 def test_batch_takes_the_size_that_most_gains(made: Made) -> None:
@@ -424,7 +422,7 @@ def test_batch_takes_the_size_that_most_gains(made: Made) -> None:
     policy = TreePolicy(16, drafter.depth, drafter.id, size_cost)
     trees = trees_for(made.base, made.heads, policy, drafter)
     [hidden] = hidden_states(made.base, [text])
-    recent = windows(text, trees.window)
+    recent = [[*text.prompt, *text.answer[: i + 1]] for i in range(len(text.answer))]
 
     def size(rows: slice) -> int:
         return drafts_of(trees, recent[rows], hidden[rows]).tokens.shape[1]

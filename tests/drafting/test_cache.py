@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kernel_scorer import Candidates, Nodes, Scorer, Step
 from naive_draft import Table, empty_table, naive_cache, naive_votes
 
 from treeopt.drafter import CACHE_LENGTHS, CONTEXT, Drafter, Level, NgramTable
-from treeopt.drafting.interface import Candidates, Features, Nodes
-from treeopt.drafting.scores import Scorer, Step, num_candidates
+from treeopt.drafting.interface import Features
+from treeopt.drafting.kernel_data import num_candidates
 
 VOCAB = 20
 UNIFORM = Table({(): {0: 0.0}}, {(): 0.0}, (-3.0,) * VOCAB)  # P_0 of every token is exp(-3)
@@ -155,14 +156,13 @@ def test_window_ends_the_places() -> None:
 
 
 def test_voted_order_by_hand() -> None:
-    """By the weight of their votes, equal ones by id; where there are fewer, the token of prompt lookup repeats."""
+    """By the weight of their votes, equal ones by id; the token of prompt lookup is a candidate before them."""
     text = [9, 3, 9, 3, 9, 5, 9, 4, 6, 9, 8, 6, 9]
     # After 9: 3, 3, 5, 4, 8. After 6, 9: 8.
     found = features_of(drafter_of(voted=6), [text])
-    assert found.tokens[0, -6:].tolist() == [8, 3, 4, 5, 8, 8]
-    assert found.tokens[0, -7] == 8
-    assert found.repeated[0].tolist() == [False, False, True, False, False, False, True, True]
-    assert features_of(drafter_of(voted=3), [text]).tokens[0, -3:].tolist() == [8, 3, 4]
+    assert list(by_token(found, found.cache)) == [0, 8, 3, 4, 5]
+    three = features_of(drafter_of(voted=3), [text])
+    assert list(by_token(three, three.cache)) == [0, 8, 3, 4]
     assert num_candidates(drafter_of(voted=3)) == 1 + 1 + 3
 
 
@@ -170,7 +170,7 @@ def test_voted_of_each_row_and_node() -> None:
     """Rows with and without votes beside each other keep their own."""
     rows = [[9, 3, 9], [5, 6, 7], [9, 4, 9, 4, 1, 9]]
     found = features_of(drafter_of(voted=2), rows)
-    assert found.tokens[:, -2:].tolist() == [[3, 3], [7, 7], [4, 4]]
+    assert [list(by_token(found, found.cache, row)) for row in range(3)] == [[0, 3], [0, 7], [0, 4]]
     assert found.found.tolist() == [1, 0, 1]
 
 
@@ -206,7 +206,6 @@ def test_levels_of_the_lm_head() -> None:
     logits = torch.tensor([[float(token == 11) * 5 + float(token == 13) * 4 for token in range(VOCAB)]])
     drafter = replace(drafter_of(), top=2, lm_head_levels=2)
     scorer = Scorer(drafter)
-    assert scorer.logit_levels == 2
     recent = np.array([[1] * CONTEXT])
     step = scorer.begin(logits.expand(2, -1, -1), recent, drafter.depth)
     nodes = step.root

@@ -10,39 +10,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_scorer import Scorer
 from naive_draft import Case, random_case
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.expand import MAX_PARENTS, Expansion, expand, node_ranks
-from treeopt.drafting.interface import Candidates, Features, Ints, Nodes, ProposerSession
-from treeopt.drafting.scores import Scorer
+from treeopt.drafting.expand import node_ranks
+from treeopt.drafting.interface import Expansion, Ints
+from treeopt.drafting.kernel_data import MAX_PARENTS
 
 Path = tuple[int, ...]
 
 
-class Begun(ProposerSession):
-    """The session of a step whose logits are given."""
-
-    def __init__(self, scorer: Scorer, logits: torch.Tensor, recent: Ints, depth: int) -> None:
-        self._scorer, self._step = scorer, scorer.begin(logits, recent, depth)
-
-    def begin(self, roots: torch.Tensor, states: torch.Tensor) -> Nodes:
-        return self._step.root
-
-    def candidates(self, nodes: Nodes) -> Candidates:
-        return self._scorer.candidates(self._step, nodes)
-
-    def features(self, nodes: Nodes) -> Features:
-        return self._scorer.features(self._step, nodes)
-
-    def follow(self, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
-        return self._scorer.follow(self._step, nodes, parents, tokens)
-
-
 def tree_of(scorer: Scorer, logits: torch.Tensor, recent: Ints, nodes: int, depth: int) -> Expansion:
     """The trees of all rows."""
-    session = Begun(scorer, logits, recent, depth)
-    return expand(session, session.begin(logits, logits), nodes, depth)
+    return scorer.session(logits, recent, depth).expand(nodes, depth)
 
 
 def grown(case: Case, nodes: int, depth: int | None = None) -> Expansion:

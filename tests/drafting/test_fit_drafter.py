@@ -200,7 +200,7 @@ def test_texts_are_fitted_and_traced_by_their_folds(monkeypatch: pytest.MonkeyPa
     seen: list[tuple[str, bytes]] = []
 
     def noted(proposer: object, given: Sequence[Text], *more: object) -> Iterator[Positions]:
-        table = proposer.scorer.drafter.ngram_table  # type: ignore[attr-defined]
+        table = proposer.drafter.ngram_table  # type: ignore[attr-defined]
         seen.extend((text.prompt_id, table.ratios.tobytes()) for text in given)
         return positions_of(proposer, given, *more)  # type: ignore[arg-type]
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_scorer import Scorer
 from naive_draft import SOURCES, naive_mapped, random_case
 from numpy.typing import NDArray
 
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
 from treeopt.drafting.fit_weights import TERMS, Evidence, evidence, fit_calibration_map, fit_level
 from treeopt.drafting.interface import Features
-from treeopt.drafting.scores import Scorer
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

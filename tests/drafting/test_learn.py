@@ -66,7 +66,7 @@ def test_every_fold_leaves_its_own_texts_out() -> None:
         assert same(drafter.ngram_table, counts.table())
         assert drafter.levels == found.drafter.levels
     for text, model in zip(texts, found.proposers(base, heads, texts), strict=True):
-        assert model.scorer.drafter is found.folds[found.fold_of[text.prompt_id]]
+        assert model.drafter is found.folds[found.fold_of[text.prompt_id]]
     assert found.tokens == 1 + sum(len(text.prompt) + len(text.answer) - 1 for text in texts)
 
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from kernel_scorer import Candidates, Nodes, Scorer, Step
 from naive_draft import SOURCES, Case, Table, naive_match, random_case, random_table
 from numpy.typing import NDArray
 
 from treeopt.drafter import MAX_MATCH, NO_CHANCE, Drafter, Level
-from treeopt.drafting.interface import Candidates, Features, Nodes
+from treeopt.drafting.interface import Features
 from treeopt.drafting.ngram_counts import NgramCounts
-from treeopt.drafting.scores import Scorer, Step
 from treeopt.models.ranks import top_ids
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "12"))  # of each source
@@ -43,15 +43,10 @@ def random_paths(seed: int, case: Case, depth: int, count: int) -> list[tuple[in
     return paths
 
 
-def nodes_of(model: Scorer, start: Step, paths: Sequence[tuple[int, list[int]]]) -> Nodes:
+def nodes_of(paths: Sequence[tuple[int, list[int]]]) -> Nodes:
     """The nodes at the ends of paths of one depth, all together."""
-    parents, nodes = np.array([row for row, _ in paths]), start.root
-    if not paths[0][1]:
-        return Nodes(0, nodes.row[parents], tuple(array[parents] for array in nodes.state))
-    for level in range(len(paths[0][1])):
-        nodes = model.follow(start, nodes, parents, np.array([path[level] for _, path in paths]))
-        parents = np.arange(len(paths))
-    return nodes
+    rows = np.array([row for row, _ in paths])
+    return Nodes(rows, np.array([path for _, path in paths], np.int64).reshape(len(paths), -1))
 
 
 def listed(children: Candidates, node: int) -> list[tuple[int, float]]:
@@ -66,7 +61,7 @@ def check_against_naive(case: Case, seed: int) -> None:
     start = begin(case, model)
     for depth in range(case.drafter.depth):
         paths = random_paths(seed, case, depth, 6)
-        children = model.candidates(start, nodes_of(model, start, paths))
+        children = model.candidates(start, nodes_of(paths))
         for node, (row, path) in enumerate(paths):
             naive = case.naive(row)
             found, candidates = listed(children, node), naive.candidates(path)
@@ -109,7 +104,7 @@ def test_equal_scores_keep_the_order_of_proposal(seed: int, source: str) -> None
     start = begin(case, model)
     for depth in range(case.drafter.depth):
         paths = random_paths(seed, case, depth, 4)
-        children = model.candidates(start, nodes_of(model, start, paths))
+        children = model.candidates(start, nodes_of(paths))
         for node, (row, path) in enumerate(paths):
             assert [token for token, _ in listed(children, node)] == case.naive(row).candidates(path)
 
@@ -123,11 +118,11 @@ def test_rows_and_nodes_alone_equal_those_in_a_batch(seed: int, source: str) -> 
     start = begin(case, model)
     for depth in range(case.drafter.depth):
         paths = random_paths(seed, case, depth, 5)
-        together = model.candidates(start, nodes_of(model, start, paths))
+        together = model.candidates(start, nodes_of(paths))
         for node, (row, path) in enumerate(paths):
             one = replace(case, logits=case.logits[:, row : row + 1], recent=case.recent[row : row + 1])
             alone = begin(one, model)
-            children = model.candidates(alone, nodes_of(model, alone, [(0, path)]))
+            children = model.candidates(alone, nodes_of([(0, path)]))
             assert children.tokens.tolist() == together.tokens[node : node + 1].tolist()
             assert children.scores.tolist() == together.scores[node : node + 1].tolist()
 
@@ -137,14 +132,15 @@ def found_after(recent: list[int], path: Sequence[int] = (), *, window: int = 0)
     drafter = Drafter((Level(),) * 30, 1, 1, window or len(recent), FLAT.record())
     model = Scorer(drafter)
     start = model.begin(torch.zeros(1, 1, 60), np.array([recent]), len(path) + 1)
-    return model.features(start, nodes_of(model, start, [(0, list(path))]))
+    return model.features(start, nodes_of([(0, list(path))]))
 
 
 def copied_after(recent: list[int], path: Sequence[int] = ()) -> tuple[int, int]:
-    """The prompt_lookup token and the length of its match."""
+    """The prompt_lookup token and the length of its match; the root and 0 where there is none."""
     found = found_after(recent, path)
-    assert found.prompt_lookup[0].tolist() == [token == found.tokens[0, -1] for token in found.tokens[0]]
-    return int(found.tokens[0, -1]), int(found.length[0])
+    tokens = found.tokens[0][found.prompt_lookup[0]]
+    assert len(tokens) == (found.length[0] > 0)
+    return int(tokens[0]) if len(tokens) else recent[-1], int(found.length[0])
 
 
 # Recent tokens with the root, path, prompt_lookup token, length of its match.
@@ -201,10 +197,10 @@ def test_weight_of_a_match_is_that_of_its_length(length: int) -> None:
     recent = [*text[: length + 7], 50, *text[:length]]
     start = model.begin(torch.zeros(1, 1, 60), np.array([[-1] * (64 - len(recent)) + recent]), 7)
     for depth in range(7):
-        children = model.candidates(start, nodes_of(model, start, [(0, text[length : length + depth])]))
+        children = model.candidates(start, nodes_of([(0, text[length : length + depth])]))
         assert children.tokens[0, 0] == text[length + depth]
         assert children.scores[0, 0] == min(length + depth, MAX_MATCH)
-    nothing = model.candidates(start, nodes_of(model, start, [(0, [0])]))
+    nothing = model.candidates(start, nodes_of([(0, [0])]))
     assert set(nothing.scores[0].tolist()) == {0.0, -math.inf}
 
 
@@ -221,7 +217,7 @@ def test_backs_off_to_the_longest_stored_context() -> None:
 
     def above_backoff(recent: list[int], path: list[int]) -> dict[int, float]:
         start = model.begin(torch.zeros(1, 1, 10), np.array([recent]), 5)
-        found = model.features(start, nodes_of(model, start, [(0, path)]))
+        found = model.features(start, nodes_of([(0, path)]))
         ratios = dict(zip(found.tokens[0].tolist(), found.ratios[0].tolist(), strict=True))
         return {token: ratio for token, ratio in ratios.items() if ratio != min(ratios.values())}
 
@@ -240,7 +236,7 @@ def test_levels_beyond_the_heads_take_the_most_frequent() -> None:
     table = Table({(): {0: 0.0}}, {(): 0.0}, (-3.0, -1.0, -2.0, -1.0))
     model = Scorer(Drafter((Level(), Level(prior=0.5)), 1, 3, 0, table.record()))
     start = model.begin(torch.tensor([[[9.0, 0.0, 0.0, 1.0]]]), np.array([[0, 0, 0, 0]]), 2)
-    children = model.candidates(start, nodes_of(model, start, [(0, [2])]))
+    children = model.candidates(start, nodes_of([(0, [2])]))
     assert listed(children, 0) == [(1, -0.5), (3, -0.5), (2, -1.0), (0, -1.5)]
 
 
@@ -310,7 +306,7 @@ def test_log_probability_equals_the_naive_one(seed: int, mapped: bool, source: s
     start = begin(case, model)
     for depth in range(case.drafter.depth):
         paths = random_paths(seed, case, depth, 4)
-        children = model.candidates(start, nodes_of(model, start, paths))
+        children = model.candidates(start, nodes_of(paths))
         likely = model.log_probability(depth, children.scores)
         for node, (row, path) in enumerate(paths):
             wanted = case.naive(row).log_probabilities(path)

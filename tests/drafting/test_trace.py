@@ -8,27 +8,17 @@ import numpy as np
 import pytest
 import torch
 from drafters import answered, learned, planted, prompts_of
+from kernel_scorer import listed
 from tiny import VOCAB
 
 from treeopt.calibration import MISS, NONE
 from treeopt.drafter import Drafter
-from treeopt.drafting.expand import expand
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.interface import ProposerSession
-from treeopt.drafting.ngram import NgramProposer
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import trace_texts, windows
+from treeopt.drafting.record_proposer import RecordProposer
+from treeopt.drafting.trace import trace_texts
 from treeopt.policy import STEP_SIZES
-from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
-
-
-@pytest.mark.parametrize("size", [1, 2, 4, 20])
-def test_windows(size: int) -> None:
-    """Row i ends with token i of the answer; -1 stands before the text."""
-    text = Text("a", [1, 2, 3], [4, 5, 6])
-    rows = [([-1] * size + [1, 2, 3, 4, 5, 6][: 4 + i])[-size:] for i in range(3)]
-    assert windows(text, size).tolist() == rows
 
 
 def test_ranks_of_heads_drafter_are_those_of_the_heads() -> None:
@@ -47,13 +37,8 @@ def test_ranks_on_the_device_are_those_of_the_candidates() -> None:
     """The heads' ranks, found without sorting, are the places among their candidates."""
     base, heads = planted()
     texts = answered(base, prompts_of(0, 4))
-    fast, slow = HeadsProposer(base, heads), HeadsProposer(base, heads)
-
-    class Sorted(type(slow.start([], 3))):  # type: ignore[misc]  # the session's class with the interface's own rank
-        rank = ProposerSession.rank
-
-    slow.start = lambda texts, depth: Sorted(slow, depth)  # type: ignore[method-assign]
-    pairs = zip(*(trace_texts(base, [one] * 4, texts, 253) for one in (fast, slow)), strict=True)
+    fast = HeadsProposer(base, heads)
+    pairs = zip(*(trace_texts(base, [one] * 4, texts, 253) for one in (fast, fast.by_probability)), strict=True)
     assert all(np.array_equal(one.ranks, other.ranks) for one, other in pairs)
 
 
@@ -62,7 +47,7 @@ def test_ranks_position_by_position() -> None:
     base, heads = planted()
     texts = answered(base, prompts_of(0, 10))
     drafter = learned(base, heads, texts).drafter
-    proposer = NgramProposer(base, heads, drafter)
+    proposer = RecordProposer(base, heads, drafter)
     [text] = answered(base, prompts_of(9, 1))
     [traced] = trace_texts(base, [proposer], [text], 5, step_depth=drafter.depth)
     [hidden] = hidden_states(base, [text])
@@ -70,16 +55,14 @@ def test_ranks_position_by_position() -> None:
     for i in range(len(text.answer)):
         session = proposer.start([[*text.prompt, *text.answer[: i + 1]]], drafter.depth)
         with torch.inference_mode():
-            nodes = root = session.begin(torch.tensor(text.answer[i : i + 1]), hidden[i : i + 1])
-        for level, token in enumerate(text.answer[i + 1 :][: drafter.depth]):
-            children = session.candidates(nodes)
-            found = children.tokens[0][np.isfinite(children.scores[0])].tolist()
+            session.begin(torch.tensor(text.answer[i : i + 1]), hidden[i : i + 1])
+        after = text.answer[i + 1 :][: drafter.depth]
+        for level, token in enumerate(after):
+            found, likely = listed(session, after[:level])
             rank = found.index(token) if token in found else 99
             assert traced.ranks[i, level] == (rank if rank < 5 else MISS)
-            likely = np.exp(children.log_probability[0, 0])
-            assert traced.steps.confidence[i, level] == pytest.approx(float(likely), rel=2e-3)
-            nodes = session.follow(nodes, np.zeros(1, np.int64), np.array([token]))
-        tree = expand(session, root, 254, drafter.depth)
+            assert traced.steps.confidence[i, level] == pytest.approx(likely, rel=2e-3)
+        tree = session.expand(254, drafter.depth)
         total = 1 + np.exp(tree.log_probability[0].astype(np.float64)).cumsum()
         wanted = [1.0, *(total[min(size - 1, len(total)) - 1] for size in STEP_SIZES[1:])]
         np.testing.assert_allclose(traced.steps.expected_tokens[i], wanted, rtol=1e-5)
@@ -91,7 +74,7 @@ def test_pieces_change_nothing(piece: int, monkeypatch: pytest.MonkeyPatch) -> N
     base, heads = planted()
     texts = answered(base, prompts_of(0, 6))
     drafter = learned(base, heads, texts).drafter
-    proposer = NgramProposer(base, heads, drafter)
+    proposer = RecordProposer(base, heads, drafter)
     alone = [trace_texts(base, [proposer], [text], 253, step_depth=5)[0] for text in texts]
     monkeypatch.setattr(proposer, "rows_at_once", piece)
     for one, other in zip(trace_texts(base, [proposer] * 6, texts, 253, step_depth=5), alone, strict=True):

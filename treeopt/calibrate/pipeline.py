@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibration import MAX_RANKS, NONE, Calibration, Provenance, Ranks, StepTraces
 from treeopt.drafter import Drafter
-from treeopt.drafting.heads import check_drafter
 from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.drafting.plans import proposer_for
+from treeopt.drafting.record_proposer import check_drafter
 from treeopt.drafting.trace import Traced, trace_texts
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads

@@ -74,7 +74,13 @@ class Rows:
         paths = drafts.tree.paths_to(node)  # [B, D+1]
         tokens = drafts.tokens.gather(1, paths.clamp(min=0))
         lost = [] if drafts.void is None else [_lost(drafts.tree, drafts.void)]
-        columns: list[list[int]] = torch.cat([root[:, None], paths, tokens, *lost], dim=1).tolist()
+        rows = torch.arange(len(node), device=node.device)
+        self.hidden = hidden[rows, node]
+        observed = self.drafting.observe(self.hidden)
+        of_step = torch.cat([root[:, None], paths, tokens, *lost], dim=1).int()
+        both = of_step if observed is None else torch.cat([of_step, observed], dim=1)
+        host = both.numpy(force=True)  # the only transfer to the host
+        columns: list[list[int]] = host[:, : of_step.shape[1]].tolist()
         width = paths.shape[1]
         known = [[step for step in row[1 : width + 1] if step != PAD] for row in columns]
         most = drafts.tokens.shape[1] - 1
@@ -86,8 +92,9 @@ class Rows:
         self.session.keep(known, paths)
         new = [[*step[1:], next_root] for step, next_root in zip(emitted, roots, strict=True)]
         self.drafting.keep(Kept(new, paths, logits, hidden))
-        rows = torch.arange(len(node), device=node.device)
-        self.roots, self.root, self.hidden = roots, root, hidden[rows, node]
+        if observed is not None:
+            self.drafting.look(host[:, of_step.shape[1] :])
+        self.roots, self.root = roots, root
         return emitted
 
     def keep(self, rows: Sequence[int]) -> None:

@@ -95,14 +95,13 @@ class Sample:
         fits = [fit_level(Evidence.joined(part)) for part in parts]
         return list(zip(fits, np.concatenate(known).T, strict=True))
 
+    @torch.inference_mode()
     def _add(self, found: Positions, parts: Sequence[list[Evidence]]) -> None:
         """Add the evidence at these positions to that of each level."""
-        nodes, each = found.root, np.arange(len(found.true))
         for level, part in enumerate(parts):
             true = found.true[:, level]
-            part.append(evidence(found.session.features(nodes), true).only(true >= 0).without(self.without))
-            if level + 1 < len(parts):
-                nodes = found.session.follow(nodes, each, np.maximum(true, 0))
+            features = found.session.features(found.true[:, :level])
+            part.append(evidence(features, true).only(true >= 0).without(self.without))
 
 
 def fit_drafter(sample: Sample, folds: Sequence[Drafter]) -> list[Drafter]:

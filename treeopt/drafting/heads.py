@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,16 +12,26 @@ from torch import Tensor
 
 from treeopt.calibration import MAX_RANKS
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import NO_CANDIDATE, Candidates, Drafts, Features, Ints, Nodes, ProposerSession
-from treeopt.drafting.scores import Scorer, Step, num_candidates
+from treeopt.drafting.interface import (
+    NO_CANDIDATE,
+    NO_FLOATS,
+    Drafts,
+    Expansion,
+    Features,
+    Floats,
+    Ints,
+    Kept,
+    Limits,
+    Observed,
+    ProposerSession,
+)
+from treeopt.drafting.kernel_data import num_candidates
+from treeopt.drafting.record_proposer import RecordProposer, check_drafter, rows_at_once
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.ranks import rank_of, top_ids
-from treeopt.texts.hidden_states import LOGITS_BYTES
 from treeopt.verify.buffers import Buffers
-
-_SCORED_AT_ONCE = 256  # rows whose scores are computed together, so that the arrays fit into the processor's cache
 
 
 class HeadsProposer:
@@ -47,57 +58,63 @@ class HeadsProposer:
         self.heads = None if heads is None else heads_like(base, heads)
         self.depth = 0 if heads is None else heads.num_heads
         self.num_candidates = base.vocab_size if drafter is None else num_candidates(drafter, base.vocab_size)
-        self.rows_at_once = rows_at_once(base, self.depth, scored=drafter is not None)
+        self.rows_at_once = rows_at_once(base, self.depth)
         self._drafter = drafter
 
     @functools.cached_property
-    def scorer(self) -> Scorer:
-        """Scores of candidates; without a record there are as many candidates as a trace has ranks."""
+    def by_probability(self) -> RecordProposer:
+        """The same drafter for per-step trees; without a record it has as many candidates as a trace has ranks."""
         top = min(MAX_RANKS, self.base.vocab_size)
-        return Scorer(self._drafter or Drafter.heads_only(self.depth, top))
+        return RecordProposer(self.base, self.heads, self._drafter or Drafter.heads_only(self.depth, top))
 
-    def logits(self, states: Tensor, depth: int) -> Tensor:
-        """float [depth, B, V]: the logits of the first heads at states [B, d]."""
-        assert self.heads is not None, "a drafter without heads has no levels"
-        logits: Tensor = self.heads(states, self.base.lm_head, depth)
-        return logits
-
-    def start(self, texts: Sequence[Sequence[int]] | Ints, depth: int) -> HeadsSession:
-        return HeadsSession(self, depth)
+    def start(
+        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
+    ) -> HeadsSession:
+        return HeadsSession(self, texts, depth, ends)
 
 
 class HeadsSession(ProposerSession):
-    """Drafting by heads, which depend on the hidden states alone, so no text is stored."""
+    """Drafting by heads: static trees on the device alone, per-step trees by the probabilities on the host.
 
-    def __init__(self, proposer: HeadsProposer, depth: int) -> None:
-        self._proposer = proposer
-        self._depth = depth
-        self._step: Step | None = None
+    Heads depend on the hidden states alone, so for static trees no text is stored.
+    """
 
-    def begin(self, roots: Tensor, states: Tensor) -> Nodes:
-        self._logits = self._proposer.logits(states, self._depth)  # [D, B, V]
-        self._step = None
-        return Nodes(0, np.arange(len(roots)))
+    def __init__(
+        self,
+        proposer: HeadsProposer,
+        texts: Sequence[Sequence[int]],
+        depth: int,
+        ends: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self._proposer, self._depth = proposer, depth
+        self._given = texts, ends
 
-    def candidates(self, nodes: Nodes) -> Candidates:
-        return self._proposer.scorer.candidates(self._scored(), nodes)
+    @functools.cached_property
+    def _scored(self) -> ProposerSession:
+        texts, ends = self._given
+        return self._proposer.by_probability.start(texts, self._depth, ends)
 
-    def features(self, nodes: Nodes) -> Features:
-        return self._proposer.scorer.features(self._scored(), nodes)
+    @functools.cached_property
+    def _logits(self) -> Tensor:
+        """float [D, B, V] of the current step."""
+        heads = self._proposer.heads
+        assert heads is not None, "a drafter without heads has no levels"
+        logits: Tensor = heads(self._states, self._proposer.base.lm_head, self._depth)
+        return logits
 
-    def follow(self, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
-        return Nodes(nodes.depth + 1, nodes.row.take(parents))
+    def begin(self, roots: Tensor, states: Tensor) -> None:
+        self._roots, self._states = roots, states
+        self.__dict__.pop("_logits", None)
+        self._begun = False
 
-    def rank(self, nodes: Nodes, tokens: Ints) -> Ints:
-        """As `ProposerSession.rank`, on the model's device and without sorting."""
-        logits = self._logits[nodes.depth]
-        if not np.array_equal(nodes.row, np.arange(len(logits))):
-            logits = logits[torch.from_numpy(nodes.row).to(logits.device)]
-        ranks = rank_of(logits, torch.from_numpy(tokens).to(logits.device)).numpy(force=True).astype(np.int64)
-        return np.where(ranks < self._proposer.num_candidates, ranks, NO_CANDIDATE)
+    def _on_host(self) -> ProposerSession:
+        """The session of the host, with the current step begun."""
+        if not self._begun:
+            self._scored.begin(self._roots, self._states)
+            self._begun = True
+        return self._scored
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
-        """As `ProposerSession.fill`, without the host: rank r of head h for every node of rank r at depth h."""
         if not tree.depth:
             return Drafts(roots[:, None], tree)
         self.begin(roots, states)
@@ -105,48 +122,44 @@ class HeadsSession(ProposerSession):
         candidates = torch.cat([roots[:, None], guesses.flatten(1)], dim=1)
         return Drafts(candidates.index_select(1, tree.tree_indices), tree)
 
+    def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
+        return self._scored.grow(roots, states, limits)
+
+    def expand(self, nodes: int, depth: int) -> Expansion:
+        return self._on_host().expand(nodes, depth)
+
+    def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
+        """As `ProposerSession.trace`; ranks are found on the device, without sorting."""
+        tokens = torch.from_numpy(np.maximum(true, 0)).to(self._logits.device)
+        ranks = [rank_of(logits, tokens[:, level]) for level, logits in enumerate(self._logits[: true.shape[1]])]
+        found = torch.stack(ranks, dim=1).numpy(force=True).astype(np.int64)
+        ranks_in = np.where(found < self._proposer.num_candidates, found, NO_CANDIDATE)
+        return ranks_in, self._on_host().trace(true, confidence=True)[1] if confidence else NO_FLOATS
+
+    def features(self, true: Ints) -> Features:
+        return self._on_host().features(true)
+
+    def observe(self, states: Tensor) -> Tensor | None:
+        return None if self.static or not self._depth else self._scored.observe(states)
+
+    def look(self, observed: Observed) -> None:
+        self._scored.look(observed)
+
+    def keep(self, kept: Kept) -> None:
+        if not self.static:
+            self._scored.keep(kept)
+
+    def select(self, rows: Sequence[int]) -> None:
+        if not self.static:
+            self._scored.select(rows)
+
+    def mark(self) -> Any:
+        return None if self.static else self._scored.mark()
+
+    def rewind(self, mark: Any) -> None:
+        if not self.static:
+            self._scored.rewind(mark)
+
     def check_finite(self, first: int) -> None:
-        check_logits(self._logits, first)
-
-    def _scored(self) -> Step:
-        """The step on the host, transferred on first use."""
-        if self._step is None:
-            roots = np.zeros((self._logits.shape[1], 1), np.int64)
-            self._step = self._proposer.scorer.begin(self._logits, roots, self._depth)
-        return self._step
-
-
-def rows_at_once(base: Base, num_heads: int, *, scored: bool) -> int:
-    """The number of rows whose logits of all heads fit into memory; fewer where scores are computed on the host."""
-    size = 4 if scored else torch.finfo(base.dtype).bits // 8
-    rows = max(1, LOGITS_BYTES // (max(1, num_heads) * base.vocab_size * size))
-    return min(rows, _SCORED_AT_ONCE) if scored else rows
-
-
-def check_logits(logits: Tensor, first: int) -> None:
-    """Raise E504 where the heads' logits of rows `first` and on are not finite; the hidden states are finite."""
-    if not torch.isfinite(logits.sum(dtype=torch.float32)):
-        raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")
-
-
-def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None) -> None:
-    """Raise E223 unless the drafter was made for as many heads and the same vocabulary; TypeError for another type."""
-    if not isinstance(drafter, Drafter):
-        raise TypeError(f"drafter is treeopt.Drafter or None, not an object of type {type(drafter).__name__}")
-    faults = []
-    num_heads = 0 if heads is None else heads.num_heads
-    if drafter.num_heads != num_heads:
-        faults.append(f"it was made for {drafter.num_heads} heads, there are {num_heads}")
-    table = drafter.ngram_table
-    if table is not None and table.vocab_size != base.vocab_size:
-        faults.append(f"its vocabulary holds {table.vocab_size} tokens, the base's {base.vocab_size}")
-    if faults:
-        what = f"the drafter does not fit {base.name}: {'; '.join(faults)}"
-        fix = (
-            f"--model {drafter.source.get('model', 'MODEL')}, for which it was learned, or treeopt learn for this model"
-        )
-        if not num_heads and drafter.num_heads:
-            fix = "--heads HEADS, or in Python heads=treeopt.load_heads(...)"
-        elif num_heads and not drafter.num_heads:
-            fix = "leave the heads out: --model MODEL without --heads, or in Python heads=None"
-        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix=fix)
+        if not torch.isfinite(self._logits.sum(dtype=torch.float32)):
+            raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")

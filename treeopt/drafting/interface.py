@@ -1,29 +1,27 @@
-"""The interface of drafters, which propose candidates for the nodes of a tree, both in tracing and in decoding.
+"""The interface of drafters, which propose drafts for the nodes of a tree, both in tracing and in decoding.
 
 A `Proposer` is a drafter with the model that it drafts for. `start` opens a `ProposerSession` for the rows of a batch.
-Each step makes these calls:
+Each step of a decoder makes these calls, all for all rows of the batch:
 
-    root = session.begin(roots, states)              # P = B nodes, one for each row
-    found = session.candidates(root)                 # tokens [P, C], best first, with log-probabilities
-    nodes = session.follow(root, parents, tokens)    # chosen candidates become nodes of the next level
+    drafts = session.fill(roots, states, tree)       # the tokens of one tree's nodes, or
+    drafts = session.grow(roots, states, limits)     # for each row a tree of its likeliest nodes
     ...
     session.keep(kept)                               # the tokens that were accepted
+    observed = session.observe(states)               # on the device: what the host needs of the next states
+    session.look(host_copy_of_observed)              # the caller transfers it with the result of the step
 
-Each call takes all nodes of a level and all rows of the batch. Decoding fills a tree with candidates; tracing follows
-the tokens of a finished text and looks up the rank of each. The calls are the same, so the ranks in a trace are exactly
-those that the decoder uses.
+Tracing makes every position of a finished text a row, calls `begin`, and looks up the tokens that follow (`trace`,
+`expand`). Candidates come from the same code, so the ranks in a trace are exactly those that the decoder uses.
 """
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,57 +30,10 @@ from treeopt.verify.buffers import Buffers
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+Observed = NDArray[np.int32]
 
 NO_CANDIDATE = 1 << 30  # rank of a token that is not a candidate
-
-
-@dataclass(frozen=True, eq=False)
-class Nodes:
-    """P nodes of one depth.
-
-    Args:
-        depth: of the nodes; 0 for roots.
-        row: int64 [P], each node's row of the batch.
-        state: arrays [P, ...] that the drafter defines, such as the last tokens on the path.
-    """
-
-    depth: int
-    row: Ints
-    state: tuple[NDArray[Any], ...] = ()
-
-    @classmethod
-    def joined(cls, parts: Sequence[Nodes], rows: int) -> Nodes:
-        """The nodes of all parts of one level, sorted by row; in a part, each of the `rows` rows has as many nodes."""
-        if len(parts) == 1:
-            return parts[0]
-
-        def join(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-            by_row = [array.reshape(rows, len(array) // rows, *array.shape[1:]) for array in arrays]
-            whole = np.concatenate(by_row, axis=1)
-            return whole.reshape(-1, *whole.shape[2:])
-
-        states = zip(*(part.state for part in parts), strict=True)
-        return cls(parts[0].depth, join([part.row for part in parts]), tuple(join(arrays) for arrays in states))
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """C candidates of each of P nodes, best first.
-
-    Args:
-        tokens: int64 [P, C], different tokens where the score is finite.
-        scores: float32 [P, C], descending; -inf where a node has fewer candidates.
-        estimate: the function from the scores to `log_probability`.
-    """
-
-    tokens: Ints
-    scores: Floats
-    estimate: Callable[[Floats], Floats]
-
-    @functools.cached_property
-    def log_probability(self) -> Floats:
-        """float32 [P, C]: log of the estimated probability that each candidate is the next token."""
-        return self.estimate(self.scores)
+NO_FLOATS: Floats = np.zeros((0, 0), np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +95,40 @@ class Kept:
     hidden: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """One tree for each row, the likeliest nodes first; of equally likely nodes a parent before its child.
+
+    A row with fewer candidates than another is padded with nodes of log-probability -inf.
+
+    Args:
+        tokens: int64 [B, n], without the root.
+        parents: int64 [B, n], each node's parent: 0 is the root, i > 0 the node in column i - 1.
+        depths: int64 [B, n].
+        log_probability: float32 [B, n], of each node's path, descending along a row.
+    """
+
+    tokens: Ints
+    parents: Ints
+    depths: Ints
+    log_probability: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """The trees that `ProposerSession.grow` may choose.
+
+    Args:
+        sizes: nodes, the root counted, ascending; a step takes the size with the most estimated tokens - cost.
+        cost: of a step of each size, in tokens.
+        depth: the maximum.
+    """
+
+    sizes: tuple[int, ...]
+    cost: tuple[float, ...]
+    depth: int
+
+
 @runtime_checkable
 class Proposer(Protocol):
     """A drafter with the model that it drafts for."""
@@ -164,48 +149,75 @@ class Proposer(Protocol):
     def rows_at_once(self) -> int:
         """The maximum number of rows in tracing, where every position is a row; limits memory."""
 
-    def start(self, texts: Sequence[Sequence[int]] | Ints, depth: int) -> ProposerSession:
+    def start(
+        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
+    ) -> ProposerSession:
         """A session for the rows of a batch.
 
         Args:
-            texts: for each row its prompt and first root; in an array int64 [B, n], negative tokens at the start of a
-                row are padding.
+            texts: for each row its prompt and first root.
             depth: levels of each step, at most `self.depth`.
+            ends: in tracing, for each text the numbers of its tokens, ascending, that make a row each, the last of them
+                the root; None makes each text a row.
         """
 
 
 class ProposerSession(ABC):
-    """The drafting of a batch of texts in progress; see the module docstring."""
+    """The drafting of a batch of texts in progress; see the module docstring.
+
+    Attributes:
+        static: whether only `fill` is called.
+    """
+
+    static = False
 
     @abstractmethod
-    def begin(self, roots: Tensor, states: Tensor) -> Nodes:
-        """Begin a step.
+    def begin(self, roots: Tensor, states: Tensor) -> None:
+        """Begin a step; `fill` and `grow` do.
 
         Args:
             roots: int64 [B], each row's root, on the model's device.
             states: float [B, d], the hidden states that the roots were predicted from.
-
-        Returns:
-            The roots as nodes, one for each row.
         """
 
     @abstractmethod
-    def candidates(self, nodes: Nodes) -> Candidates:
-        """The candidates of each node for the level below it."""
+    def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
+        """Begin a step, and fill one tree: a node of rank r gets candidate r of its parent.
+
+        Where a node has fewer candidates than the tree has ranks, its children of larger ranks are void.
+        """
 
     @abstractmethod
-    def features(self, nodes: Nodes) -> Features:
-        """The terms of the candidates' scores, for fitting the weights."""
+    def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
+        """Begin a step, and choose for each row the tree of its likeliest nodes; all rows have the largest size."""
 
     @abstractmethod
-    def follow(self, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
-        """Children of nodes as nodes of the next level.
+    def expand(self, nodes: int, depth: int) -> Expansion:
+        """The `nodes` - 1 likeliest drafts of each row, at most `depth` levels deep; all where there are fewer."""
+
+    @abstractmethod
+    def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
+        """Follow the true tokens of each row.
 
         Args:
-            nodes: P nodes.
-            parents: int64 [P'], each child's parent among them.
-            tokens: int64 [P'], the children's tokens, which need not be candidates.
+            true: int64 [B, L], the tokens that followed the root; negative beyond the end of the text.
+            confidence: whether the second result is made.
+
+        Returns:
+            int64 [B, L], the rank of each among the candidates of its level; `NO_CANDIDATE` if it is not one. And
+            float32 [B, L], log of the estimated probability of each level's best candidate, or [0, 0].
         """
+
+    @abstractmethod
+    def features(self, true: Ints) -> Features:
+        """The terms of the candidates' scores after the true tokens int64 [B, depth], for fitting the weights."""
+
+    def observe(self, states: Tensor) -> Tensor | None:
+        """On the device, int32 [B, n]: what the host needs of the states of the next step; None if nothing."""
+        return None
+
+    def look(self, observed: Observed) -> None:  # noqa: B027 - not all drafters read states on the host
+        """Take the host's copy of `observe`; otherwise `begin` transfers it."""
 
     def keep(self, kept: Kept) -> None:  # noqa: B027 - not all drafters read the text
         """Continue after the accepted tokens of a step."""
@@ -222,39 +234,3 @@ class ProposerSession(ABC):
 
     def check_finite(self, first: int) -> None:  # noqa: B027
         """Raise E504 where scores of the current step are not finite; the message counts rows from `first`."""
-
-    def rank(self, nodes: Nodes, tokens: Ints) -> Ints:
-        """The rank of one token, int64 [P], among the candidates of each node; `NO_CANDIDATE` if it is not one."""
-        found = self.candidates(nodes)
-        hit = (found.tokens == tokens[:, None]) & np.isfinite(found.scores)
-        return np.where(hit.any(1), hit.argmax(1), NO_CANDIDATE)
-
-    def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
-        """Begin a step, and fill one tree: a node of rank r gets candidate r of its parent.
-
-        Where a node has fewer candidates than the tree has ranks, its children of larger ranks are void.
-        """
-        nodes, rows = self.begin(roots, states), len(roots)
-        tokens, scores = [], []
-        for level in tree.levels:
-            found = self.candidates(nodes)
-            width = found.tokens.shape[1]
-            slots = level.parents * width + np.minimum(level.ranks, width - 1)  # of each row's candidates
-            tokens.append(found.tokens.reshape(rows, -1).take(slots, 1))  # [B, n]
-            scores.append(found.scores.reshape(rows, -1).take(slots, 1))
-            if tree.top_k > width:  # levels may have fewer candidates than others
-                scores[-1][:, level.ranks >= width] = -np.inf
-            if len(level.inner):
-                first = np.arange(rows)[:, None] * (len(nodes.row) // rows)
-                parents = (first + level.parents.take(level.inner)).ravel()
-                nodes = self.follow(nodes, parents, tokens[-1].take(level.inner, 1).ravel())
-        if not tokens:
-            return Drafts(roots[:, None], tree)
-        drafts = torch.from_numpy(np.concatenate(tokens, axis=1)).to(roots.device)
-        void = ~np.isfinite(np.concatenate(scores, axis=1))
-        return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree, _with_root(void, roots) if void.any() else None)
-
-
-def _with_root(void: Bools, roots: Tensor) -> Tensor:
-    """bool [B, N] on the roots' device from the drafts' [B, N-1]."""
-    return torch.from_numpy(np.pad(void, ((0, 0), (1, 0)))).to(roots.device)

@@ -21,6 +21,7 @@ from treeopt.drafter import (
     LEVELS,
     LM_HEAD_LEVELS,
     MAX_WINDOW,
+    TOP_LOGPROBS,
     WINDOW,
     Drafter,
     Level,
@@ -195,6 +196,7 @@ def _unfitted(
         ngram_table=table,
         voted=VOTED if table is not None and table.empty else 0,
         lm_head_levels=0 if num_heads else min(LM_HEAD_LEVELS, depth),
+        top_logprobs=0 if table is None else min(TOP_LOGPROBS, base.vocab_size),
         source=source,
     )
 

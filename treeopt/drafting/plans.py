@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.expand import Expansion, expand, expected_tokens
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.interface import Bools, Drafts, Floats, Ints, Proposer, ProposerSession
-from treeopt.drafting.ngram import NgramProposer
-from treeopt.drafting.scores import num_candidates
+from treeopt.drafting.interface import Drafts, Limits, Proposer, ProposerSession
+from treeopt.drafting.kernel_data import num_candidates
+from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.policy import STEP_SIZES, Plan, TreePolicy
+from treeopt.policy import Plan, TreePolicy
 from treeopt.tree import Tree, check_tree_fits
-from treeopt.verify.buffers import Buffers, compile_parents, compile_ranks
+from treeopt.verify.buffers import Buffers, compile_ranks
 
 UNTRAINED_NODES = 16  # of the per-step trees where nothing was learned
 
@@ -75,7 +72,9 @@ class StaticTree:
         self.nodes, self.depth, self.window = self.tree.nodes, self.tree.depth, proposer.window
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
-        return self.proposer.start(texts, self.depth)
+        session = self.proposer.start(texts, self.depth)
+        session.static = True
+        return session
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
         return session.fill(roots, states, self.compiled)
@@ -95,44 +94,13 @@ class PerStepTrees:
         self.proposer = proposer
         self.nodes, self.window = policy.nodes, proposer.window
         self.depth = min(policy.depth, proposer.depth)
-        self._sizes = np.array(policy.sizes)
-        self._costs = np.array([cost for _, cost in policy.size_cost])
+        self._limits = Limits(policy.sizes, tuple(cost for _, cost in policy.size_cost), self.depth)
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         return self.proposer.start(texts, self.depth)
 
     def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
-        found = expand(session, session.begin(roots, states), self.nodes, self.depth)
-        tokens, parents, void = _in_order_of_depth(found, self._size(found.log_probability))
-        device = roots.device
-        drafts = torch.from_numpy(tokens).to(device)
-        tree = compile_parents(torch.from_numpy(parents).to(device), self.depth)
-        voids = torch.from_numpy(void).to(device) if void.any() else None
-        return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree, voids)
-
-    def _size(self, log_probability: Floats) -> int:
-        """Nodes of this step: the best size of each row, and the largest of these."""
-        if len(self._sizes) == 1:
-            return self.nodes
-        total = expected_tokens(log_probability)[:, np.searchsorted(STEP_SIZES, self._sizes)]
-        return int(self._sizes[(total - self._costs).argmax(1).max()])
-
-
-def _in_order_of_depth(found: Expansion, nodes: int) -> tuple[Ints, Ints, Bools]:
-    """Tokens [B, N-1] of the likeliest drafts, and of all nodes parents [B, N] and void [B, N], sorted by depth.
-
-    The padding of a row that has fewer drafts than another is void.
-    """
-    rows, drafts = len(found.tokens), min(nodes - 1, found.tokens.shape[1])
-    order = found.depths[:, :drafts].argsort(1, kind="stable")
-    each = np.arange(rows)[:, None]
-    number: NDArray[np.int64] = np.zeros((rows, drafts + 1), np.int64)
-    number[each, order + 1] = np.arange(1, drafts + 1)
-    parents = np.zeros((rows, drafts + 1), np.int64)
-    parents[:, 1:] = number[each, found.parents[each, order]]
-    void = np.zeros((rows, drafts + 1), np.bool_)
-    void[:, 1:] = np.isneginf(found.log_probability[each, order])
-    return found.tokens[each, order], parents, void
+        return session.grow(roots, states, self._limits)
 
 
 def trees_for(
@@ -178,7 +146,7 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None)
         TreeoptError: E101 where heads are needed and none are given, E212 and E223 where heads or record do not fit.
     """
     if drafter is not None and (drafter.ngram_table is not None or heads is None):
-        return NgramProposer(base, heads, drafter)
+        return RecordProposer(base, heads, drafter)
     return HeadsProposer(base, heads, drafter)
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.calibration import MISS, NONE, Ranks, StepTraces
-from treeopt.drafting.expand import expand, expected_tokens, node_ranks
-from treeopt.drafting.interface import Ints, Nodes, Proposer, ProposerSession
+from treeopt.drafting.expand import expected_tokens, node_ranks
+from treeopt.drafting.interface import Ints, Proposer, ProposerSession
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
@@ -40,15 +40,14 @@ class Positions:
 
     Args:
         session: of the drafter, after `begin`.
-        root: the roots as nodes.
         true: int64 [n, L], the tokens after each root; negative past the end of the text.
     """
 
     session: ProposerSession
-    root: Nodes
     true: Ints
 
 
+@torch.inference_mode()
 def trace_texts(
     base: Base, proposers: Sequence[Proposer], texts: Sequence[Text], top_k: int, *, step_depth: int = 0
 ) -> list[Traced]:
@@ -86,9 +85,9 @@ def trace_texts(
 
 
 def _end_of_run(proposers: Sequence[Proposer], first: int) -> int:
-    """The end of the texts that are traced together: those of one drafter if it reads no text, else one text."""
+    """The end of the texts from `first` on that have the same drafter, which are traced together."""
     end = first + 1
-    while not proposers[first].window and end < len(proposers) and proposers[end] is proposers[first]:
+    while end < len(proposers) and proposers[end] is proposers[first]:
         end += 1
     return end
 
@@ -106,26 +105,22 @@ def positions_of(
             chosen positions.
         chosen: bool [sum of G], the positions; None for all.
     """
-    longest = max(len(text.prompt) + len(text.answer) for text in texts)
-    recent = np.concatenate([windows(text, max(1, min(proposer.window, longest))) for text in texts])
     true = np.concatenate([_true(text, proposer.depth) for text in texts])
-    hidden = torch.cat(list(states))
+    ends = np.concatenate([len(text.prompt) + 1 + np.arange(len(text.answer)) for text in texts])
+    of_text = np.repeat(np.arange(len(texts)), [len(text.answer) for text in texts])
     if chosen is not None:
-        recent, true = recent[chosen], true[chosen]
+        true, ends, of_text = true[chosen], ends[chosen], of_text[chosen]
+    hidden = torch.cat(list(states))
     for first in range(0, len(true), proposer.rows_at_once):
         part = slice(first, first + proposer.rows_at_once)
-        session = proposer.start(recent[part], proposer.depth)
-        roots = torch.tensor(recent[part, -1], device=hidden.device)
-        root = session.begin(roots, hidden[part])
+        numbers, starts = np.unique(of_text[part], return_index=True)
+        tokens = [[*texts[number].prompt, *texts[number].answer] for number in numbers]
+        rows = [one.tolist() for one in np.split(ends[part], starts[1:])]
+        session = proposer.start(tokens, proposer.depth, rows)
+        roots = [text[end - 1] for text, ends_of in zip(tokens, rows, strict=True) for end in ends_of]
+        session.begin(torch.tensor(roots, device=hidden.device), hidden[part])
         session.check_finite(first)
-        yield Positions(session, root, true[part])
-
-
-def windows(text: Text, size: int) -> Ints:
-    """int64 [G, size]: the last tokens up to and including each token of the answer; -1 before the text."""
-    tokens = np.concatenate([np.full(size, -1), text.prompt, text.answer]).astype(np.int64)
-    first = len(text.prompt) + 1
-    return np.lib.stride_tricks.sliding_window_view(tokens, size)[first : first + len(text.answer)]
+        yield Positions(session, true[part])
 
 
 def _true(text: Text, depth: int) -> Ints:
@@ -135,25 +130,18 @@ def _true(text: Text, depth: int) -> Ints:
 
 
 def _trace(positions: Positions, top_k: int, step_depth: int) -> Traced:
-    session, true = positions.session, positions.true
-    ranks = np.full(true.shape, NONE, np.uint8)
-    confidence = np.zeros(true.shape, np.float16)
-    nodes, each = positions.root, np.arange(len(true))
-    for level in range(true.shape[1]):
-        tokens = np.maximum(true[:, level], 0)
-        rank = session.rank(nodes, tokens)
-        ranks[:, level] = np.where(true[:, level] < 0, NONE, np.where(rank < top_k, rank, MISS))
-        if step_depth:
-            confidence[:, level] = np.exp(session.candidates(nodes).log_probability[:, 0])
-        if level + 1 < true.shape[1]:
-            nodes = session.follow(nodes, each, tokens)
-    return Traced(ranks, _trace_steps(positions, confidence, step_depth) if step_depth else None)
+    true = positions.true
+    rank, confidence = positions.session.trace(true, confidence=bool(step_depth))
+    ranks = np.where(true < 0, NONE, np.where(rank < top_k, rank, MISS)).astype(np.uint8)
+    if not step_depth:
+        return Traced(ranks, None)
+    return Traced(ranks, _trace_steps(positions, np.exp(confidence).astype(np.float16), step_depth))
 
 
 def _trace_steps(positions: Positions, confidence: NDArray[np.float16], depth: int) -> StepTraces:
     """The per-step trees of the same positions, `depth` levels deep."""
     true = positions.true
-    tree = expand(positions.session, positions.root, _PLACES + 1, min(depth, true.shape[1]))
+    tree = positions.session.expand(_PLACES + 1, min(depth, true.shape[1]))
     held = min(_PLACES, tree.tokens.shape[1])  # larger indices are not in the tree
     places = node_ranks(tree, true)
     found = np.where(true < 0, NONE, np.where(places <= held, places, MISS)).astype(np.uint8)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
-from treeopt.drafting.heads import check_drafter
-from treeopt.drafting.scores import num_candidates
+from treeopt.drafting.kernel_data import num_candidates
+from treeopt.drafting.record_proposer import check_drafter
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, random_prompts

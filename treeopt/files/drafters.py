@@ -63,6 +63,7 @@ class Header(Schema):
     cache_prior: float = 1.0
     voted: int = 0
     lm_head_levels: int = 0
+    top_logprobs: int = 0
     levels: list[LevelHeader]
     plan: Annotated[TreeHeader | PolicyHeader, Field(discriminator="kind")] | None = None
     source: dict[str, Any]
@@ -85,6 +86,7 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
         "cache_prior": drafter.cache_prior,
         "voted": drafter.voted,
         "lm_head_levels": drafter.lm_head_levels,
+        "top_logprobs": drafter.top_logprobs,
         "levels": [dataclasses.asdict(level) for level in drafter.levels],
         "plan": None if drafter.plan is None else _plan_header(drafter.plan),
         "source": dict(drafter.source),
@@ -123,6 +125,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
             header.cache_prior,
             header.voted,
             header.lm_head_levels,
+            header.top_logprobs,
         )
         drafter = dataclasses.replace(drafter, plan=_plan(header.plan, drafter.id, path))
     if drafter.id != header.id:

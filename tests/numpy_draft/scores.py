@@ -7,16 +7,19 @@ transferred.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from numpy_draft.levels import Candidates, Nodes
+from numpy_draft.votes import Votes
 from treeopt.drafter import CACHE_LENGTHS, CONTEXT, MAX_MATCH, Drafter, context_keys
-from treeopt.drafting.interface import Candidates, Features, Floats, Ints, Nodes
-from treeopt.drafting.votes import Votes
+from treeopt.drafting.interface import Features, Floats, Ints
 from treeopt.models.ranks import top_ids
 
 _NOWHERE = -2  # differs from every token, and from the -1 before the start of a text
@@ -101,6 +104,13 @@ class Scorer:
         top = top_ids(logits, min(self.drafter.top, logits.shape[-1]))
         scores = logits.float()
         norms = scores.logsumexp(-1)
+        if (
+            0 < (known := max(self.drafter.top, self.drafter.top_logprobs)) < logits.shape[-1]
+            and self.drafter.top_logprobs
+        ):
+            others = torch.ones(scores.shape, dtype=torch.bool).scatter_(-1, top_ids(logits, known), False)
+            rest = scores.masked_fill(~others, -torch.inf).logsumexp(-1, keepdim=True)
+            scores = torch.where(others, rest - math.log(logits.shape[-1] - known), scores)
         roots = recent[:, -1:]
         past = np.full((len(recent), recent.shape[1] - 1 + depth), _NOWHERE)
         past[:, : recent.shape[1] - 1] = recent[:, :-1]
@@ -152,7 +162,7 @@ class Scorer:
         return matched
 
     def follow(self, step: Step, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
-        """Children of nodes as nodes; arguments as for `ProposerSession.follow`."""
+        """Children of nodes as nodes; arguments as for `LevelSession.follow`."""
         depth, row = nodes.depth + 1, nodes.row.take(parents)
         above, matched = nodes.state
         if self.drafter.ngram_table is None:
@@ -294,17 +304,3 @@ def _for_levels(values: Tensor, levels: int) -> NDArray[Any]:
 def _flat(columns: Ints, width: int) -> Ints:
     """Indices into a flattened array [P, width] of the columns [P, C] of each row; `take` is faster with these."""
     return columns + (np.arange(len(columns)) * width)[:, None]
-
-
-def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
-    """Number of candidates of a node: from its head, its context's successors, prompt lookup (one) and the cache.
-
-    Args:
-        drafter: the record.
-        vocab_size: of the base, an upper bound; None where the base is not loaded.
-    """
-    table = drafter.ngram_table
-    if table is None:
-        return min(drafter.top, vocab_size or drafter.top)
-    top = drafter.top if drafter.num_heads or drafter.lm_head_levels else 0
-    return min(min(top, table.vocab_size) + int(table.tokens.shape[1]) + 1 + drafter.voted, table.vocab_size)

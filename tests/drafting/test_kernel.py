@@ -1,0 +1,239 @@
+"""The compiled kernel against drafting in numpy, level by level; threads, texts that grow, shrink and are left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import random_tree
+from kernel_scorer import Scorer
+from naive_draft import SOURCES, Case, random_case
+from numpy_draft.expand import expand as numpy_expand
+from numpy_draft.proposer import NgramSession
+from numpy_draft.scores import Scorer as NumpyScorer
+
+from treeopt.drafting import kernel_session
+from treeopt.drafting.interface import Kept, Limits
+from treeopt.drafting.kernel_session import KernelSession
+from treeopt.policy import STEP_SIZES
+from treeopt.verify.buffers import compile_ranks
+
+SEEDS = int(os.environ.get("TREEOPT_SEEDS", "4"))  # of each source
+NEAR = 2e-4
+
+
+class Numpy(NgramSession):
+    """The session of a step whose logits are given."""
+
+    def __init__(self, case: Case) -> None:
+        self._scorer, self._recent, self._depth = NumpyScorer(case.drafter), case.recent, case.drafter.depth
+        self._logits = torch.from_numpy(case.logits)
+
+    def begin(self, roots: torch.Tensor, states: torch.Tensor) -> object:
+        self._step = self._scorer.begin(self._logits, self._recent, self._depth)
+        self._last = None
+        self._proposer = self  # whose scorer it is
+        self.scorer = self._scorer
+        return self._step.root
+
+
+def both(case: Case) -> tuple[KernelSession, Numpy]:
+    """A session of the kernel with a step begun, and its twin in numpy."""
+    case = replace(case, drafter=replace(case.drafter, top_logprobs=case.drafter.top_logprobs))
+    kernel = Scorer(case.drafter).session(torch.from_numpy(case.logits), case.recent, case.drafter.depth)
+    return kernel, Numpy(case)
+
+
+def cases(seed: int, source: str) -> Case:
+    """Every other one reads the log-probabilities of a few tokens only."""
+    case = random_case(seed, source=source, mapped=seed % 3 == 0)
+    top = max(1, case.drafter.top)
+    return replace(case, drafter=replace(case.drafter, top_logprobs=top if seed % 2 else 0))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("nodes", [2, 9, 64])
+def test_likeliest_nodes_are_those_of_numpy(nodes: int, seed: int, source: str) -> None:
+    """Path by path with the same probability; nodes that are about equally likely may change places."""
+    case = cases(seed, source)
+    kernel, twin = both(case)
+    found = kernel.expand(nodes, case.drafter.depth)
+    wanted = numpy_expand(twin, twin.begin(kernel, kernel), nodes, case.drafter.depth)
+    for row in range(len(case.recent)):
+        pairs = [
+            dict(zip(paths_of(one, row), one.log_probability[row].tolist(), strict=True)) for one in (found, wanted)
+        ]
+        last = min(min(one.values()) for one in pairs)
+        for path in pairs[0].keys() | pairs[1].keys():
+            values = [one.get(path, last) for one in pairs]
+            assert values == pytest.approx([values[0]] * 2, abs=NEAR) or min(values) == -np.inf
+
+
+def paths_of(tree: object, row: int) -> list[tuple[int, ...]]:
+    """The path of each node of one row."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens[row].tolist(), tree.parents[row].tolist(), strict=True):  # type: ignore[attr-defined]
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_filled_trees_are_those_of_numpy(seed: int, source: str) -> None:
+    """Every node of a random tree; where there is no such candidate both are void."""
+    case = cases(seed, source)
+    nodes = {1: 4, 2: 12}.get(case.drafter.depth, 24)
+    tree = random_tree(seed, nodes=nodes, depth=case.drafter.depth, ranks=4)
+    compiled, roots = compile_ranks(tree), torch.from_numpy(case.recent[:, -1].copy())
+    kernel, twin = both(case)
+    kernel._source.shape = shape  # type: ignore[method-assign]
+    kernel.look(kernel._step.seen.reshape(len(roots), -1))
+    found, wanted = kernel.fill(roots, roots, compiled), twin.fill(roots, roots, compiled)
+    void = [
+        one.void if one.void is not None else torch.zeros(one.tokens.shape, dtype=torch.bool) for one in (found, wanted)
+    ]
+    below = [(compiled.along_paths(one.float()) > 0) for one in void]
+    assert torch.equal(*below)
+    assert torch.equal(found.tokens[~below[0]], wanted.tokens[~below[0]])
+
+
+def shape(tree: object) -> object:
+    """As `RecordProposer.shape`, which keeps the last."""
+    from treeopt.drafting.record_proposer import _shape_of
+
+    return _shape_of(tree)  # type: ignore[arg-type]
+
+
+def test_rows_in_threads_are_the_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight rows in up to four threads give what one thread gives, bit for bit."""
+    case = random_case(1, rows=8, window=20, source="voted")
+    alone = both(case)[0].expand(40, case.drafter.depth)
+    monkeypatch.setattr(kernel_session, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    session = both(case)[0]
+    assert len(session._parts()) == 4
+    shared = session.expand(40, case.drafter.depth)
+    for name in ("tokens", "parents", "depths", "log_probability"):
+        assert getattr(shared, name).tolist() == getattr(alone, name).tolist()
+
+
+def test_rows_of_one_text_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a text change its index one after the other."""
+    session = both(random_case(1, rows=3, window=20))[0]
+    session._text, session._end = np.repeat([0, 1, 2], [5, 1, 6]), np.ones(12, np.int64)
+    monkeypatch.setattr(kernel_session, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    parts = session._parts()
+    assert parts[0][0] == 0
+    assert parts[-1][1] == 12
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(parts))
+    assert all(session._text[end - 1] != session._text[end] for _, end in parts[:-1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_text_that_grows_and_is_rewound(seed: int) -> None:
+    """After any calls of keep, rewind and select the drafts are those of a session that begins with the text."""
+    rng = np.random.default_rng(seed)
+    case = random_case(seed, rows=3, window=20, source="voted")
+    session, vocab = both(case)[0], len(case.table.unigram)
+    seen = session._step.seen.reshape(3, -1)
+    texts = [row[row >= 0].tolist() for row in case.recent]
+    rows, marks = [0, 1, 2], []
+    for _ in range(25):
+        action = rng.integers(4)
+        if action == 0 and marks:
+            mark, texts, size = marks.pop()
+            if size == len(rows):
+                session.rewind(mark)
+            else:
+                texts = [texts[row] for row in rows] if len(texts) > len(rows) else texts
+                continue
+        elif action == 1:
+            marks.append((session.mark(), [list(text) for text in texts], len(rows)))
+        else:
+            new = [rng.integers(vocab, size=rng.integers(1, 9)).tolist() for _ in rows]
+            session.keep(Kept(new, None, None, None))  # type: ignore[arg-type]
+            texts = [text + more for text, more in zip(texts, new, strict=True)]
+        session.look(seen[rows])
+        session.begin(None, None)  # type: ignore[arg-type]
+        found = session.expand(20, case.drafter.depth)
+        fresh = KernelSession(session._source, texts, case.drafter.depth)
+        fresh.look(seen[rows])
+        fresh.begin(None, None)  # type: ignore[arg-type]
+        wanted = fresh.expand(20, case.drafter.depth)
+        assert found.tokens.tolist() == wanted.tokens.tolist()
+        assert found.log_probability.tolist() == wanted.log_probability.tolist()
+
+
+def test_selected_rows_keep_their_texts() -> None:
+    """Rows 0 and 2 of three go on as if row 1 had never been there."""
+    case = random_case(3, rows=3, window=20, source="voted")
+    session = both(case)[0]
+    seen = session._step.seen.reshape(3, -1)
+    session.select([0, 2])
+    session.keep(Kept([[1], [0]], None, None, None))  # type: ignore[arg-type]
+    session.look(seen[[0, 2]])
+    session.begin(None, None)  # type: ignore[arg-type]
+    texts = [[*row[row >= 0].tolist(), more] for row, more in zip(case.recent[[0, 2]], (1, 0), strict=True)]
+    fresh = KernelSession(session._source, texts, case.drafter.depth)
+    fresh.look(seen[[0, 2]])
+    fresh.begin(None, None)  # type: ignore[arg-type]
+    assert session.expand(20, 2).tokens.tolist() == fresh.expand(20, 2).tokens.tolist()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_growth_ends_where_no_size_can_pay(seed: int, source: str) -> None:
+    """The chosen size is the one that all sizes' estimates give, though the largest trees are not grown."""
+    rng = np.random.default_rng(seed)
+    case = random_case(seed, rows=1, source=source)
+    sizes = STEP_SIZES[:6]
+    cost = np.cumsum(rng.random(len(sizes)) * rng.choice([0.05, 0.3])).tolist()
+    session = both(case)[0]
+    whole = session.expand(sizes[-1], case.drafter.depth).log_probability[0]
+    total = 1 + np.concatenate([[0.0], np.cumsum(np.exp(whole.astype(np.float64)))])
+    gain = [np.float32(total[min(size, len(total)) - 1]) - price for size, price in zip(sizes, cost, strict=True)]
+    roots = torch.from_numpy(case.recent[:, -1].copy())
+    session.look(session._step.seen.reshape(1, -1))
+    drafts = session.grow(roots, roots, Limits(sizes, tuple(cost), case.drafter.depth))
+    assert drafts.tokens.shape[1] == min(sizes[int(np.argmax(gain))], len(total))
+
+
+READ_ONLY = """
+import os, sys, pathlib
+from treeopt.drafting import compiled
+compiled._writable = lambda folder, test=compiled._writable: sys.argv[1] in str(folder) and test(folder)
+@compiled.compiled
+def double(number):
+    return 2 * number
+print(double(21), [str(one) for one in compiled._folders() if compiled._writable(one)])
+"""
+
+
+@pytest.mark.parametrize("place", ["cache", "nowhere"])
+def test_cache_folder_where_site_packages_is_read_only(tmp_path: Path, place: str) -> None:
+    """The user's cache takes the machine code; where nothing can be written it is compiled for the process."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
+    script = tmp_path / "script.py"
+    script.write_text(READ_ONLY)
+    out = subprocess.run(
+        [sys.executable, script, str(tmp_path / "cache") if place == "cache" else "nowhere"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert out.stdout.startswith("42 ")
+    assert bool(list(tmp_path.rglob("*.nbi"))) == (place == "cache")
+
+
+def test_numba_is_imported_only_to_draft() -> None:
+    """Neither the package, the command line nor a static tree of the heads needs it."""
+    modules = "sys, treeopt, treeopt.cli.app, treeopt.decode.decoder, treeopt.drafting.plans"
+    code = f"import {modules}; print('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

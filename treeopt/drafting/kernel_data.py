@@ -1,0 +1,272 @@
+"""The arrays that the drafting kernel works on: of a drafter record, of texts, of one step, and its working memory.
+
+They are named tuples of arrays, which numba takes apart. The kernel reads no other data.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.drafter import CACHE_LENGTHS, CONTEXT, MAX_MATCH, ORDER_BITS, Drafter
+
+MAX_PARENTS = 16  # of a level of a per-step tree; more changed tokens per step by less than 0.1 % (docs/method.md)
+_BUCKET = 4  # stored contexts of a bucket, on average
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Record(NamedTuple):
+    """A drafter record of L levels.
+
+    Args:
+        keys: int64 [Z], ascending.
+        buckets: int64 [CONTEXT, 2^b + 1]: the contexts of a length whose hash starts with these b bits are
+            keys[buckets[n, i] : buckets[n, i + 1]].
+        shift: int64 [1], bits of a hash below these b.
+        tokens: int32 [Z+1, S], successors; S is 0 without an n-gram table.
+        ratios: float32 [Z+1, S+1], of a row's successors, then its backoff.
+        prior: float32 [V], log U.
+        frequent: int32 [F], candidates of the levels below the heads.
+        weights: float32 [L, 4]: head, prior, ngram, other_logit.
+        lookup: float32 [L, MAX_MATCH + L + 3], by the length of the match.
+        cache: float32 [L, 1 + len(CACHE_LENGTHS)], by the number of lengths found.
+        kinds: int64, number of `CACHE_LENGTHS` that are at most a match's length, by the length.
+        maps: float64 [2, total], the calibration maps of all levels; `map_ends` int64 [L+1] are their bounds.
+        map_ends: see `maps`.
+        sources: int64 [L], the index of each level's logits; -1 where it has none.
+        settings: int64 [5]: top, window, voted, 1 where votes are used, 1 where the n-gram table is empty.
+        cache_prior: float64 [1].
+    """
+
+    keys: Ints
+    buckets: Ints
+    shift: Ints
+    tokens: NDArray[np.int32]
+    ratios: Floats
+    prior: Floats
+    frequent: NDArray[np.int32]
+    weights: Floats
+    lookup: Floats
+    cache: Floats
+    kinds: Ints
+    maps: Doubles
+    map_ends: Ints
+    sources: Ints
+    settings: Ints
+    cache_prior: Doubles
+
+
+TOP, WINDOW_OF, VOTED, VOTES, EMPTY = range(5)  # columns of `Record.settings`
+HEAD, PRIOR, NGRAM, OTHER = range(4)  # columns of `Record.weights`
+
+
+class Texts(NamedTuple):
+    """Texts with an index of the places of each token, which grows with the text and can be cut.
+
+    Args:
+        tokens: int64 [T, n], n the capacity.
+        latest: int32 [T, V], 1 + the place of the latest indexed occurrence of each token; 0 where there is none.
+        previous: int32 [T, n], the same of the occurrence before that at each place.
+        indexed: int64 [T], number of indexed tokens.
+    """
+
+    tokens: Ints
+    latest: NDArray[np.int32]
+    previous: NDArray[np.int32]
+    indexed: Ints
+
+
+class Step(NamedTuple):
+    """One step of B rows.
+
+    Args:
+        text: int64 [B], the text of each row.
+        end: int64 [B], the number of its tokens, the root included.
+        seen: int32 [B, H', 2 K + 1], of each level's logits the K likeliest tokens, the likeliest first, then the bits
+            of `values`.
+        values: float32, the same memory: from column K the log-probabilities of these tokens, and in the last column
+            that of each other token.
+        frequent: int32 [B, S], where the n-gram table is empty the most frequent tokens of each text.
+        frequent_ratios: float32 [B, S+1], their ratios to the uniform distribution, then the backoff.
+    """
+
+    text: Ints
+    end: Ints
+    seen: NDArray[np.int32]
+    values: Floats
+    frequent: NDArray[np.int32]
+    frequent_ratios: Floats
+
+
+class Work(NamedTuple):
+    """Working memory of one thread; C is the maximum number of candidates of a node.
+
+    Args:
+        slots: int32 [V], 1 + index of each token among the candidates; 0 between two nodes.
+        voters: int32 [V], the same among the tokens that have votes.
+        places: int64 [n], places of matches, the latest first; `lengths` their lengths.
+        lengths: see `places`.
+        voted: int64 [n], tokens with votes; `votes` float64 [n] their weights.
+        votes: see `voted`.
+        likeliest: int64 [voted], indices into `voted`.
+        map_row: int64 [H'], the row whose log-probabilities are in the hash map of each level; -1 for none.
+        map_token: int32 [H', 2^k], tokens of the hash map, -1 where empty; `map_value` their log-probabilities.
+        map_value: see `map_token`.
+        token: int64 [C], candidates of a node, all different.
+        terms: float32 [4, C]: their log-probability, log U, ratio, and cache.
+        score: float32 [C].
+        path: int64 [L + 1], drafts above a node.
+        kind_counts: int64 [1 + len(CACHE_LENGTHS)], votes by the number of lengths that match at their place;
+            `kind_weights` float64, the weight of each.
+        kind_weights: see `kind_counts`.
+    """
+
+    slots: NDArray[np.int32]
+    voters: NDArray[np.int32]
+    places: Ints
+    lengths: Ints
+    voted: Ints
+    votes: Doubles
+    likeliest: Ints
+    map_row: Ints
+    map_token: NDArray[np.int32]
+    map_value: Floats
+    token: Ints
+    terms: Floats
+    score: Floats
+    path: Ints
+    kind_counts: Ints
+    kind_weights: Doubles
+
+
+HEAD_TERM, PRIOR_TERM, RATIO_TERM, CACHE_TERM = range(4)  # rows of `Work.terms`
+
+
+class Shape(NamedTuple):
+    """A tree of N nodes, the root first, then by depth; children of one parent are adjacent, ranks ascending.
+
+    Args:
+        parents: int64 [N].
+        ranks: int64 [N].
+        depths: int64 [N].
+        first: int64 [N], the first child.
+        last: int64 [N], one beyond the last child; `first` where there is none.
+    """
+
+    parents: Ints
+    ranks: Ints
+    depths: Ints
+    first: Ints
+    last: Ints
+
+
+class Kernel(NamedTuple):
+    """All that the functions of the kernel read and write."""
+
+    record: Record
+    step: Step
+    texts: Texts
+    work: Work
+
+
+def record_arrays(drafter: Drafter) -> Record:
+    """The arrays of a record; contiguous and writable, so that numba compiles the kernel once."""
+    levels, table = drafter.levels, drafter.ngram_table
+    depth, empty = len(levels), table is not None and table.empty
+    longest = MAX_MATCH + depth + 2
+    weights = [(level.head, level.prior, level.ngram, level.other_logit) for level in levels]
+    lookup = [(0.0, *level.prompt_lookup, *level.prompt_lookup[-1:] * (depth + 2)) for level in levels]
+    cache = [(0.0, *level.cache) for level in levels]
+    maps = [np.array(level.calibration_map, np.float64).reshape(-1, 2).T for level in levels]
+    with_logits = drafter.num_heads or drafter.lm_head_levels
+    sources = [-1 if i >= with_logits else i if drafter.num_heads else 0 for i in range(depth)]
+    votes = bool(drafter.voted or np.array(cache).any())
+    window = 0 if table is None else drafter.window
+    if table is None:
+        keys, tokens, ratios = np.zeros(0, np.int64), np.zeros((1, 0), np.int32), np.zeros((1, 1), np.float32)
+        prior = np.zeros(0, np.float32)
+    else:
+        keys, tokens, prior = table.keys.copy(), table.tokens.copy(), table.unigram.astype(np.float32)
+        ratios = np.concatenate([table.ratios, table.backoff[:, None]], axis=1).astype(np.float32)
+    bits = (len(keys) // (CONTEXT * _BUCKET)).bit_length()
+    extra = drafter.top if table is not None and drafter.num_heads and not empty else 0
+    frequent = np.argsort(-prior, kind="stable")[:extra].astype(np.int32)
+    return Record(
+        keys=keys,
+        buckets=_buckets(keys, bits),
+        shift=np.array([ORDER_BITS - bits]),
+        tokens=tokens,
+        ratios=ratios,
+        prior=prior,
+        frequent=frequent,
+        weights=np.array(weights, np.float32),
+        lookup=np.array(lookup, np.float32),
+        cache=np.array(cache, np.float32),
+        kinds=np.searchsorted(CACHE_LENGTHS, np.arange(longest), side="right").astype(np.int64),
+        maps=np.ascontiguousarray(np.concatenate(maps, axis=1)),
+        map_ends=np.cumsum([0, *(one.shape[1] for one in maps)]),
+        sources=np.array(sources, np.int64),
+        settings=np.array([drafter.top, window, drafter.voted, votes and window > 0, empty], np.int64),
+        cache_prior=np.array([drafter.cache_prior]),
+    )
+
+
+def _buckets(keys: Ints, bits: int) -> Ints:
+    """`Record.buckets`: keys of one length are hashes, so equal ranges of their first bits hold equally many."""
+    firsts = np.arange((1 << bits) + 1) << (ORDER_BITS - bits)
+    return np.array([np.searchsorted(keys, (n << ORDER_BITS) + firsts) for n in range(1, CONTEXT + 1)], np.int64)
+
+
+def new_texts(texts: int, capacity: int, vocab_size: int) -> Texts:
+    """Empty texts."""
+    return Texts(
+        tokens=np.zeros((texts, capacity), np.int64),
+        latest=np.zeros((texts, vocab_size), np.int32),
+        previous=np.zeros((texts, capacity), np.int32),
+        indexed=np.zeros(texts, np.int64),
+    )
+
+
+def new_work(record: Record, vocab_size: int, capacity: int, sources: int, known: int) -> Work:
+    """Working memory for texts of `capacity` tokens, and `known` log-probabilities of each of H' `sources`."""
+    successors = record.tokens.shape[1]
+    width = int(record.settings[TOP]) + (successors + 1 + int(record.settings[VOTED]) if successors else 0)
+    slots = 1 << (2 * max(known, 1) - 1).bit_length()
+    return Work(
+        slots=np.zeros(vocab_size, np.int32),
+        voters=np.zeros(vocab_size, np.int32),
+        places=np.zeros(capacity, np.int64),
+        lengths=np.zeros(capacity, np.int64),
+        voted=np.zeros(capacity, np.int64),
+        votes=np.zeros(capacity),
+        likeliest=np.zeros(record.settings[VOTED], np.int64),
+        map_row=np.full(sources, -1),
+        map_token=np.zeros((max(sources, 1), slots), np.int32),
+        map_value=np.zeros((max(sources, 1), slots), np.float32),
+        token=np.zeros(width, np.int64),
+        terms=np.zeros((4, width), np.float32),
+        score=np.zeros(width, np.float32),
+        path=np.zeros(len(record.weights) + 1, np.int64),
+        kind_counts=np.zeros(len(CACHE_LENGTHS) + 1, np.int64),
+        kind_weights=np.zeros(len(CACHE_LENGTHS) + 1),
+    )
+
+
+def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
+    """Number of candidates of a node: from its head, its context's successors, prompt lookup (one) and the cache.
+
+    Args:
+        drafter: the record.
+        vocab_size: of the base, an upper bound; None where the base is not loaded.
+    """
+    table = drafter.ngram_table
+    if table is None:
+        return min(drafter.top, vocab_size or drafter.top)
+    top = drafter.top if drafter.num_heads or drafter.lm_head_levels else 0
+    return min(min(top, table.vocab_size) + int(table.tokens.shape[1]) + 1 + drafter.voted, table.vocab_size)

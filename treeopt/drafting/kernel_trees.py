@@ -1,0 +1,220 @@
+"""The kernel's part about trees: the candidates of one tree's nodes, and the tree of a step's likeliest nodes.
+
+A node of a per-step tree becomes a parent when it is taken, the likeliest first (EAGLE-2, arXiv:2406.16858, by a
+best-first search), so smaller trees of a step are parts of larger ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from treeopt.drafting.compiled import compiled
+from treeopt.drafting.kernel_data import MAX_PARENTS, Bools, Doubles, Floats, Ints, Kernel, Shape
+from treeopt.drafting.kernel_nodes import candidates, log_probability, normalise
+from treeopt.drafting.kernel_text import frequent_tokens, index_up_to
+
+_TAKEN = np.float32(-np.inf)  # score of a candidate that is a node already
+NO_TOKEN = -1  # of padding; no token of a text equals it
+_ROUNDING = 1e-4  # tokens; far above the rounding of a sum of probabilities
+
+
+class Sizes(NamedTuple):
+    """What limits the trees that are grown.
+
+    Args:
+        nodes: int64 [S], ascending, the sizes to choose from, the root counted; the last is the maximum.
+        cost: float64 [S], of a step of each size, in tokens.
+        depth: int64 [1], the maximum depth.
+    """
+
+    nodes: Ints
+    cost: Doubles
+    depth: Ints
+
+
+class Grown(NamedTuple):
+    """Trees of B rows, the likeliest nodes first; columns as in `Expansion`.
+
+    Args:
+        tokens: int64 [B, n].
+        parents: int64 [B, n].
+        depths: int64 [B, n].
+        log_probability: float32 [B, n], -inf beyond `drafts`.
+        drafts: int64 [B], the number of nodes, without the root.
+        size: int64 [B], the size with the most estimated tokens - cost.
+    """
+
+    tokens: Ints
+    parents: Ints
+    depths: Ints
+    log_probability: Floats
+    drafts: Ints
+    size: Ints
+
+
+class Parents(NamedTuple):
+    """The expanded nodes of one row's tree, at most E, with their remaining candidates.
+
+    Args:
+        node: int64 [E], 0 the root.
+        depth: int64 [E].
+        likely: float32 [E], the log-probability of the node's path.
+        tokens: int64 [E, C], its candidates.
+        scores: float32 [E, C], -inf where the candidate is a node already.
+        width: int64 [E], its number of candidates.
+        norms: float64 [E, 2], of `normalise`.
+        best: int64 [E], the likeliest remaining candidate.
+        chance: float32 [E], the log-probability of the path to it; -inf where none remains.
+        at_depth: int64 [L + 1], expanded nodes of each depth.
+    """
+
+    node: Ints
+    depth: Ints
+    likely: Floats
+    tokens: Ints
+    scores: Floats
+    width: Ints
+    norms: Doubles
+    best: Ints
+    chance: Floats
+    at_depth: Ints
+
+
+@compiled
+def begin_row(k: Kernel, row: int) -> None:
+    """Index the text of a row up to its root, which is no place of a match, and count its tokens where that is used."""
+    index_up_to(k.texts, k.step.text[row], k.step.end[row] - 1)
+    if len(k.step.frequent):
+        frequent_tokens(k, row)
+
+
+@compiled
+def best_score(scores: Floats, count: int) -> int:
+    """The index of the largest of the first scores, of equal ones the first; -1 where all are taken."""
+    best, most = -1, _TAKEN
+    for i in range(count):
+        if scores[i] > most:
+            best, most = i, scores[i]
+    return best
+
+
+@compiled
+def fill_row(k: Kernel, row: int, shape: Shape, tokens: Ints, void: Bools) -> None:
+    """Write the tokens [N] of one tree's nodes: of rank r the parent's candidate r. A node without one is void."""
+    tokens[0] = k.texts.tokens[k.step.text[row], k.step.end[row] - 1]
+    scores = k.work.score
+    for node in range(len(tokens)):
+        first, last = shape.first[node], shape.last[node]
+        if first == last:
+            continue
+        count = 0
+        if not void[node]:
+            above = node
+            for place in range(shape.depths[node] - 1, -1, -1):
+                k.work.path[place] = tokens[above]
+                above = shape.parents[above]
+            count = candidates(k, row, shape.depths[node])
+        rank, best = -1, -1
+        for child in range(first, last):
+            while rank < shape.ranks[child]:
+                if best >= 0:
+                    scores[best] = _TAKEN
+                rank += 1
+                best = best_score(scores, count)
+            void[child] = best < 0
+            tokens[child] = tokens[0] if best < 0 else k.work.token[best]
+
+
+@compiled
+def grow_row(k: Kernel, row: int, sizes: Sizes, grown: Grown, parents: Parents) -> None:
+    """Grow the tree of a row's likeliest nodes.
+
+    Only the first `MAX_PARENTS` nodes of a depth are expanded. With several sizes growth ends where no larger one can
+    be chosen: each further node is at most as likely as the next one.
+    """
+    likely, most = grown.log_probability[row], sizes.nodes[-1] - 1
+    parents.at_depth[:] = 0
+    made, expanded, total, at = 0, 0, 1.0, 0
+    value = -np.inf
+    expanded = _expand(k, row, 0, np.float32(0.0), grown, parents, expanded)
+    while True:
+        chosen = _likeliest_parent(parents, expanded)
+        chance = parents.chance[chosen]
+        while at < len(sizes.nodes) and (made + 1 == sizes.nodes[at] or chance == _TAKEN):
+            if np.float32(total) - sizes.cost[at] > value:
+                value, grown.size[row] = np.float32(total) - sizes.cost[at], sizes.nodes[at]
+            at += 1
+            if at < len(sizes.nodes) and not _worth(sizes, at, value, total, math.exp(chance)):
+                at = len(sizes.nodes)
+        if made >= most or chance == _TAKEN or at == len(sizes.nodes):
+            break
+        parent = parents.node[chosen]
+        depth = parents.depth[chosen] + 1
+        grown.tokens[row, made] = parents.tokens[chosen, parents.best[chosen]]
+        grown.parents[row, made], grown.depths[row, made], likely[made] = parent, depth, chance
+        made += 1
+        total += math.exp(np.float64(chance))
+        _next_candidate(k, parents, chosen)
+        if depth < sizes.depth[0] and parents.at_depth[depth] < MAX_PARENTS and made < most:
+            expanded = _expand(k, row, made, chance, grown, parents, expanded)
+    grown.drafts[row] = made
+    likely[made:] = _TAKEN
+    grown.tokens[row, made:], grown.parents[row, made:], grown.depths[row, made:] = NO_TOKEN, 0, 1
+
+
+@compiled
+def _worth(sizes: Sizes, at: int, value: float, total: float, chance: float) -> bool:
+    """Whether a size from `at` on can be better than `value`, if each further node has at most this probability."""
+    begin = sizes.nodes[at - 1]
+    for i in range(at, len(sizes.nodes)):
+        if total + (sizes.nodes[i] - begin) * chance - sizes.cost[i] > value - _ROUNDING:
+            return True
+    return False
+
+
+@compiled
+def _expand(k: Kernel, row: int, node: int, likely: float, grown: Grown, parents: Parents, expanded: int) -> int:
+    """Make a node (0 the root) a parent; returns the number of parents."""
+    depth = grown.depths[row, node - 1] if node else 0
+    above = node
+    for place in range(depth - 1, -1, -1):
+        k.work.path[place] = grown.tokens[row, above - 1]
+        above = grown.parents[row, above - 1]
+    count = candidates(k, row, depth)
+    for i in range(count):
+        parents.tokens[expanded, i], parents.scores[expanded, i] = k.work.token[i], k.work.score[i]
+    parents.norms[expanded, 0], parents.norms[expanded, 1] = normalise(k.record, k.work, depth, count)
+    parents.node[expanded], parents.depth[expanded], parents.likely[expanded] = node, depth, likely
+    parents.width[expanded], parents.best[expanded] = count, -1
+    parents.at_depth[depth] += 1
+    _next_candidate(k, parents, expanded)
+    return expanded + 1
+
+
+@compiled
+def _next_candidate(k: Kernel, parents: Parents, parent: int) -> None:
+    """Take the best candidate of a parent, and find the next one."""
+    scores = parents.scores[parent]
+    if parents.best[parent] >= 0:
+        scores[parents.best[parent]] = _TAKEN
+    best = best_score(scores, parents.width[parent])
+    parents.best[parent], parents.chance[parent] = best, _TAKEN
+    if best >= 0:
+        norms, depth = parents.norms[parent], parents.depth[parent]
+        chance = log_probability(k.record, depth, scores[best], norms[0], norms[1])
+        parents.chance[parent] = parents.likely[parent] + np.float32(chance)
+
+
+@compiled
+def _likeliest_parent(parents: Parents, expanded: int) -> int:
+    """The parent of the likeliest next node; of equally likely ones that of the smallest depth, then the first."""
+    best = 0
+    for i in range(1, expanded):
+        if parents.chance[i] > parents.chance[best] or (
+            parents.chance[i] == parents.chance[best] and parents.depth[i] < parents.depth[best]
+        ):
+            best = i
+    return best

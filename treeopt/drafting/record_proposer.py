@@ -1,0 +1,130 @@
+"""Drafters from a record: candidates of heads, n-gram table and text so far, scored given the tokens before them.
+
+Without heads (H = 0 in the record) the candidates are those of the n-gram table, the text so far and the LM head.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from treeopt.drafter import CONTEXT, Drafter
+from treeopt.drafting.interface import ProposerSession
+from treeopt.drafting.kernel_data import Record, Shape, num_candidates, record_arrays
+from treeopt.drafting.logprobs import top_logprobs
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.heads import MedusaHeads
+from treeopt.texts.hidden_states import LOGITS_BYTES
+from treeopt.verify.buffers import Buffers
+
+
+class RecordProposer:
+    """A drafter record, and the model that it drafts for.
+
+    Args:
+        base: the base model.
+        heads: its draft heads; None where the record has none.
+        drafter: the record.
+
+    Raises:
+        TreeoptError: E101 where the record needs heads and none are given, E212 where the heads do not fit the base,
+            E223 where the record does not fit base or heads.
+    """
+
+    def __init__(self, base: Base, heads: MedusaHeads | None, drafter: Drafter) -> None:
+        if heads is None and drafter.num_heads:
+            raise TreeoptError(Code.TREE_TOO_DEEP, "no heads were given", fix="heads=treeopt.load_heads(...).heads")
+        if heads is not None:
+            check_heads_fit(base, heads, "given")
+        check_drafter(drafter, base, heads)
+        self.base, self.drafter = base, drafter
+        self.heads = None if heads is None else heads_like(base, heads)
+        self.depth = drafter.depth
+        self.window = 0 if drafter.ngram_table is None else max(drafter.window, CONTEXT)
+        self.vocab_size = base.vocab_size
+        self.num_candidates = num_candidates(drafter, base.vocab_size)
+        self.known = min(base.vocab_size, max(drafter.top, drafter.top_logprobs or base.vocab_size))
+        if drafter.ngram_table is None:
+            self.known = self.num_candidates
+        self.rows_at_once = rows_at_once(base, drafter.num_heads or min(1, drafter.lm_head_levels))
+        self._shape: tuple[Buffers, Shape] | None = None
+
+    @functools.cached_property
+    def record(self) -> Record:
+        """The arrays of the record."""
+        return record_arrays(self.drafter)
+
+    def start(
+        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
+    ) -> ProposerSession:
+        # Imported here as it imports numba, which takes half a second.
+        from treeopt.drafting.kernel_session import KernelSession
+
+        return KernelSession(self, texts, depth, ends)
+
+    def logits(self, states: Tensor, depth: int) -> Tensor:
+        """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [0 or 1, B, V] of the LM head."""
+        if self.heads is not None:
+            logits: Tensor = self.heads(states, self.base.lm_head, min(depth, self.heads.num_heads))
+            return logits
+        if not min(depth, self.drafter.lm_head_levels):
+            return states.new_zeros(0, len(states), self.vocab_size)
+        choices: Tensor = self.base.lm_head(states)
+        return choices[None]
+
+    def observe(self, states: Tensor, depth: int) -> Tensor:
+        """`top_logprobs` of each level's logits at states [B, d]: int32 [B, H', 2 K + 1]."""
+        return top_logprobs(self.logits(states, depth), self.known).transpose(0, 1)
+
+    def shape(self, tree: Buffers) -> Shape:
+        """The kernel's arrays of a tree; those of the last tree are stored."""
+        known = self._shape
+        if known is None or known[0] is not tree:
+            self._shape = known = tree, _shape_of(tree)
+        return known[1]
+
+
+def _shape_of(tree: Buffers) -> Shape:
+    parents = tree.parents.numpy(force=True).astype(np.int64)
+    nodes = np.arange(len(parents))
+    children = parents.copy()
+    children[0] = -1  # the root is no child
+    return Shape(
+        parents=parents,
+        ranks=((tree.tree_indices.numpy(force=True) - 1) % max(tree.top_k, 1)).astype(np.int64),
+        depths=tree.position_ids.numpy(force=True).astype(np.int64),
+        first=np.searchsorted(children, nodes),
+        last=np.searchsorted(children, nodes, side="right"),
+    )
+
+
+def rows_at_once(base: Base, levels: int) -> int:
+    """The number of rows whose logits of all levels fit into memory, with a copy in float32."""
+    return max(1, LOGITS_BYTES // (max(1, levels) * base.vocab_size * 4))
+
+
+def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None) -> None:
+    """Raise E223 unless the drafter was made for as many heads and the same vocabulary; TypeError for another type."""
+    if not isinstance(drafter, Drafter):
+        raise TypeError(f"drafter is treeopt.Drafter or None, not an object of type {type(drafter).__name__}")
+    faults = []
+    num_heads = 0 if heads is None else heads.num_heads
+    if drafter.num_heads != num_heads:
+        faults.append(f"it was made for {drafter.num_heads} heads, there are {num_heads}")
+    table = drafter.ngram_table
+    if table is not None and table.vocab_size != base.vocab_size:
+        faults.append(f"its vocabulary holds {table.vocab_size} tokens, the base's {base.vocab_size}")
+    if faults:
+        what = f"the drafter does not fit {base.name}: {'; '.join(faults)}"
+        fix = (
+            f"--model {drafter.source.get('model', 'MODEL')}, for which it was learned, or treeopt learn for this model"
+        )
+        if not num_heads and drafter.num_heads:
+            fix = "--heads HEADS, or in Python heads=treeopt.load_heads(...)"
+        elif num_heads and not drafter.num_heads:
+            fix = "leave the heads out: --model MODEL without --heads, or in Python heads=None"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix=fix)
