@@ -39,7 +39,7 @@ from treeopt.drafting.kernel_data import (
     new_work,
 )
 from treeopt.drafting.kernel_text import index_up_to
-from treeopt.drafting.kernel_trees import Grown, Parents, Sizes
+from treeopt.drafting.kernel_trees import Grown, Sizes, new_parents
 from treeopt.errors import Code, TreeoptError
 from treeopt.verify.buffers import Buffers
 
@@ -224,7 +224,7 @@ class KernelSession(ProposerSession):
         most = min(nodes, 1 + MAX_PARENTS * depth) + 1
 
         def rows(kernel: Kernel, part: tuple[int, int]) -> None:
-            kernel_steps.grow_rows(kernel, *part, sizes, grown, _new_parents(most, len(work.token), depth))
+            kernel_steps.grow_rows(kernel, *part, sizes, grown, new_parents(most, len(work.token), depth))
 
         self._in_threads(rows)
 
@@ -291,21 +291,6 @@ def _with_roots(tokens: Tensor, roots: Tensor) -> Tensor:
     """The tokens with the caller's roots, so that the text never depends on what a drafter stores."""
     tokens[:, 0] = roots
     return tokens
-
-
-def _new_parents(most: int, width: int, depth: int) -> Parents:
-    return Parents(
-        node=np.zeros(most, np.int64),
-        depth=np.zeros(most, np.int64),
-        likely=np.zeros(most, np.float32),
-        tokens=np.zeros((most, width), np.int64),
-        scores=np.zeros((most, width), np.float32),
-        width=np.zeros(most, np.int64),
-        norms=np.zeros((most, 2)),
-        best=np.zeros(most, np.int64),
-        chance=np.zeros(most, np.float32),
-        at_depth=np.zeros(depth + 1, np.int64),
-    )
 
 
 def _longer(texts: Texts, capacity: int) -> Texts:

@@ -83,6 +83,22 @@ class Parents(NamedTuple):
     at_depth: Ints
 
 
+def new_parents(most: int, width: int, depth: int) -> Parents:
+    """Memory for the parents of one row's tree: E, C and L."""
+    return Parents(
+        node=np.zeros(most, np.int64),
+        depth=np.zeros(most, np.int64),
+        likely=np.zeros(most, np.float32),
+        tokens=np.zeros((most, width), np.int64),
+        scores=np.zeros((most, width), np.float32),
+        width=np.zeros(most, np.int64),
+        norms=np.zeros((most, 2)),
+        best=np.zeros(most, np.int64),
+        chance=np.zeros(most, np.float32),
+        at_depth=np.zeros(depth + 1, np.int64),
+    )
+
+
 @compiled
 def begin_row(k: Kernel, row: int) -> None:
     """Index the text of a row up to its root, which is no place of a match, and count its tokens where that is used."""
