@@ -26,6 +26,7 @@ TABLE = "table --model tinystories --shared {shared} --decode"
 CALLS = {
     "build": [""],
     "calibrate": ["--repeats 1"],
+    "calls": ["--shared {shared}"],
     "decode": ["--shared {shared}"],
     "drafting": [
         TABLE,
