@@ -24,6 +24,7 @@ EXACT = (
 )
 TABLE = "table --model tinystories --shared {shared} --decode"
 CALLS = {
+    "auto_nodes": ["--shared {shared}"],
     "build": [""],
     "calibrate": ["--repeats 1"],
     "calls": ["--shared {shared}"],
