@@ -66,9 +66,9 @@ class Effort:
     profiled: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     known: int = 96
     learned: int = 50_000
-    texts: int = 6
+    texts: int = 16
     new_tokens: int = 160
-    rounds: int = 7
+    rounds: int = 3
     repeats: int = 20
 
 

@@ -51,7 +51,13 @@ _numbers_option = functools.partial(click.option, multiple=True, callback=_numbe
     show_default=True,
     help="static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`).",
 )
-@click.option("--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Steps a size.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=DEFAULT_REPEATS,
+    show_default=True,
+    help="Rounds over all sizes; the quieter half counts.",
+)
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
@@ -106,9 +112,9 @@ def _report(console: Console, profile: LatencyProfile, output: str) -> None:
     console.table(["nodes", "batch", "context", "ms per step", "spread", "overhead"], rows)
     source = profile.provenance
     console.say(
-        f"median of {source['repeats']} steps of {source['kind']} trees, drafter {source['drafter_name']} "
-        f"({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} attention); "
-        "spread: quartile distance / median; overhead: to one node, without drafts"
+        f"{source['kind']} trees, drafter {source['drafter_name']}: median of the quieter half of {source['repeats']} "
+        f"rounds ({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} "
+        "attention); spread: quartile distance / median; overhead: to one node, without drafts"
     )
     console.note(f"wrote {output}")
     console.result({"points": [vars(point) for point in profile.points], "provenance": source, "output": output})

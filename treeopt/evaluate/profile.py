@@ -1,10 +1,10 @@
 """Profile: seconds of one decode step by the size of the tree, measured on the machine that will run it.
 
 The timed code is `TreeDecoder.step`: draft, verify all nodes in one forward, accept, keep. All sizes take turns in
-every round, so that changes in the machine's load affect all alike; the first round is not counted. A size's seconds in
-a round are the shortest of three successive steps, after one that is not counted: right after the step of a large tree
-the processor's caches contain other data (the one-node step of a small model is then a quarter slower, and every
-overhead too small), and other load lengthens few of several steps.
+every round, so that changes in the machine's load affect all alike. The first round is not counted, and of the others
+the half with the shortest steps counts. A size's seconds in a round are the shortest of three successive steps, after
+one that is not counted: right after the step of a large tree the processor's caches contain other data (the one-node
+step of a small model is then a quarter slower, and every overhead too small).
 
 Where the drafter reads the text, its time depends on it. Then each round is one token further in a text of the model
 (`treeopt.evaluate.profile_texts`), and the last round has the context that is measured.
@@ -63,7 +63,7 @@ class ProfileOptions:
             per-step trees above 254 are replaced by 254.
         contexts: tokens in the cache before the step.
         batches: texts decoded together.
-        repeats: counted rounds, each with the shortest of three steps of every size.
+        repeats: rounds, each with the shortest of three steps of every size; the quieter half counts.
         kind: `static`, one tree for all steps, or `dynamic`, a tree chosen per step.
 
     Raises:

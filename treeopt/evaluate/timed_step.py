@@ -121,11 +121,18 @@ class TimedRounds:
             self._cached = steps[0].rows
 
     def points(self) -> list[LatencyPoint]:
-        """Medians and quartiles of the rounds after the first; of drafting the median, None where it was not timed."""
-        quartiles = np.quantile(self._spent[1:], _QUARTILES, axis=0).round(_DIGITS).T.tolist()
-        drafting = np.median(self._drafting[1:], axis=0).round(_DIGITS).tolist()
+        """Medians and quartiles of the quieter half of the rounds, the first left out; of drafting the median.
+
+        A round is quieter than another where its steps take less time in all. Other load lasts for whole rounds, and
+        lengthens long steps most, so that the median over all rounds can be that of a quiet machine for small trees and
+        that of a busy one for large ones.
+        """
+        spent, drafting = np.array(self._spent[1:]), np.array(self._drafting[1:])
+        quiet = spent.sum(1).argsort(kind="stable")[: -(-len(spent) // 2)]
+        quartiles = np.quantile(spent[quiet], _QUARTILES, axis=0).round(_DIGITS).T.tolist()
+        alone_each = np.median(drafting[quiet], axis=0).round(_DIGITS).tolist()
         points = []
-        for decoder, (low, median, high), alone in zip(self._decoders, quartiles, drafting, strict=True):
+        for decoder, (low, median, high), alone in zip(self._decoders, quartiles, alone_each, strict=True):
             nodes = decoder.trees.nodes
             points.append(LatencyPoint(nodes, self._batch, self._context, median, low, high, alone or None))
         return points

@@ -57,7 +57,7 @@ class ProvenanceBlock(Schema):
     dtype: str | None = None
     threads: int | None = Field(default=None, ge=1)
     attention: str | None = None
-    repeats: int | None = Field(default=None, ge=1, description="steps of each size; absent where modelled")
+    repeats: int | None = Field(default=None, ge=1, description="rounds over all sizes; absent where modelled")
     versions: VersionsBlock | None = None
 
 
