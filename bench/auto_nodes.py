@@ -73,7 +73,7 @@ class Effort:
 
 
 SLOW = Effort(known=12, learned=0, texts=3, new_tokens=64, rounds=3, repeats=10)  # of the random model
-TINY = Effort((4, 16), (1, 2, 8, 16), known=6, learned=200, texts=1, new_tokens=12, rounds=1, repeats=1)
+TINY = Effort((4, 8), (1, 2, 8), known=4, learned=100, texts=1, new_tokens=8, rounds=1, repeats=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ EXACT = (
 )
 TABLE = "table --model tinystories --shared {shared} --decode"
 CALLS = {
-    "auto_nodes": ["--shared {shared}"],
+    "auto_nodes": ["--shared {shared} --model tinystories", "--shared {shared} --model random"],
     "build": [""],
     "calibrate": ["--repeats 1"],
     "calls": ["--shared {shared}"],
