@@ -24,8 +24,10 @@ EXACT = (
 )
 TABLE = "table --model tinystories --shared {shared} --decode"
 CALLS = {
+    "auto_nodes": ["--shared {shared} --model tinystories", "--shared {shared} --model random"],
     "build": [""],
     "calibrate": ["--repeats 1"],
+    "calls": ["--shared {shared}"],
     "decode": ["--shared {shared}"],
     "drafting": [
         TABLE,

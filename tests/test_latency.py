@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -111,3 +112,30 @@ def test_unmeasured_curve_names_what_there_is(batch: int, context: int | None) -
         profile.curve(batch, context)
     assert caught.value.code is Code.PROFILE_INVALID
     assert f"batch {batch}" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("provenance", "kind", "drafter"),
+    [
+        ({}, None, None),
+        ({"model_id": "m"}, "static", ""),
+        ({"model_id": "m", "drafter": "d1"}, "dynamic", "d1"),
+        ({"model_id": "m", "kind": "dynamic"}, "dynamic", ""),
+        ({"model_id": "m", "kind": "static", "drafter": "d1"}, "static", "d1"),
+    ],
+)
+def test_kind_and_drafter(provenance: dict[str, str], kind: str | None, drafter: str | None) -> None:
+    """A profile states its steps; an older one is of per-step trees if it has a drafter; points alone state nothing."""
+    profile = LatencyProfile((point(1, 1.0),), provenance)
+    assert (profile.kind, profile.drafter) == (kind, drafter)
+
+
+def test_drafting_curve() -> None:
+    """Drafting has a figure where it was measured; a figure that is not positive is E230."""
+    points = [point(1, 1.0), dataclasses.replace(point(4, 2.0), drafting=0.5), point(8, 3.0)]
+    sizes, seconds = LatencyProfile.from_points(points).drafting_curve()
+    assert (sizes.tolist(), seconds.tolist()) == ([4], [0.5])
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(TreeoptError) as caught:
+            dataclasses.replace(point(4, 2.0), drafting=wrong)
+        assert caught.value.code is Code.PROFILE_INVALID

@@ -290,8 +290,8 @@ class Drafter:
             unigram=np.full(vocab_size, -math.log(vocab_size), np.float16),
             num_tokens=0,
         )
-        shared = {"lm_head_levels": min(LM_HEAD_LEVELS, levels), "top_logprobs": min(TOP_LOGPROBS, vocab_size)}
-        return cls((level,) * levels, 0, top, WINDOW, table, voted=top, **shared)
+        lm_head, known = min(LM_HEAD_LEVELS, levels), min(TOP_LOGPROBS, vocab_size)
+        return cls((level,) * levels, 0, top, WINDOW, table, {}, 1.0, top, lm_head, known)
 
     @property
     def depth(self) -> int:

@@ -13,12 +13,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.drafter import KINDS
 from treeopt.errors import Code, TreeoptError
 
 ONE_NODE = 1  # the tree of the root alone: autoregressive decoding without heads, to which overheads refer
 DEFAULT_NODES = (ONE_NODE, 2, 4, 8, 16, 32, 64, 128, 256)  # the sizes that are measured by default
 DEFAULT_CONTEXT = 512  # tokens in the cache: a prompt and a part of its answer
-DEFAULT_REPEATS = 20  # steps of each size: five for each quartile
+DEFAULT_REPEATS = 20  # rounds over all sizes, of which ten count
 _FIX = "measure it: treeopt profile --sizes ... --context ... --batch ..."
 
 
@@ -36,6 +37,8 @@ class LatencyPoint:
         seconds: the median; above 0.
         low: the lower quartile; equal to `seconds` where the profile is modelled.
         high: the upper quartile, likewise.
+        drafting: seconds of the part that chooses a per-step tree of this size, with its tokens; contained in
+            `seconds`. None where it was not measured.
 
     Raises:
         TreeoptError: E230 where a rule above is broken.
@@ -47,6 +50,7 @@ class LatencyPoint:
     seconds: float
     low: float
     high: float
+    drafting: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("nodes", "batch", "context"):
@@ -56,6 +60,8 @@ class LatencyPoint:
         if not 0.0 < self.low <= self.seconds <= self.high < math.inf:
             order = f"low {self.low}, seconds {self.seconds}, high {self.high}"
             raise _invalid(f"{_named(self.key)} has {order}; these must be positive and ascending")
+        if self.drafting is not None and not 0.0 < self.drafting < math.inf:
+            raise _invalid(f"{_named(self.key)} has drafting {self.drafting}, not a positive number")
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -69,8 +75,8 @@ class LatencyProfile:
 
     Args:
         points: at least one, sorted by (batch, context, nodes), each size once; `from_points` sorts.
-        provenance: how the seconds were measured: made_by, model, heads, device, dtype, threads, attention, repeats,
-            versions.
+        provenance: how the seconds were measured: made_by, model, heads, kind, drafter, device, dtype, threads,
+            attention, repeats, versions; empty where they were not.
 
     Raises:
         TreeoptError: E230 where points are missing, repeated or not sorted.
@@ -92,6 +98,22 @@ class LatencyProfile:
     def from_points(cls, points: Iterable[LatencyPoint], provenance: Mapping[str, Any] | None = None) -> Self:
         """The profile of these points in any order."""
         return cls(tuple(sorted(points, key=lambda point: point.key)), provenance or {})
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of the trees whose steps were timed, one of `KINDS`; None without provenance.
+
+        Older files do not state it: with a drafter they are of per-step trees, without one of static trees.
+        """
+        if not self.provenance:
+            return None
+        found: str = self.provenance.get("kind") or KINDS[bool(self.provenance.get("drafter"))]
+        return found
+
+    @property
+    def drafter(self) -> str | None:
+        """Id of the drafter whose steps were timed, empty for the guesses of the heads; None without provenance."""
+        return self.provenance.get("drafter", "") if self.provenance else None
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -116,13 +138,29 @@ class LatencyProfile:
         Raises:
             TreeoptError: E230 where this batch or context was not measured.
         """
+        chosen = self._chosen(batch, context)
+        return np.array([point.nodes for point in chosen]), np.array([point.seconds for point in chosen])
+
+    def drafting_curve(
+        self, batch: int = 1, context: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The measured medians of drafting alone, with the arguments, results and errors of `curve`.
+
+        Sizes without such a figure are left out; there are none where drafting was not measured.
+        """
+        chosen = [point for point in self._chosen(batch, context) if point.drafting is not None]
+        sizes = np.array([point.nodes for point in chosen], np.int64)
+        return sizes, np.array([point.drafting for point in chosen], np.float64)
+
+    def _chosen(self, batch: int, context: int | None) -> list[LatencyPoint]:
+        """The points of one batch and context, by size."""
         length = self._largest_context(batch) if context is None else context
         chosen = [point for point in self.points if (point.batch, point.context) == (batch, length)]
         if not chosen:
             pairs = dict.fromkeys(f"batch {point.batch} with context {point.context}" for point in self.points)
             missing = f"batch {batch}" + ("" if length is None else f" with context {length}")
             raise unmeasured(missing, ", ".join(pairs))
-        return np.array([point.nodes for point in chosen]), np.array([point.seconds for point in chosen])
+        return chosen
 
     def largest(self, batch: int = 1, context: int | None = None) -> int:
         """The largest size measured with this batch and context; E230 where they were not measured."""

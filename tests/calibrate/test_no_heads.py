@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from drafters import answered, learned, planted, prompts_of
 from tiny import VOCAB, chat_base
 
 from treeopt.calibrate.pipeline import run_calibration
-from treeopt.drafter import Drafter
+from treeopt.drafter import KINDS, Drafter
 from treeopt.drafting.learn import TOP, Learning
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.profile import largest_context, measure_profile
@@ -131,13 +132,14 @@ def test_validated_as_expected(base: Base, drafter: Drafter, kind: str) -> None:
 
 
 def test_profile_without_heads(base: Base, drafter: Drafter) -> None:
-    """Static trees of an empty table, and trees chosen by a drafter, are timed; no heads are named."""
-    for record in (None, drafter):
-        profile = measure_profile(base, None, nodes=(2, 6), contexts=(8,), repeats=1, drafter=record)
+    """Static and per-step trees of an empty table and of a drafter are timed; no heads are named."""
+    for record, kind in itertools.product((None, drafter), KINDS):
+        profile = measure_profile(base, None, nodes=(2, 6), contexts=(8,), repeats=1, drafter=record, kind=kind)
         assert [point.nodes for point in profile.points] == [1, 2, 6]
         assert (profile.provenance["heads"], profile.provenance["heads_id"]) == ("", "")
-        assert profile.provenance.get("drafter") == (None if record is None else drafter.id)
-    assert largest_context(base, None, (6,), drafter) == base.context - 4 - 1
+        assert (profile.kind, profile.drafter) == (kind, (record or Drafter.untrained(base.vocab_size)).id)
+        assert profile.provenance["drafter_name"] == "ngram"
+    assert largest_context(base, None, (6,), drafter, "dynamic") == base.context - 4 - 1
 
 
 def test_sizes_without_heads(base: Base, drafter: Drafter) -> None:

@@ -99,7 +99,8 @@ def test_what_we_write_names_its_base(base: Base, shared: Path, line: list[str])
     """A tree, a drafter and a profile of this very model, as the commands write them, are warned of by none."""
     prompts = ["--prompts", str(shared / "data" / "story_openings.json"), "--limit", "2", "--max-new-tokens", "12"]
     treeopt("calibrate", "--drafter", "heads+ngram", "--learn-tokens", "50", "-o", "c.safetensors", *prompts, *line)
-    treeopt("profile", "--sizes", "2,4", "--repeats", "1", "--context", "8", *line)
+    drafter = ["--drafter", "c.drafter.safetensors"]
+    treeopt("profile", "--sizes", "2,4", "--repeats", "1", "--context", "8", *drafter, *line)
     build = ["build", "--calibration", "c.safetensors", "--nodes", "4", "-o", "t.yaml"]
     treeopt(*build)
     assert load_profile("profile.yaml").provenance["model_id"] == base.fingerprint

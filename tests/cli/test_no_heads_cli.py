@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from program import error_number, treeopt, treeopt_json
 
+from treeopt.drafter import Drafter
 from treeopt.files.bundled import pocket
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter
@@ -34,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         treeopt("learn", *MODEL, *FEW, *LITTLE, "--levels", "4", "-o", "d.safetensors")
         treeopt("calibrate", *MODEL, *OTHERS, "--drafter", "d.safetensors", "-o", "c.safetensors")
-        treeopt("profile", *MODEL, *SIZES, "--drafter", "d.safetensors", "-o", "p.yaml")
+        treeopt("profile", *MODEL, *SIZES, "--drafter", "d.safetensors", "--kind", "dynamic", "-o", "p.yaml")
         treeopt("build", "--calibration", "c.safetensors", "--nodes", "12", "-o", "static.yaml")
         treeopt("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "12", "-o", "dynamic.yaml")
         auto = ("--kind", "dynamic", "--nodes", "auto", "--profile", "p.yaml")
@@ -142,25 +144,61 @@ def test_reports_speak_of_levels(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_no_heads")
 def test_profile_without_drafter(tmp_path: Path) -> None:
-    """--model alone times static trees of an n-gram drafter, which no file names."""
+    """--model alone times static trees of an n-gram drafter with an empty table, whose id the profile names."""
     data = treeopt_json("profile", *MODEL, *SIZES, "-o", tmp_path / "p.yaml")
     assert [point["nodes"] for point in data["points"]] == [1, 2, 8]
-    assert (data["provenance"]["heads"], "drafter" in data["provenance"]) == ("", False)
-    line = ("curve", "--calibration", "c.safetensors", "-o", tmp_path / "c.svg")
-    curve = treeopt_json(*line, "--profile", tmp_path / "p.yaml")
+    source = data["provenance"]
+    untrained = Drafter.untrained(load_drafter("d.safetensors").ngram_table.vocab_size)
+    assert (source["heads"], source["drafter"], source["drafter_name"]) == ("", untrained.id, "ngram")
+
+
+def test_curve_of_a_drafter_without_heads(tmp_path: Path) -> None:
+    """The curve of per-step trees has speedups by a profile of the same drafter and kind, without a warning."""
+    line = ("curve", "--calibration", "c.safetensors", "--kind", "dynamic", "-o", tmp_path / "c.svg")
+    curve = treeopt_json(*line, "--profile", "p.yaml")
     assert [point["speedup"] is not None for point in curve["points"]] == [True] * len(curve["points"])
     assert "warnings" not in curve or not any("made for" in one for one in curve["warnings"])
 
 
-def test_profiles_of_heads_and_of_none_are_told_apart(tmp_path: Path) -> None:
-    """build warns of a profile with heads for traces without, and the other way round."""
-    treeopt("profile", *SIZES, "-o", tmp_path / "heads.yaml")
-    heads_id = load_profile(tmp_path / "heads.yaml").provenance["heads_id"]
-    line = ("build", "--nodes", "auto", "-o", tmp_path / "t.yaml", "--calibration")
-    said = treeopt(*line, "c.safetensors", "--profile", tmp_path / "heads.yaml").stderr
-    assert f"the profile was made for other heads ({heads_id}, there are none here)" in said
-    said = treeopt(*line, "heads.safetensors", "--profile", "p.yaml").stderr
-    assert f"the profile was made for no heads (these are {heads_id})" in said
+REFUSED = {  # command, calibration, profile -> error, fix
+    "another drafter": ("build --nodes auto", "c", "heads", "E223", "--drafter d.safetensors --kind static"),
+    "a drafter for heads": ("build --nodes auto", "heads", "static", "E223", "--heads pocket --kind static"),
+    "static for dynamic": ("build --nodes auto --kind dynamic", "c", "static", "E230", "d.safetensors --kind dynamic"),
+    "dynamic for static": ("build --nodes auto", "c", "p", "E230", "--drafter d.safetensors --kind static"),
+    "curve, another drafter": ("curve", "c", "heads", "E223", "--drafter d.safetensors --kind static"),
+    "curve, dynamic for static": ("curve", "c", "p", "E230", "--drafter d.safetensors --kind static"),
+    "curve, static for dynamic": ("curve --kind dynamic", "c", "static", "E230", "d.safetensors --kind dynamic"),
+}
+
+
+@pytest.fixture(scope="module")
+def profiles(made: Path) -> None:
+    """Profiles of static trees: of the heads, and of the drafter without heads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        treeopt("profile", *SIZES, "-o", "heads.p.yaml")
+        treeopt("profile", *MODEL, *SIZES, "--drafter", "d.safetensors", "-o", "static.p.yaml")
+        shutil.copy("p.yaml", "p.p.yaml")
+
+
+@pytest.mark.usefixtures("profiles")
+@pytest.mark.parametrize("name", REFUSED)
+def test_profiles_of_other_steps_are_refused(name: str, tmp_path: Path) -> None:
+    """A profile of another drafter is E223, of the other kind E230; the fix measures the steps that are needed."""
+    command, calibration, profile, number, fix = REFUSED[name]
+    output = tmp_path / ("t.svg" if command.startswith("curve") else "t.yaml")
+    files = ("--calibration", f"{calibration}.safetensors", "--profile", f"{profile}.p.yaml", "-o", output)
+    refused = treeopt(*command.split(), *files, status=3)
+    assert error_number(refused) == number
+    assert fix in refused.stderr
+    assert not output.exists()
+
+
+@pytest.mark.usefixtures("profiles")
+def test_profile_of_static_trees_is_taken(tmp_path: Path) -> None:
+    """The profile that the fix of a refusal measures works."""
+    line = ("build", "--nodes", "auto", "--calibration", "c.safetensors", "--profile", "static.p.yaml")
+    assert treeopt_json(*line, "-o", tmp_path / "t.yaml")["nodes"] in range(1, 9)
 
 
 HEADS = ("--heads", "pocket")

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from drafters import quick_drafter
-from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
+from tiny import TREE_FAMILIES, VOCAB, cycle, cycle_base, random_heads, tiny_base
 from torch import Tensor
 
 from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy
-from treeopt.drafter import Drafter, Level
+from treeopt.drafter import KINDS, Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.plans import PerStepTrees, StaticTree
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import profile as profile_module
 from treeopt.evaluate.profile import generic_growth, largest_context, measure_profile
+from treeopt.evaluate.profile_texts import model_texts
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep
 from treeopt.models.base import Base
 from treeopt.models.fingerprint import fingerprint
@@ -73,18 +76,24 @@ def test_profile_says_where_it_was_made(base: Base) -> None:
     assert source["versions"].keys() == {"python", "torch", "transformers"}
 
 
-def test_rounds_interleave_and_the_first_is_not_counted(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes take turns in every round; what counts is the last of each turn's four steps, after the first round."""
+def test_rounds_interleave_and_the_quiet_ones_count(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes take turns in every round; the shortest of the last three of a turn's four steps counts.
+
+    The first round does not count, and of the other five the three with the least seconds in all do.
+    """
     order: list[int] = []
+    rounds = {1: [0.1, 7.0, 50.0, 5.0, 90.0, 9.0], 5: [0.1, 8.0, 50.0, 10.0, 9.5, 6.0]}
 
     def planted(step: TimedStep) -> float:
         order.append(step.decoder.tree.nodes)
-        return 100.0 if len(order) <= 8 or len(order) % 4 else len(order) / 4
+        turn, place = divmod(len(order) - 1, 4)
+        seconds = rounds[order[-1]][turn // 2]
+        return 0.01 if not place else seconds + (place != 1 + turn % 3) * 100.0
 
     monkeypatch.setattr(TimedStep, "seconds", planted)
     profile = measure_profile(base, loaded_heads(base), nodes=(1, 5), contexts=(8,), repeats=5)
     assert order == [1, 1, 1, 1, 5, 5, 5, 5] * 6
-    assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(1, 5.0, 7.0, 9.0), (5, 6.0, 8.0, 10.0)]
+    assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(1, 6.0, 7.0, 8.0), (5, 7.0, 8.0, 9.0)]
 
 
 def test_every_second_is_of_the_decoders_own_step(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +109,108 @@ def test_every_second_is_of_the_decoders_own_step(base: Base, monkeypatch: pytes
     monkeypatch.setattr("treeopt.evaluate.timed_step.now", lambda _base: clock[0])
     profile = measure_profile(base, loaded_heads(base), nodes=(4, 9), contexts=(8,), batches=(2,), repeats=2)
     assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(n, n, n, n) for n in (1, 4, 9)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafting_is_priced(base: Base, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafting takes longer, the steps do; of per-step trees the profile states how long."""
+    heads = loaded_heads(base)
+    drafter = quick_drafter(base, heads.heads)
+    clock = [0.0]
+    slow = [0.0]
+
+    def slower(source: type) -> None:
+        draft = source.draft
+
+        def planted(trees: Any, *given: Any) -> Any:
+            clock[0] += slow[0] * trees.nodes
+            return draft(trees, *given)
+
+        monkeypatch.setattr(source, "draft", planted)
+
+    def step(decoder: TreeDecoder, rows: Rows) -> Any:
+        clock[0] += 1.0
+        return run(decoder, rows)
+
+    run = TreeDecoder.step
+    monkeypatch.setattr(TreeDecoder, "step", step)
+    slower(StaticTree)
+    slower(PerStepTrees)
+    monkeypatch.setattr("treeopt.evaluate.timed_step.now", lambda _base: clock[0])
+    for each in (0.25, 2.0):
+        slow[0] = each
+        profile = measure_profile(base, heads, nodes=(4, 9), contexts=(8,), repeats=2, drafter=drafter, kind=kind)
+        assert [(p.nodes, p.seconds) for p in profile.points] == [(n, 1.0 + each * n) for n in (1, 4, 9)]
+        assert [p.drafting for p in profile.points] == [each * n if kind == "dynamic" else None for n in (1, 4, 9)]
+
+
+@pytest.mark.parametrize(
+    ("with_drafter", "kind", "plan"),
+    [(False, "static", Tree), (False, "dynamic", TreePolicy), (True, "static", Tree), (True, "dynamic", TreePolicy)],
+)
+def test_steps_are_those_of_kind_and_drafter(
+    base: Base, with_drafter: bool, kind: str, plan: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoders that are timed have the plan and the drafter that the profile names."""
+    heads = loaded_heads(base)
+    drafter = quick_drafter(base, heads.heads) if with_drafter else None
+    made: list[tuple[object, Drafter | None]] = []
+
+    class Recorded(TreeDecoder):
+        def __init__(self, base: Base, heads: Any, plan: Any, *, drafter: Drafter | None = None, **more: Any) -> None:
+            made.append((plan, drafter))
+            super().__init__(base, heads, plan, drafter=drafter, **more)
+
+    monkeypatch.setattr(profile_module, "TreeDecoder", Recorded)
+    found = measure_profile(base, heads, nodes=(4,), contexts=(8,), repeats=1, drafter=drafter, kind=kind)
+    used, record = made[1]
+    assert made[0] == (Tree(()), None)
+    assert isinstance(used, plan)
+    assert used.nodes == 4
+    by_default = Drafter.heads_only(3, 16).id if kind == "dynamic" else ""
+    wanted = drafter.id if drafter is not None else by_default
+    assert (found.kind, found.drafter, used.drafter, record.id if record else "") == (kind, wanted, wanted, wanted)
+    assert found.provenance["drafter_name"] == ("heads+ngram" if with_drafter else "heads")
+
+
+def test_a_drafter_reads_text_of_the_model(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round is one token further in the model's text, and the last round is at the context."""
+    heads = loaded_heads(base)
+    drafter = quick_drafter(base, heads.heads)
+    seen: list[tuple[int, list[int]]] = []
+    begin = TimedStep.__init__
+
+    def noted(step: TimedStep, decoder: TreeDecoder, cached: Rows, prompts: Tensor) -> None:
+        seen.append((cached.session.lengths[0], [*prompts[0].tolist(), cached.roots[0]]))
+        begin(step, decoder, cached, prompts)
+
+    monkeypatch.setattr(TimedStep, "__init__", noted)
+    measure_profile(base, heads, nodes=(4,), contexts=(30,), repeats=3, drafter=drafter)
+    lengths, texts = [length for length, _ in seen[1::2]], [text for _, text in seen[1::2]]
+    assert lengths == [27, 28, 29, 30]
+    assert len(texts[-1]) == 31
+    first = model_texts(base, 1, 30)[:, :27]
+    stock = base.generate(first, torch.ones_like(first), 4)
+    assert texts[-1] == stock[0].tolist()
+    assert all(text == texts[-1][: len(text)] for text in texts)
+    seen.clear()
+    measure_profile(base, heads, nodes=(4,), contexts=(30,), repeats=3)
+    assert {length for length, _ in seen} == {30}
+
+
+def test_texts_of_the_model(base: Base) -> None:
+    """Texts are the same at every call, end with different samples, and follow the rule of a model that has one."""
+    texts = model_texts(base, 10, 600)
+    assert texts.shape == (10, 600)
+    assert texts.equal(model_texts(base, 10, 600))
+    ends = {tuple(row[-200:].tolist()) for row in texts}
+    assert len(ends) == 8
+    assert texts[0, -200:].equal(texts[8, -200:])
+    sure = cycle_base()
+    with torch.no_grad():
+        sure.lm_head.weight.mul_(20.0)
+    text = model_texts(sure, 1, 24)[0]
+    assert torch.as_tensor(cycle(0))[text[:-1]].tolist() == text[1:].tolist()
 
 
 def timed(decoder: TreeDecoder, batch: int, depth: int = 3) -> TimedStep:
@@ -230,14 +341,15 @@ def test_context_leaves_room_for_the_drafters_levels(family: str) -> None:
     count = NgramCounts(VOCAB)
     count.add([1, 2, 3, 1, 2], [2, 3, 1, 2, 3])
     drafter = Drafter((Level(),) * 6, 1, 4, 32, count.table())
-    room = largest_context(base, loaded.heads, (8,), drafter)
+    room = largest_context(base, loaded.heads, (8,), drafter, "dynamic")
     assert room == base.context - 6 - 1
-    found = measure_profile(base, loaded, nodes=(8,), contexts=(room,), repeats=1, drafter=drafter)
+    found = measure_profile(base, loaded, nodes=(8,), contexts=(room,), repeats=1, drafter=drafter, kind="dynamic")
     assert found.contexts == (room,)
     with pytest.raises(TreeoptError) as caught:
-        measure_profile(base, loaded, nodes=(8,), contexts=(room + 1,), repeats=1, drafter=drafter)
+        measure_profile(base, loaded, nodes=(8,), contexts=(room + 1,), repeats=1, drafter=drafter, kind="dynamic")
     assert caught.value.code is Code.CONTEXT_FULL
-    assert largest_context(base, loaded.heads, (1,), drafter) == base.context - 1
+    assert largest_context(base, loaded.heads, (1,), drafter, "dynamic") == base.context - 1
+    assert largest_context(base, loaded.heads, (8,), drafter) == base.context - generic_growth(8, 6, 5).tree().depth - 1
 
 
 def test_size_without_a_tree_is_refused() -> None:

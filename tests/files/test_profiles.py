@@ -18,6 +18,9 @@ PROVENANCE = {
     "made_by": "treeopt 0",
     "model": "../models/base: large",
     "heads": "heads # 2",
+    "kind": "dynamic",
+    "drafter": "0123456789abcdef",
+    "drafter_name": "heads+ngram",
     "device": "NVIDIA H200",
     "dtype": "float32",
     "threads": 2,
@@ -30,6 +33,7 @@ PROFILE = LatencyProfile(
         LatencyPoint(1, 1, 512, 0.00123, 0.0012, 0.0013),
         LatencyPoint(8, 1, 512, 0.002, 0.002, 0.002),
         LatencyPoint(1, 4, 512, 1e-05, 9e-06, 2.0),
+        LatencyPoint(8, 4, 512, 1e-05, 9e-06, 2.0, drafting=3.5e-06),
     ),
     PROVENANCE,
 )
@@ -105,10 +109,11 @@ def test_one_line_a_point() -> None:
     """The text is what people read: one line a point, numbers in plain notation."""
     lines = profile_yaml(PROFILE).splitlines()
     assert "schema: treeopt.latency/1" in lines
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         "- {nodes: 1, batch: 1, context: 512, seconds: 0.00123, low: 0.0012, high: 0.0013}",
         "- {nodes: 8, batch: 1, context: 512, seconds: 0.002, low: 0.002, high: 0.002}",
         "- {nodes: 1, batch: 4, context: 512, seconds: 1.0e-05, low: 9.0e-06, high: 2.0}",
+        "- {nodes: 8, batch: 4, context: 512, seconds: 1.0e-05, low: 9.0e-06, high: 2.0, drafting: 3.5e-06}",
     ]
 
 

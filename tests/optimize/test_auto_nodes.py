@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +12,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.auto_nodes import SizeChoice, best_size
 from treeopt.optimize.budget import step_seconds
-from treeopt.optimize.curve import default_sizes
+from treeopt.optimize.build_job import Job, run_job
+from treeopt.optimize.curve import Timing, default_sizes, measure_curve
 from treeopt.optimize.methods import MEDUSA, Method, candidates
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import tree_limits
@@ -96,3 +97,32 @@ def test_profile_without_the_size_or_batch_is_one_error(seconds: dict[int, float
     with pytest.raises(TreeoptError) as caught:
         best_size(fitter, [MEDUSA], profile_of(seconds), batch)
     assert caught.value.code is Code.PROFILE_INVALID
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ({"model_id": "m", "drafter": "d1"}, Code.DRAFTER_MISMATCH),
+        ({"model_id": "m", "kind": "static", "drafter": "d1"}, Code.DRAFTER_MISMATCH),
+        ({"model_id": "m", "kind": "dynamic"}, Code.PROFILE_INVALID),
+        ({"model_id": "m"}, None),
+        ({"model_id": "m", "kind": "static"}, None),
+    ],
+)
+def test_profiles_of_other_steps_are_refused(source: dict[str, str], code: Code | None) -> None:
+    """E223 for another drafter than that of the traces, E230 for per-step trees."""
+    profile = LatencyProfile(profile_of({1: 0.01, 40: 0.02}).points, source)
+    fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, 40))
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: best_size(fitter, [MEDUSA], profile),
+        lambda: measure_curve(fitter, MEDUSA, [1, 8], Timing(profile)),
+        lambda: run_job([CALIBRATION], Job(profile=profile, nodes=None)),
+    )
+    for use in uses:
+        if code is None:
+            use()
+            continue
+        with pytest.raises(TreeoptError) as caught:
+            use()
+        assert (caught.value.code, caught.value.exit_status) == (code, 3)
+        assert caught.value.fix == "treeopt profile --heads heads --kind static -o static.profile.yaml"

@@ -12,7 +12,7 @@ from treeopt.calibration import MISS, NONE, Calibration, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
-from treeopt.optimize.curve import policy_curve
+from treeopt.optimize.curve import Timing, policy_curve
 from treeopt.optimize.per_step import build_policy, fastest_policy, replay_policy, sizes_of, steps_by_size
 from treeopt.optimize.replay import replay
 from treeopt.policy import STEP_SIZES, TreePolicy
@@ -216,6 +216,67 @@ def test_fastest_policy_with_wrong_estimates(seed: int) -> None:
     first = tuple((size, step_seconds(profile, size)) for size in STEP_SIZES[1:])
     found = rate(calibration, fastest_policy(calibration, profile), profile)
     assert found >= rate(calibration, TreePolicy(254, 3, "d1", first), profile) * (1 - 1e-6)
+
+
+def drafted(seconds: dict[int, float], drafting: dict[int, float]) -> LatencyProfile:
+    """A profile with the seconds of drafting."""
+    points = [LatencyPoint(n, 1, 512, s, s, s, drafting.get(n)) for n, s in seconds.items()]
+    return LatencyProfile.from_points(points)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_drafting_is_that_of_the_largest_size(seed: int, share: float) -> None:
+    """A step takes the drafting of the policy's largest size: no policy that ends at another size is faster."""
+    calibration = traced(seed, sequences=40, exact=True)
+    alone = {n: share * s for n, s in SECONDS.items() if n > 1}
+    profile = drafted(SECONDS, alone)
+    sizes = np.array(STEP_SIZES[1:])
+    drafting = np.interp(sizes, list(alone), list(alone.values()))
+    rest = np.array([step_seconds(profile, int(size)) for size in sizes]) - drafting
+
+    def speed(policy: TreePolicy) -> float:
+        _, taken = naive(policy, calibration)
+        dear = drafting[sizes == policy.nodes][0]
+        return calibration.positions / (rest[np.searchsorted(sizes, taken)] + dear).sum()
+
+    policy = fastest_policy(calibration, profile)
+    found = speed(policy)
+    for end in range(1, len(sizes) + 1):
+        for value in np.linspace(0.7, 1.3, 7) * found:
+            costs = tuple((int(n), value * one) for n, one in zip(sizes[:end], rest[:end], strict=True))
+            assert speed(TreePolicy(int(sizes[end - 1]), 3, "d1", costs)) <= found * 1.01
+    if share == 0.9:
+        assert found > 1.05 * speed(fastest_policy(calibration, profile_of(SECONDS)))
+
+
+def test_equal_drafting_changes_nothing() -> None:
+    """Where drafting takes the same time at all sizes, the largest size is free, and costs are those of the steps."""
+    calibration = traced(5, exact=True)
+    plain = fastest_policy(calibration, profile_of(SECONDS))
+    same = fastest_policy(calibration, drafted(SECONDS, dict.fromkeys(SECONDS, 0.5)))
+    assert same == plain
+
+
+def test_profiles_of_other_steps_are_refused() -> None:
+    """E223 for another drafter, E230 for static trees; a profile of the drafter's per-step trees is taken."""
+    calibration = traced(3)
+    points = profile_of(SECONDS).points
+    for source, code in (
+        ({"model_id": "m", "kind": "dynamic"}, Code.DRAFTER_MISMATCH),
+        ({"model_id": "m", "kind": "dynamic", "drafter": "d2"}, Code.DRAFTER_MISMATCH),
+        ({"model_id": "m", "kind": "static", "drafter": "d1"}, Code.PROFILE_INVALID),
+    ):
+        profile = LatencyProfile(points, source)
+        for use in (lambda p: fastest_policy(calibration, p), lambda p: policy_curve(calibration, [1, 8], Timing(p))):
+            with pytest.raises(TreeoptError) as caught:
+                use(profile)
+            assert caught.value.code is code
+            assert "--drafter d.safetensors --kind dynamic" in caught.value.fix
+    for source in ({"model_id": "m", "drafter": "d1"}, {"kind": "dynamic", "drafter": "d1"}):
+        assert fastest_policy(calibration, LatencyProfile(points, source)) == fastest_policy(
+            calibration, profile_of(SECONDS)
+        )
 
 
 def test_dear_nodes_are_not_taken() -> None:

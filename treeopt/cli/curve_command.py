@@ -17,6 +17,7 @@ from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked
 from treeopt.files.profiles import load_profile
 from treeopt.latency import ONE_NODE
+from treeopt.optimize.budget import check_priced
 from treeopt.optimize.curve import Curve, Timing, default_sizes, measure_curve, policy_curve
 from treeopt.optimize.intervals import Interval
 from treeopt.optimize.methods import VALUES, WEIGHTS, candidates
@@ -54,6 +55,8 @@ def run(console: Console, **options: Any) -> None:
     check_suffix(options["output"], ".svg")
     calibration = load_calibration(options["calibration"])
     timing = _timing(options)
+    if timing is not None:
+        check_priced(timing.profile, calibration, options["kind"])
     warn_other_heads(console, calibration, timing.profile if timing else None)
     curve = _measure(console, calibration, timing, options)
     from treeopt.view.curve import render_curve

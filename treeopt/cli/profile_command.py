@@ -12,6 +12,7 @@ from treeopt.cli.drafter_options import drafter_file_option, uses_heads
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
+from treeopt.drafter import KINDS
 from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
@@ -42,16 +43,29 @@ _numbers_option = functools.partial(click.option, multiple=True, callback=_numbe
 )
 @_numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or the maximum of the model].")
 @_numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
-@drafter_file_option("Time trees chosen per step by this drafter file (for `build --kind dynamic`).")
-@click.option("--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Steps a size.")
+@drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default=KINDS[0],
+    show_default=True,
+    help="static: one tree for all steps; dynamic: a tree for each step (for `build --kind dynamic`).",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=DEFAULT_REPEATS,
+    show_default=True,
+    help="Rounds over all sizes; the quieter half counts.",
+)
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
     """Time one decode step, drafting included, by the size of the tree.
 
     All sizes take turns in every round. The step of one node is autoregressive decoding by the same loop, without
-    drafts; overheads refer to it. With --model alone and no --drafter, drafts are those of an n-gram drafter with an
-    empty table.
+    drafts; overheads refer to it. `build --nodes auto` takes a profile of its own --kind and of its calibration's
+    drafter. With --model alone and no --drafter, drafts are those of an n-gram drafter with an empty table.
     """
     file = options["drafter"]
     check_outputs(options, options["output"])
@@ -61,7 +75,7 @@ def run(console: Console, **options: Any) -> None:
 
     base, loaded = load_models(console, options, with_heads=uses_heads(options, file, drafter))
     warn_other_drafter(console, drafter, base, loaded)
-    room = largest_context(base, None if loaded is None else loaded.heads, options["sizes"], drafter)
+    room = largest_context(base, None if loaded is None else loaded.heads, options["sizes"], drafter, options["kind"])
     contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
     with console.progress("profile") as progress:
         profile = measure_profile(
@@ -71,6 +85,7 @@ def run(console: Console, **options: Any) -> None:
             contexts=contexts,
             batches=options["batch"],
             repeats=options["repeats"],
+            kind=options["kind"],
             drafter=drafter,
             progress=progress,
         )
@@ -97,8 +112,9 @@ def _report(console: Console, profile: LatencyProfile, output: str) -> None:
     console.table(["nodes", "batch", "context", "ms per step", "spread", "overhead"], rows)
     source = profile.provenance
     console.say(
-        f"median of {source['repeats']} steps ({source['dtype']}, {source['device']}, {threads(source['threads'])}, "
-        f"{source['attention']} attention); spread: quartile distance / median; overhead: to one node, without drafts"
+        f"{source['kind']} trees, drafter {source['drafter_name']}: median of the quieter half of {source['repeats']} "
+        f"rounds ({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} "
+        "attention); spread: quartile distance / median; overhead: to one node, without drafts"
     )
     console.note(f"wrote {output}")
     console.result({"points": [vars(point) for point in profile.points], "provenance": source, "output": output})

@@ -57,6 +57,9 @@ class Rows:
         self.session, self.drafting = session, drafting
         self.roots, self.root, self.hidden = roots, root, hidden
         self.generator = generator
+        observed = drafting.observe(hidden)
+        if observed is not None:
+            drafting.look(observed.numpy(force=True))
 
     def advance_(self, drafts: Drafts, verified: tuple[Tensor, Tensor], node: Tensor, root: Tensor) -> list[Step]:
         """Keep each row's path to the accepted node, and continue after it. One synchronisation with the device.

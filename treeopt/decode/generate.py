@@ -5,6 +5,9 @@
 `generate` prepares its inputs and calls `tree_generate` instead of its decoding loop. transformers 5.23 does not pass
 the streamer and the tokenizer to such a function: pass a streamer twice (`streamer=s, text_streamer=s`), and stop
 strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
+
+Heads, tree and drafter may be the same objects or file names at every call: what is made from them is kept with the
+model (`treeopt.decode.kept`), and a file is read again only after it has changed.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
+from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder, advance
 from treeopt.decode.draft_metrics import DraftMetrics, Step
+from treeopt.decode.kept import kept_decoder
 from treeopt.decode.processors import Processed
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
@@ -107,7 +112,7 @@ def tree_generate(
         generation_config: as `generate` made it.
         heads: the model's draft heads.
         tree: as for `TreeDecoder`.
-        drafter: as for `TreeDecoder`.
+        drafter: as for `TreeDecoder`. It is kept from one call to the next, like heads and tree: a file is read once.
         text_streamer: the streamer; see the module docstring.
         stateless_processors: True, or the classes of processors whose result depends only on the tokens and scores of
             a call; these are not checked.
@@ -128,20 +133,14 @@ def tree_generate(
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
-    decoder = TreeDecoder(model, heads, tree, drafter=drafter, acceptance=rule)
-    rule.verify_trees(decoder.trees.nodes)
     limit = criteria.max_length
-    budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
-    rows = decoder.prefill(prompts, budget)
-    text = _Text(input_ids, criteria, config, budget, text_streamer)
-    rule.follow(rows, text.eos)
-    left = dict.fromkeys(rows.indices, budget)
-    for emitted in advance(decoder, rows, left, text.eos):
-        for row, tokens in emitted.items():
-            rule.texts[row] += tokens
-            text.add(row, tokens)
-        text.publish()
-        left.update(dict.fromkeys(text.done, 0))
+    with kept_decoder(model, (heads, tree, drafter), rule) as decoder:
+        rule.verify_trees(decoder.trees.nodes)
+        budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
+        rows = decoder.prefill(prompts, budget)
+        text = _Text(input_ids, criteria, config, budget, text_streamer)
+        _decode(decoder, rule, rows, text, budget)
+        depth = decoder.trees.depth
     if text_streamer is not None:
         text_streamer.end()
     if not config.return_dict_in_generate:
@@ -151,8 +150,20 @@ def tree_generate(
         sequences=text.ids.contiguous(),
         step_lengths=tuple(tuple(map(len, row)) for row in steps),
         step_draft_tokens=tuple(tuple(step.num_draft_tokens for step in row) for row in steps),
-        tree_depth=decoder.trees.depth,
+        tree_depth=depth,
     )
+
+
+def _decode(decoder: TreeDecoder, rule: Processed, rows: Rows, text: _Text, budget: int) -> None:
+    """Decode all rows to their ends into `text`."""
+    rule.follow(rows, text.eos)
+    left = dict.fromkeys(rows.indices, budget)
+    for emitted in advance(decoder, rows, left, text.eos):
+        for row, tokens in emitted.items():
+            rule.texts[row] += tokens
+            text.add(row, tokens)
+        text.publish()
+        left.update(dict.fromkeys(text.done, 0))
 
 
 class _Text:

@@ -1,28 +1,33 @@
 """Profile: seconds of one decode step by the size of the tree, measured on the machine that will run it.
 
 The timed code is `TreeDecoder.step`: draft, verify all nodes in one forward, accept, keep. All sizes take turns in
-every round, so that changes in the machine's load affect all alike; the first round is not counted. A timed step
-follows some steps of the same size, as in decoding: right after the step of a large tree the processor's caches contain
-other data (the one-node step of a small model is then a quarter slower, and every overhead too small).
+every round, so that changes in the machine's load affect all alike. The first round is not counted, and of the others
+the half with the shortest steps counts. A size's seconds in a round are the shortest of three successive steps, after
+one that is not counted: right after the step of a large tree the processor's caches contain other data (the one-node
+step of a small model is then a quarter slower, and every overhead too small).
+
+Where the drafter reads the text, its time depends on it. Then each round is one token further in a text of the model
+(`treeopt.evaluate.profile_texts`), and the last round has the context that is measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.drafter import Drafter
+from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, NGRAM, UNTRAINED_TOP, Drafter
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import check_drafter
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.memory import memory_as_error
-from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, random_prompts
+from treeopt.evaluate.timed_step import AcceptDeepest, TimedRounds
 from treeopt.latency import (
     DEFAULT_CONTEXT,
     DEFAULT_NODES,
@@ -45,47 +50,70 @@ from treeopt.version import VERSION
 
 MOST_NODES = 16_384  # of a timed step; its mask takes 1 GB in float32
 MOST_BATCH = 1 << 31  # texts of a timed step; about the maximum that torch can count
-_QUARTILES = (0.25, 0.5, 0.75)
-_DIGITS = 9  # decimals of a second: the clock counts nanoseconds
 # Accuracies of the generic tree: 0.6 for rank 0 of the first head, falling by depth and by rank like measured ones.
 _FIRST, _BY_DEPTH, _BY_RANK = 0.6, 0.85, 2.0
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What is timed, and how often.
+
+    Args:
+        nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured. Sizes of
+            per-step trees above 254 are replaced by 254.
+        contexts: tokens in the cache before the step.
+        batches: texts decoded together.
+        repeats: rounds, each with the shortest of three steps of every size; the quieter half counts.
+        kind: `static`, one tree for all steps, or `dynamic`, a tree chosen per step.
+
+    Raises:
+        TreeoptError: E403 for a batch that fits into no memory.
+        ValueError: where a number is out of range, or there is no such kind.
+    """
+
+    nodes: Sequence[int] = DEFAULT_NODES
+    contexts: Sequence[int] = (DEFAULT_CONTEXT,)
+    batches: Sequence[int] = (1,)
+    repeats: int = DEFAULT_REPEATS
+    kind: str = KINDS[0]
+
+    def __post_init__(self) -> None:
+        _check_numbers(self.nodes, self.contexts, self.batches, self.repeats)
+        if self.kind not in KINDS:
+            raise ValueError(f"kind {self.kind!r}: it is one of {', '.join(KINDS)}")
+        for name in ("nodes", "contexts", "batches"):
+            object.__setattr__(self, name, tuple(sorted({int(number) for number in getattr(self, name)})))
 
 
 def measure_profile(
     model: GivenModel,
     heads: GivenHeads | None,
     *,
-    nodes: Sequence[int] = DEFAULT_NODES,
-    contexts: Sequence[int] = (DEFAULT_CONTEXT,),
-    batches: Sequence[int] = (1,),
-    repeats: int = DEFAULT_REPEATS,
     drafter: Drafter | None = None,
     progress: Progress = silent,
+    **options: Any,
 ) -> LatencyProfile:
     """Time one decode step of a generic tree of each size, at each batch and context.
 
-    At each batch and context the prompts are prefilled once; all sizes share that key-value cache.
+    At each batch and context the prompts are prefilled once; all sizes share that key-value cache. The cached tokens
+    are random for the guesses of the heads, whose time does not depend on them, and else text of the model.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
         heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name; None where the drafter
             has none.
-        nodes: sizes, root counted; the one-node step, which all overheads refer to, is always measured. With a drafter
-            the maximum is 254.
-        contexts: tokens in the cache before the step; they are random, as only their number matters.
-        batches: texts decoded together.
-        repeats: counted steps of each size.
-        drafter: time steps whose trees it chooses; by default those of one tree of the heads' candidates, or without
-            heads of the candidates of an n-gram drafter with an empty table.
+        drafter: the drafter of the trees. By default static trees have the guesses of the heads, per-step trees are
+            chosen by `Drafter.heads_only`, and without heads both are those of `Drafter.untrained`.
         progress: called after each round of steps.
+        options: fields of `ProfileOptions`: `nodes`, `contexts`, `batches`, `repeats`, `kind`.
 
     Raises:
-        TreeoptError: E212 where the heads do not fit the base; E230 where these levels and this vocabulary make no tree
-            of a given size, or it is above `MOST_NODES`; E403 where there is too little memory; E502 where the base
-            cannot verify trees; E503 where a context is empty, or does not fit into that of the model together with the
-            tree's depth; as `load_base` and `load_heads`.
-        TypeError: where model or heads have another type.
-        ValueError: where a number is out of range.
+        TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not; E230 where these levels
+            and candidates make no tree of a given size, or it is above `MOST_NODES`; E403 where there is too little
+            memory; E502 where the base cannot verify trees; E503 where a context is empty, or does not fit into that of
+            the model together with the tree's depth; as `load_base` and `load_heads`.
+        TypeError: where model, heads or drafter have another type, or there is no such option.
+        ValueError: as `ProfileOptions`.
 
     Example:
         >>> import treeopt
@@ -93,45 +121,44 @@ def measure_profile(
         >>> [point.nodes for point in profile.points]
         [1, 2, 4]
     """
-    _check_numbers(nodes, contexts, batches, repeats)
-    nodes, contexts, batches = ([int(number) for number in numbers] for numbers in (nodes, contexts, batches))
+    chosen = ProfileOptions(**options)
     base, loaded = as_base(model), None if heads is None else as_heads(heads)
     if loaded is not None:
         check_heads_fit(base, loaded.heads, loaded.name)
-    heads = None if loaded is None else heads_like(base, loaded.heads)
+    used = None if loaded is None else heads_like(base, loaded.heads)
     if drafter is not None:
-        check_drafter(drafter, base, heads)
-        nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
-    trees = _trees(base, heads, nodes, drafter)
-    depth = _deepest(trees, drafter)
-    _check_contexts(contexts, depth, base)
+        check_drafter(drafter, base, used)
+    drafted = _Drafted.of(base, used, drafter, chosen)
+    _check_contexts(chosen.contexts, drafted.depth, base)
     check_trees(base)
-    decoders = [_decoder(tree, base, heads, drafter) for tree in trees]
-    pairs = [(batch, context) for batch in sorted(set(batches)) for context in sorted(set(contexts))]
-    rounds = repeats + 1  # the first is the warm-up
+    decoders = drafted.decoders()
+    pairs = [(batch, context) for batch in chosen.batches for context in chosen.contexts]
+    rounds = chosen.repeats + 1  # the first is the warm-up
     points: list[LatencyPoint] = []
-    for i, (batch, context) in enumerate(pairs):
-        spent = np.empty((rounds, len(trees)))
+    for i, pair in enumerate(pairs):
+        done = i * rounds
         with memory_as_error("fewer nodes, shorter contexts or smaller batches"):
-            prompts = random_prompts(base, batch, context)
-            cached = decoders[-1].prefill(list(prompts), depth + 1)
-            steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
+            timing = TimedRounds(decoders, *pair, rounds)
             for row in range(rounds):
-                spent[row] = [step.after_lead_in() for step in steps]
-                progress(i * rounds + row + 1, len(pairs) * rounds, f"batch {batch}, context {context}")
-        points += _points(trees, batch, context, spent[1:])
-    return LatencyProfile.from_points(points, _provenance(base, loaded, repeats, drafter))
+                timing.run(drafting=chosen.kind == KINDS[1])
+                progress(done + row + 1, len(pairs) * rounds, f"batch {pair[0]}, context {pair[1]}")
+        points += timing.points()
+    return LatencyProfile.from_points(points, _provenance(base, loaded, chosen, drafted.record))
 
 
 def largest_context(
-    base: Base, heads: MedusaHeads | None, nodes: Sequence[int] = DEFAULT_NODES, drafter: Drafter | None = None
+    base: Base,
+    heads: MedusaHeads | None,
+    nodes: Sequence[int] = DEFAULT_NODES,
+    drafter: Drafter | None = None,
+    kind: str = KINDS[0],
 ) -> int:
     """The largest context that leaves room for a step of each of these sizes; below 1 where there is none.
 
     Raises:
         TreeoptError: E230 where there is no tree of a size.
     """
-    return _room(base, _deepest(_trees(base, heads, nodes, drafter), drafter))
+    return _room(base, _Drafted.of(base, heads, drafter, ProfileOptions(nodes=nodes, kind=kind)).depth)
 
 
 def generic_growth(nodes: int, levels: int, ranks: int) -> Growth:
@@ -146,18 +173,61 @@ def generic_growth(nodes: int, levels: int, ranks: int) -> Growth:
     return grow(IndependentValues(_FIRST * _BY_DEPTH**depth / (1.0 + rank) ** _BY_RANK), nodes)
 
 
-def _decoder(tree: Tree, base: Base, heads: MedusaHeads | None, drafter: Drafter | None) -> TreeDecoder:
-    """The decoder of one size; that of one node needs neither heads nor drafter."""
-    rule = AcceptDeepest()
-    if tree.nodes == ONE_NODE:
-        return TreeDecoder(base, None, tree, acceptance=rule, probe=False)
-    plan: Plan = tree
-    if drafter is not None:
-        plan = TreePolicy(tree.nodes, drafter.depth, drafter.id)
-    elif heads is None:
-        drafter = Drafter.untrained(base.vocab_size)
-        plan = dataclasses.replace(tree, drafter=drafter.id)
-    return TreeDecoder(base, heads, plan, drafter=drafter, acceptance=rule, probe=False)
+@dataclass(frozen=True)
+class _Drafted:
+    """The steps to be timed.
+
+    Args:
+        base: the base model.
+        heads: its heads, or None.
+        record: the drafter; None for static trees of the heads' guesses.
+        trees: the generic tree of each size, ascending, the one-node tree first; each contains the ones before it.
+        kind: of the trees.
+    """
+
+    base: Base
+    heads: MedusaHeads | None
+    record: Drafter | None
+    trees: tuple[Tree, ...]
+    kind: str
+
+    @classmethod
+    def of(cls, base: Base, heads: MedusaHeads | None, drafter: Drafter | None, options: ProfileOptions) -> _Drafted:
+        """The steps of a drafter, or of the one that measures by default."""
+        nodes, record = options.nodes, drafter
+        if record is None and heads is None:
+            record = Drafter.untrained(base.vocab_size)
+        elif record is None and heads is not None and options.kind == KINDS[1]:
+            record = Drafter.heads_only(heads.num_heads, min(UNTRAINED_TOP, base.vocab_size))
+        if options.kind == KINDS[1]:
+            nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
+        return cls(base, heads, record, tuple(_trees(base, heads, nodes, record)), options.kind)
+
+    @property
+    def depth(self) -> int:
+        """The maximum depth of any tree; that of per-step trees is the number of the drafter's levels."""
+        if self.kind == KINDS[1] and self.record is not None and self.trees[-1].nodes > ONE_NODE:
+            return self.record.depth
+        return self.trees[-1].depth
+
+    def decoders(self) -> list[TreeDecoder]:
+        """A decoder of each size."""
+        return [self._decoder(tree) for tree in self.trees]
+
+    def _decoder(self, tree: Tree) -> TreeDecoder:
+        """The decoder of one size; that of one node needs neither heads nor drafter."""
+        rule, record = AcceptDeepest(), self.record
+        if tree.nodes == ONE_NODE:
+            return TreeDecoder(self.base, None, tree, acceptance=rule, probe=False)
+        plan: Plan = tree
+        if record is not None:
+            static = self.kind == KINDS[0]
+            plan = dataclasses.replace(tree, drafter=record.id) if static else _policy(tree.nodes, record)
+        return TreeDecoder(self.base, self.heads, plan, drafter=record, acceptance=rule, probe=False)
+
+
+def _policy(nodes: int, record: Drafter) -> TreePolicy:
+    return TreePolicy(nodes, record.depth, record.id)
 
 
 def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Sequence[int], repeats: int) -> None:
@@ -175,28 +245,21 @@ def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Seque
         raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")
 
 
-def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], drafter: Drafter | None) -> list[Tree]:
+def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: Drafter | None) -> list[Tree]:
     """The generic tree of each size, ascending, the one-node tree first; each contains the ones before it."""
     sizes = sorted({ONE_NODE, *nodes})
     if sizes[-1] > MOST_NODES:
         what = f"a step of {sizes[-1]} nodes is not timed: its mask alone has {sizes[-1]}^2 numbers"
         raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {MOST_NODES}")
-    if heads is None:
-        record = drafter or Drafter.untrained(base.vocab_size)
+    levels, ranks = 0 if heads is None else heads.num_heads, base.vocab_size
+    if record is not None:
         levels, ranks = record.depth, num_candidates(record, base.vocab_size)
-    else:
-        levels, ranks = heads.num_heads, base.vocab_size
     growth = generic_growth(sizes[-1], levels, ranks)
     largest = len(growth.values) + 1
     if sizes[-1] > largest:
         what = f"there is no tree of {sizes[-1]} nodes: {levels} levels of {ranks} tokens make {largest}"
         raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {largest}")
     return [growth.tree(size) for size in sizes]
-
-
-def _deepest(trees: Sequence[Tree], drafter: Drafter | None) -> int:
-    """The maximum depth of any tree; that of trees chosen per step is the number of the drafter's levels."""
-    return trees[-1].depth if drafter is None or trees[-1].nodes == ONE_NODE else drafter.depth
 
 
 def _room(base: Base, depth: int) -> int:
@@ -216,29 +279,31 @@ def _check_contexts(contexts: Sequence[int], depth: int, base: Base) -> None:
             raise TreeoptError(Code.CONTEXT_FULL, what, fix=f"--context from 1 to {room}" if room >= 1 else "")
 
 
-def _points(trees: Sequence[Tree], batch: int, context: int, spent: NDArray[np.float64]) -> list[LatencyPoint]:
-    """Medians and quartiles of `spent`, seconds [repeats, sizes]."""
-    quartiles = np.quantile(spent, _QUARTILES, axis=0).round(_DIGITS).T.tolist()
-    return [
-        LatencyPoint(tree.nodes, batch, context, seconds=median, low=low, high=high)
-        for tree, (low, median, high) in zip(trees, quartiles, strict=True)
-    ]
-
-
-def _provenance(base: Base, loaded: LoadedHeads | None, repeats: int, drafter: Drafter | None) -> dict[str, object]:
+def _provenance(
+    base: Base, loaded: LoadedHeads | None, options: ProfileOptions, record: Drafter | None
+) -> dict[str, object]:
     versions = base.versions()
-    by_drafter = {} if drafter is None else {"drafter": drafter.id}
+    by_drafter = {} if record is None else {"drafter": record.id}
     return {
         "made_by": f"treeopt {VERSION}",
         "model": base.name,
         "model_id": base.fingerprint,
         "heads": "" if loaded is None else loaded.name,
         "heads_id": "" if loaded is None else loaded.fingerprint,
+        "kind": options.kind,
+        **by_drafter,
+        "drafter_name": _name_of(record),
         "device": versions["device"],
         "dtype": base.dtype_name,
         "threads": torch.get_num_threads(),
         "attention": base.model.config._attn_implementation,
-        "repeats": repeats,
-        **by_drafter,
+        "repeats": options.repeats,
         "versions": {name: versions[name] for name in ("python", "torch", "transformers")},
     }
+
+
+def _name_of(record: Drafter | None) -> str:
+    """The name of a drafter, as `--drafter` has it."""
+    if record is None or record.ngram_table is None:
+        return HEADS
+    return HEADS_NGRAM if record.num_heads else NGRAM

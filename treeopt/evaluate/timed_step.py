@@ -1,9 +1,11 @@
-"""A decode step that is timed: after cached texts, again and again."""
+"""Decode steps that are timed: after cached texts, again and again, and those of several decoders in turn."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,11 +13,13 @@ from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy
 from treeopt.drafting.interface import Drafts
-from treeopt.models.base import Base
+from treeopt.evaluate.profile_texts import model_texts, random_prompts
+from treeopt.latency import LatencyPoint
 from treeopt.models.clock import now
 
-_SEED = 0  # of the random prompts
-_LEAD_IN = 3  # steps of the same size before a timed one, which fill the processor's caches
+_QUARTILES = (0.25, 0.5, 0.75)
+_DIGITS = 9  # decimals of a second: the clock counts nanoseconds
+_TIMED = 3  # successive steps of one size, after one that fills the processor's caches
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class TimedStep:
         decoder: with `AcceptDeepest` as its rule.
         cached: the texts in the cache of a decoder of the same base, whose trees are at least as large and as deep; all
             sizes share the one cache.
-        prompts: int64 [B, T], the same texts.
+        prompts: int64 [B, T], the same texts, or as many of their last tokens as the decoder reads.
     """
 
     def __init__(self, decoder: TreeDecoder, cached: Rows, prompts: Tensor) -> None:
@@ -55,16 +59,85 @@ class TimedStep:
         self.rows.rewind(self._start)
         return end - begin
 
+    @torch.inference_mode()
+    def drafting_seconds(self) -> float:
+        """Choose the tree of the step and its tokens again, without verifying it; the shortest of several times."""
+        spent = []
+        for _ in range(_TIMED):
+            begin = now(self.decoder.base)
+            self.decoder.trees.draft(self.rows.drafting, self.rows.root, self.rows.hidden)
+            spent.append(now(self.decoder.base) - begin)
+        return min(spent)
+
+    def advance(self) -> None:
+        """Run the step and stay after it; the rows are then the `cached` of other steps."""
+        self.decoder.step(self.rows)
+
     def after_lead_in(self) -> float:
-        """Seconds of a step that follows `_LEAD_IN` steps of the same size."""
-        for _ in range(_LEAD_IN):
-            self.seconds()
-        return self.seconds()
+        """Seconds of a step that follows a step of the same size: the shortest of several.
+
+        What else runs on the machine can only lengthen a step, and lengthens few of several successive ones.
+        """
+        self.seconds()
+        return min(self.seconds() for _ in range(_TIMED))
 
 
-def random_prompts(base: Base, batch: int, context: int) -> Tensor:
-    """int64 [B, T], the same at every call."""
-    # Raises at once where not even the hidden states fit; texts are prefilled as a list, which takes long to make.
-    torch.empty(batch, context, base.hidden_size, dtype=base.dtype, device=base.device)
-    rng = torch.Generator().manual_seed(_SEED)
-    return torch.randint(base.vocab_size, (batch, context), generator=rng).to(base.device)
+class TimedRounds:
+    """Steps of several decoders after the same texts, timed in turn.
+
+    Args:
+        decoders: with `AcceptDeepest` as their rule, that of one node first, the largest and deepest last.
+        batch: B, texts decoded together.
+        context: tokens in the cache, at the last round where a decoder reads the text.
+        rounds: the number of calls of `run`.
+    """
+
+    def __init__(self, decoders: Sequence[TreeDecoder], batch: int, context: int, rounds: int) -> None:
+        largest = decoders[-1]
+        self._decoders, self._batch, self._context = decoders, batch, context
+        reads = largest.trees.window > 0
+        texts = (model_texts if reads else random_prompts)(largest.base, batch, context)
+        begin = max(1, context - rounds + 1) if reads else context
+        self._texts = texts[:, :begin]
+        self._cached = largest.prefill(list(self._texts), context - begin + largest.trees.depth + 1)
+        self._spent: list[list[float]] = []
+        self._drafting: list[list[float]] = []
+
+    def run(self, *, drafting: bool) -> None:
+        """Time a step of each decoder, and with `drafting` its drafting alone; then go one token further in the text.
+
+        The text ends at the context, and the rounds that remain are all there.
+        """
+        steps = [TimedStep(decoder, self._cached, _read(decoder, self._texts)) for decoder in self._decoders]
+        spent, alone = [], []
+        for step in steps:
+            spent.append(step.after_lead_in())
+            alone.append(step.drafting_seconds() if drafting else 0.0)
+        self._spent.append(spent)
+        self._drafting.append(alone)
+        if self._texts.shape[1] < self._context:
+            self._texts = torch.cat([self._texts, self._cached.root[:, None]], dim=1)
+            steps[0].advance()
+            self._cached = steps[0].rows
+
+    def points(self) -> list[LatencyPoint]:
+        """Medians and quartiles of the quieter half of the rounds, the first left out; of drafting the median.
+
+        A round is quieter than another where its steps take less time in all. Other load lasts for whole rounds, and
+        lengthens long steps most, so that the median over all rounds can be that of a quiet machine for small trees and
+        that of a busy one for large ones.
+        """
+        spent, drafting = np.array(self._spent[1:]), np.array(self._drafting[1:])
+        quiet = spent.sum(1).argsort(kind="stable")[: -(-len(spent) // 2)]
+        quartiles = np.quantile(spent[quiet], _QUARTILES, axis=0).round(_DIGITS).T.tolist()
+        alone_each = np.median(drafting[quiet], axis=0).round(_DIGITS).tolist()
+        points = []
+        for decoder, (low, median, high), alone in zip(self._decoders, quartiles, alone_each, strict=True):
+            nodes = decoder.trees.nodes
+            points.append(LatencyPoint(nodes, self._batch, self._context, median, low, high, alone or None))
+        return points
+
+
+def _read(decoder: TreeDecoder, texts: Tensor) -> Tensor:
+    """The last tokens of texts [B, T] that a decoder reads, its root left out."""
+    return texts[:, max(0, texts.shape[1] + 1 - max(1, decoder.trees.window)) :]

@@ -20,7 +20,10 @@ DEFAULT_FILE = "profile.yaml"
 
 
 class PointLine(Schema):
-    """One measured size: nodes (root counted), batch, cached tokens; seconds of a step with its quartiles."""
+    """One measured size: nodes (root counted), batch, cached tokens; seconds of a step with its quartiles.
+
+    Of per-step trees also the seconds of drafting, which are a part of the step.
+    """
 
     nodes: int = Field(ge=1)
     batch: int = Field(ge=1)
@@ -28,6 +31,7 @@ class PointLine(Schema):
     seconds: float = Field(gt=0.0, allow_inf_nan=False)
     low: float = Field(gt=0.0, allow_inf_nan=False)
     high: float = Field(gt=0.0, allow_inf_nan=False)
+    drafting: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
 
 
 class VersionsBlock(Schema):
@@ -46,12 +50,14 @@ class ProvenanceBlock(Schema):
     model_id: str | None = None
     heads: str | None = None
     heads_id: str | None = None
-    drafter: str | None = Field(default=None, description="id of the drafter that chose the trees")
+    kind: Literal["static", "dynamic"] | None = Field(default=None, description="of the trees; see LatencyProfile.kind")
+    drafter: str | None = Field(default=None, description="id of the drafter; absent for the guesses of the heads")
+    drafter_name: str | None = Field(default=None, description="heads, heads+ngram or ngram")
     device: str | None = None
     dtype: str | None = None
     threads: int | None = Field(default=None, ge=1)
     attention: str | None = None
-    repeats: int | None = Field(default=None, ge=1, description="steps of each size; absent where modelled")
+    repeats: int | None = Field(default=None, ge=1, description="rounds over all sizes; absent where modelled")
     versions: VersionsBlock | None = None
 
 
@@ -121,7 +127,8 @@ def profile_yaml(profile: LatencyProfile) -> str:
     for point in profile.points:
         size = f"nodes: {point.nodes}, batch: {point.batch}, context: {point.context}"
         spread = f"low: {decimal(point.low)}, high: {decimal(point.high)}"
-        lines.append(f"- {{{size}, seconds: {decimal(point.seconds)}, {spread}}}")
+        drafting = "" if point.drafting is None else f", drafting: {decimal(point.drafting)}"
+        lines.append(f"- {{{size}, seconds: {decimal(point.seconds)}, {spread}{drafting}}}")
     return "\n".join(lines) + "\n"
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treeopt.drafter import KINDS
 from treeopt.latency import LatencyProfile
-from treeopt.optimize.budget import Budget, best_budget, budget_at
+from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.methods import Method
 from treeopt.optimize.select_method import Fitter
@@ -35,13 +36,15 @@ def best_size(
     Args:
         fitter: the traces, with the largest size as its limit.
         methods: the candidate methods.
-        profile: seconds per step.
+        profile: seconds per step of static trees, by the drafter of the traces.
         batch: texts decoded together, as in the profile.
         context: cached tokens, as in the profile; the most measured where None.
 
     Raises:
-        TreeoptError: E230 where the profile lacks a size, the batch, the context or the one-node step.
+        TreeoptError: E223 where the profile is of another drafter; E230 where it is of per-step trees, or lacks a size,
+            the batch, the context or the one-node step.
     """
+    check_priced(profile, fitter.calibration, KINDS[0])
     fit = fitter.choose(methods)
     method, largest = fit.method, len(fit.growth.values) + 1
     sizes = default_sizes(largest)

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.calibration import Calibration
+from treeopt.drafter import HEADS
+from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile, unmeasured
 from treeopt.optimize.isotonic import isotonic
 
@@ -39,6 +42,38 @@ class Budget:
     speedup: float
 
 
+def check_priced(profile: LatencyProfile, calibration: Calibration, kind: str) -> None:
+    """Check that a profile is of the steps that trees of a calibration take.
+
+    Drafting is a part of every step, and its seconds differ by drafter and kind of trees. A profile without provenance
+    (points that were made by hand) is not compared.
+
+    Args:
+        profile: seconds per step.
+        calibration: the traces that the trees are built from.
+        kind: of the trees, one of `KINDS`.
+
+    Raises:
+        TreeoptError: E223 where the profile is of another drafter, E230 where it is of the other kind.
+    """
+    if profile.kind is None:
+        return
+    source = calibration.provenance
+    if profile.drafter != source.drafter_id:
+        what = f"the profile is of drafter {profile.drafter or HEADS}, the calibration of {source.drafter_id or HEADS}"
+        code, why = Code.DRAFTER_MISMATCH, "drafting is a part of each timed step"
+    elif profile.kind != kind:
+        what = f"the profile is of {profile.kind} trees, and the trees to build are {kind}"
+        code, why = Code.PROFILE_INVALID, "static and per-step trees of one size take different times to draft"
+    else:
+        return
+    model = f"--heads {source.heads}" if source.heads else f"--model {source.model}"
+    drafter = f" --drafter {source.drafter or 'FILE'}" if source.drafter_id else ""
+    raise TreeoptError(
+        code, what, why=why, fix=f"treeopt profile {model}{drafter} --kind {kind} -o {kind}.profile.yaml"
+    )
+
+
 def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: int | None = None) -> float:
     """Seconds of a step of any size between the smallest and the largest measured one.
 
@@ -58,6 +93,21 @@ def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: i
     if not sizes[0] <= nodes <= sizes[-1]:
         raise unmeasured(f"a tree of {nodes} nodes", f"sizes from {sizes[0]} to {sizes[-1]} nodes")
     return float(np.interp(nodes, sizes, isotonic(medians)))
+
+
+def drafting_seconds(
+    profile: LatencyProfile, sizes: NDArray[np.int64], batch: int = 1, context: int | None = None
+) -> NDArray[np.float64]:
+    """Seconds of drafting alone at each size, as `step_seconds`: float64 [n]; zeros where it was not measured.
+
+    Raises:
+        TreeoptError: E230 as `LatencyProfile.curve`.
+    """
+    known, medians = profile.drafting_curve(batch, context)
+    if not len(known):
+        return np.zeros(len(sizes))
+    found: NDArray[np.float64] = np.interp(sizes, known, isotonic(medians))
+    return found
 
 
 def budget_at(

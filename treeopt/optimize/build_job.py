@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treeopt.calibration import Calibration
+from treeopt.drafter import KINDS
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.auto_nodes import SizeChoice, best_size
-from treeopt.optimize.budget import step_seconds
+from treeopt.optimize.budget import check_priced, step_seconds
 from treeopt.optimize.held_out import Judgement, judge, split
 from treeopt.optimize.methods import Method, candidates
 from treeopt.optimize.mixtures import Matrix, Mixed, Tasks
@@ -108,7 +109,7 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
     Raises:
         ValueError: where numbers are out of range, or options for one and for several tasks are mixed.
         TreeoptError: E204 where no file could hold the tree; E221 where the tasks' calibrations cannot be compared;
-            E230 where the profile lacks a size, the batch or the context.
+            E223 and E230 as `best_size`.
     """
     if job.shares is not None and len(job.shares) != len(calibrations):
         raise ValueError(f"{len(job.shares)} shares for {len(calibrations)} calibrations")
@@ -125,6 +126,7 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
     if nodes is None:
         if job.profile is None:
             raise ValueError("the fastest size needs a latency profile")
+        check_priced(job.profile, calibrations[0], KINDS[0])
         step_seconds(job.profile, ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
         unrefined = [method for method in job.methods if not method.refined]
         most = min(job.profile.largest(job.batch, job.context), MAX_NODES)

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
+from treeopt.drafter import KINDS
 from treeopt.latency import ONE_NODE, LatencyProfile
-from treeopt.optimize.budget import step_seconds
+from treeopt.optimize.budget import check_priced, step_seconds
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.methods import Method
 from treeopt.optimize.per_step import steps_by_size, traced_steps
@@ -85,8 +86,11 @@ def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: 
     that no growth reaches are left out.
 
     Raises:
-        TreeoptError: E230 where the profile lacks a size, the batch or the context.
+        TreeoptError: E223 where the profile is of another drafter; E230 where it is of per-step trees, or lacks a size,
+            the batch or the context.
     """
+    if timing is not None:
+        check_priced(timing.profile, fitter.calibration, KINDS[0])
     [(growth, _)] = fitter.build([method])
     sizes = [size for size in sizes if size <= len(growth.values) + 1]
     found = zip(sizes, fitter.cross_validated_steps(method, sizes), strict=True)
@@ -98,9 +102,12 @@ def policy_curve(calibration: Calibration, sizes: Sequence[int], timing: Timing 
     """The curve of per-step trees: each size is replayed over the traces.
 
     Raises:
-        TreeoptError: E220 where the calibration has no traces of per-step trees; E230 as `measure_curve`.
+        TreeoptError: E220 where the calibration has no traces of per-step trees; E223 and E230 as `measure_curve`,
+            for per-step trees.
     """
     steps = traced_steps(calibration)
+    if timing is not None:
+        check_priced(timing.profile, calibration, KINDS[1])
     found = ((size, steps_by_size(calibration, size)) for size in sizes if size <= STEP_SIZES[-1])
     points = _points(calibration, found, timing)
     expected = np.interp(range(1, points[-1].nodes + 1), STEP_SIZES, steps.expected_tokens.mean(0))

@@ -6,13 +6,16 @@ trace of the true path's positions in that order gives the accepted drafts for e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration, StepTraces
+from treeopt.drafter import KINDS
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
-from treeopt.optimize.budget import step_seconds
+from treeopt.optimize.budget import check_priced, drafting_seconds, step_seconds
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import Replay, check_drafter, visits
 from treeopt.optimize.tree_builder import calibration_source, rounded
@@ -77,34 +80,59 @@ def fastest_policy(
     the most estimated tokens - rate * seconds, where rate is the tokens per second that this policy reaches in replay.
     Estimates are not exact, so the rate can fall from one round to the next; the best round counts.
 
+    Drafting chooses the nodes of the largest size, of which a step verifies the likeliest. So each largest size is
+    tried: a step of fewer nodes then takes its seconds with the drafting of the largest size.
+
     Args:
         calibration: the traces.
-        profile: seconds per step, by the nodes of the tree.
+        profile: seconds per step of per-step trees by the drafter of the traces, by the nodes of the tree.
         batch: texts decoded together, as in the profile.
         context: cached tokens, as in the profile; the most measured where None.
 
     Raises:
-        TreeoptError: E220 where the calibration has no traces of per-step trees; E230 where the profile lacks a
-            size, the batch or the context.
+        TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where the profile is of another
+            drafter; E230 where it is of static trees, or lacks a size, the batch or the context.
     """
     steps, depth = traced_steps(calibration), calibration.num_heads
+    check_priced(profile, calibration, KINDS[1])
     largest = profile.largest(batch, context)
     # Heads and drafter run before the tree is chosen, so a step of one node takes no less time than one of two.
     sizes = np.array([size for size in STEP_SIZES if _FEWEST_NODES <= size <= max(largest, _FEWEST_NODES)])
     seconds = np.array([step_seconds(profile, int(size), batch, context) for size in sizes])
-    rate, reached = 1 / step_seconds(profile, ONE_NODE, batch, context), 0.0
+    drafting = drafting_seconds(profile, sizes, batch, context)
+    alone = 1 / step_seconds(profile, ONE_NODE, batch, context)
+    # Where drafting takes the same time for all sizes, the largest one loses nothing.
+    ends = range(1, len(sizes) + 1) if np.ptp(drafting) > 0 else [len(sizes)]
+    best = max(
+        (_fastest(steps, depth, sizes[:end], (seconds - drafting)[:end] + drafting[end - 1], alone) for end in ends),
+        key=lambda found: found.rate,
+    )
+    policy = TreePolicy(best.size_cost[-1][0], depth, calibration.provenance.drafter_id, best.size_cost)
+    return _described(policy, calibration)
+
+
+@dataclass(frozen=True)
+class _Fastest:
+    """Tokens per second in replay, and the nodes and cost of each size that a step may have."""
+
+    rate: float
+    size_cost: tuple[tuple[int, float], ...]
+
+
+def _fastest(steps: StepTraces, depth: int, sizes: Ints, seconds: NDArray[np.float64], rate: float) -> _Fastest:
+    """The costs of these sizes with the most tokens per second, from the `rate` of decoding without drafts on."""
+    reached, value, largest = 0.0, rate, _FEWEST_NODES
     for _ in range(_ROUNDS):
         chosen = _best_sizes(steps, sizes, rate * seconds)
         begun = visits(_accepted(steps, chosen, depth))
-        found = calibration.positions / seconds[np.searchsorted(sizes, chosen[begun])].sum()
+        found = len(chosen) / seconds[np.searchsorted(sizes, chosen[begun])].sum()
         if found <= reached:
             break
         reached, value, largest = found, rate, chosen[begun].max()
         rate = found
     used = sizes[sizes <= max(largest, _FEWEST_NODES)]
-    size_cost = tuple((int(size), rounded(value * time)) for size, time in zip(used, seconds, strict=False))
-    policy = TreePolicy(int(used[-1]), depth, calibration.provenance.drafter_id, size_cost)
-    return _described(policy, calibration)
+    costs = tuple((int(size), rounded(value * time)) for size, time in zip(used, seconds, strict=False))
+    return _Fastest(reached, costs)
 
 
 def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
