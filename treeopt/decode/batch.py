@@ -57,7 +57,8 @@ class Rows:
         self.session, self.drafting = session, drafting
         self.roots, self.root, self.hidden = roots, root, hidden
         self.generator = generator
-        observed = drafting.observe(hidden)
+        with torch.inference_mode():
+            observed = drafting.observe(hidden)
         if observed is not None:
             drafting.look(observed.numpy(force=True))
 
