@@ -61,9 +61,12 @@ def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
     Returns:
         int64 [B]: the accepted node; 0, the root, where no draft is accepted.
     """
-    tokens = drafts.tokens
-    right = _right(tokens != drafts.tree.at_parents(choice), drafts)
-    return right.mul(torch.arange(tokens.shape[1], device=tokens.device)).amax(-1)
+    if drafts.tokens.shape[1] == 1:
+        return drafts.tokens.new_zeros(len(choice))
+    wrong = drafts.tokens != drafts.tree.at_parents(choice)
+    if drafts.void is not None:
+        wrong |= drafts.void
+    return drafts.tree.last_without(wrong)
 
 
 def typical(
