@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from timing import add_tiny, machine
+from timing import add_tiny, judged, machine
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -251,13 +251,6 @@ def random_pair(
     weight, bias = random(1, HEADS, d, d), random(1, HEADS, d)
     separate = MedusaHeads.from_tensors(weight, bias, random(HEADS, VOCABULARY, d))
     return Base(model, None, "random"), MedusaHeads.from_tensors(weight, bias, None), separate
-
-
-def judged(name: str, value: float, goal: float, more: str = "", *, most: bool = False) -> None:
-    """Print a figure and whether it meets its goal, a lower bound or, with `most`, an upper bound."""
-    met = value <= goal if most else value >= goal
-    aim = f"at {'most' if most else 'least'} {goal:g}" + (f"; {more}" if more else "")
-    print(f"{'met   ' if met else 'MISSED'}  {name}: {value:.4g} (goal: {aim})", flush=True)
 
 
 if __name__ == "__main__":

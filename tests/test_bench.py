@@ -34,6 +34,7 @@ CALLS = {
         "cost",
     ],
     "exact": [EXACT],
+    "forward": ["--shared {shared}"],
     "hostile": [""],
     "learn": [""],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
