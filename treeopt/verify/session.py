@@ -50,6 +50,7 @@ class TreeForward:
         self.base = base
         self.verifier = compiled(base) if compile else base
         self.fixed = compile
+        self.context = base.context  # read once: it takes longer than a mask
         self.nodes = nodes
         self.depth = depth
         self.masks = TreeMasks(base, nodes, depth, layer_windows(base.model.config), whole=compile)
@@ -92,7 +93,7 @@ class TreeForward:
 
     def capacity(self, length: int) -> int:
         """The capacity of a cache in which a tree follows `length` tokens."""
-        return min(bucket(length + self.nodes), aligned(self.base.context + self.nodes))
+        return min(bucket(length + self.nodes), aligned(self.context + self.nodes))
 
     def with_all_nodes(self, tree: Buffers) -> Buffers:
         """The tree, padded to the maximum number of nodes; that of a static tree is made once."""
@@ -106,8 +107,8 @@ class TreeForward:
         for row, length in enumerate(lengths):
             if not length:
                 raise TreeoptError(Code.CONTEXT_FULL, f"prompt {row} holds no tokens", fix="give at least one token")
-            if length + max_new_tokens > self.base.context:
-                what = f"{length} prompt tokens and {max_new_tokens} new ones; the context holds {self.base.context}"
+            if length + max_new_tokens > self.context:
+                what = f"{length} prompt tokens and {max_new_tokens} new ones; the context holds {self.context}"
                 where = f"prompt {row}" if len(lengths) > 1 else ""
                 raise TreeoptError(
                     Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt, or generate fewer new tokens"
@@ -182,10 +183,11 @@ class Session:
             tokens = with_standard_strides(tokens)
         self._make_room(longest + tree.nodes)
         starts = longest if len(self._lengths) == 1 else self.ends[:, None]
-        positions = tree.position_ids.view(-1, tree.nodes) + starts  # [1 or B, N]
-        if longest + forward.depth >= forward.base.context:
+        depths = tree.position_ids
+        positions = (depths if tree.per_row else depths[None]) + starts  # [1 or B, N]
+        if longest + forward.depth >= forward.context:
             # Nodes beyond the context are drafts beyond the budget, which are never emitted; any valid position works.
-            positions = positions.clamp(max=forward.base.context - 1)
+            positions = positions.clamp(max=forward.context - 1)
         return {
             "ids": tokens,
             "attention_mask": self._mask(tree, starts),
