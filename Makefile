@@ -44,6 +44,7 @@ bench: venv
 	$(BIN)/python bench/build.py
 	$(BIN)/python bench/calibrate.py
 	$(BIN)/python bench/decode.py --shared $(SHARED)
+	$(BIN)/python bench/forward.py --shared $(SHARED)
 
 clean:
 	rm -rf .venv demo pocket-made dist build treeopt.egg-info

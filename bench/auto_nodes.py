@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from decode import SMALL_SHAPE, TINY_SHAPE, judged, random_pair
-from timing import add_tiny, machine
+from decode import SMALL_SHAPE, TINY_SHAPE, random_pair
+from timing import add_tiny, judged, machine
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from timing import add_tiny, machine
+from timing import add_tiny, judged, machine
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -155,7 +155,7 @@ def step_parts(
     decoder: TreeDecoder, heads: MedusaHeads, ids: list[int], effort: Effort, *, rounds: int
 ) -> tuple[float, float, float]:
     """Median seconds of a step, of the model's bare forward on the same entries, and of the heads."""
-    base, forward, tree = decoder.base, decoder.forward, decoder.tree
+    base, tree = decoder.base, decoder.tree
     assert tree is not None
     compiled = compile_tree(tree, base.device)
     heads = heads_like(base, heads)
@@ -164,17 +164,11 @@ def step_parts(
         rows = decoder.prefill([ids], effort.steps * (tree.depth + 1))
         for number in range(effort.steps):
             session = rows.session
-            length, tokens = session.lengths[0], torch.full((1, tree.nodes), 5, device=base.device)
-            given = {
-                "attention_mask": forward.masks(compiled, length, session.cache.capacity).at(length),
-                "position_ids": (compiled.position_ids + length)[None],
-                "past_key_values": session.cache,
-                "use_cache": True,
-                "output_hidden_states": -1,
-            }
+            lengths, tokens = session.lengths, torch.full((1, tree.nodes), 5, device=base.device)
+            given = session.inputs(tokens, compiled)
             begin = now(base)
-            forward.verifier.model(tokens, **given)
-            session.cache.truncate(length)
+            decoder.forward.verifier.forward(**given)
+            session.rewind(lengths)
             after_forward = now(base)
             heads(rows.hidden, base.lm_head, tree.depth)
             after_heads = now(base)
@@ -257,13 +251,6 @@ def random_pair(
     weight, bias = random(1, HEADS, d, d), random(1, HEADS, d)
     separate = MedusaHeads.from_tensors(weight, bias, random(HEADS, VOCABULARY, d))
     return Base(model, None, "random"), MedusaHeads.from_tensors(weight, bias, None), separate
-
-
-def judged(name: str, value: float, goal: float, more: str = "", *, most: bool = False) -> None:
-    """Print a figure and whether it meets its goal, a lower bound or, with `most`, an upper bound."""
-    met = value <= goal if most else value >= goal
-    aim = f"at {'most' if most else 'least'} {goal:g}" + (f"; {more}" if more else "")
-    print(f"{'met   ' if met else 'MISSED'}  {name}: {value:.4g} (goal: {aim})", flush=True)
 
 
 if __name__ == "__main__":

@@ -35,3 +35,10 @@ def machine(threads: int) -> str:
 def goal_line(name: str, value: float, limit: float, unit: str) -> str:
     """A line with a figure, its goal, and whether it meets it."""
     return f"{'met   ' if value <= limit else 'MISSED'}  {name}: {value:.4g} {unit} (goal: at most {limit:g} {unit})"
+
+
+def judged(name: str, value: float, goal: float, more: str = "", *, most: bool = False) -> None:
+    """Print a figure and whether it meets its goal, a lower bound or, with `most`, an upper bound."""
+    met = value <= goal if most else value >= goal
+    aim = f"at {'most' if most else 'least'} {goal:g}" + (f"; {more}" if more else "")
+    print(f"{'met   ' if met else 'MISSED'}  {name}: {value:.4g} (goal: {aim})", flush=True)

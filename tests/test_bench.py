@@ -36,6 +36,7 @@ CALLS = {
         "cost",
     ],
     "exact": [EXACT],
+    "forward": ["--shared {shared}"],
     "hostile": [""],
     "learn": [""],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],

@@ -192,7 +192,7 @@ def test_errors_are_the_decoders() -> None:
 def test_compiled_forward_gives_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced whole by torch.compile's tracer, trees that change leave the forward's shapes alone."""
     base = tiny_base("llama", 6)
-    monkeypatch.setattr(torch, "compile", lambda model: torch._dynamo.optimize("eager")(model))
+    monkeypatch.setattr(torch, "compile", lambda model, **_: torch._dynamo.optimize("eager")(model))
     plain, compiled = (TreeDecoder(base, None, RandomTrees(base, 12, 3, 6), compile=asked) for asked in (False, True))
     for prompts in (PROMPTS[0], PROMPTS[1:3]):
         assert compiled.generate(prompts, 12) == plain.generate(prompts, 12)

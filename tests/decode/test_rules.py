@@ -262,7 +262,7 @@ def test_typical_accepts_more_than_greedy() -> None:
     assert all(lossy[0].tokens[at] == first[1 + at] for at in starts)
 
 
-@pytest.mark.parametrize("vocab", [1, 31, 512, 40009, 40000])
+@pytest.mark.parametrize("vocab", [1, 31, 512, 6000, 40009, 40000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_best_is_the_first_largest(vocab: int, dtype: torch.dtype) -> None:
     """Whatever the vocabulary's size: argmax, the first of equal scores, and the sentinel where a row holds NaN."""

@@ -7,7 +7,7 @@ import torch
 from tiny import TREE_FAMILIES, tiny_base
 from torch import Tensor
 
-from treeopt.verify.cache import TreeCache, TreeLayer
+from treeopt.verify.cache import Arena, TreeCache, TreeLayer, bucket
 
 
 def states(start: int, count: int) -> Tensor:
@@ -15,9 +15,9 @@ def states(start: int, count: int) -> Tensor:
     return (start + torch.arange(count, dtype=torch.float32))[None, None, :, None].expand(2, 3, count, 4)
 
 
-def filled(count: int, *, capacity: int = 20) -> TreeCache:
+def filled(count: int, *, capacity: int = 20, layers: int = 0, arena: Arena | None = None) -> TreeCache:
     """A cache of two layers with `count` entries numbered from 0; values are the keys plus 100."""
-    cache = TreeCache(capacity)
+    cache = TreeCache(capacity, layers, arena)
     for layer in range(2):
         cache.update(states(0, count), states(100, count), layer)
     return cache
@@ -107,13 +107,99 @@ def test_update_rows_apart() -> None:
         assert read[:, 0, :, 0].tolist() == [[0, 1, 50, 51, 0, 0], [0, 1, 2, 3, 50, 51]]
 
 
-def test_select_rows() -> None:
-    """Rows that go on keep their entries, in the order given."""
-    cache = filled(3)
+@pytest.mark.parametrize("layers", [0, 2])
+def test_select_rows(layers: int) -> None:
+    """Rows that go on keep their entries, in the memory that the batch had."""
+    cache = filled(3, layers=layers)
     cache.move(torch.tensor([[2], [1]]), torch.tensor([[0], [0]]))
-    cache.select(torch.tensor([1]))
-    assert rows_of(cache) == [[1, 1, 2]]
+    address, held = cache.layers[0].key_buffer.data_ptr(), cache.store.arena.bytes
+    cache.select([1], 3)
+    assert rows_of(cache) == rows_of(cache, 1) == [[1, 1, 2]]
     assert cache.layers[0].values.shape[0] == 1
+    assert (cache.layers[0].key_buffer.data_ptr(), cache.store.arena.bytes) == (address, held)
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_grow_keeps_entries(layers: int) -> None:
+    """A larger cache holds the same entries, then zeros, and takes more."""
+    cache = filled(10, capacity=10, layers=layers)
+    cache.grow(24, 7)
+    cache.truncate(7)
+    assert entries(cache) == [list(range(7))] * 2
+    for layer in range(2):
+        assert not cache.layers[layer].key_buffer[:, :, 7:].any()
+        cache.update(states(50, 15), states(150, 15), layer)
+    assert entries(cache) == [[*range(7), *range(50, 65)]] * 2
+
+
+def test_grow_in_place() -> None:
+    """Growing within memory of an earlier text overwrites nothing that is still needed."""
+    arena = Arena()
+    earlier = filled(40, capacity=40, layers=2, arena=arena)
+    address = earlier.layers[0].key_buffer.data_ptr()
+    cache = filled(10, capacity=10, layers=2, arena=arena)
+    cache.grow(32, 10)
+    assert cache.layers[0].key_buffer.data_ptr() == address
+    assert entries(cache) == [list(range(10))] * 2
+
+
+def test_arena_is_zeros_again() -> None:
+    """A later cache, smaller or of fewer rows, has the same memory and none of the numbers in it."""
+    arena = Arena()
+    earlier = filled(40, capacity=40, layers=2, arena=arena)
+    for block in earlier.store.blocks:
+        block.fill_(torch.nan)
+    later = TreeCache(24, 2, arena)
+    for layer in range(2):
+        later.update(states(1, 3)[:1], states(101, 3)[:1], layer)
+        buffer = later.layers[layer].key_buffer
+        assert buffer.shape == (1, 3, 24, 4)
+        assert torch.equal(buffer[:, :, :3], states(1, 3)[:1])
+        assert not buffer[:, :, 3:].any()
+    assert later.layers[0].key_buffer.data_ptr() == earlier.layers[0].key_buffer.data_ptr()
+    assert arena.bytes == sum(block.nbytes for block in earlier.store.blocks)
+
+
+def test_update_reads_an_aligned_width() -> None:
+    """A forward may read more entries than are in use; the rest of them stay where they were."""
+    cache = filled(10)
+    cache.truncate(5)
+    cache.write_at(None, 12)
+    read, _ = cache.update(states(50, 2), states(150, 2), 0)
+    assert read[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 50, 51, 7, 8, 9, 0, 0]
+    assert cache.get_seq_length() == 7
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_update_whole(rows: int) -> None:
+    """A compiled forward writes at given indices, reads everything, and changes no number of the layer."""
+    cache = TreeCache(16, whole=True)
+    cache.update(states(0, 6)[:rows], states(100, 6)[:rows], 0)
+    cache.write_at(torch.tensor([[4, 5], [2, 3]])[:rows], 16)
+    before = vars(cache.layers[0]).copy()
+    read, _ = cache.update(states(50, 2)[:rows], states(150, 2)[:rows], 0)
+    wanted = [[0, 1, 2, 3, 50, 51], [0, 1, 50, 51, 4, 5]]
+    assert read[:, 0, :, 0].tolist() == [row + [0] * 10 for row in wanted][:rows]
+    assert all(before[name] is value for name, value in vars(cache.layers[0]).items())
+    assert cache.get_seq_length() == 4
+
+
+@pytest.mark.parametrize(
+    ("entries", "capacity"),
+    [(1, 256), (256, 256), (257, 512), (1000, 1024), (1025, 1536), (1537, 2048), (2049, 3072), (70_000, 98_304)],
+)
+def test_bucket(entries: int, capacity: int) -> None:
+    """Capacities are few, multiples of 8, and seldom much larger than needed."""
+    assert bucket(entries) == capacity
+
+
+def test_bucket_wastes_little() -> None:
+    """No capacity is below what is asked for, and a third at most is unused beyond the smallest."""
+    for asked in range(1, 9000):
+        assert asked <= bucket(asked) <= max(asked + 255, asked * 1.5)
+        assert bucket(asked) % 8 == 0
+        assert bucket(bucket(asked)) == bucket(asked)
+    assert len({bucket(asked) for asked in range(1, 32_769)}) == 14
 
 
 def test_crop_and_reset() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import random_tree
 
-from treeopt.tree import Tree
+from treeopt.tree import MAX_DEPTH, Tree
 from treeopt.verify.buffers import PAD, compile_parents, compile_tree
 
 SIZES = [(1, 1), (2, 1), (9, 3), (24, 5), (64, 4)]
@@ -69,6 +69,27 @@ def test_sums_and_parents_node_by_node(shared: bool) -> None:
     for tree, row, at_parents, sums in zip(trees, *rows, strict=True):
         assert at_parents == [row[parent] for parent in tree.parents]
         assert sums == [sum(row[i] for i in range(1, 24) if tree.ancestors[node, i]) for node in range(24)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 1.0])
+def test_last_without_a_mark(shared: bool, share: float) -> None:
+    """The last node with no marked draft above or at it, node by node; a mark at the root does not count."""
+    trees = [trees_of(24, 5)[0]] * 6 if shared else trees_of(24, 5)
+    compiled = compile_tree(trees[0]) if shared else compile_parents(torch.tensor([tree.parents for tree in trees]), 5)
+    marked = torch.rand(6, 24, generator=torch.Generator().manual_seed(2)) < share
+    for tree, row, last in zip(trees, marked.tolist(), compiled.last_without(marked).tolist(), strict=True):
+        free = [n for n in range(24) if not any(row[i] for i in range(1, 24) if tree.ancestors[n, i])]
+        assert last == max(free)
+
+
+def test_last_without_a_mark_in_the_largest_tree() -> None:
+    """A chain as deep as any tree may be, with every draft marked but the last of the first level."""
+    tree = Tree.from_paths([*((0,) * depth for depth in range(1, MAX_DEPTH + 1)), (1,)])
+    compiled = compile_tree(tree)
+    marked = torch.ones(1, tree.nodes, dtype=torch.bool)
+    marked[0, 2] = False
+    assert compiled.last_without(marked).tolist() == [2]
 
 
 def test_paths_node_by_node() -> None:

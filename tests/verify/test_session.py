@@ -17,7 +17,7 @@ from treeopt.models.base import Base
 from treeopt.tree import ROOT, Tree
 from treeopt.verify.buffers import Buffers, compile_parents, compile_tree
 from treeopt.verify.probe import check_trees
-from treeopt.verify.session import TreeForward
+from treeopt.verify.session import Session, TreeForward
 
 PREFIX = 2 * WINDOW + 5  # longer than any sliding window here
 
@@ -212,6 +212,94 @@ def test_begin_second_text() -> None:
         torch.testing.assert_close(
             session.verify(tokens[None], compile_tree(tree))[0][0], alone(base, prefix, tree, tokens), rtol=0, atol=1e-4
         )
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_begin_after_numbers_that_are_not_finite(monkeypatch: pytest.MonkeyPatch, rows: int, compile: bool) -> None:
+    """Whatever an earlier text left in the cache, the next one in the same memory has the same logits."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    base, tree = tiny_base("llama"), random_tree(3, nodes=10, depth=3, ranks=4)
+    forward, fresh = (TreeForward(base, 10, 3, compile=compile) for _ in range(2))
+    session, _, _ = forward.begin([tokens_of(1, 50)] * 4, 10)
+    address = session.cache.layers[0].key_buffer.data_ptr()
+    for block in session.cache.store.blocks:
+        block.fill_(torch.nan)
+    del session
+    prompts, tokens = [tokens_of(row, 5 + 6 * row) for row in range(rows)], tokens_of(9, 10).expand(rows, -1)
+    (session, first, _), (other, expected, _) = (one.begin(prompts, 10) for one in (forward, fresh))
+    assert session.cache.layers[0].key_buffer.data_ptr() == address
+    assert torch.equal(first, expected)
+    compiled = compile_tree(tree)
+    assert torch.equal(session.verify(tokens, compiled)[0], other.verify(tokens, compiled)[0])
+
+
+def test_sessions_at_once_have_their_own_memory() -> None:
+    """A session in progress keeps its cache; the memory of one that has ended is used again."""
+    forward = TreeForward(tiny_base("llama"), 1, 0)
+
+    def begin(length: int) -> tuple[Session, int]:
+        session = forward.begin([tokens_of(1, length)], 5)[0]
+        return session, session.cache.layers[0].key_buffer.data_ptr()
+
+    first, address = begin(9)
+    held = first.cache.layers[0].keys.clone()
+    second, other = begin(7)
+    assert other != address
+    assert torch.equal(first.cache.layers[0].keys, held)
+    del second
+    assert begin(5)[1] == other
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("rows", [1, 2])
+@torch.inference_mode()
+def test_verify_in_a_larger_cache(monkeypatch: pytest.MonkeyPatch, rows: int, compile: bool) -> None:
+    """Where a text passes the capacity, its entries go on in a cache of the next one; no more is reserved before."""
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    base, tree = tiny_base("llama", 3, max_position_embeddings=600), random_tree(3, nodes=12, depth=3, ranks=4)
+    forward = TreeForward(base, tree.nodes, tree.depth, compile=compile)
+    prefixes = [tokens_of(row, 230 - 40 * row) for row in range(rows)]
+    session, _, _ = forward.begin(prefixes, 300)
+    capacities = []
+    for step in range(20):
+        tokens = torch.stack([tokens_of(100 * step + row, 12) for row in range(rows)])
+        logits, _ = session.verify(tokens, compile_tree(tree))
+        path = path_to(tree, 11)
+        for row, prefix in enumerate(prefixes):
+            if step in (0, 8, 19):
+                torch.testing.assert_close(logits[row], alone(base, prefix, tree, tokens[row]), rtol=0, atol=1e-4)
+            prefixes[row] = torch.cat([prefix, tokens[row, path]])
+        session.keep([path] * rows)
+        capacities.append(session.cache.capacity)
+    assert sorted(set(capacities)) == [256, 512]
+    assert capacities[0] == 256
+
+
+@torch.inference_mode()
+def test_cache_is_no_larger_than_the_context() -> None:
+    """A model with a short context has a small cache."""
+    session, _, _ = TreeForward(tiny_base("llama", max_position_embeddings=40), 9, 2).begin([tokens_of(0, 20)], 20)
+    assert session.cache.capacity == 56
+
+
+@pytest.mark.parametrize("lengths", [[40], [40, 40], [40, 21]])
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@torch.inference_mode()
+def test_autoregressive_steps_equal_stock(family: str, lengths: list[int]) -> None:
+    """A tree of one node, with and without a mask, gives the logits of a stock forward over the text."""
+    base, tree = tiny_base(family, 2), compile_tree(Tree(()))
+    prefixes = [tokens_of(row, length) for row, length in enumerate(lengths)]
+    session, _, _ = TreeForward(base, 1, 0).begin(prefixes, 30)
+    for step in range(3):
+        tokens = tokens_of(50 + step, len(lengths))[:, None]
+        logits, _ = session.verify(tokens, tree)
+        prefixes = [torch.cat([prefix, token]) for prefix, token in zip(prefixes, tokens, strict=True)]
+        for row, prefix in enumerate(prefixes):
+            stock = base.model(prefix[None], use_cache=False).logits[0, -1]
+            torch.testing.assert_close(logits[row, 0], stock, rtol=0, atol=1e-4)
+        session.keep([[0]] * len(lengths))
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)

@@ -7,6 +7,7 @@ distribution. `typical` is lossy: it accepts drafts that are likely enough.
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from treeopt.drafting.interface import Drafts
 
 NOT_A_NUMBER = -1  # in place of a chosen token where scores are NaN; no draft equals it
-_MANY = 1 << 20  # from this number of scores on, a CPU searches for the largest in two stages
+_MANY = 1 << 17  # from this number of scores on, a CPU searches for the largest in two stages
 EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
 
 
@@ -34,8 +35,9 @@ def best(scores: Tensor) -> Tensor:
 
 @functools.cache
 def _part(vocab: int) -> int:
-    """The largest divisor of the vocabulary size from 64 to 512; 0 where there is none."""
-    return max((size for size in range(64, 513) if vocab % size == 0), default=0)
+    """The divisor of the vocabulary size from 32 to 512 that is nearest above its root, or below; 0 without any."""
+    root, sizes = math.sqrt(vocab), [size for size in range(32, 513) if vocab % size == 0]
+    return min(sizes, key=lambda size: (size < root, abs(size - root)), default=0)
 
 
 def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -61,9 +63,12 @@ def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
     Returns:
         int64 [B]: the accepted node; 0, the root, where no draft is accepted.
     """
-    tokens = drafts.tokens
-    right = _right(tokens != drafts.tree.at_parents(choice), drafts)
-    return right.mul(torch.arange(tokens.shape[1], device=tokens.device)).amax(-1)
+    if drafts.tokens.shape[1] == 1:
+        return drafts.tokens.new_zeros(len(choice))
+    wrong = drafts.tokens != drafts.tree.at_parents(choice)
+    if drafts.void is not None:
+        wrong |= drafts.void
+    return drafts.tree.last_without(wrong)
 
 
 def typical(

@@ -13,6 +13,7 @@ from treeopt.decode.accept import NOT_A_NUMBER
 from treeopt.decode.draft_metrics import Step
 from treeopt.drafting.interface import Drafts, Kept, ProposerSession
 from treeopt.errors import Code, TreeoptError
+from treeopt.tree import ROOT
 from treeopt.verify.buffers import PAD, Buffers
 from treeopt.verify.session import Session
 
@@ -75,29 +76,26 @@ class Rows:
             For each row its old root and the accepted drafts, with the number of its draft tokens.
         """
         logits, hidden = verified
-        paths = drafts.tree.paths_to(node)  # [B, D+1]
-        tokens = drafts.tokens.gather(1, paths.clamp(min=0))
-        lost = [] if drafts.void is None else [_lost(drafts.tree, drafts.void)]
-        rows = torch.arange(len(node), device=node.device)
-        self.hidden = hidden[rows, node]
+        self.hidden = _at(hidden, node)
         observed = self.drafting.observe(self.hidden)
-        of_step = torch.cat([root[:, None], paths, tokens, *lost], dim=1).int()
-        both = of_step if observed is None else torch.cat([of_step, observed], dim=1)
-        host = both.numpy(force=True)  # the only transfer to the host
-        columns: list[list[int]] = host[:, : of_step.shape[1]].tolist()
-        width = paths.shape[1]
-        known = [[step for step in row[1 : width + 1] if step != PAD] for row in columns]
-        most = drafts.tokens.shape[1] - 1
-        emitted = [
-            Step(row[width + 1 :][: len(path)], most - row[-1] if lost else most)
-            for row, path in zip(columns, known, strict=True)
-        ]
-        roots = [row[0] for row in columns]
+        one_node = drafts.tokens.shape[1] == 1
+        paths = node[:, None] if one_node else drafts.tree.paths_to(node)  # [B, D+1]
+        parts = [root[:, None]] if one_node else _of_step(drafts, paths, root)
+        columns = sum(part.shape[1] for part in parts)
+        if observed is not None:
+            parts.append(observed)
+        host = torch.cat([part.int() for part in parts], dim=1).numpy(force=True)  # the only transfer to the host
+        numbers: list[list[int]] = host[:, :columns].tolist()
+        roots = [row[0] for row in numbers]
+        if one_node:
+            known, emitted = [[ROOT]] * len(roots), [Step([old]) for old in self.roots]
+        else:
+            known, emitted = _emitted(numbers, paths.shape[1], drafts)
         self.session.keep(known, paths)
         new = [[*step[1:], next_root] for step, next_root in zip(emitted, roots, strict=True)]
         self.drafting.keep(Kept(new, paths, logits, hidden))
         if observed is not None:
-            self.drafting.look(host[:, of_step.shape[1] :])
+            self.drafting.look(host[:, columns:])
         self.roots, self.root = roots, root
         return emitted
 
@@ -128,6 +126,33 @@ class Rows:
             row = self.roots.index(NOT_A_NUMBER)
             where = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
             raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not finite", at=where)
+
+
+def _at(states: Tensor, node: Tensor) -> Tensor:
+    """The state of one node of each row: [B, N, d] -> [B, d]."""
+    if states.shape[1] == 1:
+        return states[:, 0]
+    if len(node) == 1:
+        return states[0].index_select(0, node)
+    return states[torch.arange(len(node), device=node.device), node]
+
+
+def _of_step(drafts: Drafts, paths: Tensor, root: Tensor) -> list[Tensor]:
+    """The columns that the host reads: the next root, the accepted path, its tokens, and where nodes are void `_lost`."""
+    tokens = drafts.tokens.gather(1, paths.clamp(min=0))
+    lost = [] if drafts.void is None else [_lost(drafts.tree, drafts.void)]
+    return [root[:, None], paths, tokens, *lost]
+
+
+def _emitted(rows: list[list[int]], width: int, drafts: Drafts) -> tuple[list[list[int]], list[Step]]:
+    """The nodes of each row's accepted path, and its tokens, from the columns of `_of_step` with paths [B, width]."""
+    most = drafts.tokens.shape[1] - 1
+    known = [[node for node in row[1 : width + 1] if node != PAD] for row in rows]
+    steps = [
+        Step(row[width + 1 :][: len(path)], most if drafts.void is None else most - row[-1])
+        for row, path in zip(rows, known, strict=True)
+    ]
+    return known, steps
 
 
 def _lost(tree: Buffers, void: Tensor) -> Tensor:

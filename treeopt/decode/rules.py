@@ -69,7 +69,7 @@ class Exact(ABC):
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = self.choose(logits, drafts, generator)
         node = accept.greedy(drafts, choice)
-        return node, choice.gather(1, node[:, None])[:, 0]
+        return node, choice[:, 0] if choice.shape[1] == 1 else choice.gather(1, node[:, None])[:, 0]
 
 
 @dataclass(frozen=True)

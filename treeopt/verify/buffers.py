@@ -149,13 +149,31 @@ class Buffers:
 
     def at_parents(self, values: Tensor) -> Tensor:
         """The value of each node's parent: [B, N] -> [B, N]."""
-        return values.gather(1, self.parents.expand(values.shape))
+        if self.per_row:
+            return values.gather(1, self.parents)
+        return values.index_select(1, self.parents)
 
     def along_paths(self, values: Tensor) -> Tensor:
         """The sum over each node's path, without the root: float32 [B, N] -> [B, N]."""
         if self.per_row:
             return torch.bmm(self._drafts, values[..., None])[..., 0]
         return values @ self._drafts.T
+
+    def last_without(self, marked: Tensor) -> Tensor:
+        """The last node on whose path no draft is marked: bool [B, N] -> int64 [B]; the root, 0, where all others are.
+
+        All in one product, because most of the time of so small operations is that of calling them.
+        """
+        marks = marked.float()
+        if self.per_row:
+            order = self._order[:, None]
+            return torch.baddbmm(order, self._drafts, marks[..., None], alpha=-MAX_NODES).argmax(1)[:, 0]
+        return torch.addmm(self._order, marks, self._drafts.T, alpha=-MAX_NODES).argmax(-1)
+
+    @functools.cached_property
+    def _order(self) -> Tensor:
+        """float32 [N]: 0, 1, ...; less `MAX_NODES` for every mark, numbers below 2^24, which float32 holds exactly."""
+        return torch.arange(self.nodes, dtype=torch.float32, device=self.position_ids.device)
 
     @functools.cached_property
     def _drafts(self) -> Tensor:

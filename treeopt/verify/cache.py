@@ -1,7 +1,8 @@
-"""A preallocated key-value cache for trees, which is written in place and keeps only the accepted nodes.
+"""A key-value cache for trees, which is written in place and keeps only the accepted nodes.
 
 The growing cache of `transformers` copies all entries at each step, and its sliding layers drop entries that are needed
-after a draft is rejected. Here every layer has the full length, and sliding windows are part of the mask.
+after a draft is rejected. Here every layer has the full length, and sliding windows are part of the mask. The capacity
+is one of a few sizes (`bucket`); a longer text moves to the next one.
 
 With one text, entries are written and moved by slices. In a batch each row continues where its text ends: entry i of a
 row is the token at position i, and entries after a row's text are hidden by the mask until they are overwritten.
@@ -9,6 +10,8 @@ row is the token at position i, and entries after a row's text are hidden by the
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,34 +20,128 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from treeopt.verify.fixed import mark_static
+
+ALIGN = 8  # elements: attention kernels read masks in groups of this many
+_STEP = 256  # entries between the smallest buckets
+_STEPS_UP_TO = 1024  # beyond, buckets are 3/4 and 4/4 of powers of 2
+
+
+def bucket(entries: int) -> int:
+    """The capacity of a cache for so many entries a row: 256, 512, 768, 1024, 1536, 2048, 3072, ...; a multiple of 8.
+
+    Few sizes mean few captures of a compiled forward. At most 255 entries, or a third, are unused.
+    """
+    if entries <= _STEPS_UP_TO:
+        return _STEP * max(1, -(-entries // _STEP))
+    power = 1 << (entries - 1).bit_length()
+    return power * 3 // 4 if entries <= power * 3 // 4 else power
+
+
+def aligned(entries: int) -> int:
+    """The least multiple of `ALIGN` that is not below `entries`."""
+    return -(-entries // ALIGN) * ALIGN
+
+
+class Arena:
+    """The memory of one cache at a time, which later caches use again, whatever their rows and capacity.
+
+    A block of one shape always begins at the same address, unless a larger one was needed in between.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[int, Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all memory held."""
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    def zeros(self, number: int, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Block `number` as zeros of this shape, with dtype and device of `like`.
+
+        Masked entries are multiplied by 0, and 0 * NaN, from unset memory or from an earlier text, would be NaN.
+        """
+        size = math.prod(shape)
+        if self._holds(number, size, like):
+            return self._memory[number][:size].view(*shape).zero_()
+        self._memory.pop(number, None)  # freed first, unless a cache still reads it
+        self._memory[number] = like.new_zeros(size)
+        return self._memory[number].view(*shape)
+
+    def grown(self, number: int, block: Tensor, capacity: int, used: int) -> Tensor:
+        """Block `number` with another capacity and the same first `used` entries: [.., capacity, head size]."""
+        shape = (*block.shape[:-2], capacity, block.shape[-1])
+        entries = block[..., :used, :]
+        if self._holds(number, math.prod(shape), block):
+            entries = entries.clone()  # both blocks begin at the same address
+        larger = self.zeros(number, shape, block)
+        larger[..., :used, :] = entries
+        return larger
+
+    def _holds(self, number: int, size: int, like: Tensor) -> bool:
+        memory = self._memory.get(number)
+        return (
+            memory is not None
+            and len(memory) >= size
+            and (memory.dtype, memory.device) == (like.dtype, like.device)
+            and memory.is_inference() == torch.is_inference_mode_enabled()  # such tensors are not written outside
+        )
+
 
 @dataclass
 class Store:
     """The data that the layers of a cache share.
 
     Attributes:
+        arena: the memory.
         layers: number of layers, all of one shape and on one device; 0 if unknown.
+        whole: whether forwards with `entries` read the whole capacity, so that no number in them changes between steps.
         entries: int64 [B, n], indices of each row's next entries; None appends.
-        width: number of entries that the next forward reads, where `entries` is given.
-        stack: keys and values of all layers in one tensor [2 * layers, B, heads, capacity, head size], so that
-            entries of all of them move at once.
-        taken: number of layers in the stack.
-        loose: [1, B, heads, capacity, head size], keys and values of layers that are not in the stack.
+        rows: int64 [B, 1], the numbers of the rows, where `entries` is given.
+        width: number of entries that the next forward reads at least; unused ones are hidden by its mask.
+        blocks: keys and values [m, B, heads, capacity, head size]: first those of all layers of one shape
+            (m = 2 * layers), so that entries of all of them move at once, then those of other layers (m = 1).
+        stacked: whether the first block is that of several layers.
+        taken: number of layers in it.
     """
 
+    arena: Arena = field(default_factory=Arena)
     layers: int = 0
+    whole: bool = False
     entries: Tensor | None = None
+    rows: Tensor | None = None
     width: int = 0
-    stack: Tensor | None = None
+    blocks: list[Tensor] = field(default_factory=list)
+    stacked: bool = False
     taken: int = 0
-    loose: list[Tensor] = field(default_factory=list)
+
+    def places(self, keys: Tensor, values: Tensor, capacity: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Block and index in it for a new layer's keys and values."""
+        shape = (*keys.shape[:2], capacity, keys.shape[3])
+        alike = values.shape == keys.shape
+        if not self.blocks and alike and self.layers:
+            self.blocks.append(self.arena.zeros(0, (2 * self.layers, *shape), keys))
+            self.stacked = True
+        first, at = (self.blocks[0], 2 * self.taken) if self.stacked else (None, 0)
+        if (
+            first is not None
+            and alike
+            and at < len(first)
+            and first.shape[1:] == shape
+            and (first.dtype, first.device) == (keys.dtype, keys.device)
+        ):
+            self.taken += 1
+            return (0, at), (0, at + 1)
+        number = len(self.blocks)
+        for one in (keys, values):
+            shape = (1, *one.shape[:2], capacity, one.shape[3])
+            self.blocks.append(self.arena.zeros(len(self.blocks), shape, one))
+        return (number, 0), (number + 1, 0)
 
 
 class TreeLayer(DynamicLayer):
-    """One layer's keys and values, [B, heads, capacity, head size], of which the first `length` are in use.
-
-    Buffers start as zeros: masked entries are still multiplied by 0, and 0 * NaN from unset memory would be NaN.
-    """
+    """One layer's keys and values, [B, heads, capacity, head size], of which the first `length` are in use."""
 
     is_sliding = False
 
@@ -53,7 +150,6 @@ class TreeLayer(DynamicLayer):
         self.length = 0
         self.store = store or Store()
         self.is_initialized = False
-        self.stacked = False  # whether it is in the store's stack
 
     @property
     def keys(self) -> Tensor:
@@ -66,41 +162,44 @@ class TreeLayer(DynamicLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
-        store, shape = self.store, (*key_states.shape[:2], self.capacity, key_states.shape[3])
-        if store.stack is None and store.layers:
-            store.stack = key_states.new_zeros(2 * store.layers, *shape)
-        stack, at = store.stack, 2 * store.taken
-        if (
-            stack is not None
-            and at < len(stack)
-            and stack.shape[1:] == shape
-            and value_states.shape == key_states.shape
-            and (stack.dtype, stack.device) == (self.dtype, self.device)
-        ):
-            store.taken += 1
-            self.stacked = True
-            self.key_buffer, self.value_buffer = stack[at], stack[at + 1]
-            return
-        self.key_buffer = key_states.new_zeros(shape)
-        self.value_buffer = value_states.new_zeros(*shape[:3], value_states.shape[3])
-        store.loose += [self.key_buffer[None], self.value_buffer[None]]
+        self.places = self.store.places(key_states, value_states, self.capacity)
+        self.attach()
+
+    def attach(self) -> None:
+        """Read the buffers of the store anew, after its blocks were replaced."""
+        (keys, at), (values, next_at) = self.places
+        self.key_buffer, self.value_buffer = self.store.blocks[keys][at], self.store.blocks[values][next_at]
+        if self.store.whole:  # a captured graph then writes to these addresses, and copies no cache
+            mark_static(self.key_buffer, self.value_buffer)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        store = self.store
+        if store.entries is not None and store.whole:
+            # Compiled code: nothing here may depend on a number that changes between steps.
+            self._scatter(store.entries, key_states, value_states)
+            return self.key_buffer, self.value_buffer
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        entries, end = self.store.entries, self.length + key_states.shape[2]
-        if entries is None:
-            assert end <= self.capacity, f"{end} entries for a cache of {self.capacity}"
-            self.key_buffer[:, :, self.length : end] = key_states
-            self.value_buffer[:, :, self.length : end] = value_states
+        start, count = self.length, key_states.shape[2]
+        read = max(start + count, store.width) if store.entries is None else store.width
+        assert read <= self.capacity, f"{read} entries for a cache of {self.capacity}"
+        if store.entries is None:
+            self.key_buffer.narrow(2, start, count).copy_(key_states)
+            self.value_buffer.narrow(2, start, count).copy_(value_states)
+            self.length = start + count
         else:
-            end = self.store.width
-            assert end <= self.capacity, f"{end} entries for a cache of {self.capacity}"
-            rows = torch.arange(len(entries), device=entries.device)[:, None]
+            self._scatter(store.entries, key_states, value_states)
+            self.length = read
+        return self.key_buffer.narrow(2, 0, read), self.value_buffer.narrow(2, 0, read)
+
+    def _scatter(self, entries: Tensor, key_states: Tensor, value_states: Tensor) -> None:
+        rows = self.store.rows
+        if len(key_states) == 1:
+            self.key_buffer.index_copy_(2, entries[0], key_states)
+            self.value_buffer.index_copy_(2, entries[0], value_states)
+        else:
             self.key_buffer[rows, :, entries] = key_states.transpose(1, 2)
             self.value_buffer[rows, :, entries] = value_states.transpose(1, 2)
-        self.length = end
-        return self.keys, self.values
 
     def crop(self, tokens_to_remove: int) -> None:
         assert tokens_to_remove <= 0, "transformers removes entries by a negative count"
@@ -109,8 +208,9 @@ class TreeLayer(DynamicLayer):
     def reset(self) -> None:
         self.length = 0
 
-    def get_seq_length(self) -> int:
-        return self.length
+    def get_seq_length(self) -> int | Tensor:
+        store = self.store
+        return store.entries[0, 0] if store.whole and store.entries is not None else self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -125,21 +225,38 @@ class TreeCache(Cache):
     Args:
         capacity: entries of a row.
         layers: number of layers, if all are on one device; their memory is then one block. 0 otherwise.
+        arena: the memory, used by no other cache; None for a new one.
+        whole: see `Store`.
     """
 
-    def __init__(self, capacity: int, layers: int = 0) -> None:
-        self.store = Store(layers)
+    def __init__(self, capacity: int, layers: int = 0, arena: Arena | None = None, *, whole: bool = False) -> None:
+        self.store = Store(arena or Arena(), layers, whole)
         self.capacity = capacity
         super().__init__(layer_class_to_replicate=partial(TreeLayer, capacity=capacity, store=self.store))
 
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        while len(self.layers) <= layer_idx:
+            self.layers.append(TreeLayer(self.capacity, self.store))
+        return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+
     def write_at(self, entries: Tensor | None, width: int) -> None:
-        """Make the next forward write at `entries` int64 [B, n] and read `width` entries; None appends."""
-        self.store.entries, self.store.width = entries, width
+        """Make the next forward write at `entries` int64 [B, n], None to append, and read `width` entries or more."""
+        store = self.store
+        store.entries, store.width = entries, width
+        if entries is not None and (store.rows is None or len(store.rows) != len(entries)):
+            store.rows = torch.arange(len(entries), device=entries.device)[:, None]
 
     def truncate(self, length: int) -> None:
         """Drop all entries from `length` on."""
         for layer in self.layers:
             layer.length = length
+
+    def grow(self, capacity: int, used: int) -> None:
+        """Change the capacity, and keep the first `used` entries of each row."""
+        store = self.store
+        store.blocks = [store.arena.grown(i, block, capacity, used) for i, block in enumerate(store.blocks)]
+        self.capacity = capacity
+        self._attach()
 
     def move(self, source: Tensor, start: int | Tensor) -> None:
         """Copy entries in every layer: those at `source[b]` of row b to `start[b]` and the following indices.
@@ -148,29 +265,30 @@ class TreeCache(Cache):
             source: int64 [B, n], absolute indices, ascending; [n] where there is one row.
             start: int64 [B, 1]; a number where there is one row.
         """
-        for block in self._blocks():
+        for block in self.store.blocks:
             source = source.to(block.device)  # layers may be on several devices
             if isinstance(start, int):
-                block[:, :, :, start : start + len(source)] = block.index_select(3, source)
+                block.narrow(3, start, len(source)).copy_(block.index_select(3, source))
             else:
                 rows = torch.arange(len(source), device=block.device)[:, None]
                 target = start.to(block.device) + torch.arange(source.shape[1], device=block.device)
                 block[:, rows, :, target] = block[:, rows, :, source]
 
-    def select(self, rows: Tensor) -> None:
-        """Continue with these rows (int64 [n]) of the batch only."""
-        store = self.store
-        if store.stack is not None:
-            store.stack = store.stack[: 2 * store.taken, rows.to(store.stack.device)]
-        store.loose = [block[:, rows.to(block.device)] for block in store.loose]
-        stacked, loose = iter(store.stack if store.stack is not None else ()), iter(store.loose)
-        for layer in self.layers:  # in the order in which they were added
-            if layer.stacked:
-                layer.key_buffer, layer.value_buffer = next(stacked), next(stacked)
-            else:
-                layer.key_buffer, layer.value_buffer = next(loose)[0], next(loose)[0]
+    def select(self, rows: Sequence[int], used: int) -> None:
+        """Continue with these rows (ascending) only, and their first `used` entries.
 
-    def _blocks(self) -> list[Tensor]:
-        """All keys and values, each [layers, B, heads, capacity, head size]."""
-        stack = self.store.stack
-        return self.store.loose if stack is None else [stack[: 2 * self.store.taken], *self.store.loose]
+        Rows move down in place, over those that have ended: no second cache is allocated, and rows before the first
+        ended one do not move.
+        """
+        moves = [(row, source) for row, source in enumerate(rows) if row != source]
+        with torch.inference_mode():  # in which the blocks may have been made
+            for block in self.store.blocks:
+                for row, source in moves:
+                    block[:, row, :, :used] = block[:, source, :, :used]
+        self.store.blocks = [block[:, : len(rows)] for block in self.store.blocks]
+        self._attach()
+
+    def _attach(self) -> None:
+        for layer in self.layers:
+            layer.capacity = self.capacity
+            layer.attach()

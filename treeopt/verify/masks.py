@@ -1,15 +1,21 @@
-"""Tree attention masks for stock models, as views of buffers.
+"""Tree attention masks for stock models, aligned for every attention kernel.
 
 A node attends to the prefix, its ancestors and itself, within the layer's sliding window. Windows are measured between
-positions, not between cache indices, which differ inside a tree. The mask does not depend on the length of the prefix
-otherwise, so one right-aligned buffer [longest prefix | tree] is used for all lengths: masks of shorter prefixes are
-views of it, and the rows of a batch, with prefixes of different lengths, are gathered from it. The mask of a static
-tree is built once; those of per-step trees are built at each step, the part of the prefix from a table by depth.
+positions, not between cache indices, which differ inside a tree.
+
+A mask's rows are a multiple of 8 elements apart, and it begins at such a multiple in its memory: kernels copy a mask
+that is not aligned, or refuse it. So entries are read up to a multiple of 8, and the columns after a tree are hidden.
+
+For one text the mask does not depend on the length of the prefix otherwise, so it is a view of a right-aligned buffer
+[longest prefix | tree | hidden]; there is one buffer for each remainder of the length by 8. The mask of a static tree
+is written into each once; of a per-step tree the columns of the tree are written at each step. The masks of a batch,
+with prefixes of different lengths, are made at each step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,10 +24,12 @@ from transformers import PreTrainedConfig
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.verify.buffers import Buffers
+from treeopt.verify.cache import ALIGN, aligned
+from treeopt.verify.fixed import with_standard_strides
 
 _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
-Mask = Tensor | dict[str, Tensor]
+Mask = Tensor | Mapping[str, Tensor | None] | None  # by kind of layer where a model has several; None hides nothing
 Windows = Mapping[str, int | None]
 
 
@@ -49,83 +57,156 @@ def layer_windows(config: PreTrainedConfig) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
 
+@dataclass
+class _Buffer:
+    """The mask after prefixes whose lengths have one remainder.
+
+    Attributes:
+        values: by kind of layer, float [1, 1, N, prefix | tree | hidden].
+        root: column of the root.
+        tree: the static tree that was written into it.
+    """
+
+    values: dict[str, Tensor]
+    root: int
+    tree: Buffers | None = field(default=None)
+
+
 class TreeMasks:
-    """Masks of trees after prefixes of any length up to `capacity`, taken from one buffer for each kind of layer.
+    """The masks of a model's trees: additive floats, 0 to attend, the dtype's minimum to hide.
 
-    The masks are additive floats (0 to attend, the dtype's minimum to hide), which eager and sdpa attention accept.
-    Models with several kinds of layers take a mapping by kind.
-
-    Args:
-        buffers: by kind of layer, float [B, 1, N, capacity + N + 1]: the longest prefix, the tree, and one column that
-            is hidden from all nodes; one for all rows where the first size is 1.
-        capacity: the maximum length of a prefix.
-    """
-
-    def __init__(self, buffers: dict[str, Tensor], capacity: int) -> None:
-        self.capacity = capacity
-        self._buffers = buffers
-        self._end = next(iter(buffers.values())).shape[-1] - 1
-
-    def at(self, length: int) -> Mask:
-        """The masks after prefixes of `length` tokens: [B, 1, N, length + N], or one such for each kind of layer."""
-        return self._of(lambda buffer: buffer[..., self.capacity - length : self._end])
-
-    def at_each(self, lengths: Tensor, width: int) -> Mask:
-        """The masks after prefixes of different `lengths` int64 [B], `width` entries wide: [B, 1, N, width]."""
-        columns = torch.arange(width, device=lengths.device) + (self.capacity - lengths)[:, None]
-        columns = columns.clamp_(max=self._end)[:, None, None]  # after a row's tree: the last column, which is hidden
-
-        def take(buffer: Tensor) -> Tensor:
-            rows, nodes = len(lengths), buffer.shape[2]
-            return buffer.expand(rows, -1, -1, -1).gather(3, columns.expand(-1, -1, nodes, -1))
-
-        return self._of(take)
-
-    def _of(self, take: Callable[[Tensor], Tensor]) -> Mask:
-        masks = {kind: take(buffer) for kind, buffer in self._buffers.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-class PrefixMasks:
-    """The part of a mask over the prefix, which depends only on the depth of a node.
+    Eager and sdpa attention accept them. Models with several kinds of layers take a mapping by kind.
 
     Args:
-        depth: the maximum depth of a node.
-        windows: of each kind of attention layer.
-        capacity: the maximum length of a prefix.
         base: the model, for dtype and device of the masks.
+        nodes: the maximum of any tree, root counted.
+        depth: the maximum of any node.
+        windows: of each kind of attention layer.
+        whole: whether forwards read the whole capacity of the cache; the masks are then contiguous, so that their
+            strides do not depend on the largest cache so far.
     """
 
-    def __init__(self, depth: int, windows: Windows, capacity: int, base: Base) -> None:
-        self.capacity = capacity
-        self._windows = windows
-        dtype, device = base.dtype, base.device
-        self._see = torch.zeros((), dtype=dtype, device=device)
-        self._hide = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
-        place = torch.arange(-capacity, 0, device=device)  # positions relative to the root
-        depths = torch.arange(depth + 1, device=device)[:, None]
-        self._prefix = {  # [D+1, capacity]; without a window one row for all depths
-            kind: self._see.expand(1, capacity) if window is None else self._masked(place > depths - window)
-            for kind, window in windows.items()
+    def __init__(self, base: Base, nodes: int, depth: int, windows: Windows, *, whole: bool = False) -> None:
+        self._nodes, self._depth, self._windows, self._whole = nodes, depth, windows, whole
+        self._device = base.device
+        # With eager attention, models make a mask of zeros where they get none.
+        self._makes_masks = len(windows) == 1 and base.model.config._attn_implementation != "sdpa"
+        self._see = torch.zeros((), dtype=base.dtype, device=base.device)
+        self._hide = torch.full((), torch.finfo(base.dtype).min, dtype=base.dtype, device=base.device)
+        self._capacity, self._inference = -1, False
+
+    def reserve(self, capacity: int) -> None:
+        """Make `one_row` ready for caches of so many entries; buffers for more are kept."""
+        inference = torch.is_inference_mode_enabled()  # tensors made in this mode cannot be written outside
+        if capacity <= self._capacity and inference == self._inference:
+            return
+        self._capacity, self._inference = max(capacity, self._capacity), inference
+        self._buffers: dict[int, _Buffer] = {}  # by remainder, made on first use
+        place = torch.arange(-self._capacity - ALIGN, 0, device=self._device)  # positions relative to the root
+        depths = torch.arange(self._depth + 1, device=self._device)[:, None]
+        self._prefix = {  # [D+1, capacity + ALIGN]
+            kind: self._masked(place > depths - window) for kind, window in self._windows.items() if window is not None
         }
 
-    def before(self, tree: Buffers, length: int) -> TreeMasks:
-        """The masks of a compiled tree, or of one for each row, after prefixes of up to `length` tokens."""
-        return TreeMasks({kind: self._buffer(tree, length, kind) for kind in self._windows}, length)
+    def one_row(self, tree: Buffers, length: int, width: int, unmasked: Collection[str] = ()) -> Mask:
+        """The mask of one text: [1, 1, N, width], a view.
 
-    def _buffer(self, tree: Buffers, length: int, kind: str) -> Tensor:
-        """[B, 1, N, length + N + 1]; B is 1 for one tree."""
-        window, prefix = self._windows[kind], self._prefix[kind][:, self.capacity - length :]
-        depths = tree.position_ids.view(-1, tree.nodes)
-        visible = tree.attention_mask.view(-1, tree.nodes, tree.nodes)
-        rows, nodes = depths.shape
-        if window is None:
-            before = prefix.expand(rows, nodes, -1)
-        else:
-            before = prefix[depths]
-            visible = visible & (depths[:, None, :] > depths[:, :, None] - window)
-        hidden = self._hide.expand(rows, nodes, 1)
-        return torch.cat([before, self._masked(visible), hidden], dim=-1)[:, None]
+        Args:
+            tree: the tree, of one row.
+            length: tokens of the prefix.
+            width: entries that the forward reads, `length` and the nodes, rounded up to a multiple of 8 at
+                most; where `whole`, the reserved capacity.
+            unmasked: kinds of layers that get no mask.
+        """
+        if len(unmasked) == len(self._windows):
+            return self._of({})
+        remainder = length % ALIGN
+        buffer = self._buffers.get(remainder) or self._new_buffer(remainder)
+        start = buffer.root - length
+        if tree.per_row or buffer.tree is not tree:
+            # Of a static tree the whole buffer is written, for prefixes of any length.
+            self._write(buffer, tree, start if tree.per_row else 0)
+            buffer.tree = None if tree.per_row else tree
+        masks = {
+            kind: each[:, :, : tree.nodes].narrow(3, start, width)
+            for kind, each in buffer.values.items()
+            if kind not in unmasked
+        }
+        return self._of({kind: with_standard_strides(mask) for kind, mask in masks.items()} if self._whole else masks)
+
+    def rows(self, tree: Buffers, lengths: Tensor, width: int, unmasked: Collection[str] = ()) -> Mask:
+        """The masks of texts of `lengths` int64 [B]: [B, 1, N, width].
+
+        Args:
+            tree: the tree of all rows, or one for each.
+            lengths: tokens of the prefixes.
+            width: as `one_row`, a multiple of 8.
+            unmasked: as `one_row`: none of the kinds, or all.
+        """
+        if unmasked:
+            return self._of({})
+        rows, nodes = len(lengths), tree.nodes
+        place = torch.arange(width, device=lengths.device) - lengths[:, None]  # [B, width], relative to the root
+        place = place[:, None, None]
+        prefix = place < 0  # [B, 1, 1, width]
+        columns = lengths[:, None] + torch.arange(nodes, device=lengths.device)
+        columns = columns[:, None, None].expand(-1, -1, nodes, -1)  # [B, 1, N, N], of the tree
+        masks = {}
+        for kind, window in self._windows.items():
+            seen = prefix
+            if window is not None:
+                seen = prefix & (place > tree.position_ids.view(-1, 1, nodes, 1) - window)
+            mask = self._masked(seen).expand(rows, 1, nodes, -1).contiguous()
+            masks[kind] = mask.scatter_(3, columns, self._inside(tree, window).expand(rows, -1, -1, -1))
+        return self._of(masks)
+
+    def autoregressive(self, length: int, rows: int) -> dict[str, None]:
+        """The kinds of layers in which the token after `length` others needs no mask: it attends to all of them.
+
+        Attention without a mask is faster, and what an autoregressive baseline is compared with. Empty where the model
+        would make a mask of its own instead, and where a batch would need the masks of some kinds.
+        """
+        if self._makes_masks:
+            return {}
+        kinds = {kind: None for kind, window in self._windows.items() if window is None or length < window}
+        return kinds if rows == 1 or len(kinds) == len(self._windows) else {}
+
+    def _new_buffer(self, remainder: int) -> _Buffer:
+        root = self._capacity + remainder
+        after = self._capacity if self._whole else aligned(self._nodes) + ALIGN
+        columns = aligned(root) + after
+        hidden = self._hide.expand(1, 1, self._nodes, columns)
+        values = {}
+        for kind in self._windows:
+            values[kind] = hidden.clone(memory_format=torch.contiguous_format)
+            values[kind][..., :root] = 0.0
+        self._buffers[remainder] = _Buffer(values, root)
+        return self._buffers[remainder]
+
+    def _write(self, buffer: _Buffer, tree: Buffers, start: int) -> None:
+        """Write a tree into a buffer whose prefix begins at column `start`."""
+        nodes, root = tree.nodes, buffer.root
+        for kind, window in self._windows.items():
+            values = buffer.values[kind][0, 0, :nodes]
+            values[:, root : root + nodes] = self._inside(tree, window)[0, 0]
+            if nodes < self._nodes:  # columns of a larger tree before
+                values[:, root + nodes : root + self._nodes] = self._hide
+            if window is not None:
+                values[:, start:root] = self._prefix[kind][tree.position_ids.view(-1), start - root :]
+
+    def _inside(self, tree: Buffers, window: int | None) -> Tensor:
+        """The columns of the tree: [1 or B, 1, N, N]."""
+        nodes = tree.nodes
+        visible = tree.attention_mask.view(-1, 1, nodes, nodes)
+        if window is not None:
+            depths = tree.position_ids.view(-1, 1, nodes)
+            visible = visible & (depths[..., None, :] > depths[..., None] - window)
+        return self._masked(visible)
 
     def _masked(self, visible: Tensor) -> Tensor:
         return torch.where(visible, self._see, self._hide)
+
+    def _of(self, masks: dict[str, Tensor]) -> Mask:
+        """As the model takes it; kinds of layers without a mask get None."""
+        by_kind = {kind: masks.get(kind) for kind in self._windows}
+        return by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))

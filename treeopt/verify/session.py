@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import Buffers
-from treeopt.verify.cache import TreeCache
-from treeopt.verify.masks import PrefixMasks, TreeMasks, layer_windows
+from treeopt.verify.cache import Arena, TreeCache, aligned, bucket
+from treeopt.verify.fixed import Slots, compiled, padded, with_standard_strides
+from treeopt.verify.masks import Mask, TreeMasks, layer_windows
 
 NodePath = Sequence[int]  # nodes, the root first
 
@@ -29,7 +32,7 @@ class TreeForward:
         base: the model.
         nodes: the maximum of any tree, root counted.
         depth: the maximum of any node.
-        compile: run the forward over trees, and no other forward, through `torch.compile`.
+        compile: run the forward over trees, and no other forward, through `torch.compile`, with fixed shapes.
 
     Raises:
         TreeoptError: E502 where the model's attention cannot verify trees.
@@ -45,15 +48,20 @@ class TreeForward:
                 fix='from_pretrained(..., attn_implementation="sdpa")',
             )
         self.base = base
-        self.verifier = dataclasses.replace(base, model=torch.compile(base.model)) if compile else base
+        self.verifier = compiled(base) if compile else base
+        self.fixed = compile
+        self.context = base.context  # read once: it takes longer than a mask
         self.nodes = nodes
         self.depth = depth
-        self._windows = layer_windows(base.model.config)
-        self._prefix: PrefixMasks | None = None
-        self._built: tuple[Buffers, TreeMasks] | None = None
+        self.masks = TreeMasks(base, nodes, depth, layer_windows(base.model.config), whole=compile)
+        self._arena = Arena()
+        self._user: weakref.ref[Session] | None = None  # the session whose cache is in the arena
+        self._padded: tuple[Buffers, Buffers] | None = None
 
     def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[Session, Tensor, Tensor]:
-        """Prefill prompts (each int64 [T], of any lengths), with space for `max_new_tokens` more in each row.
+        """Prefill prompts (each int64 [T], of any lengths), for at most `max_new_tokens` more in each row.
+
+        The memory of the cache is kept for the next session; a session that begins while another is in use has its own.
 
         Returns:
             The session, and logits [B, V] and hidden states [B, d] at each prompt's last token.
@@ -63,8 +71,11 @@ class TreeForward:
         """
         lengths = [len(prompt) for prompt in prompts]
         self._check_lengths(lengths, max_new_tokens)
-        capacity = max(lengths) + max_new_tokens + self.nodes
-        session = Session(self, TreeCache(capacity, self.base.layers), lengths)
+        if self._user is not None and self._user() is not None:
+            self._arena = Arena()
+        cache = TreeCache(self.capacity(max(lengths)), self.base.layers, self._arena, whole=self.fixed)
+        session = Session(self, cache, lengths, max(lengths) + max_new_tokens + self.nodes)
+        self._user = weakref.ref(session)
         last = 1 if len(lengths) == 1 else session.ends[:, None] - 1
         # Padded on the right without a mask: a stock forward is causal, so no prompt attends to its padding.
         logits, hidden = self.base.forward(
@@ -75,25 +86,29 @@ class TreeForward:
         )
         return session, logits[:, -1], pick(hidden, [length - 1 for length in lengths])
 
-    def masks(self, tree: Buffers, length: int, capacity: int) -> TreeMasks:
-        """The masks of a tree after prefixes of up to `length` tokens.
+    @functools.cached_property
+    def numbers(self) -> Tensor:
+        """int64 [N]: 0, 1, ... up to the maximum of any tree."""
+        return torch.arange(self.nodes, device=self.base.device)
 
-        Those of a static tree are built once, for prefixes of up to `capacity` tokens.
-        """
-        if self._prefix is None or self._prefix.capacity < capacity:
-            self._prefix = PrefixMasks(self.depth, self._windows, capacity, self.base)
-        if tree.per_row:
-            return self._prefix.before(tree, length)
-        if self._built is None or self._built[0] is not tree or self._built[1].capacity < capacity:
-            self._built = tree, self._prefix.before(tree, self._prefix.capacity)
-        return self._built[1]
+    def capacity(self, length: int) -> int:
+        """The capacity of a cache in which a tree follows `length` tokens."""
+        return min(bucket(length + self.nodes), aligned(self.context + self.nodes))
+
+    def with_all_nodes(self, tree: Buffers) -> Buffers:
+        """The tree, padded to the maximum number of nodes; that of a static tree is made once."""
+        if tree.per_row or tree.nodes == self.nodes:
+            return padded(tree, self.nodes)
+        if self._padded is None or self._padded[0] is not tree:
+            self._padded = tree, padded(tree, self.nodes)
+        return self._padded[1]
 
     def _check_lengths(self, lengths: Sequence[int], max_new_tokens: int) -> None:
         for row, length in enumerate(lengths):
             if not length:
                 raise TreeoptError(Code.CONTEXT_FULL, f"prompt {row} holds no tokens", fix="give at least one token")
-            if length + max_new_tokens > self.base.context:
-                what = f"{length} prompt tokens and {max_new_tokens} new ones; the context holds {self.base.context}"
+            if length + max_new_tokens > self.context:
+                what = f"{length} prompt tokens and {max_new_tokens} new ones; the context holds {self.context}"
                 where = f"prompt {row}" if len(lengths) > 1 else ""
                 raise TreeoptError(
                     Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt, or generate fewer new tokens"
@@ -111,19 +126,30 @@ def pick(states: Tensor, places: Sequence[int]) -> Tensor:
 class Session:
     """B texts in progress. Per step: `verify(tokens, tree)`, then `keep(paths)`.
 
-    Attributes:
-        lengths: cached tokens of each row.
+    Args:
+        forward: the model.
+        cache: holds the prompts after the prefill.
+        lengths: tokens of each prompt.
+        limit: entries of a row that may be used, drafts included.
     """
 
-    def __init__(self, forward: TreeForward, cache: TreeCache, lengths: list[int]) -> None:
+    def __init__(self, forward: TreeForward, cache: TreeCache, lengths: list[int], limit: int) -> None:
         self.cache = cache
-        self.lengths = lengths
         self._forward = forward
+        self._limit = limit
+        self._lengths = lengths  # of each row of the cache
+        self._live = list(range(len(lengths)))  # the rows of the cache that are in progress
+        self._slots: Slots | None = None  # where some rows of a compiled forward have ended
+
+    @property
+    def lengths(self) -> list[int]:
+        """Cached tokens of each row in progress."""
+        return [self._lengths[row] for row in self._live]
 
     @functools.cached_property
     def ends(self) -> Tensor:
-        """The lengths as int64 [B], for batches."""
-        return torch.tensor(self.lengths, device=self._forward.base.device)
+        """The lengths as int64 [B], for batches; of ended rows too where the forward is compiled."""
+        return torch.tensor(self._lengths, device=self._forward.base.device)
 
     def verify(self, tokens: Tensor, tree: Buffers) -> tuple[Tensor, Tensor]:
         """One forward over all nodes of all rows.
@@ -133,31 +159,42 @@ class Session:
             tree: the tree of all rows, or one for each.
 
         Returns:
-            Logits [B, N, V] and hidden states [B, N, d].
+            Logits [B, N, V] and hidden states [B, N, d]; where the forward is compiled, valid until the next one.
 
         Raises:
             TreeoptError: E503 where the reserved space of a text is used up.
         """
-        forward, longest = self._forward, max(self.lengths)
-        width = longest + tokens.shape[1]
-        if width > self.cache.capacity:
-            what = f"a text of {longest} tokens has used up its reserved space"
-            raise TreeoptError(Code.CONTEXT_FULL, what, fix="drop ended rows, or prefill with more new tokens")
-        masks = forward.masks(tree, longest, self.cache.capacity)
-        depths = tree.position_ids.view(-1, tree.nodes)  # [1 or B, N]
-        if len(self.lengths) == 1:
-            mask = masks.at(longest)
-            positions = depths + longest
-        else:
-            mask = masks.at_each(self.ends, width)
-            positions = depths + self.ends[:, None]
-            self.cache.write_at(self.ends[:, None] + torch.arange(tokens.shape[1], device=tokens.device), width)
-        if longest + forward.depth >= forward.base.context:
+        logits, hidden = self._forward.verifier.forward(**self.inputs(tokens, tree))
+        if self._slots is not None:
+            logits, hidden = self._slots.live(logits), self._slots.live(hidden)
+        if logits.shape[1] == tree.nodes:
+            return logits, hidden
+        return logits[:, : tree.nodes], hidden[:, : tree.nodes]
+
+    def inputs(self, tokens: Tensor, tree: Buffers) -> dict[str, Any]:
+        """Arguments of `Base.forward` for `verify`, and the cache made ready for that forward."""
+        forward, longest = self._forward, max(self._lengths)
+        if forward.fixed:
+            tree = forward.with_all_nodes(tree)
+            if tokens.shape[1] < tree.nodes:
+                tokens = pad(tokens, (0, tree.nodes - tokens.shape[1]))
+            if self._slots is not None:
+                tokens, tree = self._slots.fill(tokens), self._slots.fill_trees(tree)
+            tokens = with_standard_strides(tokens)
+        self._make_room(longest + tree.nodes)
+        starts = longest if len(self._lengths) == 1 else self.ends[:, None]
+        depths = tree.position_ids
+        positions = (depths if tree.per_row else depths[None]) + starts  # [1 or B, N]
+        if longest + forward.depth >= forward.context:
             # Nodes beyond the context are drafts beyond the budget, which are never emitted; any valid position works.
-            positions = positions.clamp(max=forward.base.context - 1)
-        return forward.verifier.forward(
-            tokens, attention_mask=mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-        )
+            positions = positions.clamp(max=forward.context - 1)
+        return {
+            "ids": tokens,
+            "attention_mask": self._mask(tree, starts),
+            "position_ids": with_standard_strides(positions) if forward.fixed else positions,
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
 
     def keep(self, paths: Sequence[NodePath], on_device: Tensor | None = None) -> None:
         """Keep one path of each row's tree, the nodes from the root on, and drop the other nodes.
@@ -172,23 +209,66 @@ class Session:
             if on_device is None:
                 rows = [[*path, *[ROOT] * (longest - len(path))] for path in paths]
                 on_device = torch.tensor(rows, device=self._forward.base.device)
-            # Beyond the end of a path the root is copied, to entries that are hidden.
-            nodes = on_device[:, :longest].clamp(min=ROOT)
-            if len(paths) == 1:
-                self.cache.move(nodes[0] + self.lengths[0], self.lengths[0])
+            nodes = on_device[:, :longest]
+            if len(self._lengths) == 1:
+                self.cache.move(nodes[0] + self._lengths[0], self._lengths[0])
             else:
+                if self._slots is not None:
+                    nodes = self._slots.fill(nodes)
                 start = self.ends[:, None]
-                self.cache.move(nodes + start, start)
+                # Beyond the end of a path the root is copied, to entries that are hidden.
+                self.cache.move(nodes.clamp(min=ROOT) + start, start)
         self.rewind([length + len(path) for length, path in zip(self.lengths, paths, strict=True)])
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows only."""
-        self.cache.select(torch.tensor(list(rows), device=self._forward.base.device))
-        self.cache.write_at(None, 0)
-        self.rewind([self.lengths[row] for row in rows])
+        """Continue with these rows (ascending) only.
+
+        A compiled forward goes on with all rows; those that have ended are cut from its results.
+        """
+        if self._forward.fixed:
+            self._live = [self._live[row] for row in rows]
+            live = set(self._live)
+            # Ended rows go on at the start of their entries, where they never reach the capacity.
+            self._lengths = [length if row in live else 0 for row, length in enumerate(self._lengths)]
+            self.__dict__.pop("ends", None)
+            self._slots = Slots(self._live, len(self._lengths), self._forward.base.device)
+            return
+        kept = [self._lengths[row] for row in rows]
+        self.cache.select(rows, max(kept))
+        self._live = list(range(len(rows)))
+        self._lengths = kept
+        self.rewind(kept)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Set the cached tokens of each row; entries beyond them are dropped."""
-        self.lengths = list(lengths)
-        self.cache.truncate(max(self.lengths))
+        self._lengths = self._lengths.copy()
+        for row, length in zip(self._live, lengths, strict=True):
+            self._lengths[row] = length
+        self.cache.truncate(max(self._lengths))
         self.__dict__.pop("ends", None)
+
+    def _make_room(self, entries: int) -> None:
+        """Make the capacity of the cache at least `entries`; E503 beyond the limit."""
+        if entries > self._limit:
+            what = f"a text of {max(self.lengths)} tokens has used up its reserved space"
+            raise TreeoptError(Code.CONTEXT_FULL, what, fix="drop ended rows, or prefill with more new tokens")
+        if entries > self.cache.capacity:
+            longest = max(self._lengths)
+            self.cache.grow(self._forward.capacity(longest), longest)
+        self._forward.masks.reserve(self.cache.capacity)
+
+    def _mask(self, tree: Buffers, starts: int | Tensor) -> Mask:
+        """The mask of a forward, with the cache made ready to be written and read by it."""
+        forward, longest, nodes = self._forward, max(self._lengths), tree.nodes
+        alone, fixed = len(self._lengths) == 1, forward.fixed
+        unmasked = {}
+        if nodes == 1 and not fixed and min(self._lengths) == longest:
+            unmasked = forward.masks.autoregressive(longest, len(self._lengths))
+        width = self.cache.capacity if fixed else longest + 1 if unmasked else aligned(longest + nodes)
+        entries = None
+        if fixed or not (alone or unmasked):
+            entries = forward.numbers[None, :nodes] + starts
+        self.cache.write_at(entries, width)
+        if alone:
+            return forward.masks.one_row(tree, longest, width, unmasked)
+        return forward.masks.rows(tree, self.ends, width, unmasked)

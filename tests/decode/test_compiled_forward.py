@@ -1,0 +1,167 @@
+"""The compiled forward: one capture for each number of rows and capacity of the cache, and the text of the eager one.
+
+The captures are counted by a backend that runs them without generating code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from decoding import HEADS, TREES, stock
+from random_trees import RandomTrees
+from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.rules import Sample
+from treeopt.drafting.interface import Drafts, ProposerSession
+from treeopt.models.base import Base
+from treeopt.tree import Tree
+from treeopt.verify.cache import bucket
+
+NEW = 24
+SHORT = [[3, 8, 21], [40], list(range(5, 35))]  # these end in the first bucket
+
+
+def crossing(nodes: int) -> list[list[int]]:
+    """Prompts of which the first crosses into the second bucket."""
+    return [[5 + i % 50 for i in range(bucket(1) - nodes - NEW // 2)], [7, 9], list(range(30))]
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
+    """Count what `torch.compile` captures; its `frame_count` is the number of graphs."""
+    counter, compile = CompileCounter(), torch.compile
+
+    def counted(model: Any, **options: Any) -> Any:
+        assert "mode" not in options, "a mode of the code generator, which these tests leave out"
+        return compile(model, backend=counter, **options)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", counted)
+    yield counter
+    torch._dynamo.reset()
+
+
+def long_base(family: str, seed: int = 1) -> Base:
+    """A tiny model whose context holds more than one bucket."""
+    return tiny_base(family, seed, **{"n_positions" if family == "gpt2" else "max_position_embeddings": 600})
+
+
+class VaryingTrees(RandomTrees):
+    """Random trees of another number of nodes at each step, but the same for all rows."""
+
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+        most, self.nodes = self.nodes, 2 + int(self._rng.integers(self.nodes - 1))
+        try:
+            return super().draft(session, roots, states)
+        finally:
+            self.nodes = most
+
+
+def decoders(base: Base, trees: str) -> list[TreeDecoder]:
+    """An eager decoder and a compiled one; they draft the same random trees as long as their calls are the same."""
+    made = []
+    for compile in (False, True):
+        if trees == "static":
+            made.append(TreeDecoder(base, random_heads(base, HEADS), TREES["64 nodes"], compile=compile))
+        else:
+            source = {"per step": RandomTrees, "varying": VaryingTrees}[trees](base, 20, 4, 3)
+            made.append(TreeDecoder(base, None, source, compile=compile))
+    return made
+
+
+@pytest.mark.parametrize("trees", ["static", "varying"])
+def test_one_capture_for_each_batch_and_capacity(captures: CompileCounter, trees: str) -> None:
+    """Alone and in batches, with texts that cross a bucket and rows that end: no shape is captured twice."""
+    eager, compiled = decoders(long_base("llama"), trees)
+    long = crossing(compiled.trees.nodes)
+
+    def run(prompts: Any, new: int) -> int:
+        assert compiled.generate(prompts, new) == eager.generate(prompts, new)
+        return captures.frame_count
+
+    assert run(SHORT[0], NEW) == 1  # one row in the first bucket
+    assert run(SHORT[2], NEW) == 1
+    assert run(SHORT[1], 7) == 1
+    assert run(long[0], NEW) == 2  # one row in the second bucket
+    assert run(long[0], NEW) == 2
+    assert run(SHORT[0], NEW) == 2  # and back in the first
+    assert run(SHORT, NEW) == 3  # three rows
+    assert run(SHORT[::-1], NEW) == 3
+    assert run(long, NEW) == 4
+    assert run([*long[1:], SHORT[0]], NEW) == 4
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_text_is_stocks(captures: CompileCounter, family: str) -> None:
+    """Every family gives the text of stock generate, beyond its sliding window, in one capture."""
+    base = long_base(family)
+    _, compiled = decoders(base, "static")
+    assert [one.tokens for one in compiled.generate(SHORT[1:], NEW)] == [stock(base, one, NEW) for one in SHORT[1:]]
+    assert captures.frame_count == 1
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2-mixed"])
+def test_text_in_two_capacities(captures: CompileCounter, family: str) -> None:
+    """With sliding windows too, a text that crosses a bucket is that of stock generate."""
+    base = long_base(family)
+    _, compiled = decoders(base, "static")
+    prompt = crossing(compiled.trees.nodes)[0]
+    assert compiled.generate(prompt, NEW).tokens == stock(base, prompt, NEW)
+    assert captures.frame_count == 2
+
+
+@pytest.mark.parametrize(("family", "trees"), [("mistral", "per step"), ("qwen2-mixed", "varying"), ("gpt2", "static")])
+def test_rows_that_end(captures: CompileCounter, family: str, trees: str) -> None:
+    """Rows that have ended stay as padding, and change nothing for the others."""
+    base = long_base(family, 5)
+    eager, compiled = decoders(base, trees)
+    texts = [stock(base, prompt, NEW) for prompt in SHORT]
+    ends = {texts[0][4], texts[1][11]}
+    base.model.generation_config.eos_token_id = sorted(ends)
+    texts = [stock(base, prompt, NEW) for prompt in SHORT]
+    assert len({len(text) for text in texts}) > 1
+    assert [one.tokens for one in eager.generate(SHORT, NEW)] == texts
+    assert [one.tokens for one in compiled.generate(SHORT, NEW)] == texts
+    assert captures.frame_count == 1
+
+
+def test_autoregressive_loop(captures: CompileCounter) -> None:
+    """The tree of one node is captured like any other."""
+    base = long_base("mistral")
+    decoder = TreeDecoder(base, None, Tree(()), compile=True)
+    for prompt in crossing(1):
+        assert decoder.generate(prompt, NEW).tokens == stock(base, prompt, NEW)
+    assert captures.frame_count == 2
+
+
+def test_texts_in_progress_at_once(captures: CompileCounter) -> None:
+    """Several texts in progress on one decoder share the capture, and none writes into the cache of another."""
+    base = long_base("llama")
+    _, compiled = decoders(base, "static")
+    started = [compiled.start(prompt, NEW) for prompt in SHORT]
+    made: list[list[int]] = [[] for _ in SHORT]
+    while any(len(text) < NEW for text in made):
+        for text, steps in zip(made, started, strict=True):
+            text.extend(next(steps, []))
+    assert made == [stock(base, prompt, NEW) for prompt in SHORT]
+    assert captures.frame_count == 1
+
+
+def test_sampled_text(captures: CompileCounter) -> None:
+    """A seed gives the text of the eager decoder."""
+    base = long_base("llama")
+    made = []
+    for compile in (False, True):
+        rule = Sample(temperature=1.0, seed=3)
+        tree = TREES["chain"]
+        decoder = TreeDecoder(base, random_heads(base, HEADS), tree, acceptance=rule, compile=compile)
+        made.append([decoder.generate(prompts, NEW) for prompts in (SHORT[0], SHORT)])
+    assert made[0] == made[1]
+    assert len(set(made[0][0].tokens)) > VOCAB // 4
+    assert captures.frame_count == 2
