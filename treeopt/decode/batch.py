@@ -138,7 +138,7 @@ def _at(states: Tensor, node: Tensor) -> Tensor:
 
 
 def _of_step(drafts: Drafts, paths: Tensor, root: Tensor) -> list[Tensor]:
-    """The columns that the host reads: the next root, the accepted path, its tokens, and where nodes are void `_lost`."""
+    """The columns that the host reads: next root, accepted path, its tokens, and `_lost` where nodes are void."""
     tokens = drafts.tokens.gather(1, paths.clamp(min=0))
     lost = [] if drafts.void is None else [_lost(drafts.tree, drafts.void)]
     return [root[:, None], paths, tokens, *lost]
