@@ -45,6 +45,9 @@ bench: venv
 	$(BIN)/python bench/calibrate.py
 	$(BIN)/python bench/decode.py --shared $(SHARED)
 	$(BIN)/python bench/forward.py --shared $(SHARED)
+	$(BIN)/python bench/drafting_kernel.py
+	$(BIN)/python bench/auto_nodes.py --shared $(SHARED)
+	$(BIN)/python bench/calls.py --shared $(SHARED)
 
 clean:
 	rm -rf .venv demo pocket-made dist build treeopt.egg-info

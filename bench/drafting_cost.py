@@ -15,7 +15,7 @@ from timing import goal_line, interleaved
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.drafter import MAX_MATCH, Drafter, Level
+from treeopt.drafter import MAX_MATCH, TOP_LOGPROBS, Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import trees_for
 from treeopt.evaluate.profile import generic_growth
@@ -83,7 +83,7 @@ def random_drafter(counted: int) -> Drafter:
     text = (rng.zipf(1.3, counted) % VOCAB).tolist()
     counts.add(text[:-1], text[1:])
     level = Level(0.5, 0.3, 0.6, (2.0,) * MAX_MATCH, -5.0, _CALIBRATION_MAP, CACHE)
-    return Drafter((level,) * LEVELS, HEADS, 16, 512, counts.table())
+    return Drafter((level,) * LEVELS, HEADS, 16, 512, counts.table(), top_logprobs=TOP_LOGPROBS)
 
 
 def share(

@@ -35,6 +35,7 @@ CALLS = {
         "speed --model pocket --shared {shared}",
         "cost",
     ],
+    "drafting_kernel": [""],
     "exact": [EXACT],
     "forward": ["--shared {shared}"],
     "hostile": [""],

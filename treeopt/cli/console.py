@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error. With `--json` 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -32,6 +33,8 @@ class Console:
     def __init__(self, as_json: bool, quiet: bool) -> None:
         follows = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
         self._warnings: list[str] = []
+        if sys.stderr and sys.stderr.isatty() and not (quiet or follows):
+            _show_notes()
         self.for_people = not (as_json or follows)
         self.for_programs = as_json and not follows
         self.quiet = quiet or not self.for_people  # with --json only the result and errors are printed
@@ -226,3 +229,11 @@ def row_of(prompt_id: str) -> str:
     """The row of a prompt in its file, and its turn from the second on."""
     row, _, turn = prompt_id.partition(":")[2].partition(".")
     return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")
+
+
+def _show_notes() -> None:
+    """Show the library's notes, such as that drafting is being compiled, on the terminal."""
+    log = logging.getLogger("treeopt")
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)

@@ -6,7 +6,9 @@ is named by the hash of all kernel sources, and a change in one of them compiles
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from numba.core import config
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
+_log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
 _SOURCES = ("compiled.py", "kernel_data.py", "kernel_text.py", "kernel_nodes.py", "kernel_trees.py", "kernel_steps.py")
 
@@ -49,12 +52,25 @@ def _cache_folder() -> Iterator[Path | None]:
         config.CACHE_DIR = ""
 
 
+@functools.cache
+def note_compilation() -> None:
+    """Log that drafting is about to be compiled, unless machine code is found."""
+    with _cache_folder() as folder:
+        if folder is None or not any(folder.rglob("*.nbi")):
+            kept = "at every start, as no folder can be written" if folder is None else "once"
+            _log.info("treeopt: compiling the drafting kernel, %s; this takes up to a minute", kept)
+
+
 def _folders() -> Iterator[Path]:
     """Beside the sources, then in the user's cache, which serves where site-packages is read-only."""
-    digest = hashlib.sha256(b"".join((_HERE / name).read_bytes() for name in _SOURCES)).hexdigest()[:16]
-    yield _HERE / "__pycache__" / f"kernel-{digest}"
+    yield _HERE / "__pycache__" / f"kernel-{_digest()}"
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    yield Path(root) / "treeopt" / f"kernel-{digest}"
+    yield Path(root) / "treeopt" / f"kernel-{_digest()}"
+
+
+@functools.cache
+def _digest() -> str:
+    return hashlib.sha256(b"".join((_HERE / name).read_bytes() for name in _SOURCES)).hexdigest()[:16]
 
 
 def _writable(folder: Path) -> bool:

@@ -62,8 +62,10 @@ class RecordProposer:
         self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
     ) -> ProposerSession:
         # Imported here as it imports numba, which takes half a second.
+        from treeopt.drafting.compiled import note_compilation
         from treeopt.drafting.kernel_session import KernelSession
 
+        note_compilation()
         return KernelSession(self, texts, depth, ends)
 
     def logits(self, states: Tensor, depth: int) -> Tensor:
