@@ -42,6 +42,7 @@ CALLS = {
     "learn": [""],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
+    "speed": ["tinystories --shared {shared}", "heads"],
 }
 PARTS = {
     "timing",
