@@ -231,27 +231,20 @@ class KernelSession(ProposerSession):
     def _compiled(self, grown: Grown, nodes: int, depth: int, roots: Tensor) -> Drafts:
         """The first nodes of the trees as drafts, by one transfer to the device."""
         rows = len(self._end)
-        shapes = {"tokens": (nodes,), "depths": (nodes,), "paths": (nodes, depth + 1)}
-        sizes = [rows * int(np.prod(shape)) for shape in shapes.values()]
-        flags = -(-rows * nodes * (nodes + 1) // 8)  # mask and void, a byte each
-        packed = np.zeros(sum(sizes) + flags, np.int64)
-        ends = np.cumsum(sizes).tolist()
-        begins = [0, *ends[:-1]]
+        line, path, square = rows * nodes, rows * nodes * (depth + 1), rows * nodes * nodes
+        packed = np.zeros(2 * line + path + -(-(square + line) // 8), np.int64)  # mask and void are bytes
 
-        def parts(whole: Any, flags: Any) -> list[Any]:
-            numbers = [
-                whole[begin:end].reshape(rows, *shape)
-                for begin, end, shape in zip(begins, ends, shapes.values(), strict=True)
-            ]
-            square = rows * nodes * nodes
-            mask, void = flags[:square].reshape(rows, nodes, nodes), flags[square : square + rows * nodes]
-            return [*numbers, mask, void.reshape(rows, nodes)]
+        def parts(whole: Any, flags: Any) -> tuple[Any, ...]:
+            numbers = (whole[:line], whole[line : 2 * line], whole[2 * line : 2 * line + path])
+            shapes = ((rows, nodes), (rows, nodes), (rows, nodes, depth + 1))
+            mask, void = flags[:square].reshape(rows, nodes, nodes), flags[square : square + line].reshape(rows, nodes)
+            return *(one.reshape(shape) for one, shape in zip(numbers, shapes, strict=True)), mask, void
 
         [work] = self._working(1)
-        made = kernel_steps.Compiled(*parts(packed, packed[ends[-1] :].view(np.uint8)))
+        made = kernel_steps.Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
         kernel_steps.compile_rows(self._kernel(work), grown, np.zeros(nodes, np.int64), made)
         on_device = torch.from_numpy(packed).to(roots.device)
-        tokens, depths, paths, mask, void = parts(on_device, on_device[ends[-1] :].view(torch.uint8))
+        tokens, depths, paths, mask, void = parts(on_device, on_device[2 * line + path :].view(torch.uint8))
         order = torch.arange(nodes, device=roots.device).expand(rows, nodes)
         tree = Buffers(mask.view(torch.bool), depths, order, paths, top_k=0)
         return Drafts(_with_roots(tokens, roots), tree, void.view(torch.bool) if made.void.any() else None)
