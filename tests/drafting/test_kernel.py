@@ -207,6 +207,14 @@ def test_growth_ends_where_no_size_can_pay(seed: int, source: str) -> None:
     assert drafts.tokens.shape[1] == min(sizes[int(np.argmax(gain))], len(total))
 
 
+@pytest.mark.parametrize("token", [-1, 99])
+def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
+    """The kernel reads memory by tokens, and does not check them."""
+    session = both(random_case(1))[0]
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        KernelSession(session._source, [[1, token, 1]], 2)
+
+
 READ_ONLY = """
 import os, sys, pathlib
 from treeopt.drafting import compiled

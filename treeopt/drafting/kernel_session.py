@@ -82,9 +82,9 @@ class KernelSession(ProposerSession):
         rows = [[len(text)] for text in texts] if ends is None else ends
         self._text = np.repeat(np.arange(len(texts)), [len(one) for one in rows])
         self._end: Ints = np.array([end for one in rows for end in one], np.int64)
-        largest = max((max(text, default=0) for text in texts), default=0)
-        self._vocab = max(source.vocab_size, largest + 1)  # tokenizers may have tokens that the model does not
-        self._texts = new_texts(len(texts), max(map(len, texts), default=1), self._vocab)
+        if not all(0 <= min(text, default=0) <= max(text, default=0) < source.vocab_size for text in texts):
+            raise ValueError(f"a text has a token outside the vocabulary of {source.vocab_size}")  # not checked below
+        self._texts = new_texts(len(texts), max(map(len, texts), default=1), source.vocab_size)
         for row, text in zip(self._texts.tokens, texts, strict=True):
             row[: len(text)] = text
         self._works: list[Work] = []
@@ -255,8 +255,10 @@ class KernelSession(ProposerSession):
     def _working(self, threads: int) -> list[Work]:
         """Working memory of so many threads."""
         while len(self._works) < threads:
-            capacity, sources = self._texts.tokens.shape[1], self._step.seen.shape[1]
-            self._works.append(new_work(self._source.record, self._vocab, capacity, sources, self._source.known))
+            source, capacity = self._source, self._texts.tokens.shape[1]
+            self._works.append(
+                new_work(source.record, source.vocab_size, capacity, self._step.seen.shape[1], source.known)
+            )
         return self._works[:threads]
 
     def _in_threads(self, run: Callable[[Kernel, tuple[int, int]], None]) -> None:
