@@ -117,7 +117,7 @@ def test_calibrate_learns_without_heads(base: tuple[str, ...], tmp_path: Path) -
 
 def test_levels_below_the_heads(tmp_path: Path) -> None:
     """With heads --levels counts them too, and a drafter has at least as many."""
-    for levels, depth in (("7", 7), ("2", 5)):
+    for levels, depth in (("6", 6), ("2", 5)):
         output = tmp_path / f"{levels}.safetensors"
         treeopt("learn", *FEW, *LITTLE, "--levels", levels, "-o", output)
         assert load_drafter(output).depth == depth
