@@ -189,3 +189,12 @@ def test_places_by_hand() -> None:
     wanted = {(0, 0, 0): [1, 3, 4], (1, 0, 0): [2, 4, 4], (2, 0, 0): [4, 4, 4], (0, -1, -1): [1, 4, 4]}
     for true, orders in wanted.items():
         assert node_ranks(tree, np.array([true])).tolist() == [orders]
+
+
+def test_of_equally_likely_nodes_the_shallower_is_first() -> None:
+    """Two drafts of 0.5 each with a sure child: both come before their children."""
+    logits = torch.tensor([[[0.0, 0.0]], [[50.0, 0.0]]])
+    found = tree_of(Scorer(Drafter.heads_only(2, 2)), logits, np.zeros((1, 1), np.int64), 5, 2)
+    assert found.depths.tolist() == [[1, 1, 2, 2]]
+    assert found.tokens.tolist() == [[0, 1, 0, 0]]
+    assert found.parents.tolist() == [[0, 0, 1, 2]]
