@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, NGRAM, UNTRAINED_TOP, Drafter
+from treeopt.drafter import HEADS, KINDS, UNTRAINED_TOP, Drafter
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import check_drafter
 from treeopt.errors import Code, TreeoptError, check_counts
@@ -292,7 +292,7 @@ def _provenance(
         "heads_id": "" if loaded is None else loaded.fingerprint,
         "kind": options.kind,
         **by_drafter,
-        "drafter_name": _name_of(record),
+        "drafter_name": HEADS if record is None else record.name,
         "device": versions["device"],
         "dtype": base.dtype_name,
         "threads": torch.get_num_threads(),
@@ -300,10 +300,3 @@ def _provenance(
         "repeats": options.repeats,
         "versions": {name: versions[name] for name in ("python", "torch", "transformers")},
     }
-
-
-def _name_of(record: Drafter | None) -> str:
-    """The name of a drafter, as `--drafter` has it."""
-    if record is None or record.ngram_table is None:
-        return HEADS
-    return HEADS_NGRAM if record.num_heads else NGRAM
