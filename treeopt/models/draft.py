@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
-from treeopt.models.given import GivenModel, as_base
+from treeopt.models.given import GivenModel, as_base, tokenizer_beside
 
 _SHOWN = 3  # tokens that a message names
 
@@ -23,7 +23,11 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
     Raises:
         TreeoptError: as `load_base` and `check_draft`.
     """
-    draft = load_base(name, dtype=dtype, device=device)
+    try:
+        draft = load_base(name, dtype=dtype, device=device)
+    except TreeoptError as error:
+        error.at = error.at.replace("--model", "--draft")
+        raise
     check_draft(base, draft)
     return draft
 
@@ -40,15 +44,15 @@ def as_draft(model: GivenModel | None, base: Base) -> Base | None:
 def check_draft(base: Base, draft: Base) -> None:
     """Raise E213 unless the draft model has the base's tokenizer.
 
-    Where both have a tokenizer, the two map the same tokens to the same ids; the widths of their logits may differ,
-    because some models pad them. Where one has none, the widths are equal.
+    Where both have a tokenizer, here or beside their weights, the two map the same tokens to the same ids; the widths
+    of their logits may differ, because some models pad them. Where one has none, the widths are equal.
     """
-    if base.tokenizer is None or draft.tokenizer is None:
-        fault = ""
-        if base.vocab_size != draft.vocab_size:
-            fault = f"it has {draft.vocab_size} tokens, the base {base.vocab_size}, and one of them has no tokenizer"
-    else:
-        fault = _difference(base.tokenizer, draft.tokenizer)
+    fault = ""
+    ours, theirs = (one.tokenizer or tokenizer_beside(one.name) for one in (base, draft))
+    if ours is not None and theirs is not None:
+        fault = _difference(ours, theirs)
+    elif base.vocab_size != draft.vocab_size:
+        fault = f"it has {draft.vocab_size} tokens, the base {base.vocab_size}, and one of them has no tokenizer"
     if fault:
         raise TreeoptError(
             Code.DRAFT_MISMATCH,

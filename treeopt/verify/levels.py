@@ -37,6 +37,7 @@ class LevelSession:
         self._cache = TreeCache(bucket(1), base.layers)
         self._nodes = 0  # of each row's tree
 
+    @torch.inference_mode()  # always, as tensors made in this mode cannot be written outside it
     def extend(self, tokens: Tensor, depths: Tensor, visible: Tensor, *, logits_to_keep: int = 0) -> Tensor:
         """One forward over n more nodes of each row's tree, which has m nodes before.
 
@@ -87,6 +88,7 @@ class LevelSession:
         self.keep([self.lengths[row] for row in rows])
         self._cache.select(rows, max(self.lengths))
 
+    @torch.inference_mode()
     def branch(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Replace the rows by copies of them: new row i is the first `lengths[i]` tokens of row `rows[i]`."""
         self._cache.branch(torch.tensor(rows, device=self._base.device))
