@@ -105,12 +105,23 @@ def test_seeds_and_greedy() -> None:
     assert [one.step_lengths for one in decoded] == [[5] * 5] * 2
 
 
-def test_settings_out_of_range() -> None:
-    """A chain has a length, and draws."""
+def test_lengths_out_of_range() -> None:
+    """A chain has a length that a tree may have."""
     base = small_base()
-    for settings, count in ((Sample(), 0), (Sample(), 10_000), (Sample(0), 3)):
-        with pytest.raises(ValueError, match=r"num_drafts|temperature 0"):
-            DrawnChain(base, small_draft(), settings, count)
+    for count in (0, 10_000):
+        with pytest.raises(ValueError, match="num_drafts"):
+            DrawnChain(base, small_draft(), Sample(), count)
+
+
+def test_temperature_0() -> None:
+    """Drafts at temperature 0 are the draft model's best tokens; the rule at temperature 0 is greedy."""
+    base = tiny_base("llama", 1)
+    decoder = TreeDecoder(base, None, DrawnChain(base, base, Sample(0), 4), acceptance=Rejection(0))
+    decoded = decoder.generate([1, 2, 3], 25)
+    assert decoded.tokens == stock(base, [1, 2, 3], 25)
+    assert decoded.step_lengths == [5] * 5
+    made = counted(decoder_of(Rejection(), Sample(0)), rounds=6)
+    assert p_value(made, text_probabilities(small_base(), Sample())) > ALPHA
 
 
 def test_all_texts_are_counted() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from treeopt.decode.accept import draw
+from treeopt.decode.accept import best, draw
 from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Drafts, ProposerSession
@@ -64,12 +64,13 @@ class DrawnChain:
     Args:
         base: the base model.
         draft: the draft model, in any form of a model.
-        rule: the settings of the draft's distribution, which need not be those of the target's.
+        rule: the settings of the draft's distribution, which need not be those of the target's; at temperature 0 each
+            draft is the draft model's most likely token.
         num_drafts: length of the chain, at least 1.
 
     Raises:
         TreeoptError: as `ModelProposer`.
-        ValueError: where the length is out of range, or the rule's temperature is 0.
+        ValueError: where the length is out of range.
     """
 
     tree = None
@@ -78,8 +79,6 @@ class DrawnChain:
 
         if not 1 <= num_drafts <= MAX_DEPTH:
             raise ValueError(f"num_drafts is {num_drafts}, not from 1 to {MAX_DEPTH}")
-        if rule.temperature == 0:
-            raise ValueError("temperature 0 draws nothing: use the tree of a drafter, and Greedy()")
         model = as_draft(draft, base)
         assert model is not None
         self._rule = rule
@@ -114,6 +113,8 @@ class _DrawnSession(ModelSession):
         missing = max(0, self._proposer.vocab_size - logits.shape[-1])
         for depth in range(count):
             scores = pad(self._rule.scores(logits[:, : self._proposer.vocab_size]), (0, missing), value=-torch.inf)
+            if self._rule.temperature == 0:
+                scores = torch.full_like(scores, -torch.inf).scatter_(1, best(scores)[:, None].clamp(min=0), 0.0)
             drawn_from.append(scores.softmax(-1))
             tokens.append(draw(scores, self._generator))
             if depth + 1 < count:
