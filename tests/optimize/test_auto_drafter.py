@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import stretches
 from per_step_traces import naive, traced
 
 from treeopt.calibration import Calibration
@@ -260,3 +261,14 @@ def test_options_of_one_drafter_are_refused(wrong: dict[str, Any]) -> None:
         choose_drafter(list(CALIBRATIONS.values()), [], Job(nodes=None, **wrong))
     with pytest.raises(ValueError, match="takes calibrations"):
         choose_drafter([], [], WHOLE)
+
+
+@pytest.mark.parametrize("nodes", [None, 24])
+def test_options_of_static_trees_reach_them(nodes: int | None) -> None:
+    """On traces whose levels depend on each other, the estimate of the Medusa tree has fewer tokens per step."""
+    calibration, profiles = stretches(1), [profile_of({1: (1.0, 0.0), 24: (1.0, 0.5)}, "", "static")]
+    medusa = Job(nodes=nodes, values="independent", weights="uniform", exactly=True)
+    jobs = (Job(nodes=nodes), medusa, Job(nodes=nodes, max_depth=1))
+    best, found, flat = (choose_drafter([calibration], profiles, job, kinds=["static"]) for job in jobs)
+    assert best.budget.tokens_per_step > found.budget.tokens_per_step
+    assert flat.plan.depth == 1
