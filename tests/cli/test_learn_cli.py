@@ -116,7 +116,7 @@ def test_table_and_next_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (kind, nodes, ms) for nodes in ("4", "12") for kind, ms in (("static", "9000.00"), ("per step", "7.50"))
     ]
     fastest = max(rows, key=lambda row: float(row[4]))
-    assert f"recommended: per step, {fastest[1]} nodes\n" in result.stdout
+    assert f"recommended: per step, {fastest[1]} nodes, depth {fastest[2]}\n" in result.stdout
     assert float(fastest[4]) == pytest.approx(float(fastest[2]) / 0.75, abs=0.01)
     assert "faster than autoregressive" not in result.stderr
     following = re.search(r"next: treeopt (generate .*)$", result.stderr, re.M)

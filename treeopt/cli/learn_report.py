@@ -76,19 +76,21 @@ def report_plans(console: Console, found: LearnedDrafter) -> None:
         [
             "per step" if one.kind == "dynamic" else one.kind,
             str(one.nodes),
+            str(one.plan.depth),
             f"{one.tokens_per_step:.3f}",
             f"{one.seconds * 1e3:.2f} ms",
             f"{one.speedup:.2f}",
         ]
         for one in found.figures
     ]
-    console.table(["trees", "nodes", "tokens/step", "step", "speedup"], rows)
+    console.table(["trees", "nodes", "depth", "tokens/step", "step", "speedup"], rows)
     console.say(
         "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
         "autoregressive decoding in the same loop, without prefill"
     )
     best = found.recommended
-    console.say(f"recommended: {rows[found.figures.index(best)][0]}, {best.nodes} node{'s' if best.nodes > 1 else ''}")
+    shown = f"{best.nodes} node{'s' if best.nodes > 1 else ''}, depth {best.plan.depth}"
+    console.say(f"recommended: {rows[found.figures.index(best)][0]}, {shown}")
     if best.speedup <= 1:
         console.warn("warning: no size is faster than autoregressive decoding on this machine")
     texts = found.run.calibration.distinct

@@ -31,5 +31,5 @@ def top_logprobs(logits: Tensor, count: int, *, others: bool = True) -> Tensor:
     # The rest is summed by itself: 1 - the sum of the largest would be mostly rounding.
     rest = scores.scatter(-1, tokens, -torch.inf).logsumexp(-1, keepdim=True)
     norm = torch.logaddexp(top.logsumexp(-1, keepdim=True), rest)
-    others = rest - norm - math.log(max(1, logits.shape[-1] - count))
-    return torch.cat([tokens.int(), (top - norm).view(torch.int32), others.view(torch.int32)], dim=-1)
+    each_other = rest - norm - math.log(max(1, logits.shape[-1] - count))
+    return torch.cat([tokens.int(), (top - norm).view(torch.int32), each_other.view(torch.int32)], dim=-1)

@@ -33,6 +33,7 @@ from treeopt.texts.given_prompts import GivenPrompts
 from treeopt.tree import Tree
 
 SIZES = (8, 16, 32, 64)
+_DEPTHS = (1, 2, 3, 4)  # of static trees of a draft model, beside those of any depth: each level costs it a forward
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted
 _SECONDS = 1.5  # of all timed steps together, where that takes a number of rounds in between
 
@@ -97,7 +98,8 @@ def learn_drafter(
     """Learn a drafter from the model's own text, and recommend a tree or policy for it.
 
     The recommended plan is the one with the most tokens per second: cross-validated tokens per step over the seconds of
-    a step. The steps are timed on this machine at batch 1, at the end of the text of median length.
+    a step. With a draft model, which runs once for each level, static trees of limited depth are candidates too. The
+    steps are timed on this machine at batch 1, at the end of the text of median length.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
@@ -129,7 +131,7 @@ def learn_drafter(
     )
     assert run.learned is not None
     used = None if loaded is None else heads_like(base, loaded.heads)
-    plans = _plans(run.calibration, sizes)
+    plans = _plans(run.calibration, sizes, _DEPTHS if draft is not None else ())
     rule = AcceptDeepest()
     with memory_as_error("smaller sizes"):
         decoders = [
@@ -159,13 +161,14 @@ def _check_sizes(sizes: Sequence[int]) -> None:
         raise ValueError(f"sizes {list(sizes)}: at most {STEP_SIZES[-1]} nodes")
 
 
-def _plans(calibration: Calibration, sizes: Sequence[int]) -> list[Plan]:
-    """A tree and a policy of each size, without repeated trees; of one node a tree alone."""
+def _plans(calibration: Calibration, sizes: Sequence[int], depths: Sequence[int]) -> list[Plan]:
+    """Trees of each size, of any depth and of at most these, and a policy; no tree twice, of one node a tree alone."""
     plans: list[Plan] = []
     for size in sorted(set(sizes)):
-        tree = build_tree(calibration, size)
-        if tree not in plans:
-            plans.append(tree)
+        limits = [*(depth for depth in depths if depth < calibration.num_heads), None]
+        for tree in (build_tree(calibration, size, max_depth=limit) for limit in limits):
+            if tree not in plans:
+                plans.append(tree)
         if size > ONE_NODE:
             plans.append(build_policy(calibration, size))
     return plans
