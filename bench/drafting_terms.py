@@ -11,7 +11,7 @@ from drafting import TOP_K, Pair, others, traces
 
 from treeopt.calibrate.pipeline import CalibrationRun, as_calibration
 from treeopt.calibration import Calibration
-from treeopt.drafter import Drafter, Level, NgramTable
+from treeopt.drafter import Drafter, Level
 from treeopt.drafting.fit_drafter import Sample, fit_drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import VOTED, Learning
@@ -19,6 +19,7 @@ from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import trace_texts
 from treeopt.models.base import heads_like
+from treeopt.ngram_table import NgramTable
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.answers import AnswerOptions, answer_all

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from treeopt.drafter import CONTEXT, Drafter
+from treeopt.drafter import Drafter
 from treeopt.drafting.compiled import compiled
 from treeopt.drafting.interface import Features, Floats, Ints
 from treeopt.drafting.kernel_data import Kernel, record_arrays
@@ -17,6 +17,7 @@ from treeopt.drafting.kernel_nodes import candidates, log_probability, normalise
 from treeopt.drafting.kernel_session import KernelSession
 from treeopt.drafting.kernel_trees import begin_row
 from treeopt.drafting.logprobs import top_logprobs
+from treeopt.ngram_table import CONTEXT
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class Step:
 @compiled
 def candidates_of_nodes(k: Kernel, rows: Ints, paths: Ints, tokens: Ints, scores: Floats, counts: Ints) -> None:
     """All candidates of each node, in the order in which they were proposed."""
-    k.work.map_row[:] = -1
+    k.work.map_key[:] = -1
     for node in range(len(rows)):
         begin_row(k, rows[node])
         for place in range(paths.shape[1]):
             k.work.path[place] = paths[node, place]
-        counts[node] = candidates(k, rows[node], paths.shape[1])
+        counts[node] = candidates(k, rows[node], paths.shape[1], k.record.sources[paths.shape[1]])
         for i in range(counts[node]):
             tokens[node, i], scores[node, i] = k.work.token[i], k.work.score[i]
 

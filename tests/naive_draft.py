@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treeopt.drafter import Drafter, Level, NgramTable
+from treeopt.drafter import Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.ngram_table import NgramTable
 
 CONTEXT = 4
 MAX_MATCH = 12

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from naive_draft import random_table
 
-from treeopt.drafter import MAX_MATCH, Drafter, Level, NgramTable
+from treeopt.drafter import MAX_MATCH, Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.errors import Code, TreeoptError
+from treeopt.ngram_table import NgramTable
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 

@@ -48,7 +48,7 @@ RETIRED_NAMES = {
     "corrected": (),  # heads+ngram
     "copied": (),  # prompt lookup
     "extra_levels": (),  # extra depth
-    "orders": ("drafter.py", "drafting"),  # node_rank; in these: lengths of n-grams
+    "orders": ("ngram_table.py", "drafting"),  # node_rank; in these: lengths of n-grams
     "mass": (),  # expected_tokens
     "prices": (),  # size_cost
     "outside": (),  # other_logit

@@ -32,6 +32,7 @@ HEAVY = {"torch", "transformers", "accelerate", "datasets"}
 RECORDS = {
     "calibration",
     "drafter",
+    "ngram_table",
     "errors",
     "latency",
     "policy",

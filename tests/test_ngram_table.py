@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from naive_draft import naive_key, random_table
 
-from treeopt.drafter import CONTEXT, NgramTable, context_keys
 from treeopt.errors import Code, TreeoptError
+from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
 
 ONE = 1 << 60  # the least key of one token
 

@@ -31,9 +31,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.policy import Plan
 from treeopt.tree import MAX_DEPTH
 
@@ -50,121 +50,9 @@ NO_CHANCE = -40.0  # log of a negligible probability
 LEARN_TOKENS = 400_000  # default number of sampled tokens to learn from
 LEVELS = 8  # default number of levels of a drafter with an n-gram table, those of the heads included
 HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"  # drafters by name; the last has no heads
+MODEL, MODEL_NGRAM = "model", "model+ngram"  # drafters with a draft model
 KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
-CONTEXT = 4  # tokens of the longest stored context; more were no better (docs/method.md)
 _OLD_FIELDS = 6  # of a level that drafters of before the cache have
-ORDER_BITS = 60  # the lower bits of a key are the hash of the tokens, the upper ones their number
-HASH_MASK = (1 << ORDER_BITS) - 1
-_KEY_ORDERS = np.arange(1, CONTEXT + 1, dtype=np.int64) << ORDER_BITS
-# Odd numbers of 60 random bits; they are part of the file format.
-MULTIPLIERS = np.array([0xA0B26C19F767C45, 0xADE47DDBDE5C099, 0xD8608FECB91CE37, 0xEBB6A19F1446BEB])
-
-
-@dataclass(frozen=True, eq=False)
-class NgramTable:
-    """The likeliest successors of the empty context (row 0) and of Z stored contexts (the last 1 to `CONTEXT` tokens).
-
-    Of a context that is not stored, the longest stored suffix is used. The empty context gives the frequency of each
-    token.
-
-    The probability of token y after context c is U(y) * exp(ratio), with U its frequency and the ratio from c's row, or
-    c's `backoff` where the row does not contain y.
-
-    Args:
-        keys: int64 [Z], ascending, `context_keys` of the stored contexts; row z + 1 is that of keys[z].
-        tokens: int32 [Z+1, S], the successors, the likeliest first; at least one.
-        ratios: float16 [Z+1, S], log P(y | c) - log U(y), at least the row's backoff.
-        backoff: float16 [Z+1], the ratio of all tokens that are not in the row.
-        unigram: float16 [V], log U.
-        num_tokens: tokens that were counted.
-
-    Raises:
-        TreeoptError: E222 where shapes, types or order are wrong.
-    """
-
-    keys: NDArray[np.int64]
-    tokens: NDArray[np.int32]
-    ratios: NDArray[np.float16]
-    backoff: NDArray[np.float16]
-    unigram: NDArray[np.float16]
-    num_tokens: int
-
-    def __post_init__(self) -> None:
-        fault = self._fault()
-        if fault:
-            raise TreeoptError(Code.DRAFTER_INVALID, f"not an n-gram table: {fault}")
-        for array in self.arrays().values():
-            array.setflags(write=False)
-
-    def _fault(self) -> str:
-        rows = self.keys.size + 1
-        width = max(1, self.tokens.size // rows)
-        expected: dict[str, tuple[Any, tuple[int, ...]]] = {
-            "keys": (np.int64, (rows - 1,)),
-            "tokens": (np.int32, (rows, width)),
-            "ratios": (np.float16, (rows, width)),
-            "backoff": (np.float16, (rows,)),
-            "unigram": (np.float16, (self.unigram.size,)),
-        }
-        for name, array in self.arrays().items():
-            dtype, shape = expected[name]
-            if array.dtype != dtype or array.shape != shape:
-                return f"{name} are {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}"
-            if array.dtype == np.float16 and not np.isfinite(array).all():
-                return f"{name} are not finite"
-        if np.any(self.keys[1:] <= self.keys[:-1]):
-            return "keys are not ascending"
-        if rows > 1 and not 1 <= self.keys[0] >> ORDER_BITS <= self.keys[-1] >> ORDER_BITS <= CONTEXT:
-            return f"a key is not that of 1 to {CONTEXT} tokens"
-        if not 0 <= self.tokens.min() <= self.tokens.max() < self.vocab_size:
-            return f"a successor lies outside the vocabulary of {self.vocab_size}"
-        if np.any(self.ratios < self.backoff[:, None]):
-            return "a successor's ratio is below its row's backoff"
-        return ""
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All arrays by name."""
-        names = ("keys", "tokens", "ratios", "backoff", "unigram")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return len(self.unigram)
-
-    @property
-    def contexts(self) -> int:
-        """Z."""
-        return len(self.keys)
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing was counted."""
-        return not self.num_tokens
-
-    @functools.cached_property
-    def bytes(self) -> int:
-        """Size of all arrays."""
-        return sum(array.nbytes for array in self.arrays().values())
-
-
-def context_keys(context: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Keys of the last 1, 2, .. `CONTEXT` tokens.
-
-    The upper bits of a key are the number of tokens; the lower 60 are the sum of token j (0 is the last) times the j-th
-    multiplier, modulo 2^60. So keys sort by the number of tokens, and two contexts have equal keys with a probability
-    below 2^-42.
-
-    Args:
-        context: int64 [..., CONTEXT], the last token first.
-
-    Returns:
-        int64 [..., CONTEXT].
-    """
-    keys: NDArray[np.int64] = (context * MULTIPLIERS).cumsum(-1)
-    keys &= HASH_MASK
-    keys += _KEY_ORDERS
-    return keys
 
 
 @dataclass(frozen=True)
@@ -208,18 +96,20 @@ class Drafter:
     Args:
         levels: L levels, at least one, and at least as many as there are heads.
         num_heads: H; 0 for a drafter without heads.
-        top: candidates of a level from its head, which are the head's likeliest tokens; of the levels below the heads,
-            the most frequent tokens (none where H = 0, and where the n-gram table is empty).
+        top: candidates of a level from its head, or from the draft model, which are the likeliest tokens; of the
+            levels below the heads, the most frequent tokens (none where H = 0, and where the n-gram table is empty).
         window: number of the last tokens that cache and prompt lookup search, at least `CONTEXT`; 0 searches none.
-        ngram_table: None for the heads alone. An empty table (no contexts, no counted tokens) is replaced by the
-            frequencies of the tokens in the text so far.
+        ngram_table: None for the heads, or the draft model, alone. An empty table (no contexts, no counted tokens) is
+            replaced by the frequencies of the tokens in the text so far.
         source: model, heads, the text it was learned from, versions.
         cache_prior: weight of the next shorter length's estimate in the cache, in votes; above 0.
         voted: candidates of a level from the votes of the cache, beside the one of prompt lookup.
         lm_head_levels: where H = 0, number of first levels in which the base's own distribution of the root takes the
             place of a head's.
-        top_logprobs: number of the likeliest tokens of each head, or of the LM head, whose log-probabilities are read;
-            all other tokens share the rest equally. 0, of drafters of before, reads those of all tokens.
+        top_logprobs: number of the likeliest tokens of each head, of the LM head or of the draft model, whose
+            log-probabilities are read; all other tokens share the rest equally. 0 reads those of all tokens.
+        draft: id (`fingerprint`) of the draft model, whose logits after each node take the place of a head's; empty
+            where there is none. H is then 0.
         plan: the tree or policy that is recommended for it; it names this drafter's id.
 
     Raises:
@@ -236,6 +126,7 @@ class Drafter:
     voted: int = 0
     lm_head_levels: int = 0
     top_logprobs: int = 0
+    draft: str = ""
     plan: Plan | None = None
 
     def __post_init__(self) -> None:
@@ -252,7 +143,9 @@ class Drafter:
             return f"{len(self.levels)} levels for {self.num_heads} heads"
         if len(self.levels) > MAX_DEPTH:
             return f"{len(self.levels)} levels, more than {MAX_DEPTH}"
-        if not min(1, self.num_heads + self.lm_head_levels) <= self.top <= MAX_CANDIDATES:
+        if self.draft and self.num_heads + self.lm_head_levels:
+            return f"a draft model beside {self.num_heads} heads and {self.lm_head_levels} levels of the LM head"
+        if not min(1, self.levels_with_logits) <= self.top <= MAX_CANDIDATES:
             return f"{self.top} candidates of each head"
         if self.window != 0 and not CONTEXT <= self.window <= MAX_WINDOW:
             return f"a window of {self.window} tokens, not from {CONTEXT} to {MAX_WINDOW}"
@@ -262,7 +155,7 @@ class Drafter:
             return f"{self.lm_head_levels} levels of the LM head beside {self.num_heads} heads"
         if not 0 <= self.top_logprobs <= MAX_CANDIDATES:
             return f"{self.top_logprobs} log-probabilities of each head"
-        if len(self.levels) > self.num_heads and self.ngram_table is None:
+        if len(self.levels) > self.num_heads and self.ngram_table is None and not self.draft:
             return "extra depth below the heads needs an n-gram table"
         faults = (
             f"level {number} {level.fault()}" for number, level in enumerate(self.levels, start=1) if level.fault()
@@ -273,6 +166,11 @@ class Drafter:
     def heads_only(cls, num_heads: int, top: int) -> Drafter:
         """The drafter of the heads alone, with the probabilities that they give."""
         return cls((Level(),) * num_heads, num_heads, top)
+
+    @classmethod
+    def model_only(cls, levels: int, top: int, draft: str) -> Drafter:
+        """The drafter of a draft model alone, with the probabilities that it gives."""
+        return cls((Level(),) * levels, 0, top, draft=draft)
 
     @classmethod
     def untrained(cls, vocab_size: int, levels: int = LEVELS) -> Drafter:
@@ -298,6 +196,20 @@ class Drafter:
         """L, the number of levels, which is the maximum depth of its trees."""
         return len(self.levels)
 
+    @property
+    def name(self) -> str:
+        """The drafter by name, as `--drafter` has it."""
+        if self.draft:
+            return MODEL if self.ngram_table is None else MODEL_NGRAM
+        if self.ngram_table is None:
+            return HEADS
+        return HEADS_NGRAM if self.num_heads else NGRAM
+
+    @property
+    def levels_with_logits(self) -> int:
+        """The number of first levels whose candidates have a probability by a head, the LM head or the draft model."""
+        return self.depth if self.draft else self.num_heads or self.lm_head_levels
+
     @functools.cached_property
     def id(self) -> str:
         """Hash of all fields that determine the drafts; traces and trees store it.
@@ -312,6 +224,8 @@ class Drafter:
             settings.append(added)
         if self.top_logprobs:
             settings.append(self.top_logprobs)
+        if self.draft:
+            settings.append(["draft", self.draft])
         digest = hashlib.sha256(json.dumps(settings).encode())
         if self.ngram_table is not None:
             for name, array in sorted(self.ngram_table.arrays().items()):

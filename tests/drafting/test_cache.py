@@ -12,9 +12,10 @@ import torch
 from kernel_scorer import Candidates, Nodes, Scorer, Step
 from naive_draft import Table, empty_table, naive_cache, naive_votes
 
-from treeopt.drafter import CACHE_LENGTHS, CONTEXT, Drafter, Level, NgramTable
+from treeopt.drafter import CACHE_LENGTHS, Drafter, Level
 from treeopt.drafting.interface import Features
 from treeopt.drafting.kernel_data import num_candidates
+from treeopt.ngram_table import CONTEXT, NgramTable
 
 VOCAB = 20
 UNIFORM = Table({(): {0: 0.0}}, {(): 0.0}, (-3.0,) * VOCAB)  # P_0 of every token is exp(-3)

@@ -12,13 +12,13 @@ from drafters import answered, learned, planted, prompts_of
 from tiny import chat_base, cycle_heads, tiny_base
 
 from treeopt.calibrate.pipeline import CalibrationOptions, run_calibration
-from treeopt.drafter import NgramTable
 from treeopt.drafting import count as count_module
 from treeopt.drafting.count import choices_in, count_drawn, count_texts
 from treeopt.drafting.learn import Learning, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
+from treeopt.ngram_table import NgramTable
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states

@@ -11,7 +11,7 @@ from drafters import answered, learned, planted, prompts_of
 from numpy.typing import NDArray
 from tiny import tiny_base, walk
 
-from treeopt.drafter import CONTEXT, Drafter, Level, context_keys
+from treeopt.drafter import Drafter, Level
 from treeopt.drafting import fit_drafter as module
 from treeopt.drafting.fit_drafter import CACHE_PRIORS, Sample, _reached, fit_drafter
 from treeopt.drafting.fit_weights import TERMS, Fit
@@ -19,6 +19,7 @@ from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.trace import Positions, positions_of, trace_texts
 from treeopt.models.base import Base
+from treeopt.ngram_table import CONTEXT, context_keys
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
 

@@ -95,7 +95,7 @@ def test_filled_trees_are_those_of_numpy(seed: int, source: str) -> None:
     tree = random_tree(seed, nodes=nodes, depth=case.drafter.depth, ranks=4)
     compiled, roots = compile_ranks(tree), torch.from_numpy(case.recent[:, -1].copy())
     kernel, twin = both(case)
-    kernel._source.shape = shape  # type: ignore[method-assign]
+    kernel.source.shape = shape  # type: ignore[method-assign]
     kernel.look(kernel._step.seen.reshape(len(roots), -1))
     found, wanted = kernel.fill(roots, roots, compiled), twin.fill(roots, roots, compiled)
     void = [
@@ -161,7 +161,7 @@ def test_a_text_that_grows_and_is_rewound(seed: int) -> None:
         session.look(seen)
         session.begin(None, None)  # type: ignore[arg-type]
         found = session.expand(20, case.drafter.depth)
-        fresh = KernelSession(session._source, texts, case.drafter.depth)
+        fresh = KernelSession(session.source, texts, case.drafter.depth)
         fresh.look(seen)
         fresh.begin(None, None)  # type: ignore[arg-type]
         wanted = fresh.expand(20, case.drafter.depth)
@@ -179,7 +179,7 @@ def test_selected_rows_keep_their_texts() -> None:
     session.look(seen[[0, 2]])
     session.begin(None, None)  # type: ignore[arg-type]
     texts = [[*row[row >= 0].tolist(), more] for row, more in zip(case.recent[[0, 2]], (1, 0), strict=True)]
-    fresh = KernelSession(session._source, texts, case.drafter.depth)
+    fresh = KernelSession(session.source, texts, case.drafter.depth)
     fresh.look(seen[[0, 2]])
     fresh.begin(None, None)  # type: ignore[arg-type]
     assert session.expand(20, 2).tokens.tolist() == fresh.expand(20, 2).tokens.tolist()
@@ -208,7 +208,7 @@ def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
     """The kernel reads memory by tokens, and does not check them."""
     session = both(random_case(1))[0]
     with pytest.raises(ValueError, match="outside the vocabulary"):
-        KernelSession(session._source, [[1, token, 1]], 2)
+        KernelSession(session.source, [[1, token, 1]], 2)
 
 
 READ_ONLY = """

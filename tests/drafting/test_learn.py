@@ -13,13 +13,13 @@ from tiny import chat_base, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
-from treeopt.drafter import NgramTable
 from treeopt.drafting import learn as learning_module
 from treeopt.drafting.learn import FOLDS, LM_HEAD_LEVELS, VOTED, Learning, _folds, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
+from treeopt.ngram_table import NgramTable
 from treeopt.texts.answers import AnswerOptions, Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from naive_draft import CONTEXT, naive_key
 
 import treeopt.drafting.ngram_counts as module
-from treeopt.drafter import NgramTable
 from treeopt.drafting.ngram_counts import MAX_BYTES, NgramCounts
+from treeopt.ngram_table import NgramTable
 
 DISCOUNT = 0.75
 Text = tuple[list[int], list[int]]  # tokens, and what followed each

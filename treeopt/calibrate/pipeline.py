@@ -24,6 +24,7 @@ from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.record_proposer import check_drafter
 from treeopt.drafting.trace import Traced, trace_texts
 from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
@@ -41,10 +42,12 @@ class CalibrationOptions(AnswerOptions):
     Args:
         responses: trace the answers that the prompts bring; nothing is generated, and later turns are ignored.
         steps: with a drafter, trace per-step trees too.
+        draft: the draft model of the drafter, or the one to learn a drafter with, in any form that models have.
     """
 
     responses: bool = False
     steps: bool = False
+    draft: GivenModel | None = None
 
     @property
     def greedy(self) -> bool:
@@ -106,10 +109,11 @@ def run_calibration(
         progress: called after each batch with what is done, of how many, and a note: answers, sampled tokens, counted
             prompts (or texts), and traces, each from 0.
         options: fields of `CalibrationOptions`: `max_new_tokens`, `batch_size`, `temperature`, `seed`,
-            `chat_template`, `responses`, `steps`.
+            `chat_template`, `responses`, `steps`, `draft`.
 
     Raises:
-        TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not, E303 where every prompt
+        TreeoptError: E212 where the heads do not fit the base, E213 where the draft model does not, E223 where the
+            drafter does not, E303 where every prompt
             is too long; as `load_base`, `load_heads`, `load_prompts` and `encode`.
         TypeError: where model, heads, prompts, drafter or learning are of another type, or there is no such option.
         ValueError: where a number is out of range, or neither heads nor an n-gram table would draft.
@@ -125,29 +129,30 @@ def run_calibration(
     chosen = CalibrationOptions(**options)
     if not isinstance(learning, (Learning, NoneType)):
         raise TypeError(f"learning is treeopt.Learning or None, not an object of type {type(learning).__name__}")
-    _check_drafts(heads, drafter, learning)
-    loaded = None if heads is None else as_heads(heads)
-    job = _job(as_base(model, tokenizer), loaded, prompts, chosen, progress)
+    _check_drafts(heads is not None, chosen.draft is not None, drafter, learning)
+    job = _job(as_base(model, tokenizer), heads, prompts, chosen, progress)
     if drafter is not None:
-        check_drafter(drafter, job.base, job.heads)
+        check_drafter(drafter, job.base, job.heads, job.draft)
     encoded = _encoded(job)
     texts, skipped = _answered(job, encoded)
     learned = None if learning is None else _learned(job, texts, learning)
     traced = _traced(job, texts, learned or drafter)
     found = drafter if learned is None else learned.drafter
     provenance = _provenance(job, "" if found is None else found.id)
-    ranks, steps = [one.ranks for one in traced], [one.steps for one in traced]
-    calibration = as_calibration(texts, ranks, job.top_k, provenance, steps)
-    skipped = (*encoded.skipped, *skipped)
+    steps = [one.steps for one in traced]
+    calibration = as_calibration(texts, [one.ranks for one in traced], job.top_k, provenance, steps)
     num_heads = 0 if job.heads is None else job.heads.num_heads
+    skipped = (*encoded.skipped, *skipped)
     return CalibrationRun(calibration, skipped, encoded.answers_cut, num_heads, learned, tuple(texts))
 
 
-def _check_drafts(heads: GivenHeads | None, drafter: Drafter | None, learning: Learning | None) -> None:
-    """Raise ValueError where nothing would draft."""
-    if heads is None and drafter is None and learning is None:
+def _check_drafts(heads: bool, draft: bool, drafter: Drafter | None, learning: Learning | None) -> None:
+    """Raise ValueError where nothing would draft, or both heads and a draft model would."""
+    if heads and draft:
+        raise ValueError("both heads and a draft model are given: leave one out")
+    if not heads and drafter is None and learning is None:
         raise ValueError("heads is None: drafter=treeopt.load_drafter(FILE) or learning=treeopt.Learning() is needed")
-    if heads is None and learning is not None and not learning.ngram:
+    if not heads and not draft and learning is not None and not learning.ngram:
         raise ValueError("heads is None and learning.ngram is off, so nothing drafts")
 
 
@@ -158,6 +163,7 @@ class _Job:
     base: Base
     loaded: LoadedHeads | None
     heads: MedusaHeads | None  # on the base's device and in its dtype
+    draft: Base | None
     prompts: PromptSet
     options: CalibrationOptions
     progress: Progress
@@ -175,13 +181,15 @@ class _Job:
 
 
 def _job(
-    base: Base, loaded: LoadedHeads | None, prompts: GivenPrompts, options: CalibrationOptions, progress: Progress
+    base: Base, heads: GivenHeads | None, prompts: GivenPrompts, options: CalibrationOptions, progress: Progress
 ) -> _Job:
+    draft = as_draft(options.draft, base)
     chosen = as_prompt_set(prompts, answers=options.responses)
-    if loaded is None:
-        return _Job(base, None, None, chosen, options, progress)
+    if heads is None:
+        return _Job(base, None, None, draft, chosen, options, progress)
+    loaded = as_heads(heads)
     check_heads_fit(base, loaded.heads, loaded.name)
-    return _Job(base, loaded, heads_like(base, loaded.heads), chosen, options, progress)
+    return _Job(base, loaded, heads_like(base, loaded.heads), draft, chosen, options, progress)
 
 
 def _encoded(job: _Job) -> Encoded:
@@ -210,6 +218,7 @@ def _learned(job: _Job, texts: Sequence[Text], learning: Learning) -> Learned:
         texts,
         learning,
         options=job.options,
+        draft=job.draft,
         source=_source(job, learning),
         progress=job.progress,
     )
@@ -218,9 +227,9 @@ def _learned(job: _Job, texts: Sequence[Text], learning: Learning) -> Learned:
 def _traced(job: _Job, texts: Sequence[Text], drafter: Learned | Drafter | None) -> list[Traced]:
     """Traces of all texts: by the heads, by one drafter, or each by the learned drafter that left the text out."""
     if isinstance(drafter, Learned):
-        proposers, depth = drafter.proposers(job.base, job.heads, texts), drafter.drafter.depth
+        proposers, depth = drafter.proposers(job.base, job.heads, job.draft, texts), drafter.drafter.depth
     else:
-        proposers = [proposer_for(job.base, job.heads, drafter)] * len(texts)
+        proposers = [proposer_for(job.base, job.heads, drafter, job.draft)] * len(texts)
         depth = 0 if drafter is None else drafter.depth
     step_depth = depth if job.options.steps else 0
     first = "head 1" if drafter is None else "level 1"
@@ -240,6 +249,7 @@ def _source(job: _Job, learning: Learning) -> dict[str, Any]:
     """The origin of a learned drafter, as its file stores it."""
     return {
         **job.made_for,
+        **({} if job.draft is None else {"draft": job.draft.name, "draft_id": job.draft.fingerprint}),
         "dtype": job.base.dtype_name,
         "prompts": {job.prompts.sha256: job.prompts.name},
         "rows": [job.prompts.prompts[0].row, job.prompts.prompts[-1].row],

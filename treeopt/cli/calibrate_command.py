@@ -11,7 +11,16 @@ import click
 
 from treeopt.cli.calibrate_report import report_calibration
 from treeopt.cli.console import Console, command
-from treeopt.cli.drafter_options import LEARNED, chosen_drafter, learning_options, uses_heads
+from treeopt.cli.drafter_options import (
+    LEARNED,
+    WITH_DRAFT,
+    WITH_TABLE,
+    chosen_drafter,
+    draft_option,
+    learning_options,
+    load_draft_model,
+    uses_heads,
+)
 from treeopt.cli.early_checks import check_belongs, check_suffix, not_resumable, warn_no_trees
 from treeopt.cli.learn_report import announce_learning, report_learned
 from treeopt.cli.mismatch import warn_other_drafter
@@ -25,7 +34,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, NGRAM, Drafter
+from treeopt.drafter import HEADS, KINDS, MODEL, NGRAM, Drafter
 from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
 
@@ -41,9 +50,10 @@ if TYPE_CHECKING:
 @click.option("--responses", help="Score the answers in this file (a prompt and `output` a row); generate none.")
 @click.option(
     "--drafter",
-    help=f"{HEADS}: the heads alone; {' or '.join(LEARNED)}: learn a drafter from these prompts, with or without "
-    f"heads; or a drafter file [default: {HEADS}; {NGRAM} with --model alone].",
+    help=f"{HEADS}: the heads alone; {', '.join(LEARNED)}: learn a drafter from these prompts; or a drafter file "
+    f"[default: {HEADS}; {MODEL} with --draft, {NGRAM} with --model alone].",
 )
+@draft_option
 @learning_options
 @click.option(
     "--kind",
@@ -61,9 +71,10 @@ def run(console: Console, **options: Any) -> None:
     The model answers every prompt greedily. Then one pass over the answers ranks each token under each head, or at each
     level of a drafter. The output holds these ranks, from which any tree can be built and replayed exactly.
 
-    With --drafter heads+ngram or ngram the model samples more text for the same prompts, and a drafter is learned from
-    all of it (see `treeopt learn`). Each answer is traced by a drafter that was learned from other prompts. The drafter
-    is written beside the output.
+    With --drafter heads+ngram, ngram or model+ngram the model samples more text for the same prompts, and a drafter is
+    learned from all of it (see `treeopt learn`). Each answer is traced by a drafter that was learned from other
+    prompts. With --draft (--drafter model) a smaller model drafts, whose probabilities are fitted to the answers. The
+    drafter is written beside the output.
 
     Prompts with `turns` (MT-bench, Spec-Bench) are answered turn by turn. Without a chat template the turns are joined
     by newlines. With --responses only the first turn is scored.
@@ -78,10 +89,11 @@ def run(console: Console, **options: Any) -> None:
 
     prompts = load_prompts(name, skip=options["skip"], limit=options["limit"], answers=scored)
     drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
-    with_heads = chosen != NGRAM and uses_heads(options, chosen, drafter)
+    with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
     base, loaded = load_models(console, options, with_heads=with_heads)
+    draft = load_draft_model(console, options, base, drafter)
     if drafter is not None:
-        warn_other_drafter(console, drafter, base, loaded)
+        warn_other_drafter(console, drafter, base, loaded, draft)
         _warn_known(console, drafter, prompts)
     say_prompts(console, prompts)
     if drafter_file is None:
@@ -98,6 +110,7 @@ def run(console: Console, **options: Any) -> None:
             prompts,
             drafter=drafter,
             learning=learning,
+            draft=draft,
             progress=progress,
             responses=scored,
             steps=drafter_file is not None and options["kind"] != "static",
@@ -135,7 +148,7 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str 
     file = str(output.with_name(f"{output.stem}.drafter.safetensors"))
     check_outputs(options, file)
     made = {"tokens": options["learn_tokens"], "seed": options["seed"], "levels": options["levels"]}
-    return Learning(**made, ngram=name in LEARNED), file
+    return Learning(**made, ngram=name in WITH_TABLE), file
 
 
 def _save(run: CalibrationRun, drafter_file: str | None, options: dict[str, Any]) -> None:
@@ -155,6 +168,6 @@ def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
     if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:
         console.warn(
             "warning: the drafter was learned from these prompts, so its figures here are higher than on other prompts "
-            f"(--drafter {HEADS_NGRAM if drafter.num_heads else NGRAM} traces each text by a drafter that was learned "
+            f"(--drafter {drafter.name} traces each text by a drafter that was learned "
             "without it)"
         )

@@ -1,24 +1,31 @@
-"""The options about drafters, and the rules of `--drafter` beside `--heads` and `--model`.
+"""The options about drafters, and the rules of `--drafter` beside `--heads`, `--model` and `--draft`.
 
-`heads`, `heads+ngram` and `ngram` are drafters that a command makes; any other value of `--drafter` is a file, and a
-file of such a name is `./ngram`. A drafter without heads takes `--model` alone, all others take `--heads`. Without
-both, the built-in model is used, with its heads where the drafter has heads.
+`heads`, `heads+ngram`, `ngram`, `model` and `model+ngram` are drafters that a command makes; any other value of
+`--drafter` is a file, and a file of such a name is `./ngram`. A drafter with heads takes `--heads`, one with a draft
+model `--draft`, and one without both `--model` alone. Without `--heads` and `--model` the built-in model is used, with
+its heads where the drafter has heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_belongs
-from treeopt.drafter import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, NGRAM, Drafter
+from treeopt.drafter import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MODEL, MODEL_NGRAM, NGRAM, Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.policy import Plan
 from treeopt.tree import MAX_DEPTH
 
-LEARNED = (HEADS_NGRAM, NGRAM)  # drafters that are learned from the model's text
+if TYPE_CHECKING:
+    from treeopt.models.base import Base
+
+WITH_TABLE = (HEADS_NGRAM, NGRAM, MODEL_NGRAM)  # drafters with an n-gram table, counted in the model's text
+LEARNED = (*WITH_TABLE, MODEL)  # drafters whose numbers are fitted to the model's text
+WITH_DRAFT = (MODEL, MODEL_NGRAM)
 _RESERVED = (HEADS, *LEARNED)
 
 
@@ -65,13 +72,55 @@ def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
         click.UsageError: for a reserved word that contradicts --heads and --model, and for learning options that the
             drafter does not use.
     """
-    name: str = options["drafter"] or (NGRAM if model_alone(options) else default)
+    draft = options["draft"] is not None
+    name: str = options["drafter"] or (MODEL if draft else NGRAM if model_alone(options) else default)
+    if name in WITH_DRAFT and not draft:
+        raise click.UsageError(f"--drafter {name} needs --draft, a smaller model with the same tokenizer")
+    if name in _RESERVED and name not in WITH_DRAFT and draft:
+        raise click.UsageError(f"--drafter {name} has no draft model: leave out --draft, or --drafter {MODEL_NGRAM}")
+    if name in WITH_DRAFT and options["heads"] is not None:
+        raise click.UsageError(f"--drafter {name} uses no heads: name the base with --model, and leave out --heads")
     if name == NGRAM and options["heads"] is not None:
         raise click.UsageError(f"--drafter {NGRAM} uses no heads: name the base with --model, and leave out --heads")
     if name in (HEADS, HEADS_NGRAM) and model_alone(options):
         raise click.UsageError(f"--drafter {name} needs --heads; --drafter {NGRAM} needs none")
-    check_belongs(("learn_tokens", "levels"), f"--drafter {' and '.join(LEARNED)}", name in LEARNED)
+    check_belongs(("learn_tokens",), f"--drafter {', '.join(WITH_TABLE)}", name in WITH_TABLE)
+    check_belongs(("levels",), f"--drafter {', '.join(LEARNED)}", name in LEARNED)
     return name
+
+
+def draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--draft MODEL`, for `load_draft_model`."""
+    text = "Draft model: folder or hub name of a smaller model with the same tokenizer [default: the drafter's]."
+    return click.option("--draft", help=text)(function)
+
+
+def load_draft_model(
+    console: Console, options: Mapping[str, Any], base: Base, drafter: Drafter | None = None
+) -> Base | None:
+    """Load the draft model that --draft names, or else the one that a drafter was made with, and print its name.
+
+    Raises:
+        TreeoptError: E223 where --draft is given to a drafter without a draft model; as `load_draft`.
+    """
+    name = options["draft"]
+    if drafter is not None:
+        if name is not None and not drafter.draft:
+            what = f"--draft is given, and the drafter ({drafter.name}) has no draft model"
+            raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --draft")
+        name = name or drafter.source.get("draft")
+        if drafter.draft and name is None:
+            what = "the drafter has a draft model, and its file does not name it"
+            raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="--draft MODEL")
+    if name is None:
+        return None
+    from treeopt.models.draft import load_draft
+
+    draft = load_draft(name, base, dtype=options["dtype"], device=options["device"])
+    console.note(f"draft    {draft.name}  {draft.model.num_parameters():,} parameters")
+    for warning in draft.notes:
+        console.warn(warning)
+    return draft
 
 
 def model_alone(options: Mapping[str, Any]) -> bool:

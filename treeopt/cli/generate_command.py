@@ -60,10 +60,11 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
 
-    base, loaded, tree, drafter = load_for_plan(console, options, chosen)
+    used = load_for_plan(console, options, chosen)
+    base = used.base
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
-    heads = None if loaded is None else loaded.heads
-    decoder = TreeDecoder(base, heads, tree, drafter=drafter, acceptance=rule)
+    heads = None if used.heads is None else used.heads.heads
+    decoder = TreeDecoder(base, heads, used.plan, drafter=used.drafter, draft=used.draft, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])
     ready = now(base)
@@ -77,7 +78,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
             **measured,
             **_drafts(steps, decoder.trees.depth),
             "prompt_tokens": len(ids),
-            "nodes": tree.nodes,
+            "nodes": used.plan.nodes,
             "acceptance": options["acceptance"],
             "lossy": rule.lossy,
             "made_by": {**base.versions(), "dtype": base.dtype_name},

@@ -8,7 +8,14 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command, say_skipped
-from treeopt.cli.drafter_options import LEARNED, chosen_drafter, learning_options
+from treeopt.cli.drafter_options import (
+    LEARNED,
+    WITH_TABLE,
+    chosen_drafter,
+    draft_option,
+    learning_options,
+    load_draft_model,
+)
 from treeopt.cli.early_checks import check_suffix, not_resumable
 from treeopt.cli.learn_report import (
     announce_learning,
@@ -28,7 +35,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.drafter import HEADS_NGRAM, NGRAM
+from treeopt.drafter import HEADS_NGRAM, MODEL, NGRAM
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 from treeopt.policy import STEP_SIZES
 
@@ -37,8 +44,10 @@ from treeopt.policy import STEP_SIZES
 @functools.partial(model_options, dtype="auto")
 @prompt_options
 @click.option(
-    "--drafter", help=f"{' or '.join(LEARNED)}, without heads [default: {HEADS_NGRAM}; {NGRAM} with --model alone]."
+    "--drafter",
+    help=f"{', '.join(LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone].",
 )
+@draft_option
 @learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the sampling.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
@@ -52,10 +61,11 @@ from treeopt.policy import STEP_SIZES
 @force_option
 @click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
 def run(console: Console, **options: Any) -> None:
-    """Learn a drafter from the model's own text, for a model with heads or without.
+    """Learn a drafter from the model's own text, for a model with heads, with a draft model, or without either.
 
     `heads+ngram`: the heads' guesses, rescored by an n-gram table and the text so far. `ngram`: the guesses of the
-    table, the text so far and the LM head; no heads are needed.
+    table, the text so far and the LM head; no heads are needed. `model+ngram`: the guesses of the draft model that
+    --draft names, rescored likewise; `model`: these alone, with probabilities fitted to the base's text.
 
     The base model answers the prompts, once greedily and then by sampling at a low temperature. Its greedy choice after
     every token is counted in an n-gram table, with contexts of one to four tokens. The weights of these sources are
@@ -81,10 +91,17 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.verify.probe import check_trees
 
     prompts = load_prompts(name, skip=options["skip"], limit=options["limit"])
-    base, loaded = load_models(console, options, with_heads=drafter != NGRAM)
+    base, loaded = load_models(console, options, with_heads=drafter == HEADS_NGRAM)
+    draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     check_trees(base)
-    learning = Learning(options["learn_tokens"], options["temperature"], options["seed"], levels=options["levels"])
+    learning = Learning(
+        options["learn_tokens"],
+        options["temperature"],
+        options["seed"],
+        ngram=drafter in WITH_TABLE,
+        levels=options["levels"],
+    )
     announce_learning(console, learning, prompts, options["max_new_tokens"])
     with not_resumable(console, options), console.progress("learn") as progress:
         found = learn_drafter(
@@ -95,6 +112,7 @@ def run(console: Console, **options: Any) -> None:
             batch_size=options["batch_size"],
             chat_template=options["chat_template"],
             learning=learning,
+            draft=draft,
             sizes=options["nodes"] or SIZES,
             progress=progress,
         )

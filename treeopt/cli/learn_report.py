@@ -61,10 +61,10 @@ def _say_weights(console: Console, drafter: Drafter) -> None:
     rows = []
     for number, level in enumerate(drafter.levels, start=1):
         name = f"head {number}" if number <= drafter.num_heads else f"level {number}"
-        head = f"{level.head:.2f}" if number <= (drafter.num_heads or drafter.lm_head_levels) else "-"
+        head = f"{level.head:.2f}" if number <= drafter.levels_with_logits else "-"
         weights = (level.prior, level.ngram, level.cache[0], level.cache[-1], level.prompt_lookup[-1])
         rows.append([name, head, *(f"{weight:.2f}" for weight in weights)])
-    head = "head" if drafter.num_heads else "LM head"
+    head = "head" if drafter.num_heads else "draft model" if drafter.draft else "LM head"
     text = (f"cache, {CACHE_LENGTHS[0]} token", f"cache, {CACHE_LENGTHS[-1]} tokens", f"lookup, {MAX_MATCH} tokens")
     console.table(["weight of", head, "unigram", "n-gram", *text], rows)
     console.say(f"prior of the cache: {drafter.cache_prior:g} votes")

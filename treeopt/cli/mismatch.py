@@ -41,10 +41,19 @@ def warn_other_tree(console: Console, name: str, tree: Plan, base: Base, loaded:
     _warn_made_for_other(console, name, source, base.fingerprint, base.dtype_name, _id_of(loaded))
 
 
-def warn_other_drafter(console: Console, drafter: Drafter | None, base: Base, loaded: LoadedHeads | None) -> None:
-    """Warn where a drafter was learned with another base or other heads than these."""
-    source = {} if drafter is None else drafter.source
+def warn_other_drafter(
+    console: Console, drafter: Drafter | None, base: Base, loaded: LoadedHeads | None, draft: Base | None = None
+) -> None:
+    """Warn where a drafter was learned with another base, other heads or another draft model than these."""
+    if drafter is None:
+        return
+    source = drafter.source
     _warn_made_for_other(console, "the drafter", source, base.fingerprint, base.dtype_name, _id_of(loaded))
+    same_dtype = draft is not None and source.get("dtype", _FLOAT32) == draft.dtype_name
+    if draft is not None and same_dtype and drafter.draft != draft.fingerprint:
+        console.warn(
+            f"warning: the drafter was made for another draft model ({drafter.draft}, this is {draft.fingerprint})"
+        )
 
 
 def _id_of(loaded: LoadedHeads | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console
-from treeopt.cli.drafter_options import drafter_file_option, uses_heads
+from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.options import load_models
 from treeopt.drafter import Drafter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options --tree and --drafter, for `chosen_plan`."""
+    """The options --tree, --drafter and --draft, for `chosen_plan`."""
     drafter = drafter_file_option(
         "Drafter file, from `treeopt learn` [default: the one in the tree file; without --tree and --heads, a drafter "
         "that nothing was learned for]."
@@ -30,7 +30,7 @@ def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
     tree = click.option(
         "--tree", help="Tree file, or a name from `treeopt list` [default: the one that --drafter recommends]."
     )
-    return tree(drafter(function))
+    return tree(drafter(draft_option(function)))
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
 
     tree, drafter = options["tree"], options["drafter"]
     if tree is None and drafter is None:
+        if options["draft"] is not None:
+            raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
         if options["heads"] is not None:
             raise click.UsageError("--heads needs --tree, or --drafter with the tree that it recommends")
         return ChosenPlan("the text so far", None, None)
@@ -61,9 +63,18 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
     return ChosenPlan(tree or drafter, plan, record)
 
 
-def load_for_plan(
-    console: Console, options: Mapping[str, Any], chosen: ChosenPlan
-) -> tuple[Base, LoadedHeads | None, Plan, Drafter | None]:
+@dataclass(frozen=True)
+class LoadedPlan:
+    """A plan and all that decodes with it."""
+
+    base: Base
+    heads: LoadedHeads | None
+    plan: Plan
+    drafter: Drafter | None
+    draft: Base | None
+
+
+def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> LoadedPlan:
     """Load the models that a plan needs, and warn where it was made for others; the plan where none was chosen."""
     from treeopt.drafting.plans import untrained
     from treeopt.verify.probe import check_trees
@@ -76,5 +87,6 @@ def load_for_plan(
         plan, drafter = untrained(base)
         console.note("drafter  nothing was learned: drafts from the text so far (treeopt learn makes a better one)")
     warn_other_tree(console, chosen.name, plan, base, loaded)
-    warn_other_drafter(console, drafter, base, loaded)
-    return base, loaded, plan, drafter
+    draft = load_draft_model(console, options, base, drafter)
+    warn_other_drafter(console, drafter, base, loaded, draft)
+    return LoadedPlan(base, loaded, plan, drafter, draft)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command, threads
-from treeopt.cli.drafter_options import drafter_file_option, uses_heads
+from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
@@ -44,6 +44,7 @@ _numbers_option = functools.partial(click.option, multiple=True, callback=_numbe
 @_numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or the maximum of the model].")
 @_numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
 @drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
+@draft_option
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
@@ -70,11 +71,14 @@ def run(console: Console, **options: Any) -> None:
     file = options["drafter"]
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".yaml", ".yml")
+    if not file and options["draft"] is not None:
+        raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
     drafter = load_drafter(file) if file else None
     from treeopt.evaluate.profile import largest_context, measure_profile
 
     base, loaded = load_models(console, options, with_heads=uses_heads(options, file, drafter))
-    warn_other_drafter(console, drafter, base, loaded)
+    draft = load_draft_model(console, options, base, drafter)
+    warn_other_drafter(console, drafter, base, loaded, draft)
     room = largest_context(base, None if loaded is None else loaded.heads, options["sizes"], drafter, options["kind"])
     contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
     with console.progress("profile") as progress:
@@ -87,6 +91,7 @@ def run(console: Console, **options: Any) -> None:
             repeats=options["repeats"],
             kind=options["kind"],
             drafter=drafter,
+            draft=draft,
             progress=progress,
         )
     save_profile(profile, options["output"])

@@ -61,14 +61,25 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.texts.prompts import load_prompts
 
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
-    base, loaded, tree, drafter = load_for_plan(console, options, chosen)
+    used = load_for_plan(console, options, chosen)
+    base, tree = used.base, used.plan
     settings = {name: options[name] for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
     template = options["chat_template"]
     encoded = encode_prompts(base, prompts, options["max_new_tokens"], chat_template=template)
     if joins_turns(base, encoded.texts, chat_template=template):
         console.note("no chat template: each turn follows the answer before it on a new line")
     with console.progress("validate") as progress:
-        found = validate(base, loaded, tree, encoded.texts, drafter=drafter, judge=0, progress=progress, **settings)
+        found = validate(
+            base,
+            used.heads,
+            tree,
+            encoded.texts,
+            drafter=used.drafter,
+            draft=used.draft,
+            judge=0,
+            progress=progress,
+            **settings,
+        )
     report_metrics(console, found, encoded.skipped)
     found = found.judged(base, JUDGED if options["judge"] is None else options["judge"])
     report_differences(console, found, base.tokenizer, encoded.skipped)

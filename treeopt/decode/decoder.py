@@ -34,6 +34,8 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.drafters import load_drafter
 from treeopt.files.policies import GivenPlan, as_plan, as_plan_for
 from treeopt.models.base import Base
+from treeopt.models.draft import as_draft
+from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.verify.buffers import Buffers
 from treeopt.verify.probe import check_trees
@@ -56,6 +58,7 @@ class TreeDecoder:
             heads, for per-step trees of `Drafter.untrained`.
         drafter: the record that the tree or policy was made for, its file, or a `Proposer`; None for the guesses of
             the heads, and where the tree's file names its drafter.
+        draft: the draft model of the drafter, in any form that `model` has elsewhere; None where it has none.
         acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
         compile: run the forward over trees through `torch.compile`. The first two steps then take many seconds, later
             steps less time than without. Rounding differs from the eager forward.
@@ -63,8 +66,9 @@ class TreeDecoder:
 
     Raises:
         TreeoptError: E101, E102 where the tree has levels or ranks that the drafter does not have, E212 where the heads
-            do not fit the base, E223 where the drafter does not fit, recommends no tree (if none is given), or is not
-            the one that the tree was made for, E502 where the base cannot verify trees.
+            do not fit the base, E213 where the draft model has another tokenizer, E223 where the drafter does not fit,
+            recommends no tree (if none is given), or is not the one that the tree was made for, E502 where the base or
+            the draft model cannot verify trees.
         TypeError: where base, heads, drafter or acceptance have another type.
         ValueError: where heads are given and neither a tree nor a drafter.
 
@@ -79,6 +83,7 @@ class TreeDecoder:
         tree: GivenPlan | Buffers | TreeSource | None = None,
         *,
         drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
+        draft: GivenModel | None = None,
         acceptance: Rule | None = None,
         compile: bool = False,
         probe: bool = True,
@@ -86,7 +91,7 @@ class TreeDecoder:
         _check_types(base, heads, drafter, acceptance)
         self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
         self.acceptance: Rule = acceptance or Greedy()
-        self.trees = _trees(self.base, heads, tree, drafter)
+        self.trees = _trees(self.base, heads, tree, drafter, as_draft(draft, self.base))
         self.tree = self.trees.tree
         if probe:
             check_trees(self.base)
@@ -218,6 +223,7 @@ def _trees(
     heads: MedusaHeads | None,
     tree: GivenPlan | Buffers | TreeSource | None,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None,
+    draft: Base | None,
 ) -> TreeSource:
     if isinstance(tree, TreeSource):
         return tree
@@ -230,9 +236,9 @@ def _trees(
         return trees_for(base, heads, plan, drafter)
     if isinstance(tree, Buffers):
         record = load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
-        return trees_for(base, heads, tree, record)
+        return trees_for(base, heads, tree, record, draft)
     plan, record = as_plan_for(tree, drafter)
-    return trees_for(base, heads, plan, record)
+    return trees_for(base, heads, plan, record, draft)
 
 
 def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozenset[int]) -> Iterator[dict[int, Step]]:

@@ -40,6 +40,7 @@ from treeopt.drafting.interface import Proposer
 from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import GivenPlan
+from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.verify.buffers import Buffers
 
@@ -90,6 +91,7 @@ def tree_generate(
     heads: MedusaHeads | None = None,
     tree: GivenPlan | Buffers | TreeSource | None = None,
     drafter: Drafter | Proposer | str | os.PathLike[str] | None = None,
+    draft: GivenModel | None = None,
     text_streamer: BaseStreamer | None = None,
     stateless_processors: bool | Sequence[type] = False,
     **model_kwargs: Any,
@@ -113,6 +115,7 @@ def tree_generate(
         heads: the model's draft heads.
         tree: as for `TreeDecoder`.
         drafter: as for `TreeDecoder`. It is kept from one call to the next, like heads and tree: a file is read once.
+        draft: the draft model of the drafter, as for `TreeDecoder`; kept likewise.
         text_streamer: the streamer; see the module docstring.
         stateless_processors: True, or the classes of processors whose result depends only on the tokens and scores of
             a call; these are not checked.
@@ -134,7 +137,7 @@ def tree_generate(
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
     limit = criteria.max_length
-    with kept_decoder(model, (heads, tree, drafter), rule) as decoder:
+    with kept_decoder(model, (heads, tree, drafter, draft), rule) as decoder:
         rule.verify_trees(decoder.trees.nodes)
         budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
         rows = decoder.prefill(prompts, budget)

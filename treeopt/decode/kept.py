@@ -35,7 +35,7 @@ from treeopt.verify.probe import check_trees
 
 MOST_KEPT = 4  # decoders of a model; the one that was not used for the longest time is dropped
 
-Given = tuple[Any, Any, Any]  # heads, tree and drafter, as for `TreeDecoder`
+Given = tuple[Any, Any, Any, Any]  # heads, tree, drafter and draft model, as for `TreeDecoder`
 Stamp = tuple[str, tuple[int, int, int] | None]  # a file; its time, size and inode, None where there is no file
 
 
@@ -66,12 +66,14 @@ class _Key:
         heads: a weak reference to the heads, and the state of their weights.
         tree: the tree's value, its file, or the identity of a compiled tree.
         drafter: the identity of a record, or its file.
+        draft: the identity of a draft model, or its name.
     """
 
     setting: Hashable
     heads: tuple[Any, ...] | None
     tree: Hashable
     drafter: Hashable
+    draft: Hashable
 
     def serves(self, setting: Hashable) -> bool:
         """Whether the model still has this setting, and the heads exist."""
@@ -133,23 +135,23 @@ def kept_decoder(model: PreTrainedModel, given: Given, acceptance: Rule) -> Iter
 
     Args:
         model: the model.
-        given: heads, tree and drafter, as for `TreeDecoder`. A `Proposer` and a `TreeSource` are objects of the user
-            that may hold the model, so their decoders are not kept.
+        given: heads, tree, drafter and draft model, as for `TreeDecoder`. A `Proposer` and a `TreeSource` are objects
+            of the user that may hold the model, so their decoders are not kept.
         acceptance: the rule of this call; it is not kept.
 
     Raises:
         TreeoptError: as `TreeDecoder`.
     """
-    heads, tree, drafter = given
+    heads, tree, drafter, draft = given
     if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers, type(None))) and _is_paths(tree):
         tree = as_tree(tree)
-    key = _key(model, heads, tree, drafter)
+    key = _key(model, (heads, tree, drafter, draft))
     if key is None:
-        yield TreeDecoder(model, heads, tree, drafter=drafter, acceptance=acceptance)
+        yield TreeDecoder(model, heads, tree, drafter=drafter, draft=draft, acceptance=acceptance)
         return
     with _idle_lock:
         idle = _idle.setdefault(model, _Idle())
-    kept = idle.take(key) or _made(model, key, (heads, tree, drafter))
+    kept = idle.take(key) or _made(model, key, (heads, tree, drafter, draft))
     check_trees(kept.decoder.base)  # a kept decoder's model may be in training mode by now
     kept.decoder.acceptance = acceptance
     yield kept.decoder  # after an error it is not kept
@@ -159,17 +161,19 @@ def kept_decoder(model: PreTrainedModel, given: Given, acceptance: Rule) -> Iter
 
 def _made(model: PreTrainedModel, key: _Key, given: Given) -> _Kept:
     """A new decoder, and the files that it was read from as they were before."""
-    heads, tree, drafter = given
+    heads, tree, drafter, draft = given
     files = [_stamped(one) for one in (tree, drafter) if isinstance(one, (str, os.PathLike))]
     if isinstance(tree, (str, os.PathLike)) and drafter is None:
         named = load_plan(tree).source.get("drafter")
         files += [_stamped(named)] if named else []
         tree, drafter = load_plan_for(tree)
-    return _Kept(key, tuple(files), TreeDecoder(BorrowedBase(model), heads, tree, drafter=drafter))
+    decoder = TreeDecoder(BorrowedBase(model), heads, tree, drafter=drafter, draft=draft)
+    return _Kept(key, tuple(files), decoder)
 
 
-def _key(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any) -> _Key | None:
+def _key(model: PreTrainedModel, given: Given) -> _Key | None:
     """The key of these arguments; None where a decoder is not kept, or refuses them."""
+    heads, tree, drafter, draft = given
     known_heads = heads is None or isinstance(heads, nn.Module)
     known_tree = tree is None or isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers))
     known_drafter = drafter is None or isinstance(drafter, (str, os.PathLike, Drafter))
@@ -186,7 +190,8 @@ def _key(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any) -> _Key | 
     if isinstance(drafter, (str, os.PathLike)):
         by_drafter = os.path.abspath(os.fsdecode(drafter))
     setting = (model.dtype, model.device, model.config._attn_implementation)
-    return _Key(setting, by_heads, by_tree, by_drafter)
+    by_draft = draft if isinstance(draft, str) else None if draft is None else _Same(draft)
+    return _Key(setting, by_heads, by_tree, by_drafter, by_draft)
 
 
 def _state(tensor: Tensor) -> Hashable:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from treeopt.drafter import CONTEXT
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
+from treeopt.ngram_table import CONTEXT
 from treeopt.progress import Progress, silent
 from treeopt.texts.answers import Drawn
 from treeopt.texts.encode import Text

@@ -44,6 +44,7 @@ class Sample:
         fold_of: the fold of each prompt id.
         seed: of the choice of positions.
         without: terms of the score to leave out, by their names in `TERMS`.
+        draft: the draft model; None where there is none.
     """
 
     base: Base
@@ -52,6 +53,7 @@ class Sample:
     fold_of: dict[str, int]
     seed: int
     without: Collection[str] = ()
+    draft: Base | None = None
 
     @functools.cached_property
     def positions(self) -> list[tuple[Text, Floats, Tensor]]:
@@ -78,7 +80,7 @@ class Sample:
             positions: number of positions, on average; at most `_POSITIONS`.
             levels: at most those of the drafters.
         """
-        proposers = [proposer_for(self.base, self.heads, drafter) for drafter in folds]
+        proposers = [proposer_for(self.base, self.heads, drafter, self.draft) for drafter in folds]
         most, share = self._share(_POSITIONS), self._share(positions)
         parts: list[list[Evidence]] = [[] for _ in range(levels)]
         known: list[NDArray[np.bool_]] = []

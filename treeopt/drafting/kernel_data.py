@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.drafter import CACHE_LENGTHS, CONTEXT, MAX_MATCH, ORDER_BITS, Drafter
+from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter
+from treeopt.ngram_table import CONTEXT, ORDER_BITS
 
 MAX_PARENTS = 16  # of a level of a per-step tree; more changed tokens per step by less than 0.1 % (docs/method.md)
 _BUCKET = 4  # stored contexts of a bucket, on average
@@ -39,7 +40,7 @@ class Record(NamedTuple):
         kinds: int64, number of `CACHE_LENGTHS` that are at most a match's length, by the length.
         maps: float64 [2, total], the calibration maps of all levels; `map_ends` int64 [L+1] are their bounds.
         map_ends: see `maps`.
-        sources: int64 [L], the index of each level's logits; -1 where it has none.
+        sources: int64 [L], the index of each level's logits in `Step.seen`; -1 where it has none.
         settings: int64 [5]: top, window, voted, 1 where votes are used, 1 where the n-gram table is empty.
         cache_prior: float64 [1].
     """
@@ -88,8 +89,8 @@ class Step(NamedTuple):
     Args:
         text: int64 [B], the text of each row.
         end: int64 [B], the number of its tokens, the root included.
-        seen: int32 [B, H', 2 K + 1], of each level's logits the K likeliest tokens, the likeliest first, then the bits
-            of `values`.
+        seen: int32 [B, S, 2 K + 1], of the logits of each level, or of a draft model's after each of S nodes, the K
+            likeliest tokens, the likeliest first, then the bits of `values`.
         values: float32, the same memory: from column K the log-probabilities of these tokens, and in the last column
             that of each other token.
         frequent: int32 [B, S], where the n-gram table is empty the most frequent tokens of each text.
@@ -115,8 +116,8 @@ class Work(NamedTuple):
         voted: int64 [n], tokens with votes; `votes` float64 [n] their weights.
         votes: see `voted`.
         likeliest: int64 [voted], indices into `voted`.
-        map_row: int64 [H'], the row whose log-probabilities are in the hash map of each level; -1 for none.
-        map_token: int32 [H', 2^k], tokens of the hash map, -1 where empty; `map_value` their log-probabilities.
+        map_key: int64 [M], which of `Step.seen` is in each hash map: row * S + index; -1 for none.
+        map_token: int32 [M, 2^k], tokens of the hash maps, -1 where empty; `map_value` their log-probabilities.
         map_value: see `map_token`.
         token: int64 [C], candidates of a node, all different.
         terms: float32 [4, C]: their log-probability, log U, ratio, and cache.
@@ -134,7 +135,7 @@ class Work(NamedTuple):
     voted: Ints
     votes: Doubles
     likeliest: Ints
-    map_row: Ints
+    map_key: Ints
     map_token: NDArray[np.int32]
     map_value: Floats
     token: Ints
@@ -184,8 +185,8 @@ def record_arrays(drafter: Drafter) -> Record:
     lookup = [(0.0, *level.prompt_lookup, *level.prompt_lookup[-1:] * (depth + 2)) for level in levels]
     cache = [(0.0, *level.cache) for level in levels]
     maps = [np.array(level.calibration_map, np.float64).reshape(-1, 2).T for level in levels]
-    with_logits = drafter.num_heads or drafter.lm_head_levels
-    sources = [-1 if i >= with_logits else i if drafter.num_heads else 0 for i in range(depth)]
+    by_level = drafter.num_heads or drafter.draft  # logits of each level; the LM head's are the same for all
+    sources = [-1 if i >= drafter.levels_with_logits else i if by_level else 0 for i in range(depth)]
     votes = bool(drafter.voted or np.array(cache).any())
     window = 0 if table is None else drafter.window
     if table is None:
@@ -233,8 +234,15 @@ def new_texts(texts: int, capacity: int, vocab_size: int) -> Texts:
     )
 
 
-def new_work(record: Record, vocab_size: int, capacity: int, sources: int, known: int) -> Work:
-    """Working memory for texts of `capacity` tokens, and `known` log-probabilities of each of H' `sources`."""
+def longer_texts(texts: Texts, capacity: int) -> Texts:
+    """The texts with room for more tokens."""
+    more = ((0, 0), (0, capacity - texts.tokens.shape[1]))
+    return texts._replace(tokens=np.pad(texts.tokens, more), previous=np.pad(texts.previous, more))
+
+
+def new_work(record: Record, vocab_size: int, capacity: int, known: int) -> Work:
+    """Working memory for texts of `capacity` tokens, and `known` log-probabilities of the logits of each level."""
+    maps = 1 + int(record.sources.max())
     successors = record.tokens.shape[1]
     width = int(record.settings[TOP]) + (successors + 1 + int(record.settings[VOTED]) if successors else 0)
     slots = 1 << (2 * max(known, 1) - 1).bit_length()
@@ -246,9 +254,9 @@ def new_work(record: Record, vocab_size: int, capacity: int, sources: int, known
         voted=np.zeros(capacity, np.int64),
         votes=np.zeros(capacity),
         likeliest=np.zeros(record.settings[VOTED], np.int64),
-        map_row=np.full(sources, -1),
-        map_token=np.zeros((max(sources, 1), slots), np.int32),
-        map_value=np.zeros((max(sources, 1), slots), np.float32),
+        map_key=np.full(max(maps, 1), -1),
+        map_token=np.zeros((max(maps, 1), slots), np.int32),
+        map_value=np.zeros((max(maps, 1), slots), np.float32),
         token=np.zeros(width, np.int64),
         terms=np.zeros((4, width), np.float32),
         score=np.zeros(width, np.float32),
@@ -259,7 +267,7 @@ def new_work(record: Record, vocab_size: int, capacity: int, sources: int, known
 
 
 def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
-    """Number of candidates of a node: from its head, its context's successors, prompt lookup (one) and the cache.
+    """Number of candidates of a node: from its logits, its context's successors, prompt lookup (one) and the cache.
 
     Args:
         drafter: the record.
@@ -268,5 +276,5 @@ def num_candidates(drafter: Drafter, vocab_size: int | None = None) -> int:
     table = drafter.ngram_table
     if table is None:
         return min(drafter.top, vocab_size or drafter.top)
-    top = drafter.top if drafter.num_heads or drafter.lm_head_levels else 0
+    top = drafter.top if drafter.levels_with_logits else 0
     return min(min(top, table.vocab_size) + int(table.tokens.shape[1]) + 1 + drafter.voted, table.vocab_size)

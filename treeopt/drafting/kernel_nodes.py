@@ -7,7 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.drafter import CONTEXT, HASH_MASK, MULTIPLIERS, ORDER_BITS
 from treeopt.drafting.compiled import compiled
 from treeopt.drafting.kernel_data import (
     CACHE_TERM,
@@ -30,24 +29,27 @@ from treeopt.drafting.kernel_data import (
     Work,
 )
 from treeopt.drafting.kernel_text import cache_terms, count_votes, likeliest_voted, matches
+from treeopt.ngram_table import CONTEXT, HASH_MASK, MULTIPLIERS, ORDER_BITS
 
 _HASH, _SHIFT = 2654435769, 12  # Knuth's multiplicative hash; its lowest bits are the token's
 Found = tuple[int, int, int, int]  # candidates, which of them was looked up, length of the match, cache lengths
 
 
 @compiled
-def candidates(k: Kernel, row: int, depth: int) -> int:
+def candidates(k: Kernel, row: int, depth: int, source: int) -> int:
     """Write the candidates of a node and their scores to `k.work.token` and `k.work.score`.
 
     Args:
         k: the kernel's arrays; the row's text is indexed up to its root, the node's drafts are in `k.work.path`.
         row: of the batch.
         depth: of the node, which is the number of its drafts.
+        source: index of the node's logits in `k.step.seen`: that of the level (`k.record.sources`), or of a draft
+            model's logits after the node; -1 where there are none.
 
     Returns:
         Number of candidates, all different.
     """
-    count, looked_up, length, lengths = terms_of(k, row, depth)
+    count, looked_up, length, lengths = terms_of(k, row, depth, source)
     terms, scores, weights = k.work.terms, k.work.score, k.record.weights[depth]
     head, prior, ngram, cache = weights[HEAD], weights[PRIOR], weights[NGRAM], k.record.cache[depth, lengths]
     for i in range(count):
@@ -58,7 +60,7 @@ def candidates(k: Kernel, row: int, depth: int) -> int:
 
 
 @compiled
-def terms_of(k: Kernel, row: int, depth: int) -> Found:
+def terms_of(k: Kernel, row: int, depth: int, source: int) -> Found:
     """Write the candidates of a node and the terms of their scores to `k.work.token` and `k.work.terms`.
 
     Returns:
@@ -66,9 +68,9 @@ def terms_of(k: Kernel, row: int, depth: int) -> Found:
         `CACHE_LENGTHS` that were found.
     """
     record, work = k.record, k.work
-    count, width = _first_candidates(k, row, depth), record.tokens.shape[1]
+    count, width = _first_candidates(k, row, source), record.tokens.shape[1]
     if not width:
-        _head_terms(k, row, depth, count)
+        _head_terms(k, row, source, count)
         _clear(work, count)
         return count, 0, 0, 0
     found, length, place = matches(k, row, depth)
@@ -87,7 +89,7 @@ def terms_of(k: Kernel, row: int, depth: int) -> Found:
     looked_up = work.slots[followed] - 1
     for i in range(likeliest_voted(k, voters)):
         count = _add(work.slots, work.token, work.voted[work.likeliest[i]], count)
-    _head_terms(k, row, depth, count)
+    _head_terms(k, row, source, count)
     for i in range(count):
         work.terms[PRIOR_TERM, i] = record.prior[work.token[i]]
         work.terms[RATIO_TERM, i] = ratios[width]  # the backoff
@@ -100,9 +102,9 @@ def terms_of(k: Kernel, row: int, depth: int) -> Found:
 
 
 @compiled
-def _first_candidates(k: Kernel, row: int, depth: int) -> int:
-    """The likeliest tokens of the level's logits, or the most frequent tokens below the heads; returns their number."""
-    source, count = k.record.sources[depth], 0
+def _first_candidates(k: Kernel, row: int, source: int) -> int:
+    """The likeliest tokens of the logits, or the most frequent tokens below the heads; returns their number."""
+    count = 0
     if source < 0:
         for i in range(len(k.record.frequent)):
             count = _add(k.work.slots, k.work.token, k.record.frequent[i], count)
@@ -130,14 +132,15 @@ def _add(slots: NDArray[np.int32], tokens: Ints, token: int, count: int) -> int:
 
 
 @compiled
-def _head_terms(k: Kernel, row: int, depth: int, count: int) -> None:
-    """Write the candidates' log-probabilities by the level's logits; the other terms are 0."""
-    source, terms, work = k.record.sources[depth], k.work.terms, k.work
-    known, width = 0, k.step.seen.shape[2] // 2
+def _head_terms(k: Kernel, row: int, source: int, count: int) -> None:
+    """Write the candidates' log-probabilities by the logits; the other terms are 0."""
+    terms, work = k.work.terms, k.work
+    known, width, place = 0, k.step.seen.shape[2] // 2, 0
     if source >= 0:
-        _map_logprobs(k.step, work, source, row)
+        place = source % len(work.map_key)
+        _map_logprobs(k.step, work, source, row, place)
         known = min(k.record.settings[TOP], width)
-    tokens, values = work.map_token[max(source, 0)], work.map_value[max(source, 0)]
+    tokens, values = work.map_token[place], work.map_value[place]
     other = k.step.values[row, source, -1] if source >= 0 else np.float32(0.0)
     for i in range(count):
         terms[HEAD_TERM, i] = terms[PRIOR_TERM, i] = terms[RATIO_TERM, i] = terms[CACHE_TERM, i] = np.float32(0.0)
@@ -148,12 +151,13 @@ def _head_terms(k: Kernel, row: int, depth: int, count: int) -> None:
 
 
 @compiled
-def _map_logprobs(step: Step, work: Work, source: int, row: int) -> None:
-    """Write a row's log-probabilities to the hash map of their level, if they are not in it."""
-    if work.map_row[source] == row:
+def _map_logprobs(step: Step, work: Work, source: int, row: int, place: int) -> None:
+    """Write log-probabilities of a row to one of the hash maps, if they are not in it."""
+    key = row * step.seen.shape[1] + source
+    if work.map_key[place] == key:
         return
-    work.map_row[source] = row
-    tokens, values = work.map_token[source], work.map_value[source]
+    work.map_key[place] = key
+    tokens, values = work.map_token[place], work.map_value[place]
     tokens[:] = -1
     most = len(tokens) - 1
     known = step.seen.shape[2] // 2

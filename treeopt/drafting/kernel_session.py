@@ -1,128 +1,53 @@
-"""Drafting of a batch by the compiled kernel: the session's texts, a step's log-probabilities, rows in threads."""
+"""Drafting of a batch by the compiled kernel, for drafters whose logits are known when a step begins."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treeopt.drafting import kernel_steps
-from treeopt.drafting.interface import (
-    NO_FLOATS,
-    Drafts,
-    Expansion,
-    Features,
-    Floats,
-    Ints,
-    Kept,
-    Limits,
-    Observed,
-    ProposerSession,
-)
-from treeopt.drafting.kernel_data import (
-    EMPTY,
-    MAX_PARENTS,
-    VOTES,
-    WINDOW_OF,
-    Kernel,
-    Record,
-    Shape,
-    Step,
-    Texts,
-    Work,
-    new_texts,
-    new_work,
-)
-from treeopt.drafting.kernel_text import index_up_to
+from treeopt.drafting.interface import Drafts, Expansion, Limits, Observed, ProposerSession
+from treeopt.drafting.kernel_data import MAX_PARENTS, Kernel, Shape
+from treeopt.drafting.kernel_rows import KernelRows, Scored, with_roots
 from treeopt.drafting.kernel_trees import Grown, Sizes, new_parents
-from treeopt.errors import Code, TreeoptError
 from treeopt.verify.buffers import Buffers
 
-_LEAST_ROWS = 4  # of a thread
-_pools: dict[int, ThreadPoolExecutor] = {}  # by process
 
-
-class Source(Protocol):
+class Source(Scored, Protocol):
     """What a session reads of its drafter; see `RecordProposer`."""
-
-    vocab_size: int
-    known: int
-
-    @property
-    def record(self) -> Record: ...
 
     def observe(self, states: Tensor, depth: int) -> Tensor: ...
 
     def shape(self, tree: Buffers) -> Shape: ...
 
 
-class KernelSession(ProposerSession):
-    """Drafting of a batch; its texts are on the host, with an index that grows with them.
+class KernelSession(KernelRows, ProposerSession):
+    """Drafting of a batch; arguments as `KernelRows`."""
 
-    Args:
-        source: the drafter.
-        texts: as for `Proposer.start`.
-        depth: levels of each step.
-        ends: as for `Proposer.start`.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        texts: Sequence[Sequence[int]],
-        depth: int,
-        ends: Sequence[Sequence[int]] | None = None,
-    ) -> None:
-        self._source, self._depth = source, depth
-        rows = [[len(text)] for text in texts] if ends is None else ends
-        self._text = np.repeat(np.arange(len(texts)), [len(one) for one in rows])
-        self._end: Ints = np.array([end for one in rows for end in one], np.int64)
-        if not all(0 <= min(text, default=0) <= max(text, default=0) < source.vocab_size for text in texts):
-            raise ValueError(f"a text has a token outside the vocabulary of {source.vocab_size}")  # not checked below
-        self._texts = new_texts(len(texts), max(map(len, texts), default=1), source.vocab_size)
-        for row, text in zip(self._texts.tokens, texts, strict=True):
-            row[: len(text)] = text
-        self._works: list[Work] = []
-        self._looked: Observed | None = None
+    source: Source
 
     def observe(self, states: Tensor) -> Tensor:
-        return self._source.observe(states, self._depth).flatten(1)
+        return self.source.observe(states, self.depth).flatten(1)
 
     def look(self, observed: Observed) -> None:
-        self._looked = observed
+        self.looked = observed
 
     def begin(self, roots: Tensor, states: Tensor) -> None:
-        seen = self.observe(states).numpy(force=True) if self._looked is None else self._looked
-        self._looked = None
-        record, rows, known = self._source.record, len(self._end), 2 * self._source.known + 1
-        seen = np.ascontiguousarray(seen).reshape(rows, -1 if seen.size else 0, known)
-        width = record.tokens.shape[1] if record.settings[EMPTY] else 0
-        self._step = Step(
-            text=self._text,
-            end=self._end,
-            seen=seen,
-            values=seen.view(np.float32),
-            frequent=np.zeros((rows if width else 0, width), np.int32),
-            frequent_ratios=np.zeros((rows if width else 0, width + 1), np.float32),
-        )
-        width = self._texts.tokens.shape[1]
-        if not self._works or len(self._works[0].places) < width or self._works[0].map_row.shape != seen.shape[1:2]:
-            self._works = []
+        seen = self.observe(states).numpy(force=True) if self.looked is None else self.looked
+        self.set_step(seen)
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
         self.begin(roots, states)
-        shape, rows = self._source.shape(tree), len(self._end)
+        shape, rows = self.source.shape(tree), len(self._end)
         tokens, void = np.empty((rows, tree.nodes), np.int64), np.zeros((rows, tree.nodes), np.bool_)
-        self._in_threads(lambda kernel, part: kernel_steps.fill_rows(kernel, *part, shape, tokens, void))
+        self.in_threads(lambda kernel, part: kernel_steps.fill_rows(kernel, *part, shape, tokens, void))
         if not void.any():
-            return Drafts(_with_roots(torch.from_numpy(tokens).to(roots.device), roots), tree)
+            return Drafts(with_roots(torch.from_numpy(tokens).to(roots.device), roots), tree)
         both = torch.from_numpy(np.stack([tokens, void])).to(roots.device)  # one transfer
-        return Drafts(_with_roots(both[0], roots), tree, both[1].bool())
+        return Drafts(with_roots(both[0], roots), tree, both[1].bool())
 
     def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
         self.begin(roots, states)
@@ -131,8 +56,7 @@ class KernelSession(ProposerSession):
         nodes = int(grown.size.max())
         if len(limits.sizes) > 1 and (grown.drafts + 1 < nodes).any():
             self._grow(grown, Sizes(np.array([nodes]), np.zeros(1), sizes.depth))
-        nodes = min(nodes, int(grown.drafts.max()) + 1)
-        return self._compiled(grown, nodes, limits.depth, roots)
+        return self.compile(grown, min(nodes, int(grown.drafts.max()) + 1), limits.depth, roots)
 
     def expand(self, nodes: int, depth: int) -> Expansion:
         grown = self._grown(Sizes(np.array([nodes]), np.zeros(1), np.array([depth])))
@@ -140,69 +64,6 @@ class KernelSession(ProposerSession):
         return Expansion(
             grown.tokens[:, :most], grown.parents[:, :most], grown.depths[:, :most], grown.log_probability[:, :most]
         )
-
-    def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
-        true = np.ascontiguousarray(true)
-        ranks = np.empty_like(true)
-        best: Floats = np.empty(true.shape, np.float32) if confidence else NO_FLOATS
-        self._in_threads(lambda kernel, part: kernel_steps.trace_rows(kernel, *part, true, ranks, best))
-        return ranks, best
-
-    def features(self, true: Ints) -> Features:
-        record = self._source.record
-        settings = record.settings.copy()
-        settings[VOTES] = settings[WINDOW_OF] > 0  # weights of 0 need no votes, but their fit does
-        [work] = self._working(1)
-        points, width = len(true), len(work.token)
-        out = kernel_steps.Terms(
-            tokens=np.zeros((points, width), np.int64),
-            terms=np.zeros((4, points, width), np.float32),
-            width=np.zeros(points, np.int64),
-            looked_up=np.zeros(points, np.int64),
-            length=np.zeros(points, np.int64),
-            found=np.zeros(points, np.int64),
-        )
-        kernel = self._kernel(work)._replace(record=record._replace(settings=settings))
-        kernel_steps.terms_of_rows(kernel, np.ascontiguousarray(true), out)
-        slots = np.arange(width)
-        head, prior, ratios, cache = out.terms
-        return Features(
-            tokens=out.tokens,
-            repeated=slots >= out.width[:, None],
-            head=head,
-            prior=prior,
-            ratios=ratios,
-            prompt_lookup=(slots == out.looked_up[:, None]) & (out.length > 0)[:, None],
-            length=out.length,
-            cache=cache,
-            found=out.found,
-        )
-
-    def keep(self, kept: Kept) -> None:
-        longest = int(self._end.max()) + max(map(len, kept.tokens))
-        if longest > self._texts.tokens.shape[1]:
-            self._texts = _longer(self._texts, 2 * longest)
-        for row, tokens in enumerate(kept.tokens):
-            end = self._end[row]
-            self._texts.tokens[self._text[row], end : end + len(tokens)] = tokens
-        self._end = self._end + np.array([len(tokens) for tokens in kept.tokens], np.int64)
-
-    def select(self, rows: Sequence[int]) -> None:
-        chosen = list(rows)
-        self._text, self._end = self._text[chosen], self._end[chosen]
-        self._looked = None if self._looked is None else self._looked[chosen]
-
-    def mark(self) -> tuple[Ints, Observed | None]:
-        return self._end, self._looked
-
-    def rewind(self, mark: tuple[Ints, Observed | None]) -> None:
-        self._end, self._looked = mark
-        for text, end in zip(self._text.tolist(), self._end.tolist(), strict=True):  # before other tokens are written
-            index_up_to(self._texts, text, min(end - 1, int(self._texts.indexed[text])))
-
-    def check_finite(self, first: int) -> None:
-        if np.isnan(self._step.values[:, :, self._source.known :]).any():
-            raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")
 
     def _grown(self, sizes: Sizes) -> Grown:
         """The trees of all rows."""
@@ -220,83 +81,10 @@ class KernelSession(ProposerSession):
 
     def _grow(self, grown: Grown, sizes: Sizes) -> None:
         depth, nodes = int(sizes.depth[0]), int(sizes.nodes[-1])
-        [work] = self._working(1)
+        [work] = self.working(1)
         most = min(nodes, 1 + MAX_PARENTS * depth) + 1
 
         def rows(kernel: Kernel, part: tuple[int, int]) -> None:
             kernel_steps.grow_rows(kernel, *part, sizes, grown, new_parents(most, len(work.token), depth))
 
-        self._in_threads(rows)
-
-    def _compiled(self, grown: Grown, nodes: int, depth: int, roots: Tensor) -> Drafts:
-        """The first nodes of the trees as drafts, by one transfer to the device."""
-        rows = len(self._end)
-        line, path, square = rows * nodes, rows * nodes * (depth + 1), rows * nodes * nodes
-        packed = np.zeros(2 * line + path + -(-(square + line) // 8), np.int64)  # mask and void are bytes
-
-        def parts(whole: Any, flags: Any) -> tuple[Any, ...]:
-            numbers = (whole[:line], whole[line : 2 * line], whole[2 * line : 2 * line + path])
-            shapes = ((rows, nodes), (rows, nodes), (rows, nodes, depth + 1))
-            mask, void = flags[:square].reshape(rows, nodes, nodes), flags[square : square + line].reshape(rows, nodes)
-            return *(one.reshape(shape) for one, shape in zip(numbers, shapes, strict=True)), mask, void
-
-        [work] = self._working(1)
-        made = kernel_steps.Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
-        kernel_steps.compile_rows(self._kernel(work), grown, np.zeros(nodes, np.int64), made)
-        on_device = torch.from_numpy(packed).to(roots.device)
-        tokens, depths, paths, mask, void = parts(on_device, on_device[2 * line + path :].view(torch.uint8))
-        order = torch.arange(nodes, device=roots.device).expand(rows, nodes)
-        tree = Buffers(mask.view(torch.bool), depths, order, paths, top_k=0)
-        return Drafts(_with_roots(tokens, roots), tree, void.view(torch.bool) if made.void.any() else None)
-
-    def _kernel(self, work: Work) -> Kernel:
-        return Kernel(self._source.record, self._step, self._texts, work)
-
-    def _working(self, threads: int) -> list[Work]:
-        """Working memory of so many threads."""
-        while len(self._works) < threads:
-            source, capacity = self._source, self._texts.tokens.shape[1]
-            self._works.append(
-                new_work(source.record, source.vocab_size, capacity, self._step.seen.shape[1], source.known)
-            )
-        return self._works[:threads]
-
-    def _in_threads(self, run: Callable[[Kernel, tuple[int, int]], None]) -> None:
-        """Run over all rows, parts of them in threads of their own."""
-        parts = self._parts()
-        kernels = [self._kernel(work) for work in self._working(len(parts))]
-        if len(parts) == 1:
-            run(kernels[0], parts[0])
-        else:
-            list(_threads().map(run, kernels, parts))
-
-    def _parts(self) -> list[tuple[int, int]]:
-        """First row and end of the rows of each thread; rows of one text are in one part."""
-        rows = len(self._end)
-        count = min(torch.get_num_threads(), rows // _LEAST_ROWS)
-        if count < 2:
-            return [(0, rows)]
-        starts = np.flatnonzero(np.diff(self._text, prepend=-1))  # of texts
-        nearest = np.searchsorted(starts, np.arange(count) * rows // count)
-        cuts = np.unique(starts[nearest[nearest < len(starts)]])
-        return list(zip(cuts.tolist(), [*cuts[1:].tolist(), rows], strict=True))
-
-
-def _with_roots(tokens: Tensor, roots: Tensor) -> Tensor:
-    """The tokens with the caller's roots, so that the text never depends on what a drafter stores."""
-    tokens[:, 0] = roots
-    return tokens
-
-
-def _longer(texts: Texts, capacity: int) -> Texts:
-    """The texts with room for more tokens."""
-    more = ((0, 0), (0, capacity - texts.tokens.shape[1]))
-    return texts._replace(tokens=np.pad(texts.tokens, more), previous=np.pad(texts.previous, more))
-
-
-def _threads() -> ThreadPoolExecutor:
-    """The threads of this process; a forked process has none of its parent's."""
-    process = os.getpid()
-    if process not in _pools:
-        _pools[process] = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="treeopt-drafting")
-    return _pools[process]
+        self.in_threads(rows)

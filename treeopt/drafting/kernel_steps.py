@@ -55,10 +55,47 @@ class Compiled(NamedTuple):
     void: NDArray[np.uint8]
 
 
+class Ranked(NamedTuple):
+    """The best candidates of n nodes in each of B rows, the best first.
+
+    Args:
+        tokens: int64 [B, n, M].
+        log_probability: float32 [B, n, M], of the token; -inf where a node has fewer candidates.
+    """
+
+    tokens: Ints
+    log_probability: Floats
+
+
+@compiled
+def rank_rows(k: Kernel, first: int, last: int, paths: Ints, ranked: Ranked) -> None:
+    """Rank the candidates of nodes of one depth, whose drafts are paths int64 [B, n, depth].
+
+    `k.step.seen` [B, n, 2 K + 1] are a draft model's logits after each node.
+    """
+    k.work.map_key[:] = -1
+    scores, depth = k.work.score, paths.shape[2]
+    for row in range(first, last):
+        begin_row(k, row)
+        for node in range(paths.shape[1]):
+            for place in range(depth):
+                k.work.path[place] = paths[row, node, place]
+            count = candidates(k, row, depth, node)
+            largest, total = normalise(k.record, k.work, depth, count)
+            for rank in range(ranked.tokens.shape[2]):
+                best = best_score(scores, count)
+                if best < 0:
+                    ranked.tokens[row, node, rank], ranked.log_probability[row, node, rank] = 0, -np.inf
+                    continue
+                chance = log_probability(k.record, depth, scores[best], largest, total)
+                ranked.tokens[row, node, rank], ranked.log_probability[row, node, rank] = k.work.token[best], chance
+                scores[best] = -np.inf
+
+
 @compiled
 def fill_rows(k: Kernel, first: int, last: int, shape: Shape, tokens: Ints, void: Bools) -> None:
     """Fill one tree for each row: tokens [B, N] and void [B, N], which is False."""
-    k.work.map_row[:] = -1
+    k.work.map_key[:] = -1
     for row in range(first, last):
         begin_row(k, row)
         fill_row(k, row, shape, tokens[row], void[row])
@@ -67,7 +104,7 @@ def fill_rows(k: Kernel, first: int, last: int, shape: Shape, tokens: Ints, void
 @compiled
 def grow_rows(k: Kernel, first: int, last: int, sizes: Sizes, grown: Grown, parents: Parents) -> None:
     """Grow the tree of each row's likeliest nodes, unless it has as many nodes as the largest size."""
-    k.work.map_row[:] = -1
+    k.work.map_key[:] = -1
     for row in range(first, last):
         if grown.drafts[row] + 1 < sizes.nodes[-1]:
             begin_row(k, row)
@@ -108,13 +145,13 @@ def compile_rows(k: Kernel, grown: Grown, number: Ints, made: Compiled) -> None:
 @compiled
 def trace_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints, confidence: Floats) -> None:
     """Follow the true tokens [B, L]: the rank of each among the candidates, and log-probability of the best one."""
-    k.work.map_row[:] = -1
+    k.work.map_key[:] = -1
     scores = k.work.score
     for row in range(first, last):
         begin_row(k, row)
         for depth in range(true.shape[1]):
             token = max(true[row, depth], 0)
-            count = candidates(k, row, depth)
+            count = candidates(k, row, depth, k.record.sources[depth])
             place = -1
             for i in range(count):
                 if k.work.token[i] == token:
@@ -135,13 +172,13 @@ def trace_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints, confid
 @compiled
 def terms_of_rows(k: Kernel, true: Ints, out: Terms) -> None:
     """The terms of the candidates' scores after the true tokens [B, depth]; beyond them the first is repeated."""
-    k.work.map_row[:] = -1
+    k.work.map_key[:] = -1
     depth = true.shape[1]
     for row in range(len(true)):
         begin_row(k, row)
         for place in range(depth):
             k.work.path[place] = max(true[row, place], 0)
-        count, looked_up, length, found = terms_of(k, row, depth)
+        count, looked_up, length, found = terms_of(k, row, depth, int(k.record.sources[depth]))
         for i in range(out.tokens.shape[1]):
             candidate = i if i < count else 0
             out.tokens[row, i] = k.work.token[candidate]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from treeopt.drafter import CACHE_LENGTHS, CONTEXT, MAX_MATCH
+from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH
 from treeopt.drafting.compiled import compiled
 from treeopt.drafting.kernel_data import CACHE_TERM, PRIOR_TERM, RATIO_TERM, VOTED, WINDOW_OF, Kernel, Texts, Work
+from treeopt.ngram_table import CONTEXT
 
 _LENGTHS = len(CACHE_LENGTHS)
 

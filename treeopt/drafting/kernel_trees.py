@@ -132,7 +132,7 @@ def fill_row(k: Kernel, row: int, shape: Shape, tokens: Ints, void: Bools) -> No
             for place in range(shape.depths[node] - 1, -1, -1):
                 k.work.path[place] = tokens[above]
                 above = shape.parents[above]
-            count = candidates(k, row, shape.depths[node])
+            count = candidates(k, row, shape.depths[node], k.record.sources[shape.depths[node]])
         rank, best = -1, -1
         for child in range(first, last):
             while rank < shape.ranks[child]:
@@ -199,7 +199,7 @@ def _expand(k: Kernel, row: int, node: int, likely: float, grown: Grown, parents
     for place in range(depth - 1, -1, -1):
         k.work.path[place] = grown.tokens[row, above - 1]
         above = grown.parents[row, above - 1]
-    count = candidates(k, row, depth)
+    count = candidates(k, row, depth, k.record.sources[depth])
     for i in range(count):
         parents.tokens[expanded, i], parents.scores[expanded, i] = k.work.token[i], k.work.score[i]
     parents.norms[expanded, 0], parents.norms[expanded, 1] = normalise(k.record, k.work, depth, count)

@@ -15,18 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from treeopt.drafter import (
-    CONTEXT,
-    LEARN_TOKENS,
-    LEVELS,
-    LM_HEAD_LEVELS,
-    MAX_WINDOW,
-    TOP_LOGPROBS,
-    WINDOW,
-    Drafter,
-    Level,
-    NgramTable,
-)
+from treeopt.drafter import LEARN_TOKENS, LEVELS, LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
 from treeopt.drafting.count import count_drawn, count_texts
 from treeopt.drafting.fit_drafter import Sample, fit_drafter
 from treeopt.drafting.interface import Proposer
@@ -36,6 +25,7 @@ from treeopt.errors import check_counts
 from treeopt.models.base import Base
 from treeopt.models.clock import Stopwatch
 from treeopt.models.heads import MedusaHeads
+from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
@@ -57,10 +47,10 @@ class Learning:
             table is empty, and the text so far gives the candidates.
         temperature: of the sampling.
         seed: of the sampling, and of the choice of positions for the fit.
-        ngram: use n-gram table, cache and prompt lookup; else only calibrate the heads' probabilities.
+        ngram: use n-gram table, cache and prompt lookup; else only calibrate the probabilities of heads or draft model.
         levels: most levels, at least H. Levels below the heads are kept where they pay: where all top-1 guesses down to
-            them are right at 1 % of the positions or more. Without `ngram` there are H.
-        top: candidates of a level from its head.
+            them are right at 1 % of the positions or more. Without `ngram` and without a draft model there are H.
+        top: candidates of a level from its head, or from the draft model.
         window: most recent tokens that cache and prompt lookup search.
 
     Raises:
@@ -103,9 +93,11 @@ class Learned:
     tokens: int
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def proposers(self, base: Base, heads: MedusaHeads | None, texts: Sequence[Text]) -> list[Proposer]:
+    def proposers(
+        self, base: Base, heads: MedusaHeads | None, draft: Base | None, texts: Sequence[Text]
+    ) -> list[Proposer]:
         """For each text, the `Proposer` of the drafter whose table leaves it out."""
-        folds = [proposer_for(base, heads, drafter) for drafter in self.folds]
+        folds = [proposer_for(base, heads, drafter, draft) for drafter in self.folds]
         return [folds[self.fold_of[text.prompt_id]] for text in texts]
 
 
@@ -116,6 +108,7 @@ def learn(
     learning: Learning,
     *,
     options: AnswerOptions,
+    draft: Base | None = None,
     source: dict[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Learned:
@@ -128,11 +121,12 @@ def learn(
         learning: how the drafter is learned.
         options: of the texts' answers; `max_new_tokens` and `batch_size` are those of the sampled answers too. With
             `greedy`, the answers are counted without a forward.
+        draft: the draft model; None for a drafter without one.
         source: origin of the drafter, stored in it.
         progress: called at the beginning of sampling and of counting, and after each batch.
     """
-    if heads is None and not learning.ngram:
-        raise ValueError("ngram is off and there are no heads, so nothing drafts")
+    if heads is None and draft is None and not learning.ngram:
+        raise ValueError("ngram is off and there are neither heads nor a draft model, so nothing drafts")
     watch = Stopwatch(base)
     fold_of = _folds(texts)
     num_folds = max(fold_of.values()) + 1
@@ -146,8 +140,9 @@ def learn(
         if num_folds == 1:
             tables = [whole]  # nothing to leave out: an empty table would be another kind of drafter
         watch.lap("counting")
-    unfitted = _unfitted(base, heads, learning, whole, source or {})
-    sample = Sample(base, heads, texts, fold_of, learning.seed)
+    unfitted = _unfitted(base, heads, draft, learning, whole)
+    unfitted = dataclasses.replace(unfitted, source=source or {})
+    sample = Sample(base, heads, texts, fold_of, learning.seed, draft=draft)
     folds = fit_drafter(sample, [dataclasses.replace(unfitted, ngram_table=table) for table in tables])
     watch.lap("fitting")
     return Learned(
@@ -183,11 +178,11 @@ def _counted(
 
 
 def _unfitted(
-    base: Base, heads: MedusaHeads | None, learning: Learning, table: NgramTable | None, source: dict[str, Any]
+    base: Base, heads: MedusaHeads | None, draft: Base | None, learning: Learning, table: NgramTable | None
 ) -> Drafter:
     """The drafter before its numbers are fitted."""
     num_heads = 0 if heads is None else heads.num_heads
-    depth = max(1, num_heads, learning.levels if learning.ngram else 0)
+    depth = max(1, num_heads, learning.levels if learning.ngram or draft is not None else 0)
     return Drafter(
         levels=(Level(),) * depth,
         num_heads=num_heads,
@@ -195,9 +190,9 @@ def _unfitted(
         window=learning.window if learning.ngram else 0,
         ngram_table=table,
         voted=VOTED if table is not None and table.empty else 0,
-        lm_head_levels=0 if num_heads else min(LM_HEAD_LEVELS, depth),
+        lm_head_levels=0 if num_heads or draft is not None else min(LM_HEAD_LEVELS, depth),
         top_logprobs=0 if table is None else min(TOP_LOGPROBS, base.vocab_size),
-        source=source,
+        draft="" if draft is None else draft.fingerprint,
     )
 
 

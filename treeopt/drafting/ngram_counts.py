@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.drafter import CONTEXT, NgramTable, context_keys
+from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
 
 DISCOUNT = 0.75
 ROW = 16  # successors of a context in the table

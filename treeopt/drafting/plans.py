@@ -12,6 +12,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Drafts, Limits, Proposer, ProposerSession
 from treeopt.drafting.kernel_data import num_candidates
+from treeopt.drafting.model import ModelProposer
 from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -104,7 +105,11 @@ class PerStepTrees:
 
 
 def trees_for(
-    base: Base, heads: MedusaHeads | None, plan: Plan | Buffers, drafter: Drafter | Proposer | None = None
+    base: Base,
+    heads: MedusaHeads | None,
+    plan: Plan | Buffers,
+    drafter: Drafter | Proposer | None = None,
+    draft: Base | None = None,
 ) -> TreeSource:
     """The trees of a decoder.
 
@@ -113,6 +118,7 @@ def trees_for(
         heads: its draft heads; None where the drafter has none, and for the one-node tree.
         plan: a tree, its compiled form, or a policy.
         drafter: the record that the plan was made for, or a `Proposer`; None for a tree of the `heads` drafter.
+        draft: the draft model of the record; None where it has none.
 
     Raises:
         TreeoptError: as `check_plan`, `proposer_for` and `StaticTree`.
@@ -120,7 +126,7 @@ def trees_for(
     if isinstance(drafter, Drafter) or drafter is None:
         if not isinstance(plan, Buffers):
             check_plan(plan, drafter)
-        proposer = proposer_for(base, heads, drafter)
+        proposer = proposer_for(base, heads, drafter, draft)
         if heads is None and drafter is None and (depth := plan.depth):
             what = f"no heads were given, and the tree drafts {depth} tokens ahead"
             raise TreeoptError(
@@ -139,12 +145,18 @@ def untrained(base: Base) -> tuple[TreePolicy, Drafter]:
     return TreePolicy(UNTRAINED_NODES, drafter.depth, drafter.id), drafter
 
 
-def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None) -> Proposer:
+def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None, draft: Base | None = None) -> Proposer:
     """The `Proposer` of a drafter record and a model; of the `heads` drafter without a record.
 
     Raises:
-        TreeoptError: E101 where heads are needed and none are given, E212 and E223 where heads or record do not fit.
+        TreeoptError: E101 where heads are needed and none are given, E212, E213 and E223 where heads, draft model or
+            record do not fit.
+        ValueError: where heads and a draft model are given, or a draft model without a record.
     """
+    if draft is not None:
+        if heads is not None or drafter is None:
+            raise ValueError("a draft model needs the record of a drafter, and takes no heads")
+        return ModelProposer(base, draft, drafter)
     if drafter is not None and (drafter.ngram_table is not None or heads is None):
         return RecordProposer(base, heads, drafter)
     return HeadsProposer(base, heads, drafter)

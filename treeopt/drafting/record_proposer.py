@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from treeopt.drafter import CONTEXT, Drafter
+from treeopt.drafter import Drafter
 from treeopt.drafting.interface import ProposerSession
 from treeopt.drafting.kernel_data import Record, Shape, num_candidates, record_arrays
 from treeopt.drafting.logprobs import top_logprobs
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
+from treeopt.ngram_table import CONTEXT
 from treeopt.texts.hidden_states import LOGITS_BYTES
 from treeopt.verify.buffers import Buffers
 
@@ -109,14 +110,19 @@ def rows_at_once(base: Base, levels: int) -> int:
     return max(1, LOGITS_BYTES // (max(1, levels) * base.vocab_size * 4))
 
 
-def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None) -> None:
-    """Raise E223 unless the drafter was made for as many heads and the same vocabulary; TypeError for another type."""
+def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None, draft: Base | None = None) -> None:
+    """Raise E223 unless a drafter fits its models; TypeError for another type.
+
+    It fits where it was made for as many heads, for a draft model if one is given, and for the same vocabulary.
+    """
     if not isinstance(drafter, Drafter):
         raise TypeError(f"drafter is treeopt.Drafter or None, not an object of type {type(drafter).__name__}")
     faults = []
     num_heads = 0 if heads is None else heads.num_heads
     if drafter.num_heads != num_heads:
         faults.append(f"it was made for {drafter.num_heads} heads, there are {num_heads}")
+    if bool(drafter.draft) != (draft is not None):
+        faults.append(f"it was made {_with(drafter.draft)}, and there is {'no' if draft is None else 'a'} draft model")
     table = drafter.ngram_table
     if table is not None and table.vocab_size != base.vocab_size:
         faults.append(f"its vocabulary holds {table.vocab_size} tokens, the base's {base.vocab_size}")
@@ -127,6 +133,14 @@ def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None) -> No
         )
         if not num_heads and drafter.num_heads:
             fix = "--heads HEADS, or in Python heads=treeopt.load_heads(...)"
+        elif drafter.draft and draft is None:
+            fix = f"--draft {drafter.source.get('draft') or 'DRAFT'}, or in Python draft=..."
+        elif draft is not None and not drafter.draft:
+            fix = "leave out --draft, or in Python draft=None"
         elif num_heads and not drafter.num_heads:
             fix = "leave the heads out: --model MODEL without --heads, or in Python heads=None"
         raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix=fix)
+
+
+def _with(draft: str) -> str:
+    return "with a draft model" if draft else "without one"

@@ -21,8 +21,8 @@ from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep
 from treeopt.latency import ONE_NODE
 from treeopt.models.base import Base, heads_like
+from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
-from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import STEP_SIZES, Plan, TreePolicy
@@ -120,14 +120,23 @@ def learn_drafter(
     """
     _check_sizes(sizes)
     base, loaded = as_base(model, tokenizer), None if heads is None else as_heads(heads)
+    draft = options["draft"] = as_draft(options.get("draft"), base)
     run = run_calibration(
         base, loaded, prompts, learning=learning or Learning(), steps=True, progress=progress, **options
     )
     assert run.learned is not None
     used = None if loaded is None else heads_like(base, loaded.heads)
     plans = _plans(run.calibration, sizes)
+    rule = AcceptDeepest()
     with memory_as_error("smaller sizes"):
-        figures = _figures(base, used, run.learned.drafter, run.texts, plans, progress)
+        decoders = [
+            TreeDecoder(base, None, Tree(()), acceptance=rule),
+            *(
+                TreeDecoder(base, used, plan, drafter=run.learned.drafter, draft=draft, acceptance=rule, probe=False)
+                for plan in plans
+            ),
+        ]
+        figures = _figures(base, decoders, plans, run.texts, progress)
     found = LearnedDrafter(run.learned.drafter, figures, run)
     drafter = dataclasses.replace(found.drafter, plan=found.recommended.plan)
     return dataclasses.replace(found, drafter=drafter)
@@ -155,20 +164,13 @@ def _plans(calibration: Calibration, sizes: Sequence[int]) -> list[Plan]:
 
 
 def _figures(
-    base: Base,
-    heads: MedusaHeads | None,
-    drafter: Drafter,
-    texts: Sequence[Text],
-    plans: Sequence[Plan],
-    progress: Progress,
+    base: Base, decoders: Sequence[TreeDecoder], plans: Sequence[Plan], texts: Sequence[Text], progress: Progress
 ) -> tuple[PlanFigures, ...]:
-    """The figures of each plan; the steps of all are timed in turn, at the end of the text of median length."""
-    rule = AcceptDeepest()
-    decoders = [
-        TreeDecoder(base, None, Tree(()), acceptance=rule),
-        *(TreeDecoder(base, heads, plan, drafter=drafter, acceptance=rule, probe=False) for plan in plans),
-    ]
-    depth = drafter.depth + 1
+    """The figures of each plan; the steps of all are timed in turn, at the end of the text of median length.
+
+    The first of the decoders is the autoregressive one.
+    """
+    depth = max(decoder.trees.depth for decoder in decoders) + 1
     known = sorted(([*text.prompt, *text.answer] for text in texts), key=len)[len(texts) // 2]
     prompts = torch.tensor([known[: max(1, base.context - depth)]], device=base.device)
     largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, NGRAM, UNTRAINED_TOP, Drafter
+from treeopt.drafter import HEADS, KINDS, UNTRAINED_TOP, Drafter
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import check_drafter
 from treeopt.errors import Code, TreeoptError, check_counts
@@ -37,6 +37,7 @@ from treeopt.latency import (
     LatencyProfile,
 )
 from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
@@ -65,6 +66,7 @@ class ProfileOptions:
         batches: texts decoded together.
         repeats: rounds, each with the shortest of three steps of every size; the quieter half counts.
         kind: `static`, one tree for all steps, or `dynamic`, a tree chosen per step.
+        draft: the draft model of the drafter, in any form that models have; None where it has none.
 
     Raises:
         TreeoptError: E403 for a batch that fits into no memory.
@@ -76,6 +78,7 @@ class ProfileOptions:
     batches: Sequence[int] = (1,)
     repeats: int = DEFAULT_REPEATS
     kind: str = KINDS[0]
+    draft: GivenModel | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self.nodes, self.contexts, self.batches, self.repeats)
@@ -105,7 +108,7 @@ def measure_profile(
         drafter: the drafter of the trees. By default static trees have the guesses of the heads, per-step trees are
             chosen by `Drafter.heads_only`, and without heads both are those of `Drafter.untrained`.
         progress: called after each round of steps.
-        options: fields of `ProfileOptions`: `nodes`, `contexts`, `batches`, `repeats`, `kind`.
+        options: fields of `ProfileOptions`: `nodes`, `contexts`, `batches`, `repeats`, `kind`, `draft`.
 
     Raises:
         TreeoptError: E212 where the heads do not fit the base, E223 where the drafter does not; E230 where these levels
@@ -126,9 +129,10 @@ def measure_profile(
     if loaded is not None:
         check_heads_fit(base, loaded.heads, loaded.name)
     used = None if loaded is None else heads_like(base, loaded.heads)
+    draft = as_draft(chosen.draft, base)
     if drafter is not None:
-        check_drafter(drafter, base, used)
-    drafted = _Drafted.of(base, used, drafter, chosen)
+        check_drafter(drafter, base, used, draft)
+    drafted = _Drafted.of(base, used, drafter, chosen, draft)
     _check_contexts(chosen.contexts, drafted.depth, base)
     check_trees(base)
     decoders = drafted.decoders()
@@ -183,6 +187,7 @@ class _Drafted:
         record: the drafter; None for static trees of the heads' guesses.
         trees: the generic tree of each size, ascending, the one-node tree first; each contains the ones before it.
         kind: of the trees.
+        draft: the draft model of the drafter, or None.
     """
 
     base: Base
@@ -190,9 +195,17 @@ class _Drafted:
     record: Drafter | None
     trees: tuple[Tree, ...]
     kind: str
+    draft: Base | None = None
 
     @classmethod
-    def of(cls, base: Base, heads: MedusaHeads | None, drafter: Drafter | None, options: ProfileOptions) -> _Drafted:
+    def of(
+        cls,
+        base: Base,
+        heads: MedusaHeads | None,
+        drafter: Drafter | None,
+        options: ProfileOptions,
+        draft: Base | None = None,
+    ) -> _Drafted:
         """The steps of a drafter, or of the one that measures by default."""
         nodes, record = options.nodes, drafter
         if record is None and heads is None:
@@ -201,7 +214,7 @@ class _Drafted:
             record = Drafter.heads_only(heads.num_heads, min(UNTRAINED_TOP, base.vocab_size))
         if options.kind == KINDS[1]:
             nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
-        return cls(base, heads, record, tuple(_trees(base, heads, nodes, record)), options.kind)
+        return cls(base, heads, record, tuple(_trees(base, heads, nodes, record)), options.kind, draft)
 
     @property
     def depth(self) -> int:
@@ -223,7 +236,7 @@ class _Drafted:
         if record is not None:
             static = self.kind == KINDS[0]
             plan = dataclasses.replace(tree, drafter=record.id) if static else _policy(tree.nodes, record)
-        return TreeDecoder(self.base, self.heads, plan, drafter=record, acceptance=rule, probe=False)
+        return TreeDecoder(self.base, self.heads, plan, drafter=record, draft=self.draft, acceptance=rule, probe=False)
 
 
 def _policy(nodes: int, record: Drafter) -> TreePolicy:
@@ -292,7 +305,7 @@ def _provenance(
         "heads_id": "" if loaded is None else loaded.fingerprint,
         "kind": options.kind,
         **by_drafter,
-        "drafter_name": _name_of(record),
+        "drafter_name": HEADS if record is None else record.name,
         "device": versions["device"],
         "dtype": base.dtype_name,
         "threads": torch.get_num_threads(),
@@ -300,10 +313,3 @@ def _provenance(
         "repeats": options.repeats,
         "versions": {name: versions[name] for name in ("python", "torch", "transformers")},
     }
-
-
-def _name_of(record: Drafter | None) -> str:
-    """The name of a drafter, as `--drafter` has it."""
-    if record is None or record.ngram_table is None:
-        return HEADS
-    return HEADS_NGRAM if record.num_heads else NGRAM

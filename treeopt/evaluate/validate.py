@@ -29,6 +29,7 @@ from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.evaluate.validation import ValidateOptions, Validation
 from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base, heads_like
+from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.per_step import replay_policy
@@ -67,7 +68,8 @@ def validate(
         tokenizer: the model's, where it is not in the folder of its weights.
         drafter: the tree's drafter, or its file; not needed where the tree's file names it.
         progress: called after each text.
-        options: fields of `ValidateOptions`: `max_new_tokens`, `repeats`, `batch_size`, `chat_template`, `judge`.
+        options: fields of `ValidateOptions`: `max_new_tokens`, `repeats`, `batch_size`, `chat_template`, `judge`,
+            `draft`.
 
     Raises:
         TreeoptError: as `TreeDecoder` and the loaders; E303 where no prompt fits into the context, E503 for a `Text`.
@@ -85,12 +87,13 @@ def validate(
     heads = None if heads is None else heads_like(base, as_heads(heads).heads)
     tree, drafter = as_plan_for(tree, drafter)
     texts, too_long = as_texts(base, prompts, chosen.max_new_tokens, chat_template=chosen.chat_template)
-    decoder = TreeDecoder(base, heads, tree, drafter=drafter)
+    draft = as_draft(chosen.draft, base)
+    decoder = TreeDecoder(base, heads, tree, drafter=drafter, draft=draft)
     levels = 0 if heads is None else heads.num_heads
     _check_predictable(tree, base, levels if drafter is None else drafter.depth)
     with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
         runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress)
-        traces = trace(base, heads, runs.texts, drafter, steps=_steps(tree))
+        traces = trace(base, heads, runs.texts, drafter, draft, steps=_steps(tree))
     return _compare(base, tree, runs, traces, too_long).judged(base, chosen.judge)
 
 
@@ -163,18 +166,29 @@ def _steps(tree: Plan) -> int:
 
 
 def predict(
-    base: Base, heads: MedusaHeads | None, tree: Plan, texts: Sequence[Text], drafter: Drafter | None = None
+    base: Base,
+    heads: MedusaHeads | None,
+    tree: Plan,
+    texts: Sequence[Text],
+    drafter: Drafter | None = None,
+    draft: Base | None = None,
 ) -> Replay:
     """Replay over teacher-forced traces of these texts; nothing is decoded."""
-    return _replayed(tree, trace(base, heads, texts, drafter, steps=_steps(tree)))
+    return _replayed(tree, trace(base, heads, texts, drafter, draft, steps=_steps(tree)))
 
 
 def trace(
-    base: Base, heads: MedusaHeads | None, texts: Sequence[Text], drafter: Drafter | None = None, *, steps: int = 0
+    base: Base,
+    heads: MedusaHeads | None,
+    texts: Sequence[Text],
+    drafter: Drafter | None = None,
+    draft: Base | None = None,
+    *,
+    steps: int = 0,
 ) -> Calibration:
     """Ranks on these texts, one teacher-forced pass a text; with `steps`, also the per-step trees of that depth."""
     top_k = min(MAX_RANKS, base.vocab_size)
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
-    proposer = [proposer_for(base, heads, drafter)]
+    proposer = [proposer_for(base, heads, drafter, draft)]
     traced = [trace_texts(base, proposer, [text], top_k, step_depth=steps)[0] for text in texts]
     return as_calibration(texts, [one.ranks for one in traced], top_k, provenance, [one.steps for one in traced])

@@ -12,6 +12,7 @@ from treeopt.evaluate.baselines import AUTOREGRESSIVE, TREE
 from treeopt.evaluate.divergence import Cause, Difference, Judge, tolerated
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.models.base import Base
+from treeopt.models.given import GivenModel
 from treeopt.optimize.replay import Replay
 from treeopt.texts.encode import Skipped, Text
 
@@ -29,6 +30,7 @@ class ValidateOptions:
         batch_size: prompts decoded together, by every baseline.
         chat_template: apply the tokenizer's chat template to requests, where it has one.
         judge: number of differing texts to judge, as in `Validation.judged`; 0 judges none.
+        draft: the draft model of the drafter, in any form that models have; None where it has none.
 
     Raises:
         ValueError: where a number is not whole or out of range.
@@ -39,6 +41,7 @@ class ValidateOptions:
     batch_size: int = 1
     chat_template: bool = True
     judge: int = JUDGED
+    draft: GivenModel | None = None
 
     def __post_init__(self) -> None:
         check_counts(max_new_tokens=self.max_new_tokens, repeats=self.repeats, batch_size=self.batch_size)

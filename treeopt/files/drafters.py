@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from treeopt.drafter import HEADS, HEADS_NGRAM, Drafter, Level, NgramTable
+from treeopt.drafter import HEADS, HEADS_NGRAM, Drafter, Level
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.ngram_table import NgramTable
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Expected, Tree
 
@@ -64,6 +65,7 @@ class Header(Schema):
     voted: int = 0
     lm_head_levels: int = 0
     top_logprobs: int = 0
+    draft: str = ""
     levels: list[LevelHeader]
     plan: Annotated[TreeHeader | PolicyHeader, Field(discriminator="kind")] | None = None
     source: dict[str, Any]
@@ -87,6 +89,7 @@ def save_drafter(drafter: Drafter, path: str | os.PathLike[str], *, overwrite: b
         "voted": drafter.voted,
         "lm_head_levels": drafter.lm_head_levels,
         "top_logprobs": drafter.top_logprobs,
+        "draft": drafter.draft,
         "levels": [dataclasses.asdict(level) for level in drafter.levels],
         "plan": None if drafter.plan is None else _plan_header(drafter.plan),
         "source": dict(drafter.source),
@@ -126,6 +129,7 @@ def load_drafter(path: str | os.PathLike[str]) -> Drafter:
             header.voted,
             header.lm_head_levels,
             header.top_logprobs,
+            header.draft,
         )
         drafter = dataclasses.replace(drafter, plan=_plan(header.plan, drafter.id, path))
     if drafter.id != header.id:

@@ -51,7 +51,7 @@ def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None,
         )
     _check_model(model)
     name = model.config.name_or_path
-    return Base(model, tokenizer or _tokenizer_beside(name), name or type(model).__name__)
+    return Base(model, tokenizer or tokenizer_beside(name), name or type(model).__name__)
 
 
 def name_of(model: GivenModel) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def _check_model(model: PreTrainedModel) -> None:
         )
 
 
-def _tokenizer_beside(name: str) -> PreTrainedTokenizerBase | None:
+def tokenizer_beside(name: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer of the folder or cached repository of a model; None where there is none."""
     if not name:
         return None

@@ -288,6 +288,12 @@ class TreeCache(Cache):
         self.store.blocks = [block[:, : len(rows)] for block in self.store.blocks]
         self._attach()
 
+    def branch(self, rows: Tensor) -> None:
+        """Replace the rows by copies of rows int64 [n], with all entries."""
+        self.store.blocks = [block.index_select(1, rows.to(block.device)) for block in self.store.blocks]
+        self.store.rows = None
+        self._attach()
+
     def _attach(self) -> None:
         for layer in self.layers:
             layer.capacity = self.capacity

@@ -145,19 +145,32 @@ class TreeMasks:
         """
         if unmasked:
             return self._of({})
-        rows, nodes = len(lengths), tree.nodes
+        nodes = tree.nodes
+        visible = tree.attention_mask.view(-1, nodes, nodes)
+        return self.last_nodes(visible, tree.position_ids.view(-1, nodes), lengths, width)
+
+    def last_nodes(self, visible: Tensor, depths: Tensor, lengths: Tensor, width: int) -> Mask:
+        """The masks of the last n of M nodes in each row, after texts of `lengths` int64 [B]: [B, 1, n, width].
+
+        Args:
+            visible: bool [1 or B, n, M], whether each of these nodes attends to each node.
+            depths: int64 [1 or B, M], the depth of each node; its position is the length of the text + depth.
+            lengths: tokens of the texts.
+            width: as `one_row`, a multiple of 8.
+        """
+        rows, (count, nodes) = len(lengths), visible.shape[1:]
         place = torch.arange(width, device=lengths.device) - lengths[:, None]  # [B, width], relative to the root
         place = place[:, None, None]
         prefix = place < 0  # [B, 1, 1, width]
         columns = lengths[:, None] + torch.arange(nodes, device=lengths.device)
-        columns = columns[:, None, None].expand(-1, -1, nodes, -1)  # [B, 1, N, N], of the tree
+        columns = columns[:, None, None].expand(-1, -1, count, -1)  # [B, 1, n, M], of the tree
         masks = {}
         for kind, window in self._windows.items():
             seen = prefix
             if window is not None:
-                seen = prefix & (place > tree.position_ids.view(-1, 1, nodes, 1) - window)
-            mask = self._masked(seen).expand(rows, 1, nodes, -1).contiguous()
-            masks[kind] = mask.scatter_(3, columns, self._inside(tree, window).expand(rows, -1, -1, -1))
+                seen = prefix & (place > depths[:, None, nodes - count :, None] - window)
+            mask = self._masked(seen).expand(rows, 1, count, -1).contiguous()
+            masks[kind] = mask.scatter_(3, columns, self._inside(visible, depths, window).expand(rows, -1, -1, -1))
         return self._of(masks)
 
     def autoregressive(self, length: int, rows: int) -> dict[str, None]:
@@ -188,20 +201,18 @@ class TreeMasks:
         nodes, root = tree.nodes, buffer.root
         for kind, window in self._windows.items():
             values = buffer.values[kind][0, 0, :nodes]
-            values[:, root : root + nodes] = self._inside(tree, window)[0, 0]
+            visible = tree.attention_mask.view(-1, nodes, nodes)
+            values[:, root : root + nodes] = self._inside(visible, tree.position_ids.view(-1, nodes), window)[0, 0]
             if nodes < self._nodes:  # columns of a larger tree before
                 values[:, root + nodes : root + self._nodes] = self._hide
             if window is not None:
                 values[:, start:root] = self._prefix[kind][tree.position_ids.view(-1), start - root :]
 
-    def _inside(self, tree: Buffers, window: int | None) -> Tensor:
-        """The columns of the tree: [1 or B, 1, N, N]."""
-        nodes = tree.nodes
-        visible = tree.attention_mask.view(-1, 1, nodes, nodes)
+    def _inside(self, visible: Tensor, depths: Tensor, window: int | None) -> Tensor:
+        """The columns of the tree: [1 or B, 1, n, M]; arguments as `last_nodes`."""
         if window is not None:
-            depths = tree.position_ids.view(-1, 1, nodes)
-            visible = visible & (depths[..., None, :] > depths[..., None] - window)
-        return self._masked(visible)
+            visible = visible & (depths[:, None] > depths[:, -visible.shape[1] :, None] - window)
+        return self._masked(visible[:, None])
 
     def _masked(self, visible: Tensor) -> Tensor:
         return torch.where(visible, self._see, self._hide)

@@ -1,0 +1,256 @@
+"""The rows of a batch for the drafting kernel: their texts, a step's log-probabilities, and the threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeopt.drafting import kernel_steps
+from treeopt.drafting.interface import (
+    NO_FLOATS,
+    Drafts,
+    Features,
+    Floats,
+    Ints,
+    Kept,
+    Observed,
+)
+from treeopt.drafting.kernel_data import (
+    EMPTY,
+    VOTES,
+    WINDOW_OF,
+    Kernel,
+    Record,
+    Step,
+    Work,
+    longer_texts,
+    new_texts,
+    new_work,
+)
+from treeopt.drafting.kernel_steps import Ranked
+from treeopt.drafting.kernel_text import index_up_to
+from treeopt.drafting.kernel_trees import Grown
+from treeopt.errors import Code, TreeoptError
+from treeopt.verify.buffers import Buffers
+
+_LEAST_ROWS = 4  # of a thread
+_pools: dict[int, ThreadPoolExecutor] = {}  # by process
+
+
+class Scored(Protocol):
+    """What the kernel reads of a drafter."""
+
+    vocab_size: int
+    known: int
+
+    @property
+    def record(self) -> Record: ...
+
+
+class KernelRows:
+    """The texts of a batch on the host, with an index that grows with them, and the kernel's steps on them.
+
+    Args:
+        source: the drafter.
+        texts: as for `Proposer.start`.
+        depth: levels of each step.
+        ends: as for `Proposer.start`.
+
+    Attributes:
+        looked: the log-probabilities of the next step, if they are known already.
+    """
+
+    def __init__(
+        self,
+        source: Scored,
+        texts: Sequence[Sequence[int]],
+        depth: int,
+        ends: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.source, self.depth = source, depth
+        rows = [[len(text)] for text in texts] if ends is None else ends
+        self._text = np.repeat(np.arange(len(texts)), [len(one) for one in rows])
+        self._end: Ints = np.array([end for one in rows for end in one], np.int64)
+        if not all(0 <= min(text, default=0) <= max(text, default=0) < source.vocab_size for text in texts):
+            raise ValueError(f"a text has a token outside the vocabulary of {source.vocab_size}")  # not checked below
+        self._texts = new_texts(len(texts), max(map(len, texts), default=1), source.vocab_size)
+        for row, text in zip(self._texts.tokens, texts, strict=True):
+            row[: len(text)] = text
+        self._works: list[Work] = []
+        self.looked: Observed | None = None
+
+    def set_step(self, seen: Observed) -> None:
+        """Begin a step with log-probabilities of S sets of logits, packed by `top_logprobs`: [B, ...]."""
+        self.looked = None
+        record, rows, known = self.source.record, len(self._end), 2 * self.source.known + 1
+        seen = np.ascontiguousarray(seen).reshape(rows, -1 if seen.size else 0, known)
+        width = record.tokens.shape[1] if record.settings[EMPTY] else 0
+        self._step = Step(
+            text=self._text,
+            end=self._end,
+            seen=seen,
+            values=seen.view(np.float32),
+            frequent=np.zeros((rows if width else 0, width), np.int32),
+            frequent_ratios=np.zeros((rows if width else 0, width + 1), np.float32),
+        )
+        if self._works and len(self._works[0].places) < self._texts.tokens.shape[1]:
+            self._works = []
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens of each row, the root included."""
+        ends: list[int] = self._end.tolist()
+        return ends
+
+    def rank(self, seen: Observed, paths: Ints, most: int) -> Ranked:
+        """Rank the candidates of nodes of one depth by a draft model's logits after each of them.
+
+        Args:
+            seen: int32 [B, n, 2 K + 1], `top_logprobs` of the logits.
+            paths: int64 [B, n, depth], each node's drafts, the first level first.
+            most: M, the number of candidates that are needed of each node.
+        """
+        self.set_step(seen)
+        shape = (*paths.shape[:2], most)
+        ranked = Ranked(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+        self.in_threads(lambda kernel, part: kernel_steps.rank_rows(kernel, *part, paths, ranked))
+        return ranked
+
+    def after(self, first: Sequence[int]) -> list[Ints]:
+        """For each row its tokens from a place on, the root the last; `first` is that place."""
+        rows = zip(self._text.tolist(), first, self._end.tolist(), strict=True)
+        return [self._texts.tokens[text, start:end] for text, start, end in rows]
+
+    def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
+        true = np.ascontiguousarray(true)
+        ranks = np.empty_like(true)
+        best: Floats = np.empty(true.shape, np.float32) if confidence else NO_FLOATS
+        self.in_threads(lambda kernel, part: kernel_steps.trace_rows(kernel, *part, true, ranks, best))
+        return ranks, best
+
+    def features(self, true: Ints) -> Features:
+        record = self.source.record
+        settings = record.settings.copy()
+        settings[VOTES] = settings[WINDOW_OF] > 0  # weights of 0 need no votes, but their fit does
+        [work] = self.working(1)
+        points, width = len(true), len(work.token)
+        out = kernel_steps.Terms(
+            tokens=np.zeros((points, width), np.int64),
+            terms=np.zeros((4, points, width), np.float32),
+            width=np.zeros(points, np.int64),
+            looked_up=np.zeros(points, np.int64),
+            length=np.zeros(points, np.int64),
+            found=np.zeros(points, np.int64),
+        )
+        kernel = self.kernel(work)._replace(record=record._replace(settings=settings))
+        kernel_steps.terms_of_rows(kernel, np.ascontiguousarray(true), out)
+        slots = np.arange(width)
+        head, prior, ratios, cache = out.terms
+        return Features(
+            tokens=out.tokens,
+            repeated=slots >= out.width[:, None],
+            head=head,
+            prior=prior,
+            ratios=ratios,
+            prompt_lookup=(slots == out.looked_up[:, None]) & (out.length > 0)[:, None],
+            length=out.length,
+            cache=cache,
+            found=out.found,
+        )
+
+    def keep(self, kept: Kept) -> None:
+        longest = int(self._end.max()) + max(map(len, kept.tokens))
+        if longest > self._texts.tokens.shape[1]:
+            self._texts = longer_texts(self._texts, 2 * longest)
+        for row, tokens in enumerate(kept.tokens):
+            end = self._end[row]
+            self._texts.tokens[self._text[row], end : end + len(tokens)] = tokens
+        self._end = self._end + np.array([len(tokens) for tokens in kept.tokens], np.int64)
+
+    def select(self, rows: Sequence[int]) -> None:
+        chosen = list(rows)
+        self._text, self._end = self._text[chosen], self._end[chosen]
+        self.looked = None if self.looked is None else self.looked[chosen]
+
+    def mark(self) -> tuple[Ints, Observed | None]:
+        return self._end, self.looked
+
+    def rewind(self, mark: tuple[Ints, Observed | None]) -> None:
+        self._end, self.looked = mark
+        for text, end in zip(self._text.tolist(), self._end.tolist(), strict=True):  # before other tokens are written
+            index_up_to(self._texts, text, min(end - 1, int(self._texts.indexed[text])))
+
+    def check_finite(self, first: int) -> None:
+        if np.isnan(self._step.values[:, :, self.source.known :]).any():
+            raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")
+
+    def compile(self, grown: Grown, nodes: int, depth: int, roots: Tensor) -> Drafts:
+        """The first nodes of the trees as drafts, by one transfer to the device."""
+        rows = len(self._end)
+        line, path, square = rows * nodes, rows * nodes * (depth + 1), rows * nodes * nodes
+        packed = np.zeros(2 * line + path + -(-(square + line) // 8), np.int64)  # mask and void are bytes
+
+        def parts(whole: Any, flags: Any) -> tuple[Any, ...]:
+            numbers = (whole[:line], whole[line : 2 * line], whole[2 * line : 2 * line + path])
+            shapes = ((rows, nodes), (rows, nodes), (rows, nodes, depth + 1))
+            mask, void = flags[:square].reshape(rows, nodes, nodes), flags[square : square + line].reshape(rows, nodes)
+            return *(one.reshape(shape) for one, shape in zip(numbers, shapes, strict=True)), mask, void
+
+        [work] = self.working(1)
+        made = kernel_steps.Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
+        kernel_steps.compile_rows(self.kernel(work), grown, np.zeros(nodes, np.int64), made)
+        on_device = torch.from_numpy(packed).to(roots.device)
+        tokens, depths, paths, mask, void = parts(on_device, on_device[2 * line + path :].view(torch.uint8))
+        order = torch.arange(nodes, device=roots.device).expand(rows, nodes)
+        tree = Buffers(mask.view(torch.bool), depths, order, paths, top_k=0)
+        return Drafts(with_roots(tokens, roots), tree, void.view(torch.bool) if made.void.any() else None)
+
+    def kernel(self, work: Work) -> Kernel:
+        return Kernel(self.source.record, self._step, self._texts, work)
+
+    def working(self, threads: int) -> list[Work]:
+        """Working memory of so many threads."""
+        while len(self._works) < threads:
+            source, capacity = self.source, self._texts.tokens.shape[1]
+            self._works.append(new_work(source.record, source.vocab_size, capacity, source.known))
+        return self._works[:threads]
+
+    def in_threads(self, run: Callable[[Kernel, tuple[int, int]], None]) -> None:
+        """Run over all rows, parts of them in threads of their own."""
+        parts = self._parts()
+        kernels = [self.kernel(work) for work in self.working(len(parts))]
+        if len(parts) == 1:
+            run(kernels[0], parts[0])
+        else:
+            list(_threads().map(run, kernels, parts))
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """First row and end of the rows of each thread; rows of one text are in one part."""
+        rows = len(self._end)
+        count = min(torch.get_num_threads(), rows // _LEAST_ROWS)
+        if count < 2:
+            return [(0, rows)]
+        starts = np.flatnonzero(np.diff(self._text, prepend=-1))  # of texts
+        nearest = np.searchsorted(starts, np.arange(count) * rows // count)
+        cuts = np.unique(starts[nearest[nearest < len(starts)]])
+        return list(zip(cuts.tolist(), [*cuts[1:].tolist(), rows], strict=True))
+
+
+def with_roots(tokens: Tensor, roots: Tensor) -> Tensor:
+    """The tokens with the caller's roots, so that the text never depends on what a drafter stores."""
+    tokens[:, 0] = roots
+    return tokens
+
+
+def _threads() -> ThreadPoolExecutor:
+    """The threads of this process; a forked process has none of its parent's."""
+    process = os.getpid()
+    if process not in _pools:
+        _pools[process] = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="treeopt-drafting")
+    return _pools[process]

@@ -1,0 +1,280 @@
+"""The drafters `model` and `model+ngram`: a draft model proposes the tokens, one forward for each level of the tree.
+
+The draft model's log-probabilities are the first term of a candidate's score; with `model+ngram` the n-gram table and
+the text so far give the others, as for heads. In tracing, the logits along the true tokens come from one pass over each
+text; per-step trees are expanded as in decoding, from a copy of the cache for each position.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeopt.drafter import Drafter
+from treeopt.drafting.grow_levels import GrownLevels
+from treeopt.drafting.interface import (
+    Drafts,
+    Expansion,
+    Features,
+    Floats,
+    Ints,
+    Kept,
+    Limits,
+    Observed,
+    ProposerSession,
+)
+from treeopt.drafting.kernel_data import MAX_PARENTS, Record, num_candidates, record_arrays
+from treeopt.drafting.kernel_rows import KernelRows
+from treeopt.drafting.logprobs import top_logprobs
+from treeopt.drafting.record_proposer import check_drafter
+from treeopt.models.base import Base
+from treeopt.models.draft import check_draft
+from treeopt.texts.hidden_states import LOGITS_BYTES
+from treeopt.verify.buffers import Buffers, Level
+from treeopt.verify.levels import LevelSession
+from treeopt.verify.probe import check_trees
+from treeopt.verify.session import pick
+
+_WHOLE_TEXT = 1 << 30  # tokens
+
+
+class ModelProposer:
+    """A draft model as a drafter.
+
+    Args:
+        base: the base model.
+        draft: the draft model, on any device.
+        drafter: the record, which names the draft model by its id.
+
+    Raises:
+        TreeoptError: E213 where the draft model has another tokenizer, E223 where the record needs none or is of
+            another vocabulary, E502 where the draft model cannot attend to a tree.
+    """
+
+    window = _WHOLE_TEXT
+
+    def __init__(self, base: Base, draft: Base, drafter: Drafter) -> None:
+        check_draft(base, draft)
+        check_drafter(drafter, base, None, draft)
+        check_trees(draft)
+        self.base, self.draft, self.drafter = base, draft, drafter
+        self.depth = drafter.depth
+        self.vocab_size = base.vocab_size
+        self.num_candidates = num_candidates(drafter, base.vocab_size)
+        self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, drafter.top_logprobs))
+        self.rows_at_once = max(1, LOGITS_BYTES // (MAX_PARENTS * draft.vocab_size * 4))
+        self._levels: tuple[Buffers, list[_StaticLevel]] | None = None
+
+    @functools.cached_property
+    def record(self) -> Record:
+        """The arrays of the record."""
+        return record_arrays(self.drafter)
+
+    def start(
+        self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
+    ) -> ModelSession:
+        from treeopt.drafting.compiled import note_compilation
+
+        note_compilation()
+        return ModelSession(self, texts, depth) if ends is None else TracedModel(self, texts, depth, ends)
+
+    def pack(self, logits: Tensor) -> Observed:
+        """`top_logprobs` of the draft model's logits on the host: [..., V] -> int32 [..., 2 K + 1]."""
+        return top_logprobs(logits[..., : self.vocab_size], self.known).numpy(force=True)
+
+    def ids(self, tokens: Ints) -> Tensor:
+        """Tokens of the base on the draft model's device; those that it does not have are its last one."""
+        return torch.from_numpy(tokens.clip(0, self.draft.vocab_size - 1)).to(self.draft.device)
+
+    def levels(self, tree: Buffers) -> list[_StaticLevel]:
+        """The levels of a static tree; those of the last tree are stored."""
+        if self._levels is None or self._levels[0] is not tree:
+            self._levels = tree, _static_levels(tree, self.draft.device)
+        return self._levels[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _StaticLevel:
+    """One level of a static tree, with what the forward over its m inner nodes needs.
+
+    Args:
+        of: its parents, ranks and inner nodes.
+        depths: int64 [1, M], of all inner nodes down to this level, which are nodes of the draft model.
+        visible: bool [1, m, M], which of these each of the last m attends to.
+    """
+
+    of: Level
+    depths: Tensor
+    visible: Tensor
+
+
+def _static_levels(tree: Buffers, device: torch.device) -> list[_StaticLevel]:
+    found: list[_StaticLevel] = []
+    depths, visible = torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool)
+    for depth, level in enumerate(tree.levels):
+        above = visible[torch.from_numpy(level.parents[level.inner])]
+        visible = torch.cat([above, torch.eye(len(above), dtype=torch.bool)], dim=1)
+        depths = torch.cat([depths, torch.full((len(level.inner),), depth)])
+        found.append(_StaticLevel(level, depths[None].to(device), visible[None].to(device)))
+    return found
+
+
+class ModelSession(ProposerSession):
+    """Drafting of a batch by a draft model.
+
+    Args:
+        proposer: the drafter.
+        texts: as for `Proposer.start`.
+        depth: levels of each step.
+        ends: as for `Proposer.start`.
+    """
+
+    def __init__(
+        self,
+        proposer: ModelProposer,
+        texts: Sequence[Sequence[int]],
+        depth: int,
+        ends: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self._proposer, self._depth = proposer, depth
+        self._host = KernelRows(proposer, texts, depth, ends)
+        self._texts = LevelSession(proposer.draft, len(texts))
+        if ends is None and max(map(len, texts)) > 1:
+            self._append([text[:-1] for text in texts], logits_to_keep=1)
+
+    def _append(self, tokens: Sequence[Sequence[int] | Ints], *, logits_to_keep: int = 0) -> Tensor:
+        """Append tokens to each text; logits as by `LevelSession.append`."""
+        counts = [len(row) for row in tokens]
+        padded = np.zeros((len(counts), max(counts)), np.int64)
+        for row, values in zip(padded, tokens, strict=True):
+            row[: len(values)] = values
+        logits = self._texts.append(self._proposer.ids(padded), logits_to_keep=logits_to_keep)
+        self._texts.keep([length + count for length, count in zip(self._texts.lengths, counts, strict=True)])
+        return logits
+
+    def begin(self, roots: Tensor, states: Tensor) -> None:
+        # The root is run again where a step is begun twice.
+        cached = [min(length, end - 1) for length, end in zip(self._texts.lengths, self._host.ends, strict=True)]
+        self._texts.keep(cached)
+        new = self._host.after(cached)
+        logits = pick(self._append(new), [len(tokens) - 1 for tokens in new])
+        self._root = self._proposer.pack(logits[:, None])
+
+    def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
+        self.begin(roots, states)
+        rows, seen = len(roots), self._root
+        paths: Ints = np.zeros((rows, 1, 0), np.int64)
+        lost = np.zeros((rows, 1), np.bool_)  # of the parents
+        tokens: list[Ints] = []
+        void: list[np.ndarray] = []
+        for level in self._proposer.levels(tree):
+            of, most = level.of, int(level.of.ranks.max()) + 1
+            ranked = self._host.rank(seen, paths, most)
+            tokens.append(ranked.tokens[:, of.parents, of.ranks])
+            void.append(np.isneginf(ranked.log_probability[:, of.parents, of.ranks]) | lost[:, of.parents])
+            if len(of.inner):
+                inner = tokens[-1][:, of.inner]
+                paths = np.concatenate([paths[:, of.parents[of.inner]], inner[:, :, None]], axis=2)
+                lost = void[-1][:, of.inner]
+                logits = self._texts.extend(self._proposer.ids(inner), level.depths, level.visible)
+                seen = self._proposer.pack(logits)
+        if not tokens:
+            return Drafts(roots[:, None], tree)
+        drafts = torch.from_numpy(np.concatenate(tokens, axis=1)).to(roots.device)
+        missing = np.concatenate(void, axis=1)
+        with_void = None
+        if missing.any():
+            with_void = torch.from_numpy(np.pad(missing, ((0, 0), (1, 0)))).to(roots.device)
+        return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree, with_void)
+
+    def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
+        self.begin(roots, states)
+        grown = self._grown(limits.sizes[-1], limits.depth).grown(limits)
+        nodes = min(int(grown.size.max()), int(grown.drafts.max()) + 1)
+        return self._host.compile(grown, nodes, limits.depth, roots)
+
+    def _grown(self, nodes: int, depth: int) -> GrownLevels:
+        """The likeliest nodes of each row's tree, a level at a time."""
+        device = self._proposer.draft.device
+        grown = GrownLevels(len(self._host.ends), nodes, self._proposer.num_candidates)
+        grown.add(self._host.rank(self._root, grown.paths, grown.most))
+        while grown.depth < depth and grown.expand():
+            new = torch.from_numpy(grown.visible).to(device)
+            depths = torch.from_numpy(grown.depths_of_parents).to(device)
+            logits = self._texts.extend(self._proposer.ids(grown.tokens_of_parents), depths, new)
+            grown.add(self._host.rank(self._proposer.pack(logits), grown.paths, grown.most))
+        return grown
+
+    def expand(self, nodes: int, depth: int) -> Expansion:
+        return self._grown(nodes, depth).expansion()
+
+    def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
+        raise NotImplementedError("a session that decodes does not know the text that follows")
+
+    def features(self, true: Ints) -> Features:
+        raise NotImplementedError("a session that decodes does not know the text that follows")
+
+    def keep(self, kept: Kept) -> None:
+        self._host.keep(kept)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._host.select(rows)
+        self._texts.select(rows)
+
+    def mark(self) -> Any:
+        return self._host.mark()
+
+    def rewind(self, mark: Any) -> None:
+        self._host.rewind(mark)
+
+    def check_finite(self, first: int) -> None:
+        self._host.check_finite(first)
+
+
+class TracedModel(ModelSession):
+    """Positions of finished texts as rows, whose logits along the text come from one pass over each text."""
+
+    def __init__(
+        self, proposer: ModelProposer, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]]
+    ) -> None:
+        super().__init__(proposer, texts, depth, ends)
+        self._of_text = np.repeat(np.arange(len(texts)), [len(one) for one in ends])
+        self._ends: Ints = np.array([end for one in ends for end in one], np.int64)
+        seen = self._pass(texts)
+        # Beyond the end of a text the last logits are repeated; no token follows there.
+        places = np.minimum(self._ends[:, None] - 1 + np.arange(depth), seen.shape[1] - 1)
+        self._seen = seen[self._of_text[:, None], places]
+
+    def _pass(self, texts: Sequence[Sequence[int]]) -> Observed:
+        """`top_logprobs` after every token of the texts: int32 [T, n, 2 K + 1]; a few tokens at a time."""
+        longest = max(map(len, texts))
+        padded = np.zeros((len(texts), longest), np.int64)
+        for row, text in zip(padded, texts, strict=True):
+            row[: len(text)] = text
+        at_once = max(1, LOGITS_BYTES // (len(texts) * self._proposer.draft.vocab_size * 4))
+        parts = []
+        for first in range(0, longest, at_once):
+            part = padded[:, first : first + at_once]
+            parts.append(self._proposer.pack(self._texts.append(self._proposer.ids(part))))
+            self._texts.keep([first + part.shape[1]] * len(texts))
+        return np.concatenate(parts, axis=1)
+
+    def begin(self, roots: Tensor, states: Tensor) -> None:
+        self._host.set_step(self._seen)
+        self._root = self._seen[:, :1]
+
+    def expand(self, nodes: int, depth: int) -> Expansion:
+        self._texts.branch(self._of_text.tolist(), self._ends.tolist())
+        return super().expand(nodes, depth)
+
+    def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
+        return self._host.trace(true, confidence=confidence)
+
+    def features(self, true: Ints) -> Features:
+        return self._host.features(true)
