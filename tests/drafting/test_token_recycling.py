@@ -45,14 +45,17 @@ def naive_text(base: Base, prompt: list[int], rows: Rows, tree: Tree, new: int) 
             above = drafts[path[:-1]]
             drafts[path] = [*above, rows.get(above[-1], list(range(count)))[path[-1]]]
         after = {path: successors(base, text + tokens, count) for path, tokens in drafts.items()}
-        for path in ((), *tree.paths):  # sorted by depth: a deeper node overwrites
-            rows[drafts[path][-1]] = after[path]
         accepted: tuple[int, ...] = ()
         while True:
             following = [p for p in tree.paths if p[:-1] == accepted and drafts[p][-1] == after[accepted][0]]
             if not following:
                 break
             accepted = following[0]
+        on_path = [path == accepted[: len(path)] for path in ((), *tree.paths)]
+        for kept in (False, True):  # accepted nodes overwrite the others; sorted by depth, deeper ones those above
+            for path, is_kept in zip(((), *tree.paths), on_path, strict=True):
+                if is_kept is kept:
+                    rows[drafts[path][-1]] = after[path]
         step = drafts[accepted]
         text += step
         root = after[accepted][0]
@@ -106,12 +109,12 @@ def test_batch_gives_the_texts_of_rows_alone() -> None:
     assert sum(len(one.step_lengths) for one in together) < 3 * NEW
 
 
-def test_of_equal_tokens_the_last_one_is_stored() -> None:
-    """A token that occurs at several nodes of a step gets the successors after its last node."""
+def test_of_equal_tokens_the_last_accepted_one_is_stored() -> None:
+    """A token at several nodes of a step gets the successors after its last accepted node, else after its last one."""
     drafter = TokenRecycling(tiny_base("llama"), successors=2)
-    tokens = torch.tensor([7, 3, 7, 3, 7, 4])
-    drafter.store(tokens, torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [11, 12]]))
-    assert [as_rows(drafter)[token] for token in (7, 3, 4, 5)] == [[9, 10], [7, 8], [11, 12], [0, 1]]
+    tokens, accepted = torch.tensor([7, 3, 7, 3, 7, 4]), torch.tensor([1, 0, 1, 0, 0, 0])
+    drafter.store(tokens, torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10], [11, 12]]), accepted)
+    assert [as_rows(drafter)[token] for token in (7, 3, 4, 5)] == [[5, 6], [7, 8], [11, 12], [0, 1]]
 
 
 def test_rewound_text_is_drafted_again() -> None:

@@ -4,6 +4,9 @@ A matrix holds K successors of every token. After each verification the row of e
 the K likeliest tokens of the logits after that node, whether the node was accepted or not. A node of rank r gets
 successor r of its parent's token. The tree is the same at every step. Nothing is trained.
 
+Where a token is at several nodes of a step, an accepted node counts, and of several the last: the deepest. (The code
+release takes the last of all nodes, in the order of the device; this order gives more tokens per step.)
+
 All texts of one `TokenRecycling` share its matrix, so later texts begin with what earlier ones left there.
 """
 
@@ -29,6 +32,7 @@ from treeopt.drafting.interface import (
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.ranks import top_ids
+from treeopt.tree import ROOT
 from treeopt.verify.buffers import Buffers
 
 SUCCESSORS = 8  # K of the paper
@@ -67,17 +71,18 @@ class TokenRecycling:
             raise _static_only("traced")
         return TokenRecyclingSession(self)
 
-    def store(self, tokens: Tensor, successors: Tensor) -> None:
-        """Overwrite rows of the matrix; of equal tokens the last one counts, on every device.
+    def store(self, tokens: Tensor, successors: Tensor, accepted: Tensor) -> None:
+        """Overwrite rows of the matrix. Of equal tokens an accepted one counts, and of several the last.
 
         Args:
             tokens: int64 [n].
             successors: int64 [n, K].
+            accepted: int64 [n], 1 for tokens that are part of the text, 0 for rejected drafts.
         """
-        # A write with equal indices has no defined order, so all of them write the row of the last one.
-        numbers = torch.arange(len(tokens), device=tokens.device)
-        last = torch.where(tokens[:, None] == tokens, numbers, -1).amax(1)
-        self.matrix[tokens] = successors[last]
+        # A write with equal indices has no defined order, so all of them write the row that counts.
+        order = torch.arange(len(tokens), device=tokens.device) + accepted * len(tokens)
+        counts = torch.where(tokens[:, None] == tokens, order, -1).argmax(1)
+        self.matrix[tokens] = successors[counts]
 
     def shape(self, tree: Buffers) -> list[tuple[Tensor, Tensor]]:
         """For each depth int64 [n], the index of each draft's parent in the depth above, and each draft's rank.
@@ -115,8 +120,10 @@ class TokenRecyclingSession(ProposerSession):
         return Drafts(torch.cat(levels, dim=1), tree)
 
     def keep(self, kept: Kept) -> None:
-        successors = top_ids(kept.logits, self._proposer.num_candidates)
-        self._proposer.store(kept.drafts.tokens.flatten(), successors.flatten(0, 1))
+        tokens, successors = kept.drafts.tokens, top_ids(kept.logits, self._proposer.num_candidates)
+        # Beyond the end of a path the root is marked, which is always accepted.
+        accepted = torch.zeros_like(tokens).scatter_(1, kept.paths.clamp(min=ROOT), 1)
+        self._proposer.store(tokens.flatten(), successors.flatten(0, 1), accepted.flatten())
 
     def mark(self) -> Tensor:
         return self._proposer.matrix.clone()
