@@ -67,7 +67,8 @@ class ModelProposer:
         self.depth = drafter.depth
         self.vocab_size = base.vocab_size
         self.num_candidates = num_candidates(drafter, base.vocab_size)
-        self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, drafter.top_logprobs))
+        read = drafter.top if drafter.ngram_table is None else drafter.top_logprobs or base.vocab_size
+        self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, read))
         self.rows_at_once = max(1, LOGITS_BYTES // (MAX_PARENTS * draft.vocab_size * 4))
         self._levels: tuple[Buffers, list[_StaticLevel]] | None = None
 

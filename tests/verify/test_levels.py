@@ -1,0 +1,105 @@
+"""Levels of trees on a draft model, each in one forward, against the sequential forward over each node's text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny import TREE_FAMILIES, VOCAB, tiny_base
+
+from treeopt.models.base import Base
+from treeopt.verify.levels import LevelSession
+
+TOLERANCE = 2e-4
+
+
+@torch.inference_mode()
+def after(base: Base, tokens: list[int]) -> torch.Tensor:
+    """Logits [V] after the last of these tokens, by one forward without a cache."""
+    return base.forward(torch.tensor([tokens]), use_cache=False)[0][0, -1]
+
+
+def grown(base: Base, texts: list[list[int]], seed: int) -> tuple[LevelSession, float]:
+    """A session in which three levels of random trees were computed, and the largest difference of any logits."""
+    rng = np.random.default_rng(seed)
+    rows = len(texts)
+    session = LevelSession(base, rows)
+    longest = max(map(len, texts))
+    padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    logits = session.append(padded)
+    worst = max(float((logits[row, len(text) - 1] - after(base, text)).abs().max()) for row, text in enumerate(texts))
+    session.keep([len(text) for text in texts])
+    paths: list[list[list[int]]] = [[[]] for _ in texts]  # of the parents, by row
+    visible = np.zeros((rows, 1, 0), np.bool_)
+    depths = np.zeros((1, 0), np.int64)
+    for depth in range(3):
+        count = 2 + depth
+        parents = rng.integers(visible.shape[1], size=(rows, count))
+        tokens = rng.integers(VOCAB, size=(rows, count))
+        paths = [
+            [[*paths[row][p], int(t)] for p, t in zip(parents[row], tokens[row], strict=True)] for row in range(rows)
+        ]
+        above = visible[np.arange(rows)[:, None], parents]
+        above = np.pad(above, ((0, 0), (0, 0), (0, depths.shape[1] - above.shape[2])))
+        visible = np.concatenate([above, np.broadcast_to(np.eye(count, dtype=np.bool_), (rows, count, count))], axis=2)
+        depths = np.concatenate([depths, np.full((1, count), depth)], axis=1)
+        logits = session.extend(torch.from_numpy(tokens), torch.from_numpy(depths), torch.from_numpy(visible))
+        for row, text in enumerate(texts):
+            for node, path in enumerate(paths[row]):
+                worst = max(worst, float((logits[row, node] - after(base, [*text, *path])).abs().max()))
+    return session, worst
+
+
+def random_texts(seed: int, lengths: tuple[int, ...]) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(VOCAB, size=length).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize("lengths", [(9,), (1, 30, 17)])
+def test_levels_are_the_sequential_forward(family: str, lengths: tuple[int, ...]) -> None:
+    """Every node of every level has the logits of its text and path, alone and in a batch, beyond sliding windows."""
+    _, worst = grown(tiny_base(family), random_texts(1, lengths), 2)
+    assert worst < TOLERANCE
+
+
+def test_a_wrong_mask_is_seen() -> None:
+    """Planted: nodes that also attend to their neighbours have other logits."""
+    base = tiny_base("llama")
+    session = LevelSession(base, 1)
+    session.append(torch.tensor([[3, 4, 5]]))
+    session.keep([3])
+    both = torch.ones(1, 2, 2, dtype=torch.bool)
+    logits = session.extend(torch.tensor([[7, 8]]), torch.zeros(1, 2, dtype=torch.int64), both)
+    assert float((logits[0, 1] - after(base, [3, 4, 5, 8])).abs().max()) > 10 * TOLERANCE
+
+
+def test_rows_go_on_after_select_and_branch() -> None:
+    """Selected rows, and copies of rows cut at any place, continue their own texts."""
+    base = tiny_base("mistral")
+    texts = random_texts(3, (12, 40, 25))
+    session, _ = grown(base, texts, 4)
+    session.keep([12, 40, 25])
+    session.select([0, 2])
+    new = session.append(torch.tensor([[5], [6]]))
+    for row, (text, token) in enumerate(((texts[0], 5), (texts[2], 6))):
+        assert float((new[row, 0] - after(base, [*text, token])).abs().max()) < TOLERANCE
+    session.keep([13, 26])
+    session.branch([1, 0, 1, 1], [26, 4, 10, 26])
+    new = session.append(torch.tensor([[7], [8], [9], [10]]))
+    whole = [[*texts[0], 5], [*texts[2], 6]]
+    for row, (source, length, token) in enumerate(((1, 26, 7), (0, 4, 8), (1, 10, 9), (1, 26, 10))):
+        assert float((new[row, 0] - after(base, [*whole[source][:length], token])).abs().max()) < TOLERANCE
+
+
+def test_texts_outgrow_the_cache_and_the_context() -> None:
+    """A cache grows with its text; positions beyond the context are its last one, and no forward fails."""
+    base = tiny_base("gpt2", n_positions=64)
+    session = LevelSession(base, 2)
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        tokens = torch.from_numpy(rng.integers(VOCAB, size=(2, 25)))
+        logits = session.append(tokens)
+        session.keep([length + 25 for length in session.lengths])
+    assert session.lengths == [300, 300]
+    assert torch.isfinite(logits).all()
