@@ -1,11 +1,11 @@
-# make venv | demo | test | lint | bench | pocket | clean. Each but the last makes .venv first if it is missing.
+# make venv | demo | test | lint | bench | pocket | pocket-draft | clean. Each but the last makes .venv first if it is missing.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: venv demo pocket test lint bench clean
+.PHONY: venv demo pocket pocket-draft test lint bench clean
 
 # The stamp is made again when the dependencies or the set of versions change.
 # CONSTRAINTS=constraints-min.txt installs the lowest versions; packages installed before are replaced.
@@ -30,6 +30,10 @@ demo: venv
 pocket: venv
 	$(BIN)/python -m treeopt.train.pocket calibration/recipes/pocket.yaml pocket-made
 
+# Train its draft model again, in pocket-draft-made/ (an hour); see treeopt/data/pocket-draft/README.md.
+pocket-draft: venv
+	$(BIN)/python -m treeopt.train.pocket_draft calibration/recipes/pocket-draft.yaml pocket-draft-made
+
 # Two processes; a test file runs in one of them, so that the models of its fixtures are loaded once, and files start in
 # the order of collection. WORKERS=0 runs one process.
 test: venv
@@ -50,4 +54,4 @@ bench: venv
 	$(BIN)/python bench/calls.py --shared $(SHARED)
 
 clean:
-	rm -rf .venv demo pocket-made dist build treeopt.egg-info
+	rm -rf .venv demo pocket-made pocket-draft-made dist build treeopt.egg-info

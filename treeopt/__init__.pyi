@@ -4,6 +4,8 @@ from .calibrate.pipeline import run_calibration as run_calibration
 from .calibration import Calibration as Calibration
 from .decode.decoder import TreeDecoder as TreeDecoder
 from .decode.generate import tree_generate as tree_generate
+from .decode.rejection import DrawnChain as DrawnChain
+from .decode.rejection import Rejection as Rejection
 from .decode.rules import Greedy as Greedy
 from .decode.rules import Sample as Sample
 from .decode.rules import Typical as Typical

@@ -7,60 +7,23 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import make_calibration, random_tree
+from per_step_traces import naive, profile_of, traced
 
 from treeopt.calibration import MISS, NONE, Calibration, StepTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import Timing, policy_curve
-from treeopt.optimize.per_step import build_policy, fastest_policy, replay_policy, sizes_of, steps_by_size
+from treeopt.optimize.per_step import (
+    build_policy,
+    fastest_policy,
+    policy_budget,
+    replay_policy,
+    sizes_of,
+    steps_by_size,
+)
 from treeopt.optimize.replay import replay
 from treeopt.policy import STEP_SIZES, TreePolicy
-
-
-def traced(seed: int, *, sequences: int = 12, length: int = 40, heads: int = 3, exact: bool = False) -> Calibration:
-    """Random places of true paths; where `exact`, estimates are what each size would really bring, then spread out."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, length + 1, sequences)
-    made = make_calibration([rng.geometric(0.5, (n, heads)) - 1 for n in lengths])
-    steps = np.minimum(rng.geometric(rng.choice([0.6, 0.1, 0.02], made.positions)[:, None], made.ranks.shape), 200)
-    places = np.minimum(np.cumsum(steps, axis=1), MISS)
-    node_rank = np.where(made.ranks == NONE, NONE, places).astype(np.uint8)
-    expected_tokens = 1 + (node_rank[:, :, None] < np.array(STEP_SIZES)).sum(1).astype(np.float32)
-    if not exact:
-        expected_tokens = 1 + np.sort(rng.random(expected_tokens.shape) * heads, axis=1).astype(np.float32)
-    confidence = np.full(node_rank.shape, 0.5, np.float16)
-    provenance = dataclasses.replace(made.provenance, drafter_id="d1", drafter="d.safetensors")
-    return dataclasses.replace(made, provenance=provenance, steps=StepTraces(node_rank, expected_tokens, confidence))
-
-
-def profile_of(seconds: dict[int, float]) -> LatencyProfile:
-    """One batch and context."""
-    return LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items())
-
-
-def naive(policy: TreePolicy, calibration: Calibration) -> tuple[list[int], list[int]]:
-    """Steps of each text and the sizes of all steps, position by position."""
-    assert calibration.steps is not None
-    steps, sizes = [], []
-    for s in range(calibration.sequences):
-        at, count = int(calibration.offsets[s]), 0
-        while at < calibration.offsets[s + 1]:
-            size, gain = policy.nodes, -np.inf
-            for nodes, cost in policy.size_cost:
-                estimated = float(calibration.steps.expected_tokens[at][STEP_SIZES.index(nodes)]) - cost
-                if estimated > gain:
-                    size, gain = nodes, estimated
-            accepted = 0
-            while (
-                accepted < min(policy.depth, calibration.num_heads) and calibration.steps.node_rank[at, accepted] < size
-            ):
-                accepted += 1
-            at, count = at + 1 + accepted, count + 1
-            sizes.append(size)
-        assert at == calibration.offsets[s + 1]
-        steps.append(count)
-    return steps, sizes
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -368,3 +331,26 @@ def test_static_tree_of_another_drafter_is_refused() -> None:
         with pytest.raises(TreeoptError) as caught:
             replay(one, other)
         assert caught.value.code is Code.DRAFTER_MISMATCH
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("size_cost", [(), ((2, 0.3), (8, 0.5), (32, 1.1))])
+def test_policy_budget_is_the_time_of_a_naive_loop(seed: int, size_cost: tuple[tuple[int, float], ...]) -> None:
+    """Every step takes the seconds of its size, with the drafting of the policy's largest size in place of its own."""
+    calibration, policy = traced(seed), TreePolicy(32, 3, "d1", size_cost)
+    points = {1: (1.0, None), 2: (1.3, 0.1), 8: (1.7, 0.3), 64: (4.0, 1.1)}
+    profile = LatencyProfile.from_points(
+        LatencyPoint(n, 1, 512, s, s, s, drafting) for n, (s, drafting) in points.items()
+    )
+    steps, sizes = naive(policy, calibration)
+    part = {size: float(np.interp(size, [2, 8, 64], [0.1, 0.3, 1.1])) for size in {*sizes, 32}}
+    whole = sum(step_seconds(profile, size) - part[size] + part[32] for size in sizes)
+    found = policy_budget(policy, calibration, profile)
+    assert found.nodes == 32
+    assert found.tokens_per_step == calibration.positions / sum(steps)
+    assert found.tokens_per_second == pytest.approx(calibration.positions / whole)
+    assert found.seconds == pytest.approx(whole / len(sizes))
+    assert (found.overhead, found.speedup) == (
+        pytest.approx(found.seconds),
+        pytest.approx(found.tokens_per_step / found.seconds),
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from treeopt.cli.build_auto import run_auto
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix, given
@@ -50,8 +51,9 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
     multiple=True,
     default=[DEFAULT_FILE],
     show_default=True,
-    help="Traces, by `treeopt calibrate`; one for each task of a mixture.",
+    help="Traces, by `treeopt calibrate`; one for each task of a mixture, and for each drafter of --drafter auto.",
 )
+@click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=_Nodes(), default=64, show_default=True, help=_NODES_HELP)
 @click.option(
     "--kind",
@@ -60,7 +62,11 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
     show_default=True,
     help="static: one tree for all steps; dynamic: a tree for each step, of the most likely nodes.",
 )
-@click.option("--profile", help="Seconds per step, by `treeopt profile`; for --nodes auto.")
+@click.option(
+    "--profile",
+    multiple=True,
+    help="Seconds per step, by `treeopt profile`, for --nodes auto; one for each drafter and kind of --drafter auto.",
+)
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Batch of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Context of the profile [default: its longest].")
 @click.option(
@@ -97,7 +103,17 @@ def run(console: Console, **options: Any) -> None:
 
     With --kind dynamic the drafter's estimates choose the nodes of each step, so no tree is grown: the file holds the
     number of nodes and the drafter. With --nodes auto each step takes the size that is worth its time.
+
+    With --drafter auto calibrations of several drafters compete: the drafter, kind and size with the most tokens per
+    second by the profiles are taken, the time of drafting included. --kind and --nodes, where given, leave less to
+    choose from.
     """
+    if options["drafter"] == AUTO:
+        run_auto(console, options)
+        return
+    if len(options["profile"]) > 1:
+        raise click.UsageError("several --profile belong to --drafter auto")
+    options["profile"] = next(iter(options["profile"]), None)
     if options["kind"] == KINDS[0]:
         _run_static(console, options)
     else:

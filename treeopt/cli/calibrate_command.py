@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.calibrate_report import report_calibration
+from treeopt.cli.chain_report import report_acceptance
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import (
     LEARNED,
@@ -119,6 +120,8 @@ def run(console: Console, **options: Any) -> None:
     _save(run, drafter_file, options)
     if run.learned is not None:
         report_learned(console, run.learned, run.calibration.positions)
+    if draft is not None:
+        report_acceptance(console, run.calibration)
     report_calibration(console, run, options["output"], drafter_file if run.learned is not None else None)
 
 

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command
+from treeopt.cli.drafter_options import load_draft_model
+from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.numbers import SEED, FiniteRange, Temperature
-from treeopt.cli.options import model_options, text_options
-from treeopt.cli.plan_options import chosen_plan, load_for_plan, plan_options
+from treeopt.cli.options import load_models, model_options, text_options
+from treeopt.cli.plan_options import ChosenPlan, chosen_plan, load_for_plan, plan_options
 from treeopt.cli.terminal import printable
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
+    from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.draft_metrics import Step
     from treeopt.decode.rules import Rule
     from treeopt.decode.stream import Piece
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 # Of alternating steps. Foreground and background are both set, so that they are readable on any terminal.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
 _STDIN = "-"
+_REJECTION = "rejection"
 
 
 @command("generate")
@@ -32,11 +36,18 @@ _STDIN = "-"
 @functools.partial(model_options, dtype="auto")
 @text_options
 @plan_options
-@click.option("--acceptance", type=click.Choice(["greedy", "sample", "typical"]), default="greedy", show_default=True)
-@click.option("--temperature", type=Temperature(), help="[default: 1 for sample, 0.7 for typical]")
-@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="For sample; 0 is all tokens.")
-@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="For sample.")
-@click.option("--seed", type=SEED, help="For sample.")
+@click.option(
+    "--acceptance",
+    type=click.Choice(["greedy", "sample", "typical", "rejection"]),
+    default="greedy",
+    show_default=True,
+    help="rejection: speculative sampling, of a chain that is drawn from --draft.",
+)
+@click.option("--temperature", type=Temperature(), help="[default: 1 for sample and rejection, 0.7 for typical]")
+@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sampling; 0 is all tokens.")
+@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sampling.")
+@click.option("--seed", type=SEED, help="Of sampling.")
+@click.option("--nodes", type=click.IntRange(min=2), help="For rejection: the root and the chain [default: 5].")
 @click.option("--epsilon", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.09].")
 @click.option("--delta", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.3].")
 def run(console: Console, prompt: str | None, **options: Any) -> None:
@@ -45,26 +56,25 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     --drafter alone takes the tree that the drafter recommends. Without --tree, --drafter and --heads, per-step trees of
     16 nodes are drafted from the text so far.
 
-    greedy and sample give the text, or the distribution of texts, of the model alone; typical, which accepts every
-    draft that is likely enough, is lossy.
+    greedy, sample and rejection give the text, or the distribution of texts, of the model alone; typical, which accepts
+    every draft that is likely enough, is lossy. rejection needs --draft, and neither tree nor drafter.
 
     On a terminal the tokens of one step have the same color. In a pipe standard output is the answer, byte for byte.
     The last line on standard error gives tokens per step (all tokens / all steps) and speed.
     """
     text = _prompt(prompt)
     rule = _rule(options)
-    chosen = chosen_plan(options)
-    from treeopt.decode.decoder import TreeDecoder
+    drawn = options["acceptance"] == _REJECTION
+    _check_drawn(options, drawn)
+    chosen = None if drawn else chosen_plan(options)
     from treeopt.decode.stream import stream_text, whole_text
     from treeopt.models.clock import now
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
 
-    used = load_for_plan(console, options, chosen)
-    base = used.base
+    decoder = _drawn_decoder(console, options, rule) if chosen is None else _decoder(console, options, chosen, rule)
+    base = decoder.base
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
-    heads = None if used.heads is None else used.heads.heads
-    decoder = TreeDecoder(base, heads, used.plan, drafter=used.drafter, draft=used.draft, acceptance=rule)
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])
     ready = now(base)
@@ -78,7 +88,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
             **measured,
             **_drafts(steps, decoder.trees.depth),
             "prompt_tokens": len(ids),
-            "nodes": used.plan.nodes,
+            "nodes": decoder.trees.nodes,
             "acceptance": options["acceptance"],
             "lossy": rule.lossy,
             "made_by": {**base.versions(), "dtype": base.dtype_name},
@@ -87,6 +97,41 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 
 
 command = run
+
+
+def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:
+    """Check the options that belong to drafts that are drawn, or do not."""
+    check_belongs(("nodes",), f"--acceptance {_REJECTION}", drawn)
+    if drawn and options["draft"] is None:
+        raise click.UsageError(f"--acceptance {_REJECTION} needs --draft, a smaller model with the same tokenizer")
+    others = [name for name in ("tree", "drafter", "heads") if options[name] is not None]
+    if drawn and others:
+        raise click.UsageError(f"--acceptance {_REJECTION} draws its drafts from --draft: leave out --{others[0]}")
+
+
+def _decoder(console: Console, options: Mapping[str, Any], chosen: ChosenPlan, rule: Rule) -> TreeDecoder:
+    """The decoder of a tree or policy."""
+    from treeopt.decode.decoder import TreeDecoder
+
+    used = load_for_plan(console, options, chosen)
+    heads = None if used.heads is None else used.heads.heads
+    return TreeDecoder(used.base, heads, used.plan, drafter=used.drafter, draft=used.draft, acceptance=rule)
+
+
+def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> TreeDecoder:
+    """The decoder of chains that are drawn from the draft model."""
+    from treeopt.decode.decoder import TreeDecoder
+    from treeopt.decode.rejection import NUM_DRAFTS, DrawnChain, Rejection
+
+    assert isinstance(rule, Rejection)
+    base, _ = load_models(console, options, with_heads=False)
+    draft = load_draft_model(console, options, base)
+    assert draft is not None
+    try:
+        chain = DrawnChain(base, draft, rule, NUM_DRAFTS if options["nodes"] is None else options["nodes"] - 1)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return TreeDecoder(base, None, chain, acceptance=rule)
 
 
 def _measured(steps: Sequence[Sequence[int]], prefill_seconds: float, seconds: float) -> dict[str, Any]:
@@ -122,9 +167,11 @@ def _footer(console: Console, measured: Mapping[str, Any], *, lossy: bool) -> No
 
 def _rule(options: dict[str, Any]) -> Rule:
     """The acceptance rule of the options; an option of another rule is a usage error."""
+    from treeopt.decode.rejection import Rejection
     from treeopt.decode.rules import Greedy, Sample, Typical
 
-    named = {"sample": ("temperature", "top_k", "top_p", "seed"), "typical": ("temperature", "epsilon", "delta")}
+    sampling = ("temperature", "top_k", "top_p", "seed")
+    named = {"sample": sampling, "typical": ("temperature", "epsilon", "delta"), _REJECTION: sampling}
     names = named.get(options["acceptance"], ())
     empty = {"top_k": 0, "top_p": 1.0}
     for name in {name for others in named.values() for name in others}.difference(names):
@@ -132,7 +179,12 @@ def _rule(options: dict[str, Any]) -> Rule:
             rules = " and ".join(rule for rule, others in named.items() if name in others)
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {rules}")
     given = {name: options[name] for name in names if options[name] is not None}
-    made: dict[str, Callable[..., Rule]] = {"greedy": Greedy, "sample": Sample, "typical": Typical}
+    made: dict[str, Callable[..., Rule]] = {
+        "greedy": Greedy,
+        "sample": Sample,
+        "typical": Typical,
+        _REJECTION: Rejection,
+    }
     try:
         return made[options["acceptance"]](**given)
     except ValueError as error:

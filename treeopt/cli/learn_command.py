@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from treeopt.cli.chain_report import chains_as_dict, report_chains
 from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.drafter_options import (
     LEARNED,
@@ -121,10 +122,14 @@ def run(console: Console, **options: Any) -> None:
     report_learned(console, found.run.learned, found.run.calibration.positions)
     report_reliability(console, found.run.calibration)
     report_plans(console, found)
+    if found.chains is not None:
+        report_chains(console, found.chains)
     say_skipped(console, found.run.skipped)
     where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
     console.note(f"wrote {options['output']}   next: treeopt generate 'PROMPT' {where} --drafter {options['output']}")
-    console.result({**learned_as_dict(found.run.learned), **plans_as_dict(found), "output": options["output"]})
+    chains = {} if found.chains is None else {"chains": chains_as_dict(found.chains)}
+    learned = learned_as_dict(found.run.learned)
+    console.result({**learned, **plans_as_dict(found), **chains, "output": options["output"]})
 
 
 command = run

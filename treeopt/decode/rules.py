@@ -126,10 +126,14 @@ class Sample(Exact):
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         if self.temperature == 0:
             return accept.best(logits)
+        return accept.draw(self.scores(logits), generator)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] after temperature, top-k and top-p, in float32; their softmax is sampled from."""
         rows = logits.float().flatten(0, -2)
         no_ids = rows.new_zeros(len(rows), 0, dtype=torch.long)  # these three use the scores alone
         scores: Tensor = self._warpers(no_ids, rows)
-        return accept.draw(scores, generator).view(logits.shape[:-1])
+        return scores.view(logits.shape)
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,14 @@ class Drafts:
         tokens: int64 [B, N], each node's token, the root's first; siblings that are not void have different tokens.
         tree: the compiled tree of all rows, or one for each.
         void: bool [B, N], nodes without a draft, which must not be accepted; None where there are none.
+        drawn_from: float [B, N-1, V], the distribution that each draft of a chain was drawn from; None where drafts
+            were not drawn.
     """
 
     tokens: Tensor
     tree: Buffers
     void: Tensor | None = None
+    drawn_from: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -160,12 +160,23 @@ class ModelSession(ProposerSession):
         return logits
 
     def begin(self, roots: Tensor, states: Tensor) -> None:
+        self._root = self._proposer.pack(self.advance()[:, None])
+
+    def advance(self) -> Tensor:
+        """Run the new tokens of the texts; logits [B, V_draft] after each root."""
         # The root is run again where a step is begun twice.
         cached = [min(length, end - 1) for length, end in zip(self._texts.lengths, self._host.ends, strict=True)]
         self._texts.keep(cached)
         new = self._host.after(cached)
-        logits = pick(self._append(new), [len(tokens) - 1 for tokens in new])
-        self._root = self._proposer.pack(logits[:, None])
+        return pick(self._append(new), [len(tokens) - 1 for tokens in new])
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """Run one more token of a chain below each root, int64 [B], with `depth` others before it; logits [B, V]."""
+        device = self._proposer.draft.device
+        depths = torch.arange(depth + 1, device=device)[None]
+        visible = torch.ones(1, 1, depth + 1, dtype=torch.bool, device=device)
+        ids = tokens.to(device).clamp(0, self._proposer.draft.vocab_size - 1)
+        return self._texts.extend(ids[:, None], depths, visible)[:, 0]
 
     def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
         self.begin(roots, states)

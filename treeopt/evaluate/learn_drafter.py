@@ -23,6 +23,7 @@ from treeopt.latency import ONE_NODE
 from treeopt.models.base import Base, heads_like
 from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.optimize.leviathan import ChainPrediction, cost_ratio, predict_chains
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import STEP_SIZES, Plan, TreePolicy
@@ -68,11 +69,13 @@ class LearnedDrafter:
         drafter: with the recommended plan.
         figures: of each size and kind.
         run: the calibration, each text traced by a drafter that was learned without it, and the folds' drafters.
+        chains: with a draft model, what Leviathan's formulas say of chains, and replay; its cost ratio is measured.
     """
 
     drafter: Drafter
     figures: tuple[PlanFigures, ...]
     run: CalibrationRun
+    chains: ChainPrediction | None = None
 
     @property
     def recommended(self) -> PlanFigures:
@@ -136,8 +139,13 @@ def learn_drafter(
                 for plan in plans
             ),
         ]
-        figures = _figures(base, decoders, plans, run.texts, progress)
-    found = LearnedDrafter(run.learned.drafter, figures, run)
+        plain, of_draft, *seconds = _timed(decoders, draft, run.texts, progress)
+    figures = tuple(
+        PlanFigures(plan, plan.nodes, tau, one, tau * plain / one)
+        for plan, tau, one in zip(plans, map(_tokens_per_step, plans), seconds, strict=True)
+    )
+    chains = None if draft is None else predict_chains(run.calibration, cost_ratio(of_draft, plain))
+    found = LearnedDrafter(run.learned.drafter, figures, run, chains)
     drafter = dataclasses.replace(found.drafter, plan=found.recommended.plan)
     return dataclasses.replace(found, drafter=drafter)
 
@@ -163,24 +171,27 @@ def _plans(calibration: Calibration, sizes: Sequence[int]) -> list[Plan]:
     return plans
 
 
-def _figures(
-    base: Base, decoders: Sequence[TreeDecoder], plans: Sequence[Plan], texts: Sequence[Text], progress: Progress
-) -> tuple[PlanFigures, ...]:
-    """The figures of each plan; the steps of all are timed in turn, at the end of the text of median length.
+def _timed(
+    decoders: Sequence[TreeDecoder], draft: Base | None, texts: Sequence[Text], progress: Progress
+) -> list[float]:
+    """Seconds of a step of the first decoder, of the draft model alone (0 where there is none), and of the others.
 
-    The first of the decoders is the autoregressive one.
+    All take turns, at the end of the text of median length.
     """
+    base = decoders[0].base
     depth = max(decoder.trees.depth for decoder in decoders) + 1
     known = sorted(([*text.prompt, *text.answer] for text in texts), key=len)[len(texts) // 2]
     prompts = torch.tensor([known[: max(1, base.context - depth)]], device=base.device)
     largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))
     cached = largest.prefill(list(prompts), depth)
     steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
-    plain, *seconds = _shortest(steps, progress)
-    return tuple(
-        PlanFigures(plan, plan.nodes, tau, one, tau * plain / one)
-        for plan, tau, one in zip(plans, map(_tokens_per_step, plans), seconds, strict=True)
-    )
+    if draft is None:
+        plain, *others = _shortest(steps, progress)
+        return [plain, 0.0, *others]
+    alone = TreeDecoder(draft, None, Tree(()), acceptance=decoders[0].acceptance)
+    last = prompts[:, -max(1, draft.context - 1) :].to(draft.device)
+    steps.insert(1, TimedStep(alone, alone.prefill(list(last), 1), last))
+    return _shortest(steps, progress)
 
 
 def _shortest(steps: Sequence[TimedStep], progress: Progress) -> list[float]:

@@ -30,7 +30,7 @@ class Budget:
     Args:
         nodes: N.
         tokens_per_step: tau(N).
-        seconds: t(N), of one step.
+        seconds: t(N), of one step, drafting included.
         overhead: t(N) / t(1).
         speedup: tau(N) / overhead: tokens per second with the tree ÷ autoregressive tokens per second.
     """
@@ -40,6 +40,11 @@ class Budget:
     seconds: float
     overhead: float
     speedup: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """tau(N) / t(N), of one text of the batch."""
+        return self.tokens_per_step / self.seconds
 
 
 def check_priced(profile: LatencyProfile, calibration: Calibration, kind: str) -> None:
@@ -67,11 +72,15 @@ def check_priced(profile: LatencyProfile, calibration: Calibration, kind: str) -
         code, why = Code.PROFILE_INVALID, "static and per-step trees of one size take different times to draft"
     else:
         return
+    raise TreeoptError(code, what, why=why, fix=profile_command(calibration, kind))
+
+
+def profile_command(calibration: Calibration, kind: str) -> str:
+    """The command that measures the steps of trees of a kind, for the drafter of a calibration."""
+    source = calibration.provenance
     model = f"--heads {source.heads}" if source.heads else f"--model {source.model}"
     drafter = f" --drafter {source.drafter or 'FILE'}" if source.drafter_id else ""
-    raise TreeoptError(
-        code, what, why=why, fix=f"treeopt profile {model}{drafter} --kind {kind} -o {kind}.profile.yaml"
-    )
+    return f"treeopt profile {model}{drafter} --kind {kind} -o {kind}.profile.yaml"
 
 
 def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: int | None = None) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import Calibration
+from treeopt.calibration import Calibration, StepTraces
 from treeopt.optimize.methods import Method
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fit, Fitter
@@ -72,7 +72,7 @@ class Tasks:
         self.limits = limits
         self._methods = tuple(methods)
         self._progress = progress
-        self.joined, self.task = _join(calibrations)
+        self.joined, self.task = join_tasks(calibrations)
 
     @functools.cached_property
     def alone(self) -> tuple[Fit, ...]:
@@ -145,8 +145,14 @@ def _tau(calibration: Calibration, tree: Tree) -> float:
     return float(calibration.positions / max(int(steps.sum()), 1))
 
 
-def _join(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.int64]]:
-    """All texts as one calibration, and the task of each, int64 [S]. A prompt in two tasks is two texts."""
+def join_tasks(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.int64]]:
+    """All texts as one calibration, and the task of each, int64 [S]. A prompt in two tasks is two texts.
+
+    Traces of per-step trees are kept where all tasks have them.
+
+    Raises:
+        TreeoptError: E221 where the tasks are of different models, heads or drafters.
+    """
     first = calibrations[0]
     for other in calibrations[1:]:
         first.check_comparable(other, settings=False)  # tasks may differ in the length or kind of their answers
@@ -154,6 +160,7 @@ def _join(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.
     task = np.repeat(np.arange(len(calibrations)), [calibration.sequences for calibration in calibrations])
     ids = [f"{t:04}/{prompt}" for t, calibration in enumerate(calibrations) for prompt in calibration.prompt_ids]
     prompts = {key: name for calibration in calibrations for key, name in calibration.provenance.prompts.items()}
+    steps = [calibration.steps for calibration in calibrations if calibration.steps is not None]
     joined = Calibration(
         ranks=np.concatenate([calibration.ranks for calibration in calibrations]),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -161,5 +168,6 @@ def _join(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.
         token_hashes=tuple(token for calibration in calibrations for token in calibration.token_hashes),
         top_k=first.top_k,
         provenance=dataclasses.replace(first.provenance, prompts=prompts),
+        steps=StepTraces.joined(steps) if len(steps) == len(calibrations) else None,
     )
     return joined, task

@@ -15,7 +15,7 @@ from treeopt.calibration import Calibration, StepTraces
 from treeopt.drafter import KINDS
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
-from treeopt.optimize.budget import check_priced, drafting_seconds, step_seconds
+from treeopt.optimize.budget import Budget, check_priced, drafting_seconds, step_seconds
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import Replay, check_drafter, visits
 from treeopt.optimize.tree_builder import calibration_source, rounded
@@ -109,6 +109,32 @@ def fastest_policy(
     )
     policy = TreePolicy(best.size_cost[-1][0], depth, calibration.provenance.drafter_id, best.size_cost)
     return _described(policy, calibration)
+
+
+def policy_budget(
+    policy: TreePolicy, calibration: Calibration, profile: LatencyProfile, *, batch: int = 1, context: int | None = None
+) -> Budget:
+    """Expected figures of a policy on a machine; `seconds` is the mean over the steps of its replay.
+
+    Args:
+        policy: the policy; drafting chooses the nodes of its largest size, whatever the size of a step.
+        calibration: as `fastest_policy`.
+        profile: as `fastest_policy`, the one-node step included.
+        batch: as `fastest_policy`.
+        context: as `fastest_policy`.
+
+    Raises:
+        TreeoptError: as `fastest_policy` and `replay_policy`.
+    """
+    check_priced(profile, calibration, KINDS[1])
+    found = replay_policy(policy, calibration)
+    sizes, counts = np.unique(sizes_of(policy, traced_steps(calibration))[found.visited], return_counts=True)
+    seconds = np.array([step_seconds(profile, int(size), batch, context) for size in sizes])
+    largest = drafting_seconds(profile, np.array([policy.nodes]), batch, context)
+    seconds += largest - drafting_seconds(profile, sizes, batch, context)
+    mean = float(seconds @ counts / counts.sum())
+    overhead = mean / step_seconds(profile, ONE_NODE, batch, context)
+    return Budget(policy.nodes, found.tokens_per_step, mean, overhead, found.tokens_per_step / overhead)
 
 
 @dataclass(frozen=True)

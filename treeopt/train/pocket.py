@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ from treeopt.train.pretrain import blocks, pretrain, train_tokenizer
 from treeopt.train.settings import Settings
 
 _SCHEMA = "treeopt.recipe/1"
+_Form = TypeVar("_Form", bound=Schema)
 
 
 class CorpusPart(Schema):
@@ -105,8 +106,7 @@ def make(recipe: Recipe, folder: Path) -> None:
         ("prompts.jsonl", unseen, recipe.openings.built_in),
         ("seeds.jsonl", seen, recipe.openings.seeds),
     ):
-        rows = [json.dumps(row) for row in draw(part, recipe.openings.characters, count, recipe.base.seed)]
-        write_text(folder / name, "\n".join(rows) + "\n")
+        write_openings(folder / name, part, recipe.openings.characters, count, recipe.base.seed)
     if not (folder / "losses.json").exists():
         _make_base(recipe.base, [d.text for d in seen], [d.text for d in unseen], folder)
     base = load_base(str(folder))
@@ -134,6 +134,12 @@ def _make_base(settings: BasePart, seen: Sequence[str], unseen: Sequence[str], f
     write_text(folder / "losses.json", json.dumps({**tokens, **losses}) + "\n")
 
 
+def write_openings(path: Path, documents: Sequence[Document], characters: int, count: int, seed: int) -> None:
+    """Write random openings, one a line."""
+    rows = [json.dumps(row) for row in draw(documents, characters, count, seed)]
+    write_text(path, "\n".join(rows) + "\n")
+
+
 def draw(documents: Sequence[Document], characters: int, count: int, seed: int) -> list[dict[str, str]]:
     """Random openings, in the order of their documents."""
     found = [{"text": text, "from": d.name} for d in documents for text in openings(d, characters)]
@@ -141,14 +147,21 @@ def draw(documents: Sequence[Document], characters: int, count: int, seed: int) 
     return [found[i] for i in sorted(chosen)]
 
 
-def main() -> None:
-    """Run the recipe that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_recipe(about: str, form: type[_Form], schema: str, run: Callable[[_Form, Path], None]) -> None:
+    """Run the recipe that the command line names.
+
+    Args:
+        about: description of the program.
+        form: of the recipe.
+        schema: name of the form.
+        run: makes the files of a recipe in a folder.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
-    make(check(strict_yaml.load(given.recipe), Recipe, _SCHEMA), given.folder)
+    run(check(strict_yaml.load(given.recipe), form, schema), given.folder)
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(__doc__ or "", Recipe, _SCHEMA, make)

@@ -12,7 +12,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.utils.data import TensorDataset
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer, TrainingArguments, set_seed
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 END = "<|end|>"
 
@@ -52,6 +60,21 @@ def pretrain(
     Returns:
         Mean loss in nats a token: `train_loss` over the first blocks trained on, `unseen_loss` over `unseen`.
     """
+    model = new_llama(settings, tokenizer)
+    checkpoints = Path(folder) / "checkpoints"
+    arguments = trainer_arguments(settings, checkpoints, settings.sequences)
+    trainer = Trainer(model=model, args=arguments, train_dataset=TensorDataset(seen), data_collator=_as_inputs)
+    trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
+    model.config.use_cache = True  # the Trainer sets it to False
+    model.to(torch.bfloat16).save_pretrained(folder)  # half the bytes
+    tokenizer.save_pretrained(folder)
+    # Losses of the saved model: in rounded weights, and without the mixed precision of training.
+    saved = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return {"train_loss": mean_loss(saved, seen[: len(unseen)]), "unseen_loss": mean_loss(saved, unseen)}
+
+
+def new_llama(settings: Any, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """A Llama of the sizes of a recipe's `BasePart`, with random weights; this seeds all random generators."""
     set_seed(settings.seed)
     config = LlamaConfig(
         vocab_size=settings.vocab_size,
@@ -66,11 +89,14 @@ def pretrain(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = LlamaForCausalLM(config)
-    checkpoints = Path(folder) / "checkpoints"
-    arguments = TrainingArguments(
+    return LlamaForCausalLM(config)
+
+
+def trainer_arguments(settings: Any, checkpoints: Path, batch_size: int) -> TrainingArguments:
+    """Arguments of a Trainer for a recipe's `BasePart`; `batch_size` counts rows of its data set."""
+    return TrainingArguments(
         output_dir=str(checkpoints),
-        per_device_train_batch_size=settings.sequences,
+        per_device_train_batch_size=batch_size,
         max_steps=settings.steps,
         warmup_steps=settings.warmup_steps,
         learning_rate=settings.learning_rate,
@@ -84,14 +110,6 @@ def pretrain(
         save_total_limit=1,
         report_to=[],
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=TensorDataset(seen), data_collator=_as_inputs)
-    trainer.train(resume_from_checkpoint=any(checkpoints.glob("checkpoint-*")))
-    model.config.use_cache = True  # the Trainer sets it to False
-    model.to(torch.bfloat16).save_pretrained(folder)  # half the bytes
-    tokenizer.save_pretrained(folder)
-    # Losses of the saved model: in rounded weights, and without the mixed precision of training.
-    saved = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return {"train_loss": mean_loss(saved, seen[: len(unseen)]), "unseen_loss": mean_loss(saved, unseen)}
 
 
 @torch.inference_mode()

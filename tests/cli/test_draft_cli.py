@@ -1,0 +1,123 @@
+"""`--draft` as a user meets it: learn, calibrate, build, validate and generate, and the refusals."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.files.bundled import pocket
+from treeopt.files.drafters import load_drafter
+from treeopt.models.base import load_base
+
+FEW = ("--prompts", "pocket", "--limit", "5", "--max-new-tokens", "16")
+OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "3", "--max-new-tokens", "16")
+DRAFT = ("--draft", "layers")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a draft model, pocket without its last layers, and what was learned with it."""
+    folder = tmp_path_factory.mktemp("made")
+    base = load_base("pocket", dtype="float32")
+    model = copy.deepcopy(base.model)
+    model.model.layers = model.model.layers[:3]
+    model.config.num_hidden_layers = 3
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = model.config.layer_types[:3]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        model.save_pretrained("layers")
+        assert base.tokenizer is not None
+        base.tokenizer.save_pretrained("layers")
+        treeopt("learn", *DRAFT, *FEW, "--nodes", "6", "-o", "model.safetensors")
+        treeopt("calibrate", *DRAFT, *FEW, "--drafter", "model+ngram", "--learn-tokens", "300", "-o", "mn.safetensors")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made)
+
+
+def test_learned_drafter_names_its_draft_model() -> None:
+    """The file holds the id and the name of the draft model, and `generate` and `validate` load it from there."""
+    drafter = load_drafter("model.safetensors")
+    assert (drafter.name, drafter.source["draft"]) == ("model", "layers")
+    assert drafter.draft == load_base("layers", dtype="float32").fingerprint
+    drafted = treeopt_json("generate", "import os", "--drafter", "model.safetensors", "--max-new-tokens", "16")
+    plain = treeopt_json("generate", "import os", "--model", "pocket", "--max-new-tokens", "16")
+    assert drafted["tokens"] == plain["tokens"]
+    found = treeopt_json("validate", "--drafter", "model.safetensors", *OTHERS)
+    assert found["lossless"]
+    assert found["tokens_per_step"] == found["predicted_tokens_per_step"]
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_built_from_traces(kind: str) -> None:
+    """A tree or policy built from traces of `model+ngram` is lossless, in the predicted steps."""
+    treeopt("build", "--calibration", "mn.safetensors", "--nodes", "8", "--kind", kind, "-o", f"{kind}.yaml")
+    found = treeopt_json("validate", "--tree", f"{kind}.yaml", *OTHERS)
+    assert found["lossless"]
+    assert found["tokens_per_step"] == found["predicted_tokens_per_step"] > 1
+
+
+def test_leviathan_beside_replay() -> None:
+    """`learn` prints acceptance rate, cost ratio and chains; replay of a chain of one draft is near the formula's."""
+    found = treeopt_json("learn", *DRAFT, *FEW, "--nodes", "6", "-o", "again.safetensors")["chains"]
+    assert 0.1 < found["alpha"] < 1
+    assert found["cost_ratio"] > 0
+    first = found["chains"][0]
+    assert first["tokens_per_step"] == pytest.approx(1 + found["alpha"])
+    assert first["replayed_tokens_per_step"] == pytest.approx(first["tokens_per_step"], rel=0.15)
+    text = treeopt("calibrate", *DRAFT, *FEW, "--kind", "static", "-o", "alpha.safetensors").stdout
+    assert f"acceptance rate alpha {found['alpha']:.3f}" in text
+
+
+def test_speculative_sampling() -> None:
+    """Equal seeds give equal texts, in fewer steps than tokens; `--nodes` is the root and the chain."""
+    options = ("--acceptance", "rejection", *DRAFT, "--max-new-tokens", "24", "--seed", "3", "--temperature", "0.5")
+    first, again = (treeopt_json("generate", "import os", *options, "--nodes", "4") for _ in range(2))
+    assert first["tokens"] == again["tokens"]
+    assert len(first["step_lengths"]) < len(first["tokens"])
+    assert max(first["step_lengths"]) <= first["nodes"] == 4
+    assert not first["lossy"]
+
+
+def test_profile_of_a_draft_model() -> None:
+    """The profile names the drafter, and its steps are of the draft model too."""
+    options = ("--sizes", "4", "--context", "32", "--repeats", "1", "-o", "p.yaml", "--force")
+    found = treeopt_json("profile", "--drafter", "model.safetensors", *options)["provenance"]
+    assert (found["drafter"], found["drafter_name"]) == (load_drafter("model.safetensors").id, "model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("calibrate", "--drafter", "model"), "needs --draft"),
+        (("learn", "--drafter", "ngram", *DRAFT, "--model", "pocket"), "has no draft model"),
+        (("learn", "--drafter", "model", *DRAFT, "--heads", "pocket"), "uses no heads"),
+        (("calibrate", *DRAFT, "--learn-tokens", "9"), "--learn-tokens belongs to"),
+        (("generate", "x", *DRAFT), "--draft needs --drafter"),
+        (("profile", *DRAFT), "--draft needs --drafter"),
+        (("generate", "x", "--acceptance", "rejection"), "needs --draft"),
+        (("generate", "x", "--acceptance", "rejection", *DRAFT, "--tree", "static.yaml"), "leave out --tree"),
+        (("generate", "x", "--nodes", "4"), "--nodes belongs to --acceptance rejection"),
+    ],
+)
+def test_contradictions(arguments: tuple[str, ...], message: str) -> None:
+    """Options that contradict each other are a usage error that says how."""
+    assert message in treeopt(*arguments, status=2).stderr.replace("\n", " ")
+
+
+def test_refused_models() -> None:
+    """A draft model that does not exist, or does not fit the drafter, is refused by the name of the option."""
+    missing = treeopt("calibrate", "--draft", "./nowhere", *FEW, status=3)
+    assert error_number(missing) == "E201"
+    assert "--draft ./nowhere" in missing.stderr
+    alone = ("--model", str(pocket()), "--drafter", "ngram", "--learn-tokens", "0")
+    treeopt("calibrate", *alone, *FEW, "-o", "n.safetensors")
+    with_draft = treeopt("calibrate", *DRAFT, *FEW, "--drafter", "n.drafter.safetensors", status=3)
+    assert error_number(with_draft) == "E223"

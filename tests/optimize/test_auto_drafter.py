@@ -1,0 +1,274 @@
+"""The fastest of several drafters, against loops over all sizes and positions with made-up seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import stretches
+from per_step_traces import naive, traced
+
+from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.auto_drafter import DrafterChoice, choose_drafter
+from treeopt.optimize.budget import step_seconds
+from treeopt.optimize.build_job import Job
+from treeopt.optimize.curve import default_sizes
+from treeopt.optimize.mixtures import join_tasks
+from treeopt.optimize.per_step import fastest_policy
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import tree_limits
+from treeopt.policy import TreePolicy
+from treeopt.tree import Tree
+
+Seconds = dict[int, tuple[float, float]]  # of a whole step, and of drafting, by nodes
+CHEAP: Seconds = {1: (1.0, 0.0), 2: (1.05, 0.03), 8: (1.1, 0.04), 40: (1.4, 0.06)}
+STEEP: Seconds = {1: (1.0, 0.0), 2: (1.2, 0.1), 8: (2.5, 0.5), 40: (9.0, 2.0)}
+SLOW: Seconds = {n: (s - part + (n > 1) * 0.9, (n > 1) * 0.9) for n, (s, part) in CHEAP.items()}  # to draft
+NAMES = {"d1": "ngram", "d2": "model+ngram", "": "heads"}
+MACHINE = {"model_id": "b1", "device": "cpu", "dtype": "float32", "threads": 1}
+WHOLE = Job(nodes=None)
+
+
+def profile_of(seconds: Seconds, drafter: str, kind: str, **machine: Any) -> LatencyProfile:
+    """A profile of a drafter's trees at batch 1; drafting is stated for per-step trees alone, as `treeopt profile`."""
+    points = [
+        LatencyPoint(n, 1, 512, s, s, s, part if part and kind == "dynamic" else None)
+        for n, (s, part) in seconds.items()
+    ]
+    source = {"kind": kind, "drafter_name": NAMES[drafter], **({"drafter": drafter} if drafter else {})}
+    return LatencyProfile.from_points(points, {**MACHINE, **source, **machine})
+
+
+def rates(calibrations: dict[str, Calibration], profiles: list[LatencyProfile]) -> dict[tuple[str, str], float]:
+    """Tokens per second of each drafter and kind that has a profile, by loops over sizes and positions."""
+    found = {}
+    for profile in profiles:
+        drafter, kind = str(profile.drafter), str(profile.kind)
+        calibration = calibrations[drafter]
+        if kind == "static":
+            fitter = Fitter(calibration, tree_limits(calibration, profile.largest()))
+            fit = fitter.choose(WHOLE.methods)
+            sizes = default_sizes(len(fit.growth.values) + 1)
+            steps = fitter.cross_validated_steps(fit.method, sizes)
+            taus = [calibration.positions / each.sum() for each in steps]
+            by_size = (np.interp(n, sizes, taus) / step_seconds(profile, n) for n in range(1, sizes[-1] + 1))
+            found[drafter, kind] = float(max(by_size))
+        else:
+            policy = fastest_policy(calibration, profile)
+            sizes = naive(policy, calibration)[1]
+            known = [point.nodes for point in profile.points[1:]]
+            drafting = np.interp([*sizes, policy.nodes], known, [point.drafting or 0.0 for point in profile.points[1:]])
+            seconds = sum(step_seconds(profile, size) for size in sizes) - drafting[:-1].sum()
+            found[drafter, kind] = calibration.positions / (seconds + len(sizes) * drafting[-1])
+    return found
+
+
+CALIBRATIONS = {"d1": traced(1, sequences=20), "d2": traced(2, sequences=20, heads=4, exact=True, drafter="d2")}
+KEYS = [("d1", "static"), ("d1", "dynamic"), ("d2", "static"), ("d2", "dynamic")]
+
+
+def choose(seconds: dict[tuple[str, str], Seconds], job: Job = WHOLE, **options: Any) -> DrafterChoice:
+    """The choice between both drafters with these seconds."""
+    profiles = [profile_of(curve, *key) for key, curve in seconds.items()]
+    return choose_drafter(list(CALIBRATIONS.values()), profiles, job, **options)
+
+
+@pytest.mark.parametrize("cheap", KEYS)
+def test_choice_equals_brute_force(cheap: tuple[str, str]) -> None:
+    """The drafter and kind with the most tokens per second is taken, and each one's figure is that of the loops."""
+    seconds = {key: CHEAP if key == cheap else STEEP for key in KEYS}
+    expected = rates(CALIBRATIONS, [profile_of(curve, *key) for key, curve in seconds.items()])
+    choice = choose(seconds)
+    figures = {(one.group.drafter_id, one.kind): one.budget for one in choice.candidates}
+    assert list(figures) == KEYS
+    for key, budget in figures.items():
+        assert budget is not None
+        assert budget.tokens_per_second == pytest.approx(expected[key])
+        assert budget.speedup == pytest.approx(expected[key] * 1.0)  # the autoregressive step takes one second
+    best = max(expected, key=expected.__getitem__)
+    assert best == cheap
+    assert (choice.best.group.drafter_id, choice.best.kind) == best
+    assert (choice.plan.drafter, isinstance(choice.plan, TreePolicy)) == (best[0], best[1] == "dynamic")
+    assert choice.plan.nodes == choice.budget.nodes
+    assert choice.warnings == ()
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_time_of_drafting_decides(kind: str) -> None:
+    """The drafter with more tokens per step loses by the time of its drafting, which is most of its steps."""
+    seconds = {("d1", kind): CHEAP, ("d2", kind): SLOW}
+    choice = choose(seconds, kinds=[kind])
+    taus = {one.group.drafter_id: one.budget.tokens_per_step for one in choice.candidates if one.budget}
+    assert taus["d2"] > taus["d1"]
+    assert choice.best.group.drafter_id == "d1"
+    verified = {key: {n: (s - part, 0.0) for n, (s, part) in curve.items()} for key, curve in seconds.items()}
+    assert choose(verified, kinds=[kind]).best.group.drafter_id == "d2"  # without that time the other one would win
+
+
+def test_calibrations_of_one_drafter_are_its_tasks() -> None:
+    """Two texts files of one drafter count together, by their tokens, and the tree is of both."""
+    tasks = [traced(seed, sequences=20) for seed in (1, 5)]
+    profiles = [profile_of(CHEAP, "d1", kind) for kind in ("static", "dynamic")]
+    choice = choose_drafter(tasks, profiles, WHOLE)
+    joined, _ = join_tasks(tasks)
+    expected = rates({"d1": joined}, profiles)
+    assert {("d1", one.kind): one.budget.tokens_per_second for one in choice.candidates if one.budget} == pytest.approx(
+        expected
+    )
+    static = choose_drafter(tasks, profiles[:1], WHOLE)
+    assert isinstance(static.plan, Tree)
+    assert static.plan.source["method"]["chosen_by"] == "shares"
+    policy = choose_drafter(tasks, profiles[1:], WHOLE).plan
+    assert policy == fastest_policy(joined, profiles[1])
+    assert policy.source["calibration"]["sequences"] == 40
+
+
+def test_given_number_of_nodes_is_the_only_size() -> None:
+    """With a number of nodes the drafters compete at that size, whatever would be faster."""
+    choice = choose(dict.fromkeys(KEYS, STEEP), Job(nodes=12))
+    assert [one.budget.nodes for one in choice.candidates if one.budget] == [12, 12, 12, 12]
+    assert choice.plan.nodes == 12
+    for one in choice.candidates:
+        assert one.budget is not None
+        assert one.budget.seconds == pytest.approx(step_seconds(one.group.profiles[one.kind], 12))
+    best = max(one.budget.tokens_per_step for one in choice.candidates if one.budget)
+    assert choice.budget.tokens_per_step == best  # all take the same seconds
+
+
+def test_what_has_no_profile_is_named_with_its_command() -> None:
+    """Candidates without figures say why, and what to run."""
+    calibrations = [CALIBRATIONS["d1"], dataclasses.replace(CALIBRATIONS["d2"], steps=None)]
+    choice = choose_drafter(calibrations, [profile_of(CHEAP, "d1", "static")], WHOLE)
+    found = {(one.group.name, one.kind): (one.missing, one.fix) for one in choice.candidates}
+    command = "treeopt profile --heads heads --drafter d.safetensors --kind {0} -o {0}.profile.yaml"
+    assert found == {
+        ("ngram", "static"): ("", ""),
+        ("ngram", "dynamic"): ("no profile", command.format("dynamic")),
+        ("d.safetensors", "static"): ("no profile", command.format("static")),
+        ("d.safetensors", "dynamic"): (
+            "no traces of per-step trees",
+            "treeopt calibrate --kind dynamic, with the same --drafter",
+        ),
+    }
+    assert choice.best.group.name == "ngram"
+
+
+def test_drafters_of_one_name_are_told_by_their_files() -> None:
+    """Two n-gram drafters are shown with their files."""
+    files = [
+        dataclasses.replace(one, provenance=dataclasses.replace(one.provenance, drafter=f"of/{name}.safetensors"))
+        for name, one in CALIBRATIONS.items()
+    ]
+    profiles = [profile_of(CHEAP, drafter, "static", drafter_name="ngram") for drafter in CALIBRATIONS]
+    names = [one.group.name for one in choose_drafter(files, profiles, WHOLE, kinds=["static"]).candidates]
+    assert names == ["ngram (d1.safetensors)", "ngram (d2.safetensors)"]
+
+
+def test_one_node_where_no_draft_pays() -> None:
+    """Where every draft takes longer than it saves, the tree is the root, and that is said."""
+    hopeless = {1: (1.0, 0.0), 2: (40.0, 0.5), 8: (60.0, 0.5)}
+    choice = choose({("d1", "static"): hopeless})
+    assert (choice.plan.nodes, choice.budget.speedup) == (1, 1.0)
+    assert choice.warnings == ("no drafter is faster than autoregressive decoding on this machine",)
+
+
+def test_profile_without_the_size_leaves_its_candidate_out() -> None:
+    """A profile up to 8 nodes has no seconds of 12; the other drafter is taken."""
+    few = {n: seconds for n, seconds in CHEAP.items() if n <= 8}
+    choice = choose({("d1", "static"): few, ("d2", "static"): STEEP}, Job(nodes=12), kinds=["static"])
+    assert choice.best.group.drafter_id == "d2"
+    assert "12 nodes" in choice.candidates[0].missing
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"device": "cuda"}, "device (cpu, cuda)"),
+        ({"threads": 2}, "threads (1, 2)"),
+        ({"model_id": "b2"}, "model_id (b1, b2)"),
+    ],
+)
+def test_profiles_of_different_machines_are_doubted(changed: dict[str, Any], said: str) -> None:
+    """The comparison is made, and the difference is named."""
+    profiles = [profile_of(CHEAP, "d1", "static"), profile_of(CHEAP, "d2", "static", **changed)]
+    [warning] = choose_drafter(list(CALIBRATIONS.values()), profiles, WHOLE).warnings
+    assert warning == f"the profiles differ in {said}: their seconds cannot be compared"
+
+
+def test_profiles_under_different_load_are_doubted() -> None:
+    """Autoregressive steps that differ by more than a quarter are named."""
+    twice = {n: (2 * s, 2 * part) for n, (s, part) in CHEAP.items()}
+    [warning] = choose({("d1", "static"): CHEAP, ("d2", "static"): twice}).warnings
+    assert warning.startswith("autoregressive steps take 1000.00 to 2000.00 ms")
+
+
+def test_profile_of_a_drafter_without_calibration_is_named() -> None:
+    """It is not used, and that is said."""
+    profiles = [profile_of(CHEAP, "d1", "static"), profile_of(CHEAP, "d2", "static")]
+    choice = choose_drafter([CALIBRATIONS["d1"]], profiles, WHOLE)
+    assert choice.warnings == ("no calibration is of model+ngram (d2), of which there is a profile of static trees",)
+
+
+def test_nothing_to_compare_is_one_error() -> None:
+    """Without any profile the error lists what each candidate lacks, and the commands."""
+    with pytest.raises(TreeoptError) as caught:
+        choose_drafter([CALIBRATIONS["d1"]], [], WHOLE)
+    assert caught.value.code is Code.PROFILE_INVALID
+    assert caught.value.at == "d.safetensors, static: no profile\nd.safetensors, dynamic: no profile"
+    assert [line.split(" --kind ")[1] for line in caught.value.fix.splitlines()] == [
+        "static -o static.profile.yaml",
+        "dynamic -o dynamic.profile.yaml",
+    ]
+
+
+def test_different_base_models_are_refused() -> None:
+    """Tokens per second of two models have nothing in common: E221."""
+    other = dataclasses.replace(CALIBRATIONS["d2"].provenance, model_id="b2", model="other")
+    calibrations = [CALIBRATIONS["d1"], dataclasses.replace(CALIBRATIONS["d2"], provenance=other)]
+    with pytest.raises(TreeoptError) as caught:
+        choose_drafter(calibrations, [profile_of(CHEAP, "d1", "static")], WHOLE)
+    assert caught.value.code is Code.CALIBRATION_MISMATCH
+    assert caught.value.at == "base (b1)\nother (b2)"
+
+
+def test_tasks_of_other_heads_are_refused() -> None:
+    """Within a drafter the calibrations must be comparable, as for a mixture: E221."""
+    other = dataclasses.replace(CALIBRATIONS["d1"].provenance, heads_id="h2")
+    calibrations = [CALIBRATIONS["d1"], dataclasses.replace(CALIBRATIONS["d1"], provenance=other)]
+    with pytest.raises(TreeoptError) as caught:
+        choose_drafter(calibrations, [profile_of(CHEAP, "d1", "static")], WHOLE)
+    assert caught.value.code is Code.CALIBRATION_MISMATCH
+
+
+@pytest.mark.parametrize("two", [True, False])
+def test_unclear_profiles_are_refused(two: bool) -> None:
+    """Two profiles of the same steps, and one that does not say of which, are E230."""
+    one = profile_of(CHEAP, "d1", "static")
+    profiles = [one, profile_of(STEEP, "d1", "static")] if two else [one, LatencyProfile(one.points)]
+    with pytest.raises(TreeoptError) as caught:
+        choose_drafter([CALIBRATIONS["d1"]], profiles, WHOLE)
+    assert caught.value.code is Code.PROFILE_INVALID
+
+
+@pytest.mark.parametrize("wrong", [{"holdout": 2}, {"refine_seconds": 1.0}, {"robust": True}, {"shares": [1.0, 1.0]}])
+def test_options_of_one_drafter_are_refused(wrong: dict[str, Any]) -> None:
+    """These are for the tree of one drafter."""
+    with pytest.raises(ValueError, match="neither"):
+        choose_drafter(list(CALIBRATIONS.values()), [], Job(nodes=None, **wrong))
+    with pytest.raises(ValueError, match="takes calibrations"):
+        choose_drafter([], [], WHOLE)
+
+
+@pytest.mark.parametrize("nodes", [None, 24])
+def test_options_of_static_trees_reach_them(nodes: int | None) -> None:
+    """On traces whose levels depend on each other, the estimate of the Medusa tree has fewer tokens per step."""
+    calibration, profiles = stretches(1), [profile_of({1: (1.0, 0.0), 24: (1.0, 0.5)}, "", "static")]
+    medusa = Job(nodes=nodes, values="independent", weights="uniform", exactly=True)
+    jobs = (Job(nodes=nodes), medusa, Job(nodes=nodes, max_depth=1))
+    best, found, flat = (choose_drafter([calibration], profiles, job, kinds=["static"]) for job in jobs)
+    assert best.budget.tokens_per_step > found.budget.tokens_per_step
+    assert flat.plan.depth == 1

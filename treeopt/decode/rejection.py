@@ -1,0 +1,122 @@
+"""Speculative sampling: a chain drawn from a draft model, and the rejection rule of Leviathan et al. and Chen et al.
+
+Drafts that are listed, as in trees, are accepted by one draw of the target at every node (`Sample`). Drafts that are
+drawn from a distribution q can be accepted more often: draft x with probability min(1, p(x) / q(x)), and after the
+first rejection the next token is drawn from max(0, p - q), normalised. Both give the distribution of the target.
+
+Sources: arXiv:2211.17192, algorithm 1; arXiv:2302.01318, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from treeopt.decode.accept import best, draw
+from treeopt.decode.rules import Sample
+from treeopt.drafter import Drafter
+from treeopt.drafting.interface import Drafts, ProposerSession
+from treeopt.drafting.model import ModelProposer, ModelSession
+from treeopt.models.base import Base
+from treeopt.models.draft import as_draft
+from treeopt.models.given import GivenModel
+from treeopt.tree import MAX_DEPTH, Tree
+from treeopt.verify.buffers import compile_ranks
+
+NUM_DRAFTS = (
+    4  # default length of a chain: the best one for a 7B model with a draft of 68M (arXiv:2401.10774, appendix B)
+)
+_MOST_SEEDS = 1 << 63
+_OTHER_SEED = 0x5851F42D4C957F2D  # drafts are drawn independently of the target's draws
+
+
+@dataclass(frozen=True)
+class Rejection(Sample):
+    """Speculative sampling; settings, and the distribution of the texts, as `Sample`.
+
+    It is for the drafts of a `DrawnChain`. Drafts of other trees are accepted as by `Sample`.
+    """
+
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        q = drafts.drawn_from
+        if q is None or self.temperature == 0:
+            return super().accept(drafts, logits, generator)
+        p = self.scores(logits).softmax(-1)  # [B, N, V]
+        drawn = drafts.tokens[:, 1:, None]
+        likely, asked = (each.gather(2, drawn)[..., 0] for each in (p[:, :-1], q))
+        uniform = torch.rand(likely.shape, generator=generator, device=likely.device)
+        node = (uniform * asked < likely).long().cumprod(1).sum(1)  # the first of a chain that is rejected ends it
+        rows = torch.arange(len(node), device=node.device)
+        rest = p[rows, node] - pad(q, (0, 0, 0, 1))[rows, node]  # after the last draft nothing was asked
+        rest = rest.clamp(min=0)
+        # By rounding nothing may remain where p is q; then nothing was rejected either, or p is as good.
+        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p[rows, node])
+        return node, draw(rest.log(), generator)
+
+
+class DrawnChain:
+    """A tree source: at every step a chain of tokens that are drawn from a draft model, each after the ones before.
+
+    Args:
+        base: the base model.
+        draft: the draft model, in any form of a model.
+        rule: the settings of the draft's distribution, which need not be those of the target's; at temperature 0 each
+            draft is the draft model's most likely token.
+        num_drafts: length of the chain, at least 1.
+
+    Raises:
+        TreeoptError: as `ModelProposer`.
+        ValueError: where the length is out of range.
+    """
+
+    tree = None
+
+    def __init__(self, base: Base, draft: GivenModel, rule: Sample, num_drafts: int = NUM_DRAFTS) -> None:
+
+        if not 1 <= num_drafts <= MAX_DEPTH:
+            raise ValueError(f"num_drafts is {num_drafts}, not from 1 to {MAX_DEPTH}")
+        model = as_draft(draft, base)
+        assert model is not None
+        self._rule = rule
+        self._proposer = ModelProposer(base, model, Drafter.model_only(num_drafts, 1, model.fingerprint))
+        self._chain = compile_ranks(Tree.chain(num_drafts), base.device)
+        self.nodes, self.depth, self.window = num_drafts + 1, num_drafts, ModelProposer.window
+
+    def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
+        return _DrawnSession(self._proposer, texts, self._rule)
+
+    def draft(self, session: ProposerSession, roots: Tensor, states: Tensor) -> Drafts:
+        assert isinstance(session, _DrawnSession)
+        tokens, drawn_from = session.drawn(self.depth)
+        tokens = torch.cat([roots[:, None], tokens.to(roots.device)], dim=1)
+        return Drafts(tokens, self._chain, drawn_from=drawn_from.to(roots.device))
+
+
+class _DrawnSession(ModelSession):
+    """A session of the draft model with a generator of its own."""
+
+    def __init__(self, proposer: ModelProposer, texts: Sequence[Sequence[int]], rule: Sample) -> None:
+        super().__init__(proposer, texts, proposer.depth)
+        self._rule, self._generator = rule, None
+        if rule.seed is not None:
+            seed = (rule.seed ^ _OTHER_SEED) % _MOST_SEEDS
+            self._generator = torch.Generator(proposer.draft.device).manual_seed(seed)
+
+    def drawn(self, count: int) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [B, count] drawn one after another, and the distributions float [B, count, V] of each."""
+        logits = self.advance()
+        tokens, drawn_from = [], []
+        missing = max(0, self._proposer.vocab_size - logits.shape[-1])
+        for depth in range(count):
+            scores = pad(self._rule.scores(logits[:, : self._proposer.vocab_size]), (0, missing), value=-torch.inf)
+            if self._rule.temperature == 0:
+                scores = torch.full_like(scores, -torch.inf).scatter_(1, best(scores)[:, None].clamp(min=0), 0.0)
+            drawn_from.append(scores.softmax(-1))
+            tokens.append(draw(scores, self._generator))
+            if depth + 1 < count:
+                logits = self.follow(tokens[-1], depth)
+        return torch.stack(tokens, 1), torch.stack(drawn_from, 1)

@@ -1,0 +1,282 @@
+"""The drafter, kind and size of tree with the most tokens per second, the time of drafting included.
+
+Drafters differ in tokens per step and in the seconds that drafting takes. A calibration gives the first, a latency
+profile of the same drafter and kind the second: its steps contain drafting. So the comparison is of whole steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+
+from treeopt.calibration import Calibration
+from treeopt.drafter import HEADS, KINDS
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.optimize.auto_nodes import best_size
+from treeopt.optimize.budget import Budget, profile_command, step_seconds
+from treeopt.optimize.build_job import Job, run_job
+from treeopt.optimize.mixtures import join_tasks
+from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
+from treeopt.optimize.refine import Limits
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import MAX_NODES, check_size, tree_limits
+from treeopt.policy import Plan, TreePolicy
+from treeopt.progress import Progress, silent
+
+_SETTINGS = ("model_id", "device", "dtype", "threads", "attention")  # that comparable profiles share
+_DRIFT = 1.25  # ratio of one-node steps of two profiles from which on they were measured under different load
+_LEFT_OUT = (Code.PROFILE_INVALID, Code.TREE_INVALID)  # errors that leave out one candidate
+
+
+@dataclass(frozen=True)
+class DrafterGroup:
+    """The calibrations of one drafter.
+
+    Args:
+        name: of the drafter: that of its profiles, else of its file; with its file where two have the same name.
+        drafter_id: as in the provenance of its calibrations; empty for the guesses of the heads.
+        calibrations: one, or one for each task.
+        joined: the texts of all of them.
+        profiles: its profiles by kind.
+    """
+
+    name: str
+    drafter_id: str
+    calibrations: tuple[Calibration, ...]
+    joined: Calibration
+    profiles: dict[str, LatencyProfile]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter and a kind of trees.
+
+    Args:
+        group: the drafter.
+        kind: `static` or `dynamic`.
+        budget: the figures of the size with the most tokens per second, or of the given size; None without them.
+        missing: why there are no figures.
+        fix: the command that helps.
+    """
+
+    group: DrafterGroup
+    kind: str
+    budget: Budget | None
+    missing: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class DrafterChoice:
+    """The result of `choose_drafter`.
+
+    Args:
+        plan: the tree or policy with the most tokens per second.
+        best: the candidate that it is of.
+        candidates: all of them: each drafter in the order of the calibrations, static before per-step trees.
+        warnings: doubts about the comparison.
+    """
+
+    plan: Plan
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def budget(self) -> Budget:
+        """The figures of the best candidate."""
+        assert self.best.budget is not None
+        return self.best.budget
+
+
+def choose_drafter(
+    calibrations: Sequence[Calibration],
+    profiles: Sequence[LatencyProfile],
+    job: Job,
+    *,
+    kinds: Sequence[str] = KINDS,
+    progress: Progress = silent,
+) -> DrafterChoice:
+    """Build the tree or policy with the most tokens per second over several drafters.
+
+    Tokens per step of static trees are cross-validated where there are enough different texts; those of per-step trees
+    are replayed. The texts of several calibrations of one drafter count by their tokens.
+
+    Args:
+        calibrations: of one base model, at least one of each drafter; several of one drafter are its tasks.
+        profiles: at most one of each drafter and kind; candidates without one are left out.
+        job: number of nodes (None: the fastest of each candidate), batch and context, and the options of static trees.
+            It has no holdout, refining, shares or robust tree.
+        kinds: the kinds of trees that compete.
+        progress: called after each growth.
+
+    Raises:
+        ValueError: where the job has other options, or there are no calibrations.
+        TreeoptError: E221 where the calibrations are of different base models, or those of a drafter cannot be
+            compared; E204 where no file could hold a tree of the given size; E230 where two profiles are of one drafter
+            and kind, a profile names no drafter, or no candidate has figures.
+    """
+    if not calibrations or job.holdout or job.refine_seconds or job.robust or job.shares is not None:
+        raise ValueError("a choice of drafters takes calibrations, and neither holdout, refining, shares nor robust")
+    groups, unused = _groups(calibrations, profiles)
+    if job.nodes is not None:
+        for group in groups:
+            check_size(_limits(group.joined, job, job.nodes), group.joined.num_heads, "--nodes")
+    candidates = tuple(_candidate(group, kind, job, progress) for group in groups for kind in kinds)
+    known = [(one, one.budget) for one in candidates if one.budget is not None]
+    if not known:
+        raise _nothing(candidates)
+    best, _ = max(known, key=lambda pair: (pair[1].tokens_per_second, -pair[1].nodes))
+    plan = _plan(best, job, progress)
+    used = [one.group.profiles[one.kind] for one, _ in known]
+    warnings = (*unused, *_doubts(used, job), *_slow([budget for _, budget in known]))
+    return DrafterChoice(plan, best, candidates, warnings)
+
+
+def _groups(
+    calibrations: Sequence[Calibration], profiles: Sequence[LatencyProfile]
+) -> tuple[list[DrafterGroup], list[str]]:
+    """The calibrations and profiles of each drafter, and a warning for each profile of none."""
+    models = {calibration.provenance.model_id: calibration.provenance.model for calibration in calibrations}
+    if len(models) > 1:
+        what = "the calibrations are of different base models, so their tokens per second cannot be compared"
+        at = "\n".join(f"{name} ({model_id})" for model_id, name in models.items())
+        raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=at, fix="treeopt calibrate again, with one --model")
+    by_drafter: dict[str, list[Calibration]] = {}
+    for calibration in calibrations:
+        by_drafter.setdefault(calibration.provenance.drafter_id, []).append(calibration)
+    priced: dict[tuple[str, str], LatencyProfile] = {}
+    for profile in profiles:
+        if profile.drafter is None or profile.kind is None:
+            what = "a profile does not say of which drafter and kind its steps are"
+            raise TreeoptError(Code.PROFILE_INVALID, what, fix="measure it with treeopt profile")
+        if priced.setdefault((profile.drafter, profile.kind), profile) is not profile:
+            what = f"two profiles are of {profile.kind} trees by {_called(profile)}"
+            raise TreeoptError(Code.PROFILE_INVALID, what, fix="leave one out")
+    unused = [
+        f"no calibration is of {_called(profile)}, of which there is a profile of {kind} trees"
+        for (drafter_id, kind), profile in priced.items()
+        if drafter_id not in by_drafter
+    ]
+    groups = [_group(drafter_id, several, priced) for drafter_id, several in by_drafter.items()]
+    names = [group.name for group in groups]
+    return [group if names.count(group.name) == 1 else _with_file(group) for group in groups], unused
+
+
+def _group(
+    drafter_id: str, calibrations: Sequence[Calibration], priced: dict[tuple[str, str], LatencyProfile]
+) -> DrafterGroup:
+    joined = calibrations[0] if len(calibrations) == 1 else join_tasks(calibrations)[0]
+    profiles = {kind: profile for (drafter, kind), profile in priced.items() if drafter == drafter_id}
+    named = [str(profile.provenance["drafter_name"]) for profile in profiles.values() if _named(profile)]
+    file = PurePath(joined.provenance.drafter).name
+    name = (named or [file or drafter_id])[0] if drafter_id else HEADS
+    return DrafterGroup(name, drafter_id, tuple(calibrations), joined, profiles)
+
+
+def _with_file(group: DrafterGroup) -> DrafterGroup:
+    """The group with its drafter's file in its name, or the drafter's id where no file is known."""
+    known = PurePath(group.joined.provenance.drafter).name or group.drafter_id
+    return dataclasses.replace(group, name=f"{group.name} ({known})") if known else group
+
+
+def _named(profile: LatencyProfile) -> bool:
+    return bool(profile.provenance.get("drafter_name"))
+
+
+def _called(profile: LatencyProfile) -> str:
+    """The drafter of a profile, for a message."""
+    name = str(profile.provenance.get("drafter_name", "")) or (HEADS if not profile.drafter else "drafter")
+    return f"{name} ({profile.drafter})" if profile.drafter else name
+
+
+def _candidate(group: DrafterGroup, kind: str, job: Job, progress: Progress) -> Candidate:
+    """The figures of a drafter's trees of one kind, or why there are none."""
+    profile = group.profiles.get(kind)
+    static = kind == KINDS[0]
+    if not static and group.joined.steps is None:
+        again = "treeopt calibrate --kind dynamic, with the same --drafter"
+        return Candidate(group, kind, None, "no traces of per-step trees", again)
+    if profile is None:
+        return Candidate(group, kind, None, "no profile", profile_command(group.joined, kind))
+    try:
+        budget = _static_budget(group, profile, job, progress) if static else _dynamic_budget(group, profile, job)
+    except TreeoptError as error:
+        if error.code not in _LEFT_OUT:
+            raise
+        return Candidate(group, kind, None, error.what, error.fix)
+    return Candidate(group, kind, budget)
+
+
+def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: Job, progress: Progress) -> Budget:
+    """The figures of the best static tree of the given or the fastest size."""
+    where = (job.batch, job.context)
+    one = step_seconds(profile, ONE_NODE, *where)
+    largest = job.nodes or min(profile.largest(*where), MAX_NODES)
+    fitter = Fitter(group.joined, _limits(group.joined, job, largest), progress=progress)
+    if job.nodes is None:
+        return best_size(fitter, job.methods, profile, *where).best
+    fit = fitter.choose(job.methods)
+    taken = fitter.steps(fit.tree) if fit.steps is None else fit.steps
+    tau = group.joined.positions / max(int(taken.sum()), 1)
+    seconds = step_seconds(profile, fit.tree.nodes, *where)
+    return Budget(fit.tree.nodes, tau, seconds, seconds / one, tau * one / seconds)
+
+
+def _dynamic_budget(group: DrafterGroup, profile: LatencyProfile, job: Job) -> Budget:
+    """The figures of the per-step trees of the given size, or of the fastest policy."""
+    policy = _policy(group, profile, job)
+    return policy_budget(policy, group.joined, profile, batch=job.batch, context=job.context)
+
+
+def _policy(group: DrafterGroup, profile: LatencyProfile, job: Job) -> TreePolicy:
+    if job.nodes is not None:
+        return build_policy(group.joined, job.nodes)
+    return fastest_policy(group.joined, profile, batch=job.batch, context=job.context)
+
+
+def _plan(best: Candidate, job: Job, progress: Progress) -> Plan:
+    """The tree or policy of a candidate."""
+    assert best.budget is not None
+    group = best.group
+    if best.kind == KINDS[0]:
+        return run_job(group.calibrations, dataclasses.replace(job, nodes=best.budget.nodes), progress=progress).tree
+    return _policy(group, group.profiles[best.kind], job)
+
+
+def _limits(calibration: Calibration, job: Job, nodes: int) -> Limits:
+    return tree_limits(calibration, nodes, top_k=job.top_k, max_depth=job.max_depth, max_rank=job.max_rank)
+
+
+def _doubts(profiles: Sequence[LatencyProfile], job: Job) -> list[str]:
+    """Warnings where profiles were measured on different machines, or under different load."""
+    found = []
+    values = {name: {str(profile.provenance.get(name, "")) for profile in profiles} for name in _SETTINGS}
+    differing = [f"{name} ({', '.join(sorted(seen))})" for name, seen in values.items() if len(seen) > 1]
+    if differing:
+        found.append(f"the profiles differ in {', '.join(differing)}: their seconds cannot be compared")
+    alone = np.array([step_seconds(profile, ONE_NODE, job.batch, job.context) for profile in profiles])
+    if alone.max() > _DRIFT * alone.min():
+        found.append(
+            f"autoregressive steps take {alone.min() * 1e3:.2f} to {alone.max() * 1e3:.2f} ms by the profiles; measure "
+            "them one after the other on an idle machine"
+        )
+    return found
+
+
+def _slow(budgets: Sequence[Budget]) -> list[str]:
+    fastest = max(budgets, key=lambda budget: budget.tokens_per_second)
+    return ["no drafter is faster than autoregressive decoding on this machine"] if fastest.speedup <= 1 else []
+
+
+def _nothing(candidates: Sequence[Candidate]) -> TreeoptError:
+    """E230 where no candidate has figures, with what each one lacks."""
+    at = "\n".join(f"{one.group.name}, {one.kind}: {one.missing}" for one in candidates)
+    fix = "\n".join(dict.fromkeys(one.fix for one in candidates if one.fix))
+    what = "no drafter has a profile of its steps, so tokens per second are unknown"
+    return TreeoptError(Code.PROFILE_INVALID, what, at=at, why="drafting is a part of each step", fix=fix)
