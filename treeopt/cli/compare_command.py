@@ -51,6 +51,13 @@ _METHODS_HELP = (
 )
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each text.")
 @click.option(
+    "--learn-limit",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Prompts learned from at most, spread evenly over those that are not judged.",
+)
+@click.option(
     "--learn-tokens",
     type=click.IntRange(min=0),
     default=50_000,
@@ -111,8 +118,9 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `compare`, checked before any model is loaded."""
     from treeopt.evaluate.comparison import METHODS, CompareOptions
 
-    names = ("nodes", "texts", "max_new_tokens", "repeats", "learn_tokens", "seed", "batch_size", "chat_template")
-    chosen = {name: options[name] for name in (*names, "prompts_learn")}
+    learning = ("prompts_learn", "learn_limit", "learn_tokens", "seed", "batch_size")
+    names = ("nodes", "texts", "max_new_tokens", "repeats", "chat_template", *learning)
+    chosen = {name: options[name] for name in names}
     if options["methods"] is not None:
         chosen["methods"] = tuple(name.strip() for name in options["methods"].split(","))
         unknown = [name for name in chosen["methods"] if name not in METHODS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,8 +53,8 @@ def compare(
             are then compared at their fastest size as well.
         tokenizer: the model's, where it is not in the folder of its weights.
         progress: called while methods learn, and after each text.
-        options: fields of `CompareOptions`: `methods`, `nodes`, `texts`, `max_new_tokens`, `repeats`, `learn_tokens`,
-            `seed`, `batch_size`, `chat_template`, `prompts_learn`.
+        options: fields of `CompareOptions`: `methods`, `nodes`, `texts`, `max_new_tokens`, `repeats`, `learn_limit`,
+            `learn_tokens`, `seed`, `batch_size`, `chat_template`, `prompts_learn`.
 
     Returns:
         The rows; methods that cannot run have the reason in theirs.
@@ -83,6 +84,7 @@ def compare(
     learned = None if chosen.prompts_learn is None else as_prompt_set(chosen.prompts_learn)
     if learned is None:
         learned, given = halves(given)
+    learned = dataclasses.replace(learned, prompts=tuple(spread_evenly(learned.prompts, chosen.learn_limit)))
     encoded = encode_prompts(base, given, chosen.max_new_tokens, chat_template=chosen.chat_template)
     job = Job(base, loaded, as_draft(draft, base), learned, priced, chosen, progress)
     texts = spread_evenly(_others(job, encoded), chosen.texts)

@@ -6,6 +6,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from treeopt.drafter import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.drafting.learn import Learning
@@ -18,6 +19,8 @@ from treeopt.texts.encode import Skipped, Text
 from treeopt.texts.given_prompts import GivenPrompts
 from treeopt.texts.prompts import Prompt, PromptSet
 
+T = TypeVar("T")
+
 MC_SIM, MEDUSA = "mc_sim_7b_63", "medusa"
 # What `--methods` takes. All but the first two are rows only where they are chosen.
 METHODS = (
@@ -25,8 +28,10 @@ METHODS = (
     *(HEADS, HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM),
 )
 REFERENCES = METHODS[:2]
+# With these, comparing all methods of the built-in model takes less than five minutes.
+DEFAULT_LEARN_LIMIT = 32
 DEFAULT_LEARN_TOKENS = 50_000
-DEFAULT_TEXTS = 20
+DEFAULT_TEXTS = 12
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class CompareOptions:
         texts: number of prompts that are judged, spread evenly over those that are not learned; all where fewer.
         max_new_tokens: maximum number of new tokens of each text.
         repeats: runs of each text by each method.
+        learn_limit: number of prompts that are learned from, spread evenly over those that are not judged; all where
+            fewer.
         learn_tokens: tokens sampled to learn each n-gram table from.
         seed: of the sampling.
         batch_size: prompts that are answered together while learning; texts are judged one at a time.
@@ -54,6 +61,7 @@ class CompareOptions:
     texts: int = DEFAULT_TEXTS
     max_new_tokens: int = 128
     repeats: int = 3
+    learn_limit: int = DEFAULT_LEARN_LIMIT
     learn_tokens: int = DEFAULT_LEARN_TOKENS
     seed: int = 0
     batch_size: int = 16
@@ -62,7 +70,7 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         check_counts(nodes=self.nodes, texts=self.texts, max_new_tokens=self.max_new_tokens)
-        check_counts(repeats=self.repeats, batch_size=self.batch_size)
+        check_counts(repeats=self.repeats, learn_limit=self.learn_limit, batch_size=self.batch_size)
         check_seed(self.seed)
         Learning(self.learn_tokens)  # raises ValueError
         if not 2 <= self.nodes <= STEP_SIZES[-1]:
@@ -178,8 +186,8 @@ def halves(prompts: PromptSet) -> tuple[PromptSet, PromptSet]:
     return first, second
 
 
-def spread_evenly(texts: Sequence[Text], count: int) -> list[Text]:
-    """At most `count` of the texts, at equal distances, the first included."""
-    if len(texts) <= count:
-        return list(texts)
-    return [texts[i * len(texts) // count] for i in range(count)]
+def spread_evenly(given: Sequence[T], count: int) -> list[T]:
+    """At most `count` of the prompts or texts, at equal distances, the first included."""
+    if len(given) <= count:
+        return list(given)
+    return [given[i * len(given) // count] for i in range(count)]
