@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,8 @@ from treeopt.calibration import MISS, NONE
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
-from treeopt.evaluate.baselines import with_memory
+from treeopt.evaluate import contenders
+from treeopt.evaluate.baselines import Baseline, Run, with_generate, with_memory
 from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, halves, spread_evenly
 from treeopt.evaluate.contenders import NO_DRAFT, NO_HEADS
 from treeopt.evaluate.recycling import recycle_texts
@@ -126,6 +129,28 @@ def test_lookup_that_fails_is_left_out_with_its_message(model: Base, monkeypatch
     monkeypatch.setattr(Base, "generate", refusing)
     found = compare(model, None, rows(4), methods=["lookup"], **SMALL)
     assert [(row.method, row.left_out) for row in found.rows[2:]] == [("prompt lookup", "no cropping")]
+
+
+def test_a_text_that_differs_in_one_repeat_is_counted(model: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wrong token in the last of two repeats of one text: lossless on all texts but one, and not lossless."""
+    calls = []
+
+    def wrong_once(base: Base, **options: Any) -> Baseline:
+        stock = with_generate(base, **options)
+
+        def run(prompts: Sequence[Sequence[int]], new: int) -> list[Run]:
+            [found] = stock(prompts, new)
+            calls.append(prompts)
+            if options and len(calls) == 3:  # the warm-up, and two repeats of the first text
+                found = dataclasses.replace(found, tokens=[*found.tokens[:-1], found.tokens[-1] ^ 1])
+            return [found]
+
+        return run if options else stock
+
+    monkeypatch.setattr(contenders, "with_generate", wrong_once)
+    found = compare(model, None, rows(6), methods=["lookup"], **SMALL)
+    texts = len(found.texts)
+    assert [(row.same, row.lossless) for row in found.rows] == [(texts, True), (texts, True), (texts - 1, False)]
 
 
 def test_learned_prompts_are_never_judged(model: Base) -> None:

@@ -45,7 +45,7 @@ _METHODS_HELP = (
 @click.option(
     "--texts",
     type=click.IntRange(min=1),
-    default=20,
+    default=12,
     show_default=True,
     help="Prompts judged at most, spread evenly over those that are not learned.",
 )
@@ -60,7 +60,7 @@ _METHODS_HELP = (
 @click.option(
     "--learn-tokens",
     type=click.IntRange(min=0),
-    default=50_000,
+    default=20_000,
     show_default=True,
     help="Sampled to learn each n-gram table from.",
 )

@@ -39,6 +39,9 @@ def report_comparison(console: Console, found: Comparison) -> None:
     for row in found.rows:
         if row.left_out:
             console.say(f"{row.method} was left out: {row.left_out}")
+        elif not row.lossless:
+            differing = len(found.texts) - row.same
+            console.warn(f"warning: {row.method} differs on {differing} texts; treeopt validate finds the causes")
     _report_parts(console, found, "category", {row.method: row.by_category for row in found.rows})
     by_turn = {row.method: {f"turn {turn}": one for turn, one in row.by_turn.items()} for row in found.rows}
     if any(len(parts) > 1 for parts in by_turn.values()):

@@ -30,7 +30,7 @@ METHODS = (
 REFERENCES = METHODS[:2]
 # With these, comparing all methods of the built-in model takes less than five minutes.
 DEFAULT_LEARN_LIMIT = 32
-DEFAULT_LEARN_TOKENS = 50_000
+DEFAULT_LEARN_TOKENS = 20_000
 DEFAULT_TEXTS = 12
 
 
