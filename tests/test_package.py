@@ -68,14 +68,16 @@ def test_setup_cfg_names_every_package() -> None:
         for kind in ("trees", "calibration")
         for path in [ROOT_FOLDER / kind, *(p for p in (ROOT_FOLDER / kind).rglob("*") if p.is_dir())]
     }
-    built_in = {"treeopt.data.pocket", "treeopt.data.pocket.heads"}
+    built_in = {"treeopt.data.pocket", "treeopt.data.pocket.heads", "treeopt.data.pocket-draft"}
     assert listed == code | data | built_in
 
 
 def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     """The wheel, installed elsewhere, finds its data and adds one top-level name."""
     source = tmp_path / "source"  # built from a copy: building leaves files behind
-    left_out = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "dist", "demo", "pocket-made")
+    left_out = shutil.ignore_patterns(
+        ".*", "__pycache__", "*.egg-info", "dist", "demo", "pocket-made", "pocket-draft-made"
+    )
     shutil.copytree(ROOT_FOLDER, source, ignore=left_out)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     wheel_command = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
@@ -93,15 +95,17 @@ def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     # The clean environment borrows the dependencies, but not the editable install, of this one.
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), *borrowed])}
-    code = "import json, treeopt; from treeopt.files.bundled import pocket, zoo, prompt_sets; "
+    code = "import json, treeopt; from treeopt.files.bundled import pocket, pocket_draft, zoo, prompt_sets; "
     code += "nodes = treeopt.load_tree('mc_sim_7b_63').nodes; "
     code += "model = sorted(str(p.relative_to(pocket())) for p in pocket().rglob('*.safetensors')); "
-    code += "print(json.dumps([treeopt.__file__, len(zoo()), list(prompt_sets()), nodes, model]))"
+    code += "draft = sorted(p.name for p in pocket_draft().iterdir()); "
+    code += "print(json.dumps([treeopt.__file__, len(zoo()), list(prompt_sets()), nodes, model, draft]))"
     done = subprocess.run([python, "-c", code], cwd=empty, env=environment, capture_output=True, text=True, check=True)
-    file, trees, sets, nodes, model = json.loads(done.stdout)
+    file, trees, sets, nodes, model, draft = json.loads(done.stdout)
     assert Path(file).is_relative_to(target)
     assert (trees, sets, nodes) == (10, ["alpaca_eval", "pocket"], 64)
     assert model == ["heads/medusa_lm_head.safetensors", "model.safetensors"]
+    assert draft == ["README.md", "config.json", "generation_config.json", "losses.json", "model.safetensors"]
     failed = subprocess.run(
         [python, "-c", "import trees"], cwd=empty, env=environment, capture_output=True, check=False
     )

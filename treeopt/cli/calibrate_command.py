@@ -93,9 +93,8 @@ def run(console: Console, **options: Any) -> None:
     with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
     base, loaded = load_models(console, options, with_heads=with_heads)
     draft = load_draft_model(console, options, base, drafter)
-    if drafter is not None:
-        warn_other_drafter(console, drafter, base, loaded, draft)
-        _warn_known(console, drafter, prompts)
+    warn_other_drafter(console, drafter, base, loaded, draft)
+    _warn_known(console, drafter, prompts)
     say_prompts(console, prompts)
     if drafter_file is None:
         warn_no_trees(console, base, "its traces are of use in other engines only")
@@ -120,8 +119,7 @@ def run(console: Console, **options: Any) -> None:
     _save(run, drafter_file, options)
     if run.learned is not None:
         report_learned(console, run.learned, run.calibration.positions)
-    if draft is not None:
-        report_acceptance(console, run.calibration)
+    report_acceptance(console, run.calibration, draft)
     report_calibration(console, run, options["output"], drafter_file if run.learned is not None else None)
 
 
@@ -164,8 +162,10 @@ def _save(run: CalibrationRun, drafter_file: str | None, options: dict[str, Any]
     save_calibration(calibration, options["output"], overwrite=options["force"])
 
 
-def _warn_known(console: Console, drafter: Drafter, prompts: PromptSet) -> None:
+def _warn_known(console: Console, drafter: Drafter | None, prompts: PromptSet) -> None:
     """Warn where a drafter was learned from these prompts."""
+    if drafter is None:
+        return
     first, last = drafter.source.get("rows", (0, -1))
     known = prompts.sha256 in drafter.source.get("prompts", {})
     if known and first <= prompts.prompts[-1].row and prompts.prompts[0].row <= last:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
 from treeopt.optimize.leviathan import ChainFigures, ChainPrediction, predict_chains
 
+if TYPE_CHECKING:
+    from treeopt.models.base import Base
+
 _SHOWN = 8  # chains of more drafts are shown only where one is the fastest
 
 
-def report_acceptance(console: Console, calibration: Calibration) -> None:
-    """Print the acceptance rate, and the tokens per step of chains by the formula and by replay."""
+def report_acceptance(console: Console, calibration: Calibration, draft: Base | None) -> None:
+    """With a draft model, print the acceptance rate, and tokens per step of chains by the formula and by replay."""
+    if draft is None:
+        return
     found = predict_chains(calibration, 0.0)
     console.say(f"acceptance rate alpha {found.alpha:.3f}: positions where the drafter's best token is the base's")
     chains = found.chains[:_SHOWN]

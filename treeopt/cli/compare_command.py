@@ -22,6 +22,7 @@ from treeopt.cli.options import (
     say_prompts,
 )
 from treeopt.files.atomic import write_text
+from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.marks import PICTURE, write_marked
 from treeopt.files.profiles import load_profile
 from treeopt.policy import STEP_SIZES
@@ -77,7 +78,7 @@ def run(console: Console, **options: Any) -> None:
     trees have --nodes nodes; published ones keep their size. The methods take turns in one process, text by text.
 
     What a method must learn it learns from other prompts than those that are judged. A method that cannot run here is
-    left out, and its line says why: heads and draft model are given by --heads and --draft.
+    left out, and its line says why: heads and draft model are given by --heads and --draft. The built-in model has both.
 
     A profile must be of a drafter that was learned like those here; its drafter and kind are then compared at the size
     with the most tokens per second as well.
@@ -95,6 +96,8 @@ def run(console: Console, **options: Any) -> None:
 
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
     base, loaded = load_models(console, options, with_heads=not model_alone(options))
+    if options["heads"] is None and options["model"] is None and options["draft"] is None:
+        options["draft"] = POCKET_DRAFT
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     with console.progress("compare") as progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,6 +39,9 @@ from treeopt.cli.options import (
 from treeopt.drafter import HEADS_NGRAM, MODEL, NGRAM
 from treeopt.files.drafters import DEFAULT_FILE, save_drafter
 from treeopt.policy import STEP_SIZES
+
+if TYPE_CHECKING:
+    from treeopt.evaluate.learn_drafter import LearnedDrafter
 
 
 @command("learn")
@@ -96,40 +99,38 @@ def run(console: Console, **options: Any) -> None:
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     check_trees(base)
-    learning = Learning(
-        options["learn_tokens"],
-        options["temperature"],
-        options["seed"],
-        ngram=drafter in WITH_TABLE,
-        levels=options["levels"],
-    )
+    made = {"seed": options["seed"], "ngram": drafter in WITH_TABLE, "levels": options["levels"]}
+    learning = Learning(options["learn_tokens"], options["temperature"], **made)
     announce_learning(console, learning, prompts, options["max_new_tokens"])
     with not_resumable(console, options), console.progress("learn") as progress:
         found = learn_drafter(
             base,
             prompts,
             loaded,
-            max_new_tokens=options["max_new_tokens"],
-            batch_size=options["batch_size"],
-            chat_template=options["chat_template"],
+            **{name: options[name] for name in ("max_new_tokens", "batch_size", "chat_template")},
             learning=learning,
             draft=draft,
             sizes=options["nodes"] or SIZES,
             progress=progress,
         )
     save_drafter(found.drafter, options["output"], overwrite=options["force"])
-    assert found.run.learned is not None
-    report_learned(console, found.run.learned, found.run.calibration.positions)
+    where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
+    _report(console, found, options["output"], where)
+
+
+command = run
+
+
+def _report(console: Console, found: LearnedDrafter, output: str, where: str) -> None:
+    """Print the drafter and its plans; `where` are the options that name its models."""
+    learned = found.run.learned
+    assert learned is not None
+    report_learned(console, learned, found.run.calibration.positions)
     report_reliability(console, found.run.calibration)
     report_plans(console, found)
     if found.chains is not None:
         report_chains(console, found.chains)
     say_skipped(console, found.run.skipped)
-    where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
-    console.note(f"wrote {options['output']}   next: treeopt generate 'PROMPT' {where} --drafter {options['output']}")
+    console.note(f"wrote {output}   next: treeopt generate 'PROMPT' {where} --drafter {output}")
     chains = {} if found.chains is None else {"chains": chains_as_dict(found.chains)}
-    learned = learned_as_dict(found.run.learned)
-    console.result({**learned, **plans_as_dict(found), **chains, "output": options["output"]})
-
-
-command = run
+    console.result({**learned_as_dict(learned), **plans_as_dict(found), **chains, "output": output})

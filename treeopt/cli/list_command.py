@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treeopt.cli.console import Console, command
-from treeopt.files.bundled import POCKET, prompt_sets, zoo
+from treeopt.files.bundled import POCKET, POCKET_DRAFT, prompt_sets, zoo
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 
@@ -18,6 +18,7 @@ def run(console: Console) -> None:
     console.table(["tree", "nodes", "depth", "from"], rows)
     console.say(f"prompt sets: {', '.join(prompt_sets())}")
     console.say(f"built-in model with heads, the default of --heads and --model: {POCKET}")
+    console.say(f"built-in draft model for it: {POCKET_DRAFT}")
     described = [
         {"name": name, "nodes": tree.nodes, "depth": tree.depth, "leaves": len(tree.leaves), **tree.source}
         for name, tree in trees.items()

@@ -47,11 +47,11 @@ class Rejection(Sample):
             return super().accept(drafts, logits, generator)
         p = self.scores(logits).softmax(-1)  # [B, N, V]
         drawn = drafts.tokens[:, 1:, None]
-        likely, asked = (each.gather(2, drawn)[..., 0] for each in (p[:, :-1], q))
+        likely, under_q = (each.gather(2, drawn)[..., 0] for each in (p[:, :-1], q))
         uniform = torch.rand(likely.shape, generator=generator, device=likely.device)
-        node = (uniform * asked < likely).long().cumprod(1).sum(1)  # the first of a chain that is rejected ends it
+        node = (uniform * under_q < likely).long().cumprod(1).sum(1)  # the first of a chain that is rejected ends it
         rows = torch.arange(len(node), device=node.device)
-        rest = p[rows, node] - pad(q, (0, 0, 0, 1))[rows, node]  # after the last draft nothing was asked
+        rest = p[rows, node] - pad(q, (0, 0, 0, 1))[rows, node]  # after the last draft there is no q
         rest = rest.clamp(min=0)
         # By rounding nothing may remain where p is q; then nothing was rejected either, or p is as good.
         rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, p[rows, node])

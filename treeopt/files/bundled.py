@@ -1,4 +1,4 @@
-"""The bundled data: `trees/` and `calibration/` (in the wheel or beside the package), and the built-in model."""
+"""The bundled data: `trees/` and `calibration/` (in the wheel or beside the package), and the built-in models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from treeopt.errors import Code, TreeoptError
 
 POCKET = "pocket"  # name of the built-in model, its heads and its prompts
+POCKET_DRAFT = "pocket-draft"  # name of its draft model
 _KINDS = ("trees", "calibration")
 
 
@@ -37,4 +38,23 @@ def prompt_sets() -> dict[str, Path]:
 
 def pocket() -> Path:
     """The folder of the built-in model: the base, its heads in `heads/`, and prompts that it was not trained on."""
-    return Path(__file__).resolve().parents[1] / "data" / POCKET
+    return _built_in(POCKET)
+
+
+def pocket_draft() -> Path:
+    """The folder of the built-in draft model, without a tokenizer: see `tokenizer_of`."""
+    return _built_in(POCKET_DRAFT)
+
+
+def model_folder(name: str) -> Path | None:
+    """The folder of the built-in model of this name, if there is one."""
+    return _built_in(name) if name in (POCKET, POCKET_DRAFT) else None
+
+
+def tokenizer_of(folder: Path) -> Path:
+    """The folder of the tokenizer of a model's folder: the model's own, but that of `pocket` for its draft model."""
+    return pocket() if folder.resolve() == pocket_draft() else folder
+
+
+def _built_in(name: str) -> Path:
+    return Path(__file__).resolve().parents[1] / "data" / name

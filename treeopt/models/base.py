@@ -168,7 +168,7 @@ def load_base(
     """A base model from a folder or the hub.
 
     Args:
-        name: folder or hub name; `pocket` is the built-in model.
+        name: folder or hub name; `pocket` and `pocket-draft` are built in.
         dtype: `float32`, `bfloat16`, `float16`; `auto` is float32 on the CPU and that of the checkpoint elsewhere.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` is the accelerator of this process, else the CPU.
         load_in_4bit: quantise the weights while loading; needs CUDA and the package bitsandbytes.

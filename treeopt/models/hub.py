@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.files.bundled import POCKET, pocket
+from treeopt.files.bundled import POCKET, model_folder, pocket
 
 PROBE_SECONDS = 4.0
 _FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", ".yaml")  # names may hold other dots
@@ -43,8 +43,8 @@ def here(name: str) -> Path | None:
 
 
 def built_in(name: str) -> Path | None:
-    """The folder of the built-in model where `name` is its name; an existing path of that name has precedence."""
-    return pocket() if name == POCKET and here(name) is None else None
+    """The folder of the built-in model of this name, if any; an existing path of that name has precedence."""
+    return model_folder(name) if here(name) is None else None
 
 
 def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
@@ -56,7 +56,7 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
     path = here(name)
     if path is not None:
         return path
-    if built_in(name):
+    if name == POCKET:
         return pocket() / "heads"
     if looks_local(name) or "/" not in name:
         raise TreeoptError(Code.FILE_MISSING, f"there is no heads checkpoint {name}", at=f"--heads {name}")
@@ -72,8 +72,9 @@ def find_base(name: str) -> Path:
     path = here(name)
     if path is not None:
         return path
-    if built_in(name):
-        return pocket()
+    folder = built_in(name)
+    if folder is not None:
+        return folder
     if looks_local(name):
         raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
     return _from_hub(name, "--model", allow_patterns=["*.json"], ignore_patterns=["*/*"])

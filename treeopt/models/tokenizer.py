@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.bundled import tokenizer_of
 from treeopt.models.checkpoint import plain_reason
 
 _FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "sentencepiece*", "special_tokens_map.json")
@@ -24,6 +25,9 @@ def load_tokenizer(name: str, where: str, folder: Path, *, local_files_only: boo
     Raises:
         TreeoptError: E304 where the tokenizer cannot be loaded.
     """
+    if tokenizer_of(folder) != folder:
+        folder = tokenizer_of(folder)
+        where = str(folder)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             where, local_files_only=local_files_only, trust_remote_code=False

@@ -263,8 +263,8 @@ def _doubts(profiles: Sequence[LatencyProfile], job: Job) -> list[str]:
     alone = np.array([step_seconds(profile, ONE_NODE, job.batch, job.context) for profile in profiles])
     if alone.max() > _DRIFT * alone.min():
         found.append(
-            f"autoregressive steps take {alone.min() * 1e3:.2f} to {alone.max() * 1e3:.2f} ms by the profiles; measure "
-            "them one after the other on an idle machine"
+            f"autoregressive steps take {alone.min() * 1e3:.2f} to {alone.max() * 1e3:.2f} ms by the profiles: "
+            "compare the speedups, or measure all profiles one after the other on an idle machine"
         )
     return found
 
