@@ -80,8 +80,9 @@ def test_table_and_files() -> None:
     assert "learned from 2 prompts, judged on 2 other texts" in text
     assert "token recycling" in Path("c.svg").read_text()
     assert error_number(treeopt(*given, status=3)) == "E202"
-    treeopt(*given, "--force")
     assert len(list(csv.DictReader(Path("c.csv").read_text().splitlines()))) == 4
+    treeopt("compare", *QUICK, "--methods", "generate", "--svg", "c.svg")
+    assert "token recycling" not in Path("c.svg").read_text()
 
 
 def test_csv_has_all_texts_and_the_parts() -> None:

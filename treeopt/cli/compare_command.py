@@ -78,7 +78,8 @@ def run(console: Console, **options: Any) -> None:
     trees have --nodes nodes; published ones keep their size. The methods take turns in one process, text by text.
 
     What a method must learn it learns from other prompts than those that are judged. A method that cannot run here is
-    left out, and its line says why: heads and draft model are given by --heads and --draft. The built-in model has both.
+    left out, and its line says why: heads and draft model are given by --heads and --draft, and the built-in model has
+    both.
 
     A profile must be of a drafter that was learned like those here; its drafter and kind are then compared at the size
     with the most tokens per second as well.
