@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from program import error_number, treeopt, treeopt_json
 
+from treeopt.cli.app import program
 from treeopt.cli.compare_report import as_bars, as_csv
-from treeopt.evaluate.comparison import METHODS, Comparison, Figures, Row
+from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, Figures, Row
 from treeopt.evaluate.metrics import Spread
 from treeopt.view.bars import Bar, render_bars
 
@@ -151,3 +154,14 @@ def test_inputs_are_never_replaced() -> None:
     Path("p.csv").write_text("x\n")
     result: Any = treeopt("compare", "--prompts-learn", "p.csv", "--csv", "p.csv", "--force", status=3)
     assert error_number(result) == "E204"
+
+
+def test_defaults_of_the_command_are_those_of_the_library() -> None:
+    """Options that both have are the same where they are not given."""
+    command = program.get_command(click.Context(program), "compare")
+    assert command is not None
+    shown = {option.name: option.default for option in command.params}
+    ours = {field.name: field.default for field in dataclasses.fields(CompareOptions)}
+    for name in ours.keys() & shown.keys() - {"methods", "prompts_learn"}:
+        assert shown[name] == ours[name], name
+    assert {"texts", "learn_limit", "learn_tokens", "max_new_tokens", "nodes", "repeats"} <= ours.keys() & shown.keys()

@@ -36,7 +36,7 @@ _METHODS_HELP = (
 @command("compare")
 @functools.partial(model_options, dtype="float32")
 @draft_option
-@prompt_options
+@functools.partial(prompt_options, new_tokens=64)
 @click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
 @click.option("--methods", help=_METHODS_HELP)
 @click.option(
@@ -46,7 +46,7 @@ _METHODS_HELP = (
 @click.option(
     "--texts",
     type=click.IntRange(min=1),
-    default=12,
+    default=10,
     show_default=True,
     help="Prompts judged at most, spread evenly over those that are not learned.",
 )
@@ -54,14 +54,14 @@ _METHODS_HELP = (
 @click.option(
     "--learn-limit",
     type=click.IntRange(min=1),
-    default=32,
+    default=16,
     show_default=True,
     help="Prompts learned from at most, spread evenly over those that are not judged.",
 )
 @click.option(
     "--learn-tokens",
     type=click.IntRange(min=0),
-    default=20_000,
+    default=10_000,
     show_default=True,
     help="Sampled to learn each n-gram table from.",
 )

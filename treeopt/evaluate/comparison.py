@@ -29,9 +29,9 @@ METHODS = (
 )
 REFERENCES = METHODS[:2]
 # With these, comparing all methods of the built-in model takes less than five minutes.
-DEFAULT_LEARN_LIMIT = 32
-DEFAULT_LEARN_TOKENS = 20_000
-DEFAULT_TEXTS = 12
+DEFAULT_LEARN_LIMIT = 16
+DEFAULT_LEARN_TOKENS = 10_000
+DEFAULT_TEXTS = 10
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class CompareOptions:
     methods: Sequence[str] = METHODS
     nodes: int = 16
     texts: int = DEFAULT_TEXTS
-    max_new_tokens: int = 128
+    max_new_tokens: int = 64
     repeats: int = 3
     learn_limit: int = DEFAULT_LEARN_LIMIT
     learn_tokens: int = DEFAULT_LEARN_TOKENS
