@@ -87,7 +87,8 @@ class ModelProposer:
 
     def pack(self, logits: Tensor) -> Observed:
         """`top_logprobs` of the draft model's logits on the host: [..., V] -> int32 [..., 2 K + 1]."""
-        return top_logprobs(logits[..., : self.vocab_size], self.known).numpy(force=True)
+        others = self.drafter.ngram_table is not None  # else all candidates are among the likeliest
+        return top_logprobs(logits[..., : self.vocab_size], self.known, others=others).numpy(force=True)
 
     def ids(self, tokens: Ints) -> Tensor:
         """Tokens of the base on the draft model's device; those that it does not have are its last one."""
