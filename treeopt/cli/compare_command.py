@@ -46,7 +46,7 @@ _METHODS_HELP = (
 @click.option(
     "--texts",
     type=click.IntRange(min=1),
-    default=10,
+    default=8,
     show_default=True,
     help="Prompts judged at most, spread evenly over those that are not learned.",
 )
