@@ -103,7 +103,7 @@ def test_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
     done = subprocess.run([python, "-c", code], cwd=empty, env=environment, capture_output=True, text=True, check=True)
     file, trees, sets, nodes, model, draft = json.loads(done.stdout)
     assert Path(file).is_relative_to(target)
-    assert (trees, sets, nodes) == (9, ["alpaca_eval", "pocket"], 64)
+    assert (trees, sets, nodes) == (10, ["alpaca_eval", "pocket"], 64)
     assert model == ["heads/medusa_lm_head.safetensors", "model.safetensors"]
     assert draft == ["README.md", "config.json", "generation_config.json", "losses.json", "model.safetensors"]
     failed = subprocess.run(

@@ -12,6 +12,7 @@ from .decode.rules import Typical as Typical
 from .drafter import Drafter as Drafter
 from .drafting.learn import Learning as Learning
 from .errors import TreeoptError as TreeoptError
+from .evaluate.compare import compare as compare
 from .evaluate.learn_drafter import LearnedDrafter as LearnedDrafter
 from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile

@@ -98,7 +98,7 @@ def test_compile_and_render_take_zoo_names() -> None:
 def test_list_and_show() -> None:
     """The zoo is listed; a tree is shown as text and replayed over a calibration."""
     assert "mc_sim_7b_63\t64\t4\tMedusa, arXiv:2401.10774\n" in treeopt("list").stdout
-    assert len(treeopt_json("list")["trees"]) == 9
+    assert len(treeopt_json("list")["trees"]) == 10
     save_calibration(random_calibration(2), "c.safetensors")
     save_tree(Tree.chain(3), "chain.yaml")
     text = treeopt("show", "chain.yaml", "--calibration", "c.safetensors").stdout

@@ -111,13 +111,13 @@ def test_table_and_next_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     plant(monkeypatch, 9.0, 0.0075)
     monkeypatch.chdir(tmp_path)
     result = treeopt("learn", *MODEL, *FEW, *LITTLE)
-    rows = re.findall(r"^(static|per step)\t(\d+)\t(\d\.\d{3})\t([\d.]+) ms\t(\d\.\d\d)$", result.stdout, re.M)
-    assert [(row[0], row[1], row[3]) for row in rows] == [
+    rows = re.findall(r"^(static|per step)\t(\d+)\t(\d+)\t(\d\.\d{3})\t([\d.]+) ms\t(\d\.\d\d)$", result.stdout, re.M)
+    assert [(row[0], row[1], row[4]) for row in rows] == [
         (kind, nodes, ms) for nodes in ("4", "12") for kind, ms in (("static", "9000.00"), ("per step", "7.50"))
     ]
-    fastest = max(rows, key=lambda row: float(row[4]))
+    fastest = max(rows, key=lambda row: float(row[5]))
     assert f"recommended: per step, {fastest[1]} nodes, depth {fastest[2]}\n" in result.stdout
-    assert float(fastest[4]) == pytest.approx(float(fastest[2]) / 0.75, abs=0.01)
+    assert float(fastest[5]) == pytest.approx(float(fastest[3]) / 0.75, abs=0.01)
     assert "faster than autoregressive" not in result.stderr
     following = re.search(r"next: treeopt (generate .*)$", result.stderr, re.M)
     assert following

@@ -156,7 +156,7 @@ def test_a_text_that_grows_and_is_rewound(seed: int) -> None:
             marks.append((session.mark(), [list(text) for text in texts]))
         if rng.random() < 0.8:  # often right after a rewind, when the index still holds what was undone
             new = [rng.integers(vocab, size=rng.integers(1, 9)).tolist() for _ in texts]
-            session.keep(Kept(new, None, None, None))  # type: ignore[arg-type]
+            session.keep(Kept(new, None, None, None, None))  # type: ignore[arg-type]
             texts = [text + more for text, more in zip(texts, new, strict=True)]
         session.look(seen)
         session.begin(None, None)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_selected_rows_keep_their_texts() -> None:
     session = both(case)[0]
     seen = session._step.seen.reshape(3, -1)
     session.select([0, 2])
-    session.keep(Kept([[1], [0]], None, None, None))  # type: ignore[arg-type]
+    session.keep(Kept([[1], [0]], None, None, None, None))  # type: ignore[arg-type]
     session.look(seen[[0, 2]])
     session.begin(None, None)  # type: ignore[arg-type]
     texts = [[*row[row >= 0].tolist(), more] for row, more in zip(case.recent[[0, 2]], (1, 0), strict=True)]

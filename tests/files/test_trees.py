@@ -20,7 +20,7 @@ from treeopt.files.trees import load_tree, save_tree, tree_yaml
 from treeopt.tree import Expected, Tree
 
 HEAD = "schema: treeopt.tree/1\nnodes: 3\npaths:\n"
-ZOO = [
+MEDUSA = [
     "mc_sim_7b_63",
     "vicuna_13b_stage1",
     "vicuna_13b_stage2",
@@ -31,6 +31,7 @@ ZOO = [
     "vicuna_7b_stage2",
     "zephyr_stage2",
 ]
+ZOO = sorted([*MEDUSA, "token_recycling"])
 
 BROKEN: dict[str, tuple[str | bytes, str, str]] = {  # content, line:column, a word of the message
     "empty file": ("", "1:1", "is empty"),
@@ -259,19 +260,29 @@ def test_files_of_other_editors_are_read(tmp_path: Path, small_tree: Tree, chang
 
 
 def test_zoo_names() -> None:
-    """The zoo has the nine published trees."""
+    """The zoo has the nine trees published with Medusa, and that of Token Recycling."""
     assert sorted(zoo()) == ZOO
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", MEDUSA)
 def test_zoo_tree_is_as_published(shared: Path, name: str) -> None:
-    """A tree of the zoo has the root and the 63 published paths, no values, and says where it comes from."""
+    """A tree published with Medusa has the root and the 63 published paths, no values, and says where it comes from."""
     published = json.loads((shared / "data" / "published_trees.json").read_text())["trees"]
     tree = load_tree(name)
     assert tree.nodes == 64
     assert tree == Tree.from_paths(published[name])
     assert tree.values is None
     assert "arXiv:2401.10774" in tree.source["reference"]
+
+
+def test_zoo_tree_of_token_recycling_is_as_published(shared: Path) -> None:
+    """It has the root and the 80 published paths, no values, and says where it comes from."""
+    published = json.loads((shared / "data" / "token_recycling_tree.json").read_text())["paths"]
+    tree = load_tree("token_recycling")
+    assert (tree.nodes, tree.depth, tree.max_rank) == (81, 6, 7)
+    assert tree == Tree.from_paths(published)
+    assert tree.values is None
+    assert "arXiv:2408.08696" in tree.source["reference"]
 
 
 @pytest.mark.parametrize("name", ZOO)

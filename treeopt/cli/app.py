@@ -26,6 +26,7 @@ COMMANDS = {
     "compile": "Write the attention mask, positions and indices of a tree.",
     "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
     "validate": "Check that a tree is lossless and as predicted; measure its speed.",
+    "compare": "Compare methods of speculative decoding on your model and prompts.",
     "generate": "Continue a prompt with a tree, and stream the text.",
     "distill": "Generate training texts with the base model.",
     "train": "Train draft heads for a base model (Medusa-1).",

@@ -13,13 +13,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.cli.terminal import echo, echo_json, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, system_error
 from treeopt.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from treeopt.evaluate.metrics import Spread
 
 _HEARTBEAT_SECONDS = 30.0
 _HEARTBEAT_SHARE = 0.1
@@ -223,6 +226,15 @@ def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
 def threads(number: int | str) -> str:
     """The number of threads of a measurement: `1 thread`, `2 threads`."""
     return f"{number} thread" if int(number) == 1 else f"{number} threads"
+
+
+def spread_text(spread: Spread | None, digits: int) -> str:
+    """`2.10 (2.05-2.14)`; one number for one repeat, a dash where nothing was timed."""
+    if spread is None:
+        return "-"
+    if spread.low == spread.high:
+        return f"{spread.median:.{digits}f}"
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
 
 
 def row_of(prompt_id: str) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # All options that name files or models to read.
 _INPUTS = (
-    *("heads", "model", "draft", "prompts", "responses", "exclude", "data"),
+    *("heads", "model", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),
     *("tree", "calibration", "calibrations", "drafter", "profile"),
 )
 
@@ -99,19 +99,19 @@ def say_base(console: Console, base: Base) -> None:
         console.warn(warning)
 
 
-def text_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def text_options(function: Callable[..., Any], *, new_tokens: int = 128) -> Callable[..., Any]:
     """Options for the chat template and the number of new tokens."""
     for option in (
         click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template."),
-        click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True),
+        click.option("--max-new-tokens", type=click.IntRange(min=1), default=new_tokens, show_default=True),
     ):
         function = option(function)
     return function
 
 
-def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def prompt_options(function: Callable[..., Any], *, new_tokens: int = 128) -> Callable[..., Any]:
     """Options for the prompts, and those of `text_options`."""
-    function = text_options(function)
+    function = text_options(function, new_tokens=new_tokens)
     for option in (
         click.option("--limit", type=click.IntRange(min=1), help="Number of prompts [default: all]."),
         click.option(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.console import Console, row_of, say_skipped, threads
+from treeopt.cli.console import Console, row_of, say_skipped, spread_text, threads
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
@@ -119,15 +119,15 @@ def _say_speed(console: Console, found: Validation) -> None:
         [
             f"tree {found.nodes}" if name == "tree" else _NAMES.get(name, name),
             f"{metrics.tokens_per_step(name):.2f}",
-            _spread(metrics.tokens_per_second(name), 0),
-            _spread(metrics.speedup(name), 2),
+            spread_text(metrics.tokens_per_second(name), 0),
+            spread_text(metrics.speedup(name), 2),
         ]
         for name in metrics.baselines
     ]
     console.table(["", "tokens/step", "tokens/s", "vs autoregressive"], rows)
     repeats = f"median (quartiles) of {metrics.repeats} repeats" if metrics.repeats > 1 else "one repeat"
     console.say(
-        f"overhead {_spread(metrics.overhead, 2)}  speedup {_spread(metrics.speedup(), 2)} over autoregressive "
+        f"overhead {spread_text(metrics.overhead, 2)}  speedup {spread_text(metrics.speedup(), 2)} over autoregressive "
         f"({repeats}, batch {found.batch_size}, {found.made_by['device']}, {threads(found.made_by['threads'])}, "
         f"{found.made_by['attention']} attention, without prefill)"
     )
@@ -157,21 +157,12 @@ def _say_parts(console: Console, found: Validation) -> None:
             str(part.tokens),
             f"{part.tokens_per_step():.4f}",
             f"{part.predicted_tokens_per_step:.4f}",
-            _spread(part.speedup(), 2),
+            spread_text(part.speedup(), 2),
         ]
         for name, part in parts.items()
     ]
     if rows:
         console.table(["", "texts", "tokens", "tokens/step", "predicted", "speedup"], rows)
-
-
-def _spread(spread: Spread | None, digits: int) -> str:
-    """`2.10 (2.05-2.14)`; one number for one repeat, a dash where nothing was timed."""
-    if spread is None:
-        return "-"
-    if spread.low == spread.high:
-        return f"{spread.median:.{digits}f}"
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
 
 
 def _counted(differences: Sequence[Difference]) -> str:

@@ -93,7 +93,7 @@ class Rows:
             known, emitted = _emitted(numbers, paths.shape[1], drafts)
         self.session.keep(known, paths)
         new = [[*step[1:], next_root] for step, next_root in zip(emitted, roots, strict=True)]
-        self.drafting.keep(Kept(new, paths, logits, hidden))
+        self.drafting.keep(Kept(new, paths, logits, hidden, drafts))
         if observed is not None:
             self.drafting.look(host[:, columns:])
         self.roots, self.root = roots, root

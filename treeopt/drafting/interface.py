@@ -90,12 +90,14 @@ class Kept:
         paths: int64 [B, D+1], the nodes from the root to the accepted node, then `PAD`.
         logits: float [B, N, V], the base's logits after each node.
         hidden: float [B, N, d], the base's hidden states at each node.
+        drafts: the verified trees, with the token of each node.
     """
 
     tokens: Sequence[Sequence[int]]
     paths: Tensor
     logits: Tensor
     hidden: Tensor
+    drafts: Drafts
 
 
 @dataclass(frozen=True, eq=False)

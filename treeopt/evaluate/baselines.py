@@ -1,4 +1,7 @@
-"""Baselines: stock `generate`, prompt lookup and autoregressive decoding, timed like our own loop with a tree."""
+"""Baselines: stock `generate`, its prompt lookup and assisted generation, and autoregressive decoding.
+
+They are timed like our own loop with a tree.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from treeopt.texts.answers import cut_at_end, left_padded
 from treeopt.tree import Tree
 
 GENERATE, LOOKUP, AUTOREGRESSIVE, TREE = "generate", "prompt lookup", "autoregressive", "tree"
+ASSISTED = "assisted generation"
+STOCK = (GENERATE, LOOKUP, ASSISTED)  # methods of transformers
 LOOKUP_TOKENS = 10  # drafts of one prompt lookup: the value in the documentation of transformers
 
 
@@ -63,17 +68,17 @@ def warm_up(
 ) -> tuple[dict[str, Baseline], dict[str, str]]:
     """Run every baseline once.
 
-    Prompt lookup does not support batches or every cache.
+    Prompt lookup and assisted generation do not support batches or every cache.
 
     Returns:
-        The baselines without prompt lookup where it fails; and its error message, by its name.
+        The baselines without those of these two that fail; and their error messages, by name.
     """
     left_out = {}
     for name, baseline in baselines.items():
         try:
             baseline(prompts, max_new_tokens)
         except Exception as error:  # transformers raises many types for the same fact
-            if name != LOOKUP:
+            if name not in (LOOKUP, ASSISTED):
                 raise
             left_out[name] = first_line(error)
     return {name: baseline for name, baseline in baselines.items() if name not in left_out}, left_out
@@ -100,6 +105,26 @@ def with_decoder(decoder: TreeDecoder) -> Baseline:
         return runs
 
     return run
+
+
+def with_memory(decoder: TreeDecoder, memory: Tensor) -> Baseline:
+    """Our own loop with a drafter whose `memory` is changed by every text, such as the matrix of Token Recycling.
+
+    Prompts that are decoded again, as repeats are, begin with the memory that they began with before.
+    """
+    run = with_decoder(decoder)
+    known: list[Sequence[int]] = []
+    before = memory.clone()
+
+    def begin_equal(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
+        if list(prompts) == known:
+            memory.copy_(before)
+        else:
+            known[:] = prompts
+            before.copy_(memory)
+        return run(prompts, max_new_tokens)
+
+    return begin_equal
 
 
 def with_generate(base: Base, **options: Any) -> Baseline:

@@ -23,14 +23,14 @@ class Trial:
         category: of the prompt file; None where it has none.
         turn: of the dialogue, from 1.
         runs: by baseline, one a repeat.
-        predicted_steps: steps of the tree by replay.
+        predicted_steps: steps of the tree by replay; 0 where nothing is predicted.
     """
 
     prompt_id: str
     category: str | None
     turn: int
     runs: Mapping[str, Sequence[Run]]
-    predicted_steps: int
+    predicted_steps: int = 0
 
     @property
     def tokens(self) -> int:
@@ -61,7 +61,7 @@ class Spread:
 class Metrics:
     """Totals over texts. Ratios are of sums over texts; spreads are over repeats.
 
-    The methods take the name of a baseline, or `TREE`.
+    The methods take the name of a baseline, or `TREE`. What names neither is of the tree, and needs trials with one.
     """
 
     trials: tuple[Trial, ...]
@@ -124,7 +124,7 @@ class Metrics:
     @property
     def repeats(self) -> int:
         """Number of runs of each text and baseline."""
-        return len(self.trials[0].runs[TREE])
+        return len(next(iter(self.trials[0].runs.values())))
 
     @property
     def baselines(self) -> tuple[str, ...]:

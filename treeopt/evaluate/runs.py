@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Baseline, Run, warm_up
+from treeopt.evaluate.baselines import GENERATE, STOCK, Baseline, Run, warm_up
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.models.base import Base
 from treeopt.progress import Progress
@@ -25,7 +25,7 @@ class Runs:
         texts: prompts of all turns with the answers of stock generate, sorted by prompt id.
         by_text: the runs of each text.
         skipped: later turns that do not fit into the context.
-        left_out: prompt lookup with its error message, where it does not support this model or batch size.
+        left_out: methods of transformers that do not support this model or batch size, with their error messages.
         batch_size: texts decoded together.
     """
 
@@ -100,4 +100,4 @@ def decode_in_turns(
 
 def _differs(text: Text, runs: RunsByName) -> bool:
     """Whether a text of our loop is not that of stock generate."""
-    return any(run.tokens != text.answer for name in (AUTOREGRESSIVE, TREE) for run in runs[name])
+    return any(run.tokens != text.answer for name in runs.keys() - STOCK for run in runs[name])

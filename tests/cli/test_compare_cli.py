@@ -1,0 +1,168 @@
+"""`treeopt compare`: the table, JSON, CSV and picture, and what is refused before any model is loaded."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.cli.app import program
+from treeopt.cli.compare_report import as_bars, as_csv
+from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, Figures, Row
+from treeopt.evaluate.metrics import Spread
+from treeopt.view.bars import Bar, bars_figure, render_bars
+
+QUICK = ("--limit", "4", "--max-new-tokens", "8", "--repeats", "2", "--learn-tokens", "0")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def made() -> Comparison:
+    """Two methods that ran, by category, and one that was left out."""
+    speed, ratio = Spread(500.0, 450.0, 550.0), Spread(1.5, 1.4, 1.625)
+    parts = {"a": Figures(2, 2.5, speed, ratio), "b": Figures(1, 1.25, None, None)}
+    return Comparison(
+        rows=(
+            Row("autoregressive", 1, Figures(3, 1.0, speed, Spread(1.0, 1.0, 1.0)), 3, {}, {1: parts["a"]}),
+            Row("ngram, static", 16, Figures(3, 2.0, speed, ratio), 2, parts, {1: parts["a"], 2: parts["b"]}),
+            Row("model", None, left_out="no draft model"),
+        ),
+        texts=(),
+        learned=2,
+        dropped=0,
+        skipped=(),
+        repeats=3,
+        made_by={},
+    )
+
+
+def test_json_has_a_row_for_each_method() -> None:
+    """The keys are those that are documented; the built-in model has heads and a draft model."""
+    data = treeopt_json("compare", *QUICK, "--methods", "lookup,medusa,assisted")
+    assert [row["method"] for row in data["rows"]] == [
+        *("autoregressive", "generate", "prompt lookup", "assisted generation", "Medusa tree")
+    ]
+    by_method = {row["method"]: row for row in data["rows"]}
+    tree = by_method["Medusa tree"]
+    keys = {"method", "nodes", "mean_acceptance_length", "tokens_per_second", "speedup", "lossless", "by_category"}
+    assert keys <= tree.keys()
+    assert (tree["nodes"], tree["lossless"], tree["left_out"]) == (16, True, None)
+    assert min(tree["mean_acceptance_length"], by_method["assisted generation"]["mean_acceptance_length"]) > 1.2
+    assert len(tree["quartiles"]["speedup"]) == 2
+    assert (by_method["prompt lookup"]["nodes"], by_method["autoregressive"]["mean_acceptance_length"]) == (11, 1.0)
+    assert (data["learned"], data["texts"]) == (2, 2)
+
+
+def test_methods_that_cannot_run_say_why() -> None:
+    """With --model alone there are neither heads nor a draft model; the rows have the reason and no figures."""
+    prompts = ("--model", "pocket", "--prompts", "pocket")
+    data = treeopt_json("compare", *QUICK, *prompts, "--methods", "medusa,assisted")
+    reasons = {row["method"]: (row["left_out"], row["speedup"], row["lossless"]) for row in data["rows"][2:]}
+    assert reasons == {
+        "assisted generation": ("no draft model was given (--draft)", None, None),
+        "Medusa tree": ("no heads were given (--heads)", None, None),
+    }
+
+
+def test_table_and_files() -> None:
+    """The table has a line a method; CSV and picture are written, and only the picture is replaced without --force."""
+    given = ("compare", *QUICK, "--methods", "recycling", "--svg", "c.svg", "--csv", "c.csv")
+    text = treeopt(*given).stdout
+    assert re.search(r"^autoregressive\t1\t1\.000\t\d+ .*\tyes$", text, flags=re.MULTILINE)
+    assert re.search(r"^token recycling, published tree\t81\t\d\.\d{3}\t", text, flags=re.MULTILINE)
+    assert "learned from 2 prompts, judged on 2 other texts" in text
+    assert "token recycling" in Path("c.svg").read_text()
+    assert error_number(treeopt(*given, status=3)) == "E202"
+    assert len(list(csv.DictReader(Path("c.csv").read_text().splitlines()))) == 4
+    treeopt("compare", *QUICK, "--methods", "generate", "--svg", "c.svg")
+    assert "token recycling" not in Path("c.svg").read_text()
+
+
+def test_csv_has_all_texts_and_the_parts() -> None:
+    """One line for all texts, one a category and turn; a method that was left out has its reason."""
+    lines = list(csv.DictReader(as_csv(made()).splitlines()))
+    named = [(line["method"], line["category"]) for line in lines]
+    assert named == [
+        ("autoregressive", "all"),
+        *(("ngram, static", part) for part in ("all", "a", "b", "turn 1", "turn 2")),
+        ("model", "all"),
+    ]
+    whole, part = lines[1], lines[3]
+    assert (whole["speedup"], whole["speedup_low"], whole["speedup_high"]) == ("1.5", "1.4", "1.625")
+    assert (whole["lossless"], whole["same_texts"], whole["texts"]) == ("False", "2", "3")
+    assert (part["mean_acceptance_length"], part["tokens_per_second"]) == ("1.25", "")
+    assert (lines[-1]["left_out"], lines[-1]["texts"]) == ("no draft model", "")
+
+
+def test_picture_holds_every_figure_and_is_the_same_again() -> None:
+    """The bars are the methods that ran; a lossy one is named; equal figures give equal bytes."""
+    bars = as_bars(made())
+    assert bars == [
+        Bar("autoregressive", 1, 1.0, 1.0, 1.0, 1.0, lossless=True),
+        Bar("ngram, static", 16, 2.0, 1.5, 1.4, 1.625, lossless=False),
+    ]
+    picture = render_bars(bars, "title\x07 of $mine")
+    assert picture == render_bars(bars, "title of $mine")
+    assert "1.50 (2.00 tokens/step), not lossless" in picture
+    axes = bars_figure(bars, "title").axes[0]
+    assert axes.yaxis_inverted(), "the first method is on top"
+
+
+def test_bar_that_was_not_timed_is_drawn() -> None:
+    """A method without a speed has a bar of length zero that says so."""
+    assert "not timed (1.00 tokens/step)" in render_bars([Bar("x", 1, 1.0, None, None, None, lossless=True)], "t")
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("arguments", "status", "word"),
+    [
+        (("--methods", "eagle"), 2, "no method 'eagle'"),
+        (("--nodes", "1"), 2, "nodes"),
+        (("--nodes", "255"), 2, "nodes"),
+        (("--repeats", "0"), 2, "repeats"),
+        (("--svg", "c.png"), 3, ".svg"),
+        (("--csv", "c.txt"), 3, ".csv"),
+        (("--profile", "absent.yaml"), 3, "absent.yaml"),
+        (("--model", "somewhere"), 2, "--prompts"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_model_is_loaded(arguments: tuple[str, ...], status: int, word: str) -> None:
+    """Names and numbers are checked first."""
+    assert word in treeopt("compare", *arguments, status=status).output
+
+
+def test_help_lists_all_methods() -> None:
+    """The methods of the help are those of the library."""
+    text = " ".join(treeopt("compare", "--help").stdout.split())
+    shown = re.search(r"Comma- ?separated, of: (.*?); the first two", text)
+    assert shown is not None
+    assert shown[1].split() == list(METHODS)
+
+
+def test_inputs_are_never_replaced() -> None:
+    """The prompts to learn from are an input."""
+    Path("p.csv").write_text("x\n")
+    result: Any = treeopt("compare", "--prompts-learn", "p.csv", "--csv", "p.csv", "--force", status=3)
+    assert error_number(result) == "E204"
+
+
+def test_defaults_of_the_command_are_those_of_the_library() -> None:
+    """Options that both have are the same where they are not given."""
+    command = program.get_command(click.Context(program), "compare")
+    assert command is not None
+    shown = {option.name: option.default for option in command.params}
+    ours = {field.name: field.default for field in dataclasses.fields(CompareOptions)}
+    for name in ours.keys() & shown.keys() - {"methods", "prompts_learn"}:
+        assert shown[name] == ours[name], name
+    assert {"texts", "learn_limit", "learn_tokens", "max_new_tokens", "nodes", "repeats"} <= ours.keys() & shown.keys()

@@ -1,0 +1,293 @@
+"""`treeopt.compare`: rows, figures, what is learned and judged, on a tiny chat model that answers in known words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import VOCAB, chat_base, cycle_heads
+
+from treeopt import compare
+from treeopt.calibration import MISS, NONE
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.drafting.token_recycling import TokenRecycling
+from treeopt.errors import TreeoptError
+from treeopt.evaluate import contenders
+from treeopt.evaluate.baselines import Baseline, Run, with_generate, with_memory
+from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, halves, spread_evenly
+from treeopt.evaluate.contenders import NO_DRAFT, NO_HEADS
+from treeopt.evaluate.recycling import recycle_texts
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.models.base import Base
+from treeopt.models.ranks import top_ids
+from treeopt.texts.answers import AnswerOptions, answer_all
+from treeopt.texts.encode import Text, encode_prompts
+from treeopt.texts.given_prompts import as_prompt_set
+from treeopt.tree import Tree
+
+NEW = 10
+NODES = 6
+SMALL: dict[str, Any] = {"nodes": NODES, "max_new_tokens": NEW, "repeats": 2, "learn_tokens": 60, "learn_limit": 4}
+TREES = ("token recycling", "Medusa tree", "heads, static", "heads+ngram, static", "ngram, static", "model, static")
+
+
+def rows(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Questions of two categories, each second one with two turns."""
+    found: list[dict[str, Any]] = []
+    for i in range(first, first + count):
+        turns = [f"w{i} w{i + 7} w{i + 1}", f"w{i + 3}"]
+        found.append({"turns": turns[: 1 + i % 2], "category": "ab"[i // 2 % 2]})
+    return found
+
+
+def disturbed() -> Base:
+    """A model whose text its heads know often, and that ends no text early."""
+    base = chat_base(disturbed=0.05)
+    base.model.generation_config.eos_token_id = None
+    return base
+
+
+@pytest.fixture(scope="module")
+def model() -> Base:
+    return disturbed()
+
+
+@pytest.fixture(scope="module")
+def found(model: Base) -> Comparison:
+    """Every method, with heads and with the model as its own draft model."""
+    return compare(model, cycle_heads(model, 3), rows(12), draft=model, texts=3, **SMALL)
+
+
+def test_every_method_has_a_row_that_is_lossless(found: Comparison) -> None:
+    """The rows are in the order of the methods, and all texts of each are those of stock generate."""
+    assert [row.method for row in found.rows] == [
+        *("autoregressive", "generate", "prompt lookup", "token recycling", "token recycling, published tree"),
+        *("assisted generation", "mc_sim_7b_63", "Medusa tree", "heads, static"),
+        *("heads+ngram, static", "heads+ngram, per step", "ngram, static", "ngram, per step"),
+        *("model, static", "model, per step", "model+ngram, static", "model+ngram, per step"),
+    ]
+    ran = {row.method for row in found.rows if not row.left_out}
+    assert {row.method for row in found.rows} - ran == {"mc_sim_7b_63"}, (
+        "the tree has four levels, there are three heads"
+    )
+    assert "4 levels" in found.row("mc_sim_7b_63").left_out
+    assert all(row.lossless for row in found.rows if row.method in ran)
+    assert found.row("mc_sim_7b_63").lossless is None
+
+
+def test_figures_of_a_row(found: Comparison) -> None:
+    """Sizes are those asked for; autoregressive decoding has one token a step; a model knows its own text."""
+    lengths = {row.method: row.figures.mean_acceptance_length for row in found.rows if row.figures}
+    assert lengths["autoregressive"] == lengths["generate"] == 1.0
+    assert lengths["model, static"] == max(lengths.values()) > 3
+    assert all(lengths[name] > 1.2 for name in TREES[1:])
+    assert all((found.row(name).nodes or 0) <= NODES for name in TREES)
+    assert found.row("token recycling, published tree").nodes == 81
+    plain = found.row("autoregressive").figures
+    assert plain is not None
+    assert plain.speedup is not None
+    assert (plain.speedup.low, plain.speedup.median, plain.speedup.high) == (1.0, 1.0, 1.0)
+    for row in found.rows:
+        if row.figures is not None:
+            assert row.figures.tokens_per_second is not None
+            assert row.figures.tokens_per_second.low <= row.figures.tokens_per_second.high
+
+
+def test_categories_and_turns_are_apart(found: Comparison) -> None:
+    """Both categories are judged, and turns are counted."""
+    row = found.row("ngram, static")
+    assert row.figures is not None
+    assert (found.learned, len(found.texts)) == (4, row.figures.texts)
+    assert list(row.by_category) == ["a", "b"]
+    assert sum(one.texts for one in row.by_category.values()) == row.figures.texts
+    assert [one.texts for one in row.by_turn.values()] == [3, row.figures.texts - 3] == [3, 1]
+    assert list(row.by_turn) == [1, 2]
+
+
+def test_without_heads_and_draft_the_rows_say_so(model: Base) -> None:
+    """Methods that need heads or a draft model are rows with the reason."""
+    found = compare(model, None, rows(4), **{**SMALL, "repeats": 1})
+    reasons = {row.method: row.left_out for row in found.rows if row.left_out}
+    needs_heads = ("mc_sim_7b_63", "Medusa tree", "heads, static", "heads+ngram")
+    needs_draft = ("assisted generation", "model", "model+ngram")
+    assert reasons == {**dict.fromkeys(needs_heads, NO_HEADS), **dict.fromkeys(needs_draft, NO_DRAFT)}
+
+
+def test_lookup_that_fails_is_left_out_with_its_message(model: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What transformers says of a model that prompt lookup does not support is in the row."""
+    stock = Base.generate
+
+    def refusing(self: Base, *given: Any, **options: Any) -> Any:
+        if "prompt_lookup_num_tokens" in options:
+            raise ValueError("no cropping\nof this cache")
+        return stock(self, *given, **options)
+
+    monkeypatch.setattr(Base, "generate", refusing)
+    found = compare(model, None, rows(4), methods=["lookup"], **SMALL)
+    assert [(row.method, row.left_out) for row in found.rows[2:]] == [("prompt lookup", "no cropping")]
+
+
+def test_a_text_that_differs_in_one_repeat_is_counted(model: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wrong token in the last of two repeats of one text: lossless on all texts but one, and not lossless."""
+    calls = []
+
+    def wrong_once(base: Base, **options: Any) -> Baseline:
+        stock = with_generate(base, **options)
+
+        def run(prompts: Sequence[Sequence[int]], new: int) -> list[Run]:
+            [found] = stock(prompts, new)
+            calls.append(prompts)
+            if options and len(calls) == 3:  # the warm-up, and two repeats of the first text
+                found = dataclasses.replace(found, tokens=[*found.tokens[:-1], found.tokens[-1] ^ 1])
+            return [found]
+
+        return run if options else stock
+
+    monkeypatch.setattr(contenders, "with_generate", wrong_once)
+    found = compare(model, None, rows(6), methods=["lookup"], **SMALL)
+    texts = len(found.texts)
+    assert [(row.same, row.lossless) for row in found.rows] == [(texts, True), (texts, True), (texts - 1, False)]
+
+
+def test_learned_prompts_are_never_judged(model: Base) -> None:
+    """Prompts equal to learned ones are dropped; where none is left, that is E303."""
+    judged, learned = rows(4), rows(3, first=2)
+    found = compare(model, None, judged, methods=["generate"], prompts_learn=learned, **SMALL)
+    assert (found.learned, found.dropped) == (3, 2)
+    prompts = {tuple(text.prompt) for text in found.texts}
+    taught = {tuple(text.prompt) for text in encode_prompts(model, as_prompt_set(learned), NEW).texts}
+    assert prompts
+    assert not prompts & taught
+    with pytest.raises(TreeoptError, match="none is judged") as caught:
+        compare(model, None, learned, methods=["generate"], prompts_learn=learned, **SMALL)
+    assert caught.value.code.number == "E303"
+
+
+def test_halves_are_of_each_category() -> None:
+    """The first half of each category, rounded down, is learned; one prompt cannot be divided."""
+    given = as_prompt_set([{"text": f"{i}", "category": name} for i, name in enumerate("aabbbac")])
+    first, second = halves(given)
+    assert [prompt.row for prompt in first.prompts] == [0, 2]
+    assert [prompt.row for prompt in second.prompts] == [1, 3, 4, 5, 6]
+    with pytest.raises(TreeoptError, match="cannot be divided"):
+        halves(as_prompt_set(["alone"]))
+
+
+def test_judged_texts_are_spread_evenly() -> None:
+    """Fewer texts than there are lie at equal distances, the first included."""
+    texts = [Text(f"p:{i}", [i], []) for i in range(10)]
+    assert [text.prompt[0] for text in spread_evenly(texts, 4)] == [0, 2, 5, 7]
+    assert spread_evenly(texts, 12) == texts
+
+
+def naive_ranks(base: Base, texts: list[Text], depth: int) -> tuple[list[list[list[int]]], dict[int, list[int]]]:
+    """Ranks along the texts by a dictionary and one forward for each prefix, and the dictionary."""
+    matrix: dict[int, list[int]] = {}
+    found = []
+    for text in texts:
+        table = []
+        for i, root in enumerate(text.answer):
+            if i:
+                with torch.no_grad():
+                    ids = torch.tensor([text.prompt + text.answer[:i]])
+                    logits = base.forward(ids, use_cache=False)[0][0, -1:]
+                matrix[text.answer[i - 1]] = top_ids(logits, 8)[0].tolist()
+            row, above = [], root
+            for token in text.answer[i + 1 : i + 1 + depth]:
+                known = matrix.get(above, list(range(8)))
+                row.append(known.index(token) if token in known else MISS)
+                above = token
+            table.append(row + [NONE] * (depth - len(row)))
+        found.append(table)
+    return found, matrix
+
+
+def test_recycled_ranks_equal_the_naive_simulation(model: Base) -> None:
+    """Ranks and matrix are those of a simulation that sees the texts' tokens alone, text after text."""
+    prompts = encode_prompts(model, as_prompt_set(rows(5)), NEW).texts
+    texts = answer_all(model, prompts, AnswerOptions(max_new_tokens=NEW))[0]
+    drafter = TokenRecycling(model, depth=3)
+    traces = recycle_texts(drafter, texts, batch_size=2)
+    expected, matrix = naive_ranks(model, texts, 3)
+    assert traces.ranks.tolist() == [row for table in expected for row in table]
+    assert np.diff(traces.offsets).tolist() == [len(text.answer) for text in texts]
+    assert drafter.matrix.tolist() == [matrix.get(token, list(range(8))) for token in range(VOCAB)]
+
+
+def test_repeats_begin_with_the_same_memory(model: Base) -> None:
+    """A text decoded again takes the same steps; the text after it begins with what the last run left."""
+    drafter = TokenRecycling(model)
+    tree = Tree.from_paths([(0,), (1,), (0, 0)])
+    run = with_memory(TreeDecoder(model, None, tree, drafter=drafter), drafter.matrix)
+    prompts = [text.prompt for text in encode_prompts(model, as_prompt_set(rows(4)), NEW).texts[1:3]]
+    first = [run([prompts[0]], NEW)[0].step_lengths for _ in range(3)]
+    after = drafter.matrix.clone()
+    assert first[0] == first[1] == first[2]
+    second = [run([prompts[1]], NEW)[0].step_lengths for _ in range(2)]
+    drafter.matrix.copy_(after)
+    assert second == [TreeDecoder(model, None, tree, drafter=drafter).generate(prompts[1], NEW).step_lengths] * 2
+    assert not torch.equal(after, TokenRecycling(model).matrix)
+
+
+def profile_of(name: str, kind: str, fastest: int) -> LatencyProfile:
+    """A profile in which steps above one size take far too long."""
+    points = [LatencyPoint(n, 1, 64, *[1.0 + 9.0 * (n > fastest)] * 3) for n in (1, 2, 4, 8, 16)]
+    return LatencyProfile.from_points(points, {"made_by": "hand", "drafter": "x", "drafter_name": name, "kind": kind})
+
+
+def test_a_profile_adds_the_fastest_size(model: Base) -> None:
+    """Of the profiled drafter and kind there is one more row, of the size that the profile favours."""
+    profiles = [profile_of("ngram", "static", 4), profile_of("ngram", "dynamic", 2)]
+    found = compare(model, None, rows(6), profiles=profiles, methods=["ngram"], **SMALL)
+    sizes = {row.method: row.nodes for row in found.rows[2:]}
+    assert list(sizes) == [
+        *("ngram, static", "ngram, static, fastest size", "ngram, per step", "ngram, per step, fastest size")
+    ]
+    assert sizes["ngram, static"] == sizes["ngram, per step"] == NODES
+    assert 2 <= sizes["ngram, static, fastest size"] <= 4
+    assert sizes["ngram, per step, fastest size"] == 2
+    assert all(row.lossless for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    ("profiles", "fault"),
+    [
+        ([profile_of("heads", "static", 4)], "heads, which is not among the methods"),
+        ([profile_of("ngram", "static", 4)] * 2, "two profiles are of static trees of drafter ngram"),
+        ([LatencyProfile.from_points([LatencyPoint(1, 1, 64, 1.0, 1.0, 1.0)])], "does not name its drafter"),
+    ],
+)
+def test_profiles_of_no_method_are_refused(model: Base, profiles: list[LatencyProfile], fault: str) -> None:
+    """A profile that no row would use is E230, before anything is learned."""
+    with pytest.raises(TreeoptError, match=fault) as caught:
+        compare(model, None, rows(4), profiles=profiles, methods=["ngram", "lookup"], **SMALL)
+    assert caught.value.code.number == "E230"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nodes": 1},
+        {"nodes": 255},
+        {"texts": 0},
+        {"repeats": 0},
+        {"learn_limit": 0},
+        {"methods": ["eagle"]},
+        {"methods": []},
+        {"seed": -1},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    """Numbers out of range and unknown methods are ValueErrors that name them."""
+    [name] = options
+    with pytest.raises(ValueError, match=name):
+        CompareOptions(**options)
+
+
+def test_all_methods_are_the_default() -> None:
+    """Without a choice every method is compared."""
+    assert tuple(CompareOptions().methods) == METHODS

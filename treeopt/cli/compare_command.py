@@ -1,0 +1,134 @@
+"""`treeopt compare`: one table that says which method of speculative decoding pays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from treeopt.cli.console import Console, command
+from treeopt.cli.drafter_options import draft_option, load_draft_model, model_alone
+from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.numbers import SEED
+from treeopt.cli.options import (
+    check_outputs,
+    chosen_prompts,
+    force_option,
+    load_models,
+    model_options,
+    prompt_options,
+    say_prompts,
+)
+from treeopt.files.atomic import write_text
+from treeopt.files.bundled import POCKET_DRAFT
+from treeopt.files.marks import PICTURE, write_marked
+from treeopt.files.profiles import load_profile
+from treeopt.policy import STEP_SIZES
+
+_METHODS_HELP = (
+    "Comma-separated, of: autoregressive generate lookup recycling assisted mc_sim_7b_63 medusa heads heads+ngram "
+    "ngram model model+ngram; the first two are always run [default: all]."
+)
+
+
+@command("compare")
+@functools.partial(model_options, dtype="float32")
+@draft_option
+@functools.partial(prompt_options, new_tokens=64)
+@click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
+@click.option("--methods", help=_METHODS_HELP)
+@click.option(
+    "--nodes", type=click.IntRange(2, STEP_SIZES[-1]), default=16, show_default=True, help="Size of every tree."
+)
+@click.option("--profile", multiple=True, help="Of one drafter and kind, repeatable: adds its fastest size.")
+@click.option(
+    "--texts",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Prompts judged at most, spread evenly over those that are not learned.",
+)
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each text.")
+@click.option(
+    "--learn-limit",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Prompts learned from at most, spread evenly over those that are not judged.",
+)
+@click.option(
+    "--learn-tokens",
+    type=click.IntRange(min=0),
+    default=10_000,
+    show_default=True,
+    help="Sampled to learn each n-gram table from.",
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Of learning.")
+@click.option("--svg", help="Write bars of the speedups.")
+@click.option("--csv", help="Write the figures, by category too.")
+@force_option
+def run(console: Console, **options: Any) -> None:
+    """Compare methods of speculative decoding on your model and prompts: tokens per step, speed, lossless or not.
+
+    Autoregressive decoding by our loop, stock `generate`, prompt lookup and assisted generation of transformers, Token
+    Recycling, the published tree mc_sim_7b_63, the Medusa tree, and trees of each drafter, static and per step. All
+    trees have --nodes nodes; published ones keep their size. The methods take turns in one process, text by text.
+
+    What a method must learn it learns from other prompts than those that are judged. A method that cannot run here is
+    left out, and its line says why: heads and draft model are given by --heads and --draft, and the built-in model has
+    both.
+
+    A profile must be of a drafter that was learned like those here; its drafter and kind are then compared at the size
+    with the most tokens per second as well.
+    """
+    for name, suffix, kind in (("svg", ".svg", PICTURE), ("csv", ".csv", None)):
+        if options[name] is not None:
+            check_outputs(options, options[name], kind=kind)
+            check_suffix(options[name], suffix)
+    source = chosen_prompts(options)
+    chosen = _settings(options)
+    profiles = [load_profile(path) for path in options["profile"]]
+    from treeopt.cli.compare_report import as_bars, as_csv, as_json, report_comparison
+    from treeopt.evaluate.compare import compare
+    from treeopt.texts.prompts import load_prompts
+
+    prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
+    base, loaded = load_models(console, options, with_heads=not model_alone(options))
+    if options["heads"] is None and options["model"] is None and options["draft"] is None:
+        options["draft"] = POCKET_DRAFT
+    draft = load_draft_model(console, options, base)
+    say_prompts(console, prompts)
+    with console.progress("compare") as progress:
+        found = compare(base, loaded, prompts, draft=draft, profiles=profiles, progress=progress, **chosen)
+    report_comparison(console, found)
+    if options["svg"] is not None:
+        from treeopt.view.bars import render_bars
+
+        write_marked(options["svg"], render_bars(as_bars(found), f"{base.name}, {options['nodes']} nodes"), PICTURE)
+        console.note(f"wrote {options['svg']}")
+    if options["csv"] is not None:
+        write_text(options["csv"], as_csv(found))
+        console.note(f"wrote {options['csv']}")
+    console.result(as_json(found))
+
+
+command = run
+
+
+def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `compare`, checked before any model is loaded."""
+    from treeopt.evaluate.comparison import METHODS, CompareOptions
+
+    learning = ("prompts_learn", "learn_limit", "learn_tokens", "seed", "batch_size")
+    names = ("nodes", "texts", "max_new_tokens", "repeats", "chat_template", *learning)
+    chosen = {name: options[name] for name in names}
+    if options["methods"] is not None:
+        chosen["methods"] = tuple(name.strip() for name in options["methods"].split(","))
+        unknown = [name for name in chosen["methods"] if name not in METHODS]
+        if unknown:
+            raise click.BadParameter(f"no method {unknown[0]!r}; they are {' '.join(METHODS)}", param_hint="--methods")
+    CompareOptions(**chosen)
+    return chosen

@@ -1,0 +1,153 @@
+"""Compare: which method of speculative decoding pays for a model and prompts, all of them in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row, halves, spread_evenly
+from treeopt.evaluate.contenders import Contender, Entry, Job, LeftOut, by_drafter, contenders
+from treeopt.evaluate.memory import memory_as_error
+from treeopt.evaluate.metrics import Metrics, Trial
+from treeopt.evaluate.runs import Runs, decode_all
+from treeopt.latency import LatencyProfile
+from treeopt.models.base import check_heads_fit
+from treeopt.models.draft import as_draft
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.progress import Progress, silent
+from treeopt.texts.encode import Encoded, Text, encode_prompts
+from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
+from treeopt.verify.probe import check_trees
+
+
+def compare(
+    model: GivenModel,
+    heads: GivenHeads | None,
+    prompts: GivenPrompts,
+    *,
+    draft: GivenModel | None = None,
+    profiles: Sequence[LatencyProfile] = (),
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    progress: Progress = silent,
+    **options: Any,
+) -> Comparison:
+    """Decode prompts by every method of speculative decoding in turn, and compare tokens per step and speed.
+
+    The methods are autoregressive decoding by our loop, stock `generate`, its prompt lookup and assisted generation,
+    Token Recycling, the published tree mc_sim_7b_63 and the Medusa tree, and trees of each drafter, static and per
+    step. All trees have the same number of nodes, but for published ones. What a method must learn it learns from other
+    prompts than those that are judged; of prompts that equal learned ones none is judged.
+
+    Args:
+        model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.
+        heads: its draft heads: `MedusaHeads`, what `load_heads` gives, or a folder or hub name; None for none.
+        prompts: as for `run_calibration`. The second half of each category is judged, and where `prompts_learn` is
+            given, all. A later turn follows the answer of stock generate to the turn before.
+        draft: a draft model with the same tokenizer, in the forms of `model`; None for none.
+        profiles: seconds per step, each of one drafter and kind, from `measure_profile`. Trees of that drafter and kind
+            are then compared at their fastest size as well.
+        tokenizer: the model's, where it is not in the folder of its weights.
+        progress: called while methods learn, and after each text.
+        options: fields of `CompareOptions`: `methods`, `nodes`, `texts`, `max_new_tokens`, `repeats`, `learn_limit`,
+            `learn_tokens`, `seed`, `batch_size`, `chat_template`, `prompts_learn`.
+
+    Returns:
+        The rows; methods that cannot run have the reason in theirs.
+
+    Raises:
+        TreeoptError: as `run_calibration` and the loaders; E213 where the draft model has another tokenizer, E230 where
+            a profile is of no method, E303 where no prompt is left to learn from or to judge, E502 where the model
+            cannot verify trees.
+        TypeError: where an argument has another type, or there is no such option.
+        ValueError: where a number is out of range.
+
+    Example:
+        >>> import treeopt
+        >>> options = {"methods": ["lookup", "recycling"], "repeats": 1, "max_new_tokens": 16}
+        >>> found = treeopt.compare("pocket", None, ["import os", "def f():", "class A:", "x = 1"], **options)
+        >>> [row.method for row in found.rows if row.nodes == 16], found.learned
+        (['token recycling'], 2)
+    """
+    chosen = CompareOptions(**options)
+    priced = by_drafter(profiles, chosen.methods)
+    base = as_base(model, tokenizer, dtype="float32")
+    loaded = None if heads is None else as_heads(heads)
+    if loaded is not None:
+        check_heads_fit(base, loaded.heads, loaded.name)
+    check_trees(base)
+    given = as_prompt_set(prompts)
+    learned = None if chosen.prompts_learn is None else as_prompt_set(chosen.prompts_learn)
+    if learned is None:
+        learned, given = halves(given)
+    learned = dataclasses.replace(learned, prompts=tuple(spread_evenly(learned.prompts, chosen.learn_limit)))
+    encoded = encode_prompts(base, given, chosen.max_new_tokens, chat_template=chosen.chat_template)
+    job = Job(base, loaded, as_draft(draft, base), learned, priced, chosen, progress)
+    texts = spread_evenly(_others(job, encoded), chosen.texts)
+    with memory_as_error("fewer new tokens, fewer nodes or a smaller batch"):
+        entries = contenders(job)
+        baselines = {one.name: one.baseline for one in entries if isinstance(one, Contender)}
+        runs = decode_all(baselines, base, texts, chosen.decoding, progress)
+    return Comparison(
+        rows=_rows(entries, runs),
+        texts=runs.texts,
+        learned=len(learned.prompts),
+        dropped=len(encoded.texts) - len(_others(job, encoded)),
+        skipped=(*encoded.skipped, *runs.skipped),
+        repeats=chosen.repeats,
+        made_by={
+            **base.versions(),
+            "threads": str(torch.get_num_threads()),
+            "dtype": base.dtype_name,
+            "attention": base.model.config._attn_implementation,
+        },
+    )
+
+
+def _others(job: Job, encoded: Encoded) -> list[Text]:
+    """The texts whose prompts are not among those to learn from; E303 where there are none."""
+    options = job.options
+    known = {
+        tuple(text.prompt)
+        for text in encode_prompts(
+            job.base, job.prompts, options.max_new_tokens, chat_template=options.chat_template
+        ).texts
+    }
+    others = [text for text in encoded.texts if tuple(text.prompt) not in known]
+    if not others:
+        what = f"all {len(encoded.texts)} prompts equal prompts that are learned, so none is judged"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn with other prompts")
+    return others
+
+
+def _rows(entries: Sequence[Entry], runs: Runs) -> tuple[Row, ...]:
+    trials = tuple(
+        Trial(text.prompt_id, text.category, text.turn, by_name)
+        for text, by_name in zip(runs.texts, runs.by_text, strict=True)
+    )
+    return tuple(_row(entry, Metrics(trials), runs) for entry in entries)
+
+
+def _row(entry: Entry, metrics: Metrics, runs: Runs) -> Row:
+    """The figures of one method, or why there are none."""
+    name = entry.name
+    if isinstance(entry, LeftOut):
+        return Row(name, None, left_out=entry.why)
+    if name in runs.left_out:
+        return Row(name, entry.nodes, left_out=runs.left_out[name])
+    same = [
+        all(run.tokens == text.answer for run in by_name[name])
+        for text, by_name in zip(runs.texts, runs.by_text, strict=True)
+    ]
+    return Row(
+        name,
+        entry.nodes,
+        Figures.of(metrics, name),
+        sum(same),
+        {part: Figures.of(of_part, name) for part, of_part in metrics.by_category.items()},
+        {turn: Figures.of(of_turn, name) for turn, of_turn in metrics.by_turn.items()},
+    )

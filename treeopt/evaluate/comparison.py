@@ -1,0 +1,193 @@
+"""The records of a comparison: its options, its rows, and the prompts that are learned and judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from treeopt.drafter import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM
+from treeopt.drafting.learn import Learning
+from treeopt.errors import Code, TreeoptError, check_counts
+from treeopt.evaluate.metrics import Metrics, Spread
+from treeopt.evaluate.validation import ValidateOptions
+from treeopt.policy import STEP_SIZES
+from treeopt.sampling import check_seed
+from treeopt.texts.encode import Skipped, Text
+from treeopt.texts.given_prompts import GivenPrompts
+from treeopt.texts.prompts import Prompt, PromptSet
+
+T = TypeVar("T")
+
+MC_SIM, MEDUSA = "mc_sim_7b_63", "medusa"
+# What `--methods` takes. All but the first two are rows only where they are chosen.
+METHODS = (
+    *("autoregressive", "generate", "lookup", "recycling", "assisted", MC_SIM, MEDUSA),
+    *(HEADS, HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM),
+)
+REFERENCES = METHODS[:2]
+# Chosen for five minutes for all methods of the built-in model; most of it is learning with the draft model.
+DEFAULT_LEARN_LIMIT = 16
+DEFAULT_LEARN_TOKENS = 10_000
+DEFAULT_TEXTS = 8
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared, what is learned, and how texts are decoded.
+
+    Args:
+        methods: some of `METHODS`; autoregressive and generate are always run, as speedup and lossless refer to them.
+        nodes: the size of every tree, root counted, 2 to 254; published trees keep theirs.
+        texts: number of prompts that are judged, spread evenly over those that are not learned; all where fewer.
+        max_new_tokens: maximum number of new tokens of each text.
+        repeats: runs of each text by each method.
+        learn_limit: number of prompts that are learned from, spread evenly over those that are not judged; all where
+            fewer.
+        learn_tokens: tokens sampled to learn each n-gram table from.
+        seed: of the sampling.
+        batch_size: prompts that are answered together while learning; texts are judged one at a time.
+        chat_template: apply the tokenizer's chat template to requests, where it has one.
+        prompts_learn: prompts to learn from, in any form that prompts have; None for the first half of each category.
+
+    Raises:
+        ValueError: where a number is out of range, or there is no such method.
+    """
+
+    methods: Sequence[str] = METHODS
+    nodes: int = 16
+    texts: int = DEFAULT_TEXTS
+    max_new_tokens: int = 64
+    repeats: int = 3
+    learn_limit: int = DEFAULT_LEARN_LIMIT
+    learn_tokens: int = DEFAULT_LEARN_TOKENS
+    seed: int = 0
+    batch_size: int = 16
+    chat_template: bool = True
+    prompts_learn: GivenPrompts | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(nodes=self.nodes, texts=self.texts, max_new_tokens=self.max_new_tokens)
+        check_counts(repeats=self.repeats, learn_limit=self.learn_limit, batch_size=self.batch_size)
+        check_seed(self.seed)
+        Learning(self.learn_tokens)  # raises ValueError
+        if not 2 <= self.nodes <= STEP_SIZES[-1]:
+            raise ValueError(f"nodes {self.nodes}: from 2 to {STEP_SIZES[-1]}")
+        unknown = [name for name in self.methods if name not in METHODS]
+        if unknown or not self.methods:
+            raise ValueError(f"methods {', '.join(unknown) or 'is empty'}: some of {', '.join(METHODS)}")
+
+    @property
+    def decoding(self) -> ValidateOptions:
+        """The same for the functions that decode."""
+        return ValidateOptions(self.max_new_tokens, self.repeats, chat_template=self.chat_template, judge=0)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one method over some texts.
+
+    Args:
+        texts: number of texts.
+        mean_acceptance_length: tokens per step: all tokens / all steps.
+        tokens_per_second: median and quartiles over the repeats, without prefill; None where nothing was timed.
+        speedup: tokens per second over those of autoregressive decoding by our loop, likewise.
+    """
+
+    texts: int
+    mean_acceptance_length: float
+    tokens_per_second: Spread | None
+    speedup: Spread | None
+
+    @classmethod
+    def of(cls, metrics: Metrics, name: str) -> Figures:
+        """The figures of one method's runs."""
+        return cls(
+            len(metrics.trials),
+            metrics.tokens_per_step(name),
+            metrics.tokens_per_second(name),
+            metrics.speedup(name),
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method.
+
+    Args:
+        method: its name, different in each row.
+        nodes: the largest number of tokens that it verifies in a step; None where it was left out before its tree.
+        figures: of all texts; None where the method cannot run.
+        same: number of texts that are, token for token in every repeat, those of stock greedy `generate`.
+        by_category: by the categories of the prompt file.
+        by_turn: by the turns of dialogues, from 1.
+        left_out: why the method cannot run; empty where it ran.
+    """
+
+    method: str
+    nodes: int | None
+    figures: Figures | None = None
+    same: int = 0
+    by_category: Mapping[str, Figures] = field(default_factory=dict)
+    by_turn: Mapping[int, Figures] = field(default_factory=dict)
+    left_out: str = ""
+
+    @property
+    def lossless(self) -> bool | None:
+        """Whether every text is that of stock greedy `generate`; None where the method was left out."""
+        return None if self.figures is None else self.same == self.figures.texts
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`.
+
+    Args:
+        rows: one a method and size, in the order of `METHODS`.
+        texts: prompts of all judged turns, with the answers of stock generate.
+        learned: number of prompts that were learned from.
+        dropped: number of prompts that were not judged because an equal one was learned.
+        skipped: prompts and later turns that do not fit into the context.
+        repeats: runs of each text by each method.
+        made_by: versions, device, threads, dtype, attention.
+    """
+
+    rows: tuple[Row, ...]
+    texts: tuple[Text, ...]
+    learned: int
+    dropped: int
+    skipped: tuple[Skipped, ...]
+    repeats: int
+    made_by: dict[str, str]
+
+    def row(self, method: str) -> Row:
+        """The row of a method; KeyError where there is none."""
+        found = {row.method: row for row in self.rows}
+        return found[method]
+
+
+def halves(prompts: PromptSet) -> tuple[PromptSet, PromptSet]:
+    """The first half of each category, rounded down, and the rest; prompts without categories are one category.
+
+    Raises:
+        TreeoptError: E303 where the first half is empty.
+    """
+    by_category: dict[str | None, list[Prompt]] = defaultdict(list)
+    for prompt in prompts.prompts:
+        by_category[prompt.category].append(prompt)
+    learned = {prompt.id for rows in by_category.values() for prompt in rows[: len(rows) // 2]}
+    if not learned:
+        what = f"{len(prompts.prompts)} prompts cannot be divided into some to learn from and others to judge"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn FILE, or more prompts")
+    parts = [tuple(one for one in prompts.prompts if (one.id in learned) is first) for first in (True, False)]
+    first, second = (dataclasses.replace(prompts, prompts=part) for part in parts)
+    return first, second
+
+
+def spread_evenly(given: Sequence[T], count: int) -> list[T]:
+    """At most `count` of the prompts or texts, at equal distances, the first included."""
+    if len(given) <= count:
+        return list(given)
+    return [given[i * len(given) // count] for i in range(count)]
