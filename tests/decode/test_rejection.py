@@ -63,6 +63,12 @@ def test_planted_wrong_rules(wrong: type[Rejection]) -> None:
     assert p_value(counted(decoder_of(wrong(), Sample()), rounds=6), text_probabilities(small_base(), Sample())) < ALPHA
 
 
+def test_seeded_drafts_are_independent_of_seeded_draws() -> None:
+    """One seed for the chain and the rule gives two streams; equal ones would tie drafts to the roots before them."""
+    made = counted(decoder_of(Rejection(seed=5), Sample(seed=5)), rows=3000, rounds=1)
+    assert p_value(made, text_probabilities(small_base(), Sample())) > ALPHA
+
+
 def test_one_draw_a_node_is_exact_for_drawn_drafts_too() -> None:
     """`Sample` accepts a drawn draft that equals its own draw; texts have the same distribution."""
     made = counted(decoder_of(Sample(), Sample()), rounds=6)
