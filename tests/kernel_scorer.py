@@ -144,12 +144,12 @@ class Scorer:
         return likely
 
     def _kernel(self, step: Step) -> Kernel:
-        return step.session._kernel(step.session._working(1)[0])
+        return step.session.kernel(step.session.working(1)[0])
 
 
 def listed(session: Any, path: list[int]) -> tuple[list[int], float]:
     """The candidates at the end of a path, best first, and the probability of the best one."""
-    kernel = session._kernel(session._working(1)[0])
+    kernel = session.kernel(session.working(1)[0])
     width = len(kernel.work.token)
     tokens, scores = np.zeros((1, width), np.int64), np.full((1, width), -np.inf, np.float32)
     drafts = np.array([path], np.int64).reshape(1, -1)

@@ -6,12 +6,15 @@ import copy
 from pathlib import Path
 
 import pytest
+import torch
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.evaluate.timed_step import TimedStep
 from treeopt.files.bundled import pocket
 from treeopt.files.drafters import load_drafter
 from treeopt.models.base import load_base
+from treeopt.texts.encode import encode
+from treeopt.texts.prompts import load_prompts
 
 FEW = ("--prompts", "pocket", "--limit", "5", "--max-new-tokens", "16")
 OTHERS = ("--prompts", "pocket", "--skip", "6", "--limit", "3", "--max-new-tokens", "16")
@@ -76,12 +79,27 @@ def test_leviathan_beside_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     found = treeopt_json("learn", *DRAFT, *FEW, "--nodes", "6", "-o", "again.safetensors")["chains"]
     assert 0.1 < found["alpha"] < 1
     assert found["cost_ratio"] == pytest.approx(0.2)
+    assert found["alpha_sampled"] == pytest.approx(sampled_alpha(), abs=1e-4)
     assert found["chains"][1]["speedup"] == pytest.approx((1 + found["alpha"] + found["alpha"] ** 2) / 1.4)
     first = found["chains"][0]
     assert first["tokens_per_step"] == pytest.approx(1 + found["alpha"])
     assert first["replayed_tokens_per_step"] == pytest.approx(first["tokens_per_step"], rel=0.15)
     text = treeopt("calibrate", *DRAFT, *FEW, "--kind", "static", "-o", "alpha.safetensors").stdout
     assert f"acceptance rate alpha {found['alpha']:.3f}" in text
+
+
+@torch.inference_mode()
+def sampled_alpha() -> float:
+    """The mean overlap of the two models' distributions along the answers, by one forward a token."""
+    base, draft = load_base("pocket", dtype="float32"), load_base("layers", dtype="float32")
+    shares = []
+    for prompt in load_prompts("pocket", limit=5).prompts:
+        ids = encode(prompt, base.tokenizer, chat_template=True)[0]
+        for _ in range(16):
+            p, q = (one.forward(torch.tensor([ids]), use_cache=False)[0][0, -1].softmax(-1) for one in (base, draft))
+            shares.append(float(torch.minimum(p, q).sum()))
+            ids = [*ids, int(p.argmax())]
+    return sum(shares) / len(shares)
 
 
 def test_speculative_sampling() -> None:
@@ -129,3 +147,4 @@ def test_refused_models() -> None:
     treeopt("calibrate", *alone, *FEW, "-o", "n.safetensors")
     with_draft = treeopt("calibrate", *DRAFT, *FEW, "--drafter", "n.drafter.safetensors", status=3)
     assert error_number(with_draft) == "E223"
+    assert error_number(treeopt("generate", "x", *DRAFT, "--tree", "mc_sim_7b_63", status=3)) == "E223"

@@ -217,11 +217,14 @@ USAGE = {
         ("learn", *MODEL),
         ("validate", *MODEL, "--tree", "static.yaml"),
     ],
-    "belongs to --drafter heads+ngram and ngram": [
+    "belongs to --drafter heads+ngram, ngram, model+ngram, model": [
         ("calibrate", "--levels", "3"),
         ("calibrate", *MODEL, "--drafter", "d.safetensors", "--levels", "3", *FEW),
     ],
-    "is not heads+ngram or ngram": [("learn", "--drafter", "heads"), ("learn", "--drafter", "d.safetensors")],
+    "is not heads+ngram or ngram or model+ngram or model": [
+        ("learn", "--drafter", "heads"),
+        ("learn", "--drafter", "d.safetensors"),
+    ],
     "a file of that name is ./ngram": [
         ("generate", "x", *MODEL, "--tree", "static.yaml", "--drafter", "ngram"),
         ("validate", *MODEL, *FEW, "--tree", "static.yaml", "--drafter", "ngram"),

@@ -177,7 +177,7 @@ def test_list_fits_a_terminal() -> None:
     lines = text.replace("\r", "").splitlines()
     fits(lines)
     assert len([line for line in lines if "arXiv:2401.10774" in line]) == 9
-    assert len(lines) == 12
+    assert len(lines) == 14
 
 
 def _write(name: str, content: str | bytes) -> Callable[[], object]:

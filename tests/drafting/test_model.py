@@ -200,7 +200,7 @@ def test_filled_trees(source: str) -> None:
                     chosen = dict(candidates)[tokens[node]]
                     assert abs(chosen - candidates[path[-1]][1]) < 1e-3
         new = [rng.integers(made.base.vocab_size, size=rng.integers(1, 5)).tolist() for _ in rows]
-        session.keep(Kept(new, torch.zeros(0), torch.zeros(0), torch.zeros(0)))
+        session.keep(Kept(new, torch.zeros(0), torch.zeros(0), torch.zeros(0), drafts))
         rows = [row + more for row, more in zip(rows, new, strict=True)]
         if len(rows) == 3:
             session.select([0, 2])

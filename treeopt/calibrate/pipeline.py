@@ -227,7 +227,7 @@ def _learned(job: _Job, texts: Sequence[Text], learning: Learning) -> Learned:
 def _traced(job: _Job, texts: Sequence[Text], drafter: Learned | Drafter | None) -> list[Traced]:
     """Traces of all texts: by the heads, by one drafter, or each by the learned drafter that left the text out."""
     if isinstance(drafter, Learned):
-        proposers, depth = drafter.proposers(job.base, job.heads, job.draft, texts), drafter.drafter.depth
+        proposers, depth = drafter.proposers(job.base, job.heads, texts, job.draft), drafter.drafter.depth
     else:
         proposers = [proposer_for(job.base, job.heads, drafter, job.draft)] * len(texts)
         depth = 0 if drafter is None else drafter.depth

@@ -26,12 +26,17 @@ def report_acceptance(console: Console, calibration: Calibration, draft: Base | 
     console.say("formula: (1 - alpha^(g+1)) / (1 - alpha) of arXiv:2211.17192, for drafts accepted independently")
 
 
-def report_chains(console: Console, found: ChainPrediction) -> None:
-    """Print acceptance rate, cost ratio, and the speedup of chains by the formula and by replay."""
+def report_chains(console: Console, found: ChainPrediction, drafter: str, sampled: float | None) -> None:
+    """Print acceptance rates, cost ratio, and the speedup of chains by the formula and by replay.
+
+    `sampled` is the draft model's acceptance rate under sampling.
+    """
     console.say(
-        f"acceptance rate alpha {found.alpha:.3f}, cost ratio c {found.cost:.2f}: seconds of a step of the draft model "
-        "alone / of the base, here"
+        f"acceptance rate alpha {found.alpha:.3f} of drafter {drafter}, cost ratio c {found.cost:.2f}: seconds of a "
+        "step of the draft model alone / of the base, here"
     )
+    if sampled is not None:
+        console.say(f"under sampling at temperature 1, alpha of the draft model {sampled:.3f}: mean of sum_x min(p, q)")
     rows = [
         [
             str(one.drafts),

@@ -35,7 +35,7 @@ _METHODS_HELP = (
 
 @command("compare")
 @functools.partial(model_options, dtype="float32")
-@draft_option
+@functools.partial(draft_option, default=f"{POCKET_DRAFT} for the built-in model, else none")
 @functools.partial(prompt_options, new_tokens=64)
 @click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
 @click.option("--methods", help=_METHODS_HELP)

@@ -17,6 +17,7 @@ from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_belongs
 from treeopt.drafter import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MODEL, MODEL_NGRAM, NGRAM, Drafter
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.outputs import check_no_input
 from treeopt.policy import Plan
 from treeopt.tree import MAX_DEPTH
 
@@ -89,9 +90,9 @@ def chosen_drafter(options: Mapping[str, Any], default: str = HEADS) -> str:
     return name
 
 
-def draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--draft MODEL`, for `load_draft_model`."""
-    text = "Draft model: folder or hub name of a smaller model with the same tokenizer [default: the drafter's]."
+def draft_option(function: Callable[..., Any], *, default: str = "that of a drafter file") -> Callable[..., Any]:
+    """`--draft MODEL`, for `load_draft_model`, with the text of its default."""
+    text = f"Draft model: folder or hub name of a smaller model with the same tokenizer [default: {default}]."
     return click.option("--draft", help=text)(function)
 
 
@@ -116,7 +117,15 @@ def load_draft_model(
         return None
     from treeopt.models.draft import load_draft
 
-    draft = load_draft(name, base, dtype=options["dtype"], device=options["device"])
+    try:
+        draft = load_draft(name, base, dtype=options["dtype"], device=options["device"])
+    except TreeoptError as error:
+        if options["draft"] is None:  # the user did not name it
+            error.at = f"{name}, the draft model that the drafter's file names"
+            error.fix = "--draft MODEL, that draft model in its present place"
+        raise
+    if "output" in options:
+        check_no_input(options["output"], draft.name)
     console.note(f"draft    {draft.name}  {draft.model.num_parameters():,} parameters")
     for warning in draft.notes:
         console.warn(warning)

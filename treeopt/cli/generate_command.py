@@ -18,6 +18,7 @@ from treeopt.cli.options import load_models, model_options, text_options
 from treeopt.cli.plan_options import ChosenPlan, chosen_plan, load_for_plan, plan_options
 from treeopt.cli.terminal import printable
 from treeopt.errors import Code, TreeoptError
+from treeopt.tree import MAX_DEPTH
 
 if TYPE_CHECKING:
     from treeopt.decode.decoder import TreeDecoder
@@ -47,7 +48,9 @@ _REJECTION = "rejection"
 @click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sampling; 0 is all tokens.")
 @click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sampling.")
 @click.option("--seed", type=SEED, help="Of sampling.")
-@click.option("--nodes", type=click.IntRange(min=2), help="For rejection: the root and the chain [default: 5].")
+@click.option(
+    "--nodes", type=click.IntRange(2, MAX_DEPTH + 1), help="For rejection: the root and the chain [default: 5]."
+)
 @click.option("--epsilon", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.09].")
 @click.option("--delta", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.3].")
 def run(console: Console, prompt: str | None, **options: Any) -> None:
@@ -167,7 +170,6 @@ def _footer(console: Console, measured: Mapping[str, Any], *, lossy: bool) -> No
 
 def _rule(options: dict[str, Any]) -> Rule:
     """The acceptance rule of the options; an option of another rule is a usage error."""
-    from treeopt.decode.rejection import Rejection
     from treeopt.decode.rules import Greedy, Sample, Typical
 
     sampling = ("temperature", "top_k", "top_p", "seed")
@@ -179,12 +181,11 @@ def _rule(options: dict[str, Any]) -> Rule:
             rules = " and ".join(rule for rule, others in named.items() if name in others)
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {rules}")
     given = {name: options[name] for name in names if options[name] is not None}
-    made: dict[str, Callable[..., Rule]] = {
-        "greedy": Greedy,
-        "sample": Sample,
-        "typical": Typical,
-        _REJECTION: Rejection,
-    }
+    made: dict[str, Callable[..., Rule]] = {"greedy": Greedy, "sample": Sample, "typical": Typical}
+    if options["acceptance"] == _REJECTION:
+        from treeopt.decode.rejection import Rejection
+
+        made[_REJECTION] = Rejection
     try:
         return made[options["acceptance"]](**given)
     except ValueError as error:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     "--drafter",
     help=f"{', '.join(LEARNED)} [default: {HEADS_NGRAM}; {MODEL} with --draft, {NGRAM} with --model alone].",
 )
-@draft_option
+@functools.partial(draft_option, default="none")
 @learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the sampling.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
@@ -129,8 +129,12 @@ def _report(console: Console, found: LearnedDrafter, output: str, where: str) ->
     report_reliability(console, found.run.calibration)
     report_plans(console, found)
     if found.chains is not None:
-        report_chains(console, found.chains)
+        report_chains(console, found.chains, found.drafter.name, found.sampled_alpha)
     say_skipped(console, found.run.skipped)
     console.note(f"wrote {output}   next: treeopt generate 'PROMPT' {where} --drafter {output}")
-    chains = {} if found.chains is None else {"chains": chains_as_dict(found.chains)}
+    chains = (
+        {}
+        if found.chains is None
+        else {"chains": {**chains_as_dict(found.chains), "alpha_sampled": found.sampled_alpha}}
+    )
     console.result({**learned_as_dict(learned), **plans_as_dict(found), **chains, "output": output})

@@ -13,6 +13,7 @@ from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_
 from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.options import load_models
 from treeopt.drafter import Drafter
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.policies import as_plan_for
 from treeopt.policy import Plan
 
@@ -60,6 +61,9 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
         return ChosenPlan("the text so far", None, None)
     plan, record = as_plan_for(tree, drafter)
     check_plan(plan, record)
+    if options["draft"] is not None and (record is None or not record.draft):
+        what = f"--draft is given, and {tree or drafter} was not made for a draft model"
+        raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="leave out --draft")
     return ChosenPlan(tree or drafter, plan, record)
 
 

@@ -59,7 +59,7 @@ class TreeDecoder:
         drafter: the record that the tree or policy was made for, its file, or a `Proposer`; None for the guesses of
             the heads, and where the tree's file names its drafter.
         draft: the draft model of the drafter, in any form that `model` has elsewhere; None where it has none.
-        acceptance: `Greedy()`, `Sample(...)` or the lossy `Typical(...)`.
+        acceptance: `Greedy()`, `Sample(...)`, `Rejection(...)` or the lossy `Typical(...)`.
         compile: run the forward over trees through `torch.compile`. The first two steps then take many seconds, later
             steps less time than without. Rounding differs from the eager forward.
         probe: check that the base can verify trees (once for each model).
@@ -184,8 +184,8 @@ class TreeDecoder:
     def step(self, rows: Rows) -> list[Step]:
         """Verify one tree for each row in one forward, and advance the rows in place.
 
-        There is one synchronisation with the device. The tokens of a step are not cut at the end of a text or at the
-        budget; the caller does that.
+        There is one synchronisation with the device, and one a level with a draft model. The tokens of a step are not
+        cut at the end of a text or at the budget; the caller does that.
 
         Returns:
             For each row its root and the accepted drafts, 1 to D + 1 tokens, with `num_draft_tokens`.
@@ -225,11 +225,14 @@ def _trees(
     drafter: Drafter | Proposer | str | os.PathLike[str] | None,
     draft: Base | None,
 ) -> TreeSource:
+    live = drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike))  # a Proposer
+    if draft is not None and (isinstance(tree, TreeSource) or live or (drafter is None and tree is None)):
+        raise ValueError("a draft model belongs to the record of a drafter: give drafter= as well (treeopt learn)")
     if isinstance(tree, TreeSource):
         return tree
     if tree is None and drafter is None and heads is None:
         return trees_for(base, None, *untrained(base))
-    if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):  # a Proposer
+    if drafter is not None and not isinstance(drafter, (Drafter, str, os.PathLike)):
         if tree is None:
             raise ValueError("a Proposer recommends no tree: give tree= as well")
         plan = tree if isinstance(tree, Buffers) else as_plan(tree)

@@ -7,6 +7,8 @@ compiled tree, the masks) is kept in a decoder for each model and plan.
 - A call takes a decoder away and returns it at its end. Two threads that use one model therefore share no decoder.
 - A decoder is used again only while all of these are the same: the model's dtype, device and attention; the heads and
   their weights; the tree, by its value; the drafter; and, by their time and size, the files they were read from.
+- A draft model is part of a decoder as an object, with its dtype and device, or by its name; a kept decoder holds it.
+  A model that drafts for itself is not kept.
 - A decoder holds a weak reference to its model, so a model that is deleted takes its decoders with it.
 """
 
@@ -177,7 +179,8 @@ def _key(model: PreTrainedModel, given: Given) -> _Key | None:
     known_heads = heads is None or isinstance(heads, nn.Module)
     known_tree = tree is None or isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers))
     known_drafter = drafter is None or isinstance(drafter, (str, os.PathLike, Drafter))
-    if not (isinstance(model, PreTrainedModel) and known_heads and known_tree and known_drafter):
+    by_itself = draft is model or getattr(draft, "model", None) is model  # a kept decoder would keep its model alive
+    if by_itself or not (isinstance(model, PreTrainedModel) and known_heads and known_tree and known_drafter):
         return None
     by_heads = None if heads is None else (weakref.ref(heads), *map(_state, heads.parameters()))
     by_tree: Hashable = tree
@@ -190,8 +193,14 @@ def _key(model: PreTrainedModel, given: Given) -> _Key | None:
     if isinstance(drafter, (str, os.PathLike)):
         by_drafter = os.path.abspath(os.fsdecode(drafter))
     setting = (model.dtype, model.device, model.config._attn_implementation)
-    by_draft = draft if isinstance(draft, str) else None if draft is None else _Same(draft)
-    return _Key(setting, by_heads, by_tree, by_drafter, by_draft)
+    return _Key(setting, by_heads, by_tree, by_drafter, _draft_key(draft))
+
+
+def _draft_key(draft: Any) -> Hashable:
+    """The key of a draft model: its name, or itself with its dtype and device; None without one."""
+    if draft is None or isinstance(draft, (str, os.PathLike)):
+        return None if draft is None else os.fsdecode(draft)
+    return _Same(draft), getattr(draft, "dtype", None), getattr(draft, "device", None)
 
 
 def _state(tensor: Tensor) -> Hashable:

@@ -116,7 +116,7 @@ class _DrawnSession(ModelSession):
             if self._rule.temperature == 0:
                 scores = torch.full_like(scores, -torch.inf).scatter_(1, best(scores)[:, None].clamp(min=0), 0.0)
             drawn_from.append(scores.softmax(-1))
-            tokens.append(draw(scores, self._generator))
+            tokens.append(draw(scores, self._generator).clamp(min=0))  # where q is NaN any token, which is rejected
             if depth + 1 < count:
                 logits = self.follow(tokens[-1], depth)
         return torch.stack(tokens, 1), torch.stack(drawn_from, 1)

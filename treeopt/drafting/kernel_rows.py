@@ -186,9 +186,9 @@ class KernelRows:
         for text, end in zip(self._text.tolist(), self._end.tolist(), strict=True):  # before other tokens are written
             index_up_to(self._texts, text, min(end - 1, int(self._texts.indexed[text])))
 
-    def check_finite(self, first: int) -> None:
+    def check_finite(self, first: int, whose: str = "the heads' logits") -> None:
         if np.isnan(self._step.values[:, :, self.source.known :]).any():
-            raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")
+            raise TreeoptError(Code.NOT_FINITE, f"{whose} are not finite, in rows from {first}")
 
     def compile(self, grown: Grown, nodes: int, depth: int, roots: Tensor) -> Drafts:
         """The first nodes of the trees as drafts, by one transfer to the device."""

@@ -94,7 +94,7 @@ class Learned:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def proposers(
-        self, base: Base, heads: MedusaHeads | None, draft: Base | None, texts: Sequence[Text]
+        self, base: Base, heads: MedusaHeads | None, texts: Sequence[Text], draft: Base | None = None
     ) -> list[Proposer]:
         """For each text, the `Proposer` of the drafter whose table leaves it out."""
         folds = [proposer_for(base, heads, drafter, draft) for drafter in self.folds]

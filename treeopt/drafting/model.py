@@ -42,6 +42,7 @@ from treeopt.verify.probe import check_trees
 from treeopt.verify.session import pick
 
 _WHOLE_TEXT = 1 << 30  # tokens
+_PIECE = 512  # tokens of a text that are run at once
 
 
 class ModelProposer:
@@ -71,6 +72,7 @@ class ModelProposer:
         self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, read))
         self.rows_at_once = max(1, LOGITS_BYTES // (MAX_PARENTS * draft.vocab_size * 4))
         self._levels: tuple[Buffers, list[_StaticLevel]] | None = None
+        self._along: tuple[list[list[int]], Observed] | None = None
 
     @functools.cached_property
     def record(self) -> Record:
@@ -93,6 +95,28 @@ class ModelProposer:
     def ids(self, tokens: Ints) -> Tensor:
         """Tokens of the base on the draft model's device; those that it does not have are its last one."""
         return torch.from_numpy(tokens.clip(0, self.draft.vocab_size - 1)).to(self.draft.device)
+
+    def along(self, texts: Sequence[Sequence[int]]) -> Observed:
+        """`pack` after every token of the texts: int32 [T, n, 2 K + 1]; those of the last texts are stored."""
+        known = [list(text) for text in texts]
+        if self._along is None or self._along[0] != known:
+            self._along = known, self._pass(known)
+        return self._along[1]
+
+    @torch.inference_mode()
+    def _pass(self, texts: Sequence[Sequence[int]]) -> Observed:
+        """One pass over the texts, a few tokens at a time."""
+        session, longest = LevelSession(self.draft, len(texts)), max(map(len, texts))
+        padded = np.zeros((len(texts), longest), np.int64)
+        for row, text in zip(padded, texts, strict=True):
+            row[: len(text)] = text
+        at_once = min(_PIECE, max(1, LOGITS_BYTES // (len(texts) * self.draft.vocab_size * 4)))
+        parts = []
+        for first in range(0, longest, at_once):
+            part = padded[:, first : first + at_once]
+            parts.append(self.pack(session.append(self.ids(part))))
+            session.keep([first + part.shape[1]] * len(texts))
+        return np.concatenate(parts, axis=1)
 
     def levels(self, tree: Buffers) -> list[_StaticLevel]:
         """The levels of a static tree; those of the last tree are stored."""
@@ -147,8 +171,13 @@ class ModelSession(ProposerSession):
         self._proposer, self._depth = proposer, depth
         self._host = KernelRows(proposer, texts, depth, ends)
         self._texts = LevelSession(proposer.draft, len(texts))
-        if ends is None and max(map(len, texts)) > 1:
-            self._append([text[:-1] for text in texts], logits_to_keep=1)
+        if ends is None:
+            self._prefill([text[:-1] for text in texts])
+
+    def _prefill(self, texts: Sequence[Sequence[int]]) -> None:
+        """Run the texts, a piece at a time: a mask of a whole text by itself takes much memory."""
+        for first in range(0, max(map(len, texts)), _PIECE):
+            self._append([text[first : first + _PIECE] for text in texts], logits_to_keep=1)
 
     def _append(self, tokens: Sequence[Sequence[int] | Ints], *, logits_to_keep: int = 0) -> Tensor:
         """Append tokens to each text; logits as by `LevelSession.append`."""
@@ -244,10 +273,16 @@ class ModelSession(ProposerSession):
         return self._host.mark()
 
     def rewind(self, mark: Any) -> None:
+        """As `ProposerSession.rewind`. The last tokens are run again, as many as a step can have accepted before.
+
+        So a step that is timed again and again does what a step of decoding does, at its most.
+        """
         self._host.rewind(mark)
+        lengths = zip(self._texts.lengths, self._host.ends, strict=True)
+        self._texts.keep([max(0, min(length, end - 1 - self._depth)) for length, end in lengths])
 
     def check_finite(self, first: int) -> None:
-        self._host.check_finite(first)
+        self._host.check_finite(first, f"the draft model {self._proposer.draft.name} gives logits that")
 
 
 class TracedModel(ModelSession):
@@ -257,32 +292,23 @@ class TracedModel(ModelSession):
         self, proposer: ModelProposer, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]]
     ) -> None:
         super().__init__(proposer, texts, depth, ends)
+        self._given = texts
         self._of_text = np.repeat(np.arange(len(texts)), [len(one) for one in ends])
         self._ends: Ints = np.array([end for one in ends for end in one], np.int64)
-        seen = self._pass(texts)
         # Beyond the end of a text the last logits are repeated; no token follows there.
-        places = np.minimum(self._ends[:, None] - 1 + np.arange(depth), seen.shape[1] - 1)
-        self._seen = seen[self._of_text[:, None], places]
-
-    def _pass(self, texts: Sequence[Sequence[int]]) -> Observed:
-        """`top_logprobs` after every token of the texts: int32 [T, n, 2 K + 1]; a few tokens at a time."""
-        longest = max(map(len, texts))
-        padded = np.zeros((len(texts), longest), np.int64)
-        for row, text in zip(padded, texts, strict=True):
-            row[: len(text)] = text
-        at_once = max(1, LOGITS_BYTES // (len(texts) * self._proposer.draft.vocab_size * 4))
-        parts = []
-        for first in range(0, longest, at_once):
-            part = padded[:, first : first + at_once]
-            parts.append(self._proposer.pack(self._texts.append(self._proposer.ids(part))))
-            self._texts.keep([first + part.shape[1]] * len(texts))
-        return np.concatenate(parts, axis=1)
+        last = np.array([len(text) - 1 for text in texts])[self._of_text, None]
+        places = np.minimum(self._ends[:, None] - 1 + np.arange(depth), last)
+        self._seen = proposer.along(texts)[self._of_text[:, None], places]
 
     def begin(self, roots: Tensor, states: Tensor) -> None:
         self._host.set_step(self._seen)
         self._root = self._seen[:, :1]
 
     def expand(self, nodes: int, depth: int) -> Expansion:
+        self._texts.keep([0] * len(self._texts.lengths))
+        if len(self._texts.lengths) != len(self._given):
+            self._texts = LevelSession(self._proposer.draft, len(self._given))
+        self._prefill(self._given)
         self._texts.branch(self._of_text.tolist(), self._ends.tolist())
         return super().expand(nodes, depth)
 

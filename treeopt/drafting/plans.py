@@ -12,7 +12,6 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Drafts, Limits, Proposer, ProposerSession
 from treeopt.drafting.kernel_data import num_candidates
-from treeopt.drafting.model import ModelProposer
 from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -156,6 +155,9 @@ def proposer_for(base: Base, heads: MedusaHeads | None, drafter: Drafter | None,
     if draft is not None:
         if heads is not None or drafter is None:
             raise ValueError("a draft model needs the record of a drafter, and takes no heads")
+        # Imported here as it imports numba, which takes half a second.
+        from treeopt.drafting.model import ModelProposer
+
         return ModelProposer(base, draft, drafter)
     if drafter is not None and (drafter.ngram_table is not None or heads is None):
         return RecordProposer(base, heads, drafter)

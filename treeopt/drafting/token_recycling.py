@@ -5,7 +5,7 @@ the K likeliest tokens of the logits after that node, whether the node was accep
 successor r of its parent's token. The tree is the same at every step. Nothing is trained.
 
 Where a token is at several nodes of a step, an accepted node counts, and of several the last: the deepest. (The code
-release takes the last of all nodes, in the order of the device; this order gives more tokens per step.)
+release takes the last of all nodes, in the order of the device. The two differ little: docs/benchmarks.md.)
 
 All texts of one `TokenRecycling` share its matrix, so later texts begin with what earlier ones left there.
 """

@@ -10,18 +10,20 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.compare_profiles import by_drafter, check_models
 from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row, halves, spread_evenly
-from treeopt.evaluate.contenders import Contender, Entry, Job, LeftOut, by_drafter, contenders
+from treeopt.evaluate.contenders import Contender, Entry, Job, LeftOut, contenders
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.latency import LatencyProfile
-from treeopt.models.base import check_heads_fit
+from treeopt.models.base import Base, check_heads_fit
 from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Encoded, Text, encode_prompts
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
+from treeopt.texts.prompts import Prompt, PromptSet
 from treeopt.verify.probe import check_trees
 
 
@@ -84,10 +86,13 @@ def compare(
     learned = None if chosen.prompts_learn is None else as_prompt_set(chosen.prompts_learn)
     if learned is None:
         learned, given = halves(given)
-    learned = dataclasses.replace(learned, prompts=tuple(spread_evenly(learned.prompts, chosen.learn_limit)))
+    fitting = _fitting(base, learned, chosen)
+    learned = dataclasses.replace(learned, prompts=tuple(spread_evenly(fitting, chosen.learn_limit)))
     encoded = encode_prompts(base, given, chosen.max_new_tokens, chat_template=chosen.chat_template)
     job = Job(base, loaded, as_draft(draft, base), learned, priced, chosen, progress)
+    check_models(priced, base)
     texts = spread_evenly(_others(job, encoded), chosen.texts)
+    job = dataclasses.replace(job, longest=_longest(texts, job))
     with memory_as_error("fewer new tokens, fewer nodes or a smaller batch"):
         entries = contenders(job)
         baselines = {one.name: one.baseline for one in entries if isinstance(one, Contender)}
@@ -106,6 +111,20 @@ def compare(
             "attention": base.model.config._attn_implementation,
         },
     )
+
+
+def _fitting(base: Base, prompts: PromptSet, options: CompareOptions) -> list[Prompt]:
+    """The prompts that fit into the context with the new tokens; E303 where there are none."""
+    encoded = encode_prompts(base, prompts, options.max_new_tokens, chat_template=options.chat_template)
+    known = {text.prompt_id for text in encoded.texts}
+    return [prompt for prompt in prompts.prompts if prompt.id in known]
+
+
+def _longest(texts: Sequence[Text], job: Job) -> int:
+    """The tokens that a text may have; a dialogue may fill the context."""
+    if any(text.later for text in texts):
+        return job.base.context
+    return max(len(text.prompt) for text in texts) + job.options.max_new_tokens
 
 
 def _others(job: Job, encoded: Encoded) -> list[Text]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
@@ -26,6 +25,7 @@ from treeopt.evaluate.baselines import (
     with_generate,
     with_memory,
 )
+from treeopt.evaluate.compare_profiles import ProfileKey, fastest
 from treeopt.evaluate.comparison import MC_SIM, MEDUSA, CompareOptions
 from treeopt.evaluate.recycling import recycle_texts
 from treeopt.files.trees import load_tree
@@ -33,12 +33,9 @@ from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.models.base import Base, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
-from treeopt.optimize.auto_nodes import best_size
-from treeopt.optimize.methods import candidates
-from treeopt.optimize.per_step import build_policy, fastest_policy
-from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.tree_builder import build_tree, tree_limits
-from treeopt.policy import STEP_SIZES, Plan
+from treeopt.optimize.per_step import build_policy
+from treeopt.optimize.tree_builder import build_tree
+from treeopt.policy import Plan
 from treeopt.progress import Progress
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
@@ -46,7 +43,6 @@ from treeopt.texts.prompts import PromptSet
 from treeopt.tree import Tree
 
 PUBLISHED_RECYCLING = "token_recycling"  # in the zoo
-_DRAFTERS = (HEADS, HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM)
 _KIND_NAMES = dict(zip(KINDS, ("static", "per step"), strict=True))
 _UNFIT = (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.NO_TREES)  # of a tree or draft model that cannot run here
 
@@ -72,7 +68,6 @@ class LeftOut:
 
 
 Entry = Contender | LeftOut
-ProfileKey = tuple[str, str]  # drafter and kind
 
 
 @dataclass(frozen=True)
@@ -87,6 +82,7 @@ class Job:
         profiles: seconds per step by drafter and kind.
         options: of the comparison.
         progress: called while methods learn.
+        longest: tokens that a judged text may have; 0 if unknown.
     """
 
     base: Base
@@ -96,6 +92,7 @@ class Job:
     profiles: Mapping[ProfileKey, LatencyProfile]
     options: CompareOptions
     progress: Progress
+    longest: int = 0
 
     @functools.cached_property
     def heads(self) -> MedusaHeads | None:
@@ -185,6 +182,9 @@ def _lookup(job: Job) -> list[Entry]:
 def _assisted(job: Job) -> list[Entry]:
     if job.draft is None:
         return [LeftOut(ASSISTED, NO_DRAFT)]
+    if job.longest > job.draft.context:
+        why = f"texts of up to {job.longest} tokens exceed the draft model's context of {job.draft.context}"
+        return [LeftOut(ASSISTED, why)]
     drafts = int(job.draft.model.generation_config.num_assistant_tokens or _ASSISTANT_TOKENS)
     return [Contender(ASSISTED, drafts + 1, with_generate(job.base, assistant_model=job.draft.model))]
 
@@ -258,42 +258,6 @@ def _sizes(job: Job, name: str, traces: Calibration, drafter: Drafter | None) ->
 
 def _ours(job: Job, name: str, plan: Plan, drafter: Drafter | None = None) -> Contender:
     return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)))
-
-
-def fastest(traces: Calibration, profile: LatencyProfile, kind: str) -> Plan:
-    """The tree or policy with the most tokens per second by a profile of the same drafter and kind.
-
-    The drafter of the profile was learned elsewhere, so the ids of the two are not compared.
-    """
-    priced = dataclasses.replace(profile, provenance={})
-    if kind == KINDS[1]:
-        return fastest_policy(traces, priced)
-    limits = tree_limits(traces, min(profile.largest(1, None), STEP_SIZES[-1]))
-    choice = best_size(Fitter(traces, limits), candidates("joint", "visits", refined=False), priced)
-    return build_tree(traces, choice.best.nodes)
-
-
-def by_drafter(profiles: Sequence[LatencyProfile], methods: Sequence[str]) -> dict[ProfileKey, LatencyProfile]:
-    """The profiles by drafter and kind.
-
-    Raises:
-        TreeoptError: E230 where a profile does not name its drafter, two are of one drafter and kind, or the drafter is
-            not among the methods.
-    """
-    found: dict[ProfileKey, LatencyProfile] = {}
-    for profile in profiles:
-        name, kind = str(profile.provenance.get("drafter_name", "")), str(profile.kind)
-        fault = ""
-        if not name:
-            fault = "a profile does not name its drafter"
-        elif name not in methods or name not in _DRAFTERS:
-            fault = f"a profile is of drafter {name}, which is not among the methods"
-        elif (name, kind) in found:
-            fault = f"two profiles are of {kind} trees of drafter {name}"
-        if fault:
-            raise TreeoptError(Code.PROFILE_INVALID, fault, fix="treeopt profile --drafter FILE --kind KIND")
-        found[name, kind] = profile
-    return found
 
 
 _MAKERS: dict[str, Callable[[Job], list[Entry]]] = {

@@ -23,7 +23,7 @@ from treeopt.latency import ONE_NODE
 from treeopt.models.base import Base, heads_like
 from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
-from treeopt.optimize.leviathan import ChainPrediction, cost_ratio, predict_chains
+from treeopt.optimize.leviathan import ChainPrediction, cost_ratio, predict_chains, sampled_acceptance
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import STEP_SIZES, Plan, TreePolicy
@@ -34,6 +34,7 @@ from treeopt.tree import Tree
 
 SIZES = (8, 16, 32, 64)
 _DEPTHS = (1, 2, 3, 4)  # of static trees of a draft model, beside those of any depth: each level costs it a forward
+_SAMPLED = 16  # answers by which the acceptance rate under sampling is estimated
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted
 _SECONDS = 1.5  # of all timed steps together, where that takes a number of rounds in between
 
@@ -71,12 +72,14 @@ class LearnedDrafter:
         figures: of each size and kind.
         run: the calibration, each text traced by a drafter that was learned without it, and the folds' drafters.
         chains: with a draft model, what Leviathan's formulas say of chains, and replay; its cost ratio is measured.
+        sampled_alpha: with a draft model, its acceptance rate under sampling at temperature 1, along some answers.
     """
 
     drafter: Drafter
     figures: tuple[PlanFigures, ...]
     run: CalibrationRun
     chains: ChainPrediction | None = None
+    sampled_alpha: float | None = None
 
     @property
     def recommended(self) -> PlanFigures:
@@ -147,7 +150,8 @@ def learn_drafter(
         for plan, tau, one in zip(plans, map(_tokens_per_step, plans), seconds, strict=True)
     )
     chains = None if draft is None else predict_chains(run.calibration, cost_ratio(of_draft, plain))
-    found = LearnedDrafter(run.learned.drafter, figures, run, chains)
+    alpha = None if draft is None else _sampled_alpha(base, draft, run.texts[:_SAMPLED])
+    found = LearnedDrafter(run.learned.drafter, figures, run, chains, alpha)
     drafter = dataclasses.replace(found.drafter, plan=found.recommended.plan)
     return dataclasses.replace(found, drafter=drafter)
 
@@ -172,6 +176,23 @@ def _plans(calibration: Calibration, sizes: Sequence[int], depths: Sequence[int]
         if size > ONE_NODE:
             plans.append(build_policy(calibration, size))
     return plans
+
+
+@torch.inference_mode()
+def _sampled_alpha(base: Base, draft: Base, texts: Sequence[Text]) -> float:
+    """The mean of sum_x min(p, q) over the tokens of the answers, p of the base and q of the draft model."""
+    shares, tokens = [], 0
+    for text in texts:
+        ids = torch.tensor([[*text.prompt, *text.answer[:-1]]])
+        inside = ids.clamp(max=draft.vocab_size - 1)[:, -draft.context :]
+        keep = min(len(text.answer), inside.shape[1])
+        p = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=keep)[0][0].float().softmax(-1)
+        q = draft.forward(inside.to(draft.device), use_cache=False, logits_to_keep=keep)[0][0].float()
+        q = q[:, : base.vocab_size].softmax(-1)
+        q = torch.nn.functional.pad(q, (0, base.vocab_size - q.shape[1]))
+        shares.append(keep * sampled_acceptance(p.numpy(force=True), q.numpy(force=True)))
+        tokens += keep
+    return sum(shares) / tokens
 
 
 def _timed(

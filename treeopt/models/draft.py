@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedTokenizerBase
+import weakref
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
 from treeopt.models.given import GivenModel, as_base, tokenizer_beside
 
 _SHOWN = 3  # tokens that a message names
+_passed: weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakSet[PreTrainedModel]] = weakref.WeakKeyDictionary()
 
 
 def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "auto") -> Base:
@@ -26,7 +29,7 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
     try:
         draft = load_base(name, dtype=dtype, device=device)
     except TreeoptError as error:
-        error.at = error.at.replace("--model", "--draft")
+        error.at, error.fix = (part.replace("--model", "--draft") for part in (error.at, error.fix))
         raise
     check_draft(base, draft)
     return draft
@@ -45,10 +48,14 @@ def check_draft(base: Base, draft: Base) -> None:
     """Raise E213 unless the draft model has the base's tokenizer.
 
     Where both have a tokenizer, here or beside their weights, the two map the same tokens to the same ids; the widths
-    of their logits may differ, because some models pad them. Where one has none, the widths are equal.
+    of their logits may differ, because some models pad them. Where one has none, the widths are equal. A pair that has
+    passed is not compared again.
     """
+    passed = _passed.setdefault(base.model, weakref.WeakSet())
+    if draft.model in passed:
+        return
     fault = ""
-    ours, theirs = (one.tokenizer or tokenizer_beside(one.name) for one in (base, draft))
+    ours, theirs = (_tokenizer(one) for one in (base, draft))
     if ours is not None and theirs is not None:
         fault = _difference(ours, theirs)
     elif base.vocab_size != draft.vocab_size:
@@ -60,6 +67,14 @@ def check_draft(base: Base, draft: Base) -> None:
             why="its token ids are verified as token ids of the base",
             fix="--draft with a smaller model of the same family, or without --draft: --drafter ngram",
         )
+    passed.add(draft.model)
+
+
+def _tokenizer(model: Base) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model, or beside its weights; None also for one that transformers made from nothing."""
+    found = model.tokenizer or tokenizer_beside(model.name)
+    empty = found is not None and set(found.get_vocab()) <= set(found.all_special_tokens)
+    return None if empty else found
 
 
 def _difference(of_base: PreTrainedTokenizerBase, of_draft: PreTrainedTokenizerBase) -> str:

@@ -277,6 +277,6 @@ def _slow(budgets: Sequence[Budget]) -> list[str]:
 def _nothing(candidates: Sequence[Candidate]) -> TreeoptError:
     """E230 where no candidate has figures, with what each one lacks."""
     at = "\n".join(f"{one.group.name}, {one.kind}: {one.missing}" for one in candidates)
-    fix = "\n".join(dict.fromkeys(one.fix for one in candidates if one.fix))
-    what = "no drafter has a profile of its steps, so tokens per second are unknown"
+    fix = ", then ".join(dict.fromkeys(one.fix for one in candidates if one.fix))
+    what = "no drafter has figures of tokens per second"
     return TreeoptError(Code.PROFILE_INVALID, what, at=at, why="drafting is a part of each step", fix=fix)
