@@ -23,6 +23,7 @@ from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
+from treeopt.verify.levels import LevelSession
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "3"))
 NEAR = 1e-4  # scores nearer to each other than this may be in any order
@@ -226,3 +227,26 @@ def test_sizes_by_cost(source: str) -> None:
         values = [1 + chances[: size - 1].sum() - cost for size, cost in zip(limits.sizes, limits.cost, strict=True)]
         nodes = min(limits.sizes[int(np.argmax(values))], len(chances) + 1)
         assert drafts.tokens.shape[1] == nodes
+
+
+def test_a_rewound_step_runs_accepted_tokens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is timed again and again runs as many tokens of the text as a step can accept, and the root."""
+    made = world(3, "model")
+    text = [*made.texts[0].prompt, *made.texts[0].answer] * 3
+    session = made.proposer.start([text], 3)
+    counts: list[int] = []
+    append = LevelSession.append
+
+    def counted(texts: LevelSession, tokens: torch.Tensor, *, logits_to_keep: int = 0) -> torch.Tensor:
+        counts.append(tokens.shape[1])
+        return append(texts, tokens, logits_to_keep=logits_to_keep)
+
+    monkeypatch.setattr(LevelSession, "append", counted)
+    roots = torch.tensor([text[-1]])
+    session.begin(roots, NO_STATE)
+    first = session.expand(9, 3).tokens.tolist()
+    mark = session.mark()
+    session.rewind(mark)
+    session.begin(roots, NO_STATE)
+    assert session.expand(9, 3).tokens.tolist() == first
+    assert counts == [1, 4]
