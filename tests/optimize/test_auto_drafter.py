@@ -219,7 +219,7 @@ def test_nothing_to_compare_is_one_error() -> None:
         choose_drafter([CALIBRATIONS["d1"]], [], WHOLE)
     assert caught.value.code is Code.PROFILE_INVALID
     assert caught.value.at == "d.safetensors, static: no profile\nd.safetensors, dynamic: no profile"
-    assert [line.split(" --kind ")[1] for line in caught.value.fix.splitlines()] == [
+    assert [one.split(" --kind ")[1] for one in caught.value.fix.split(", then ")] == [
         "static -o static.profile.yaml",
         "dynamic -o dynamic.profile.yaml",
     ]
