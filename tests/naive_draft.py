@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from treeopt.calibration import MISS
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.ngram_table import NgramTable
 
 CONTEXT = 4
+NEAR = 1e-4  # scores nearer to each other than this may be in any order
 MAX_MATCH = 12
 LENGTHS = (1, 2, 3, 4, 6, 8)  # of the contexts of the cache
 MULTIPLIERS = (0xA0B26C19F767C45, 0xADE47DDBDE5C099, 0xD8608FECB91CE37, 0xEBB6A19F1446BEB)  # of the file format
@@ -311,3 +314,13 @@ def random_level(rng: np.random.Generator) -> Level:
     head, prior, ngram, other_logit = rng.normal((0.8, 0.1, 0.5, -3.0), 0.3).tolist()
     lookup, cache = rng.normal(1.0, 1.0, MAX_MATCH).tolist(), rng.normal(0.7, 0.4, len(LENGTHS)).tolist()
     return Level(head, prior, ngram, tuple(lookup), other_logit, cache=tuple(cache))
+
+
+def bounds(ranked: Sequence[tuple[int, float]], token: int) -> tuple[int, int]:
+    """The least and the largest rank of a token, by scores that may be off a little; 253 where it is no candidate."""
+    scores = dict(ranked)
+    if token not in scores:
+        return MISS, MISS
+    above = sum(score > scores[token] + NEAR for score in scores.values())
+    near = sum(abs(score - scores[token]) <= NEAR for score in scores.values())
+    return above, above + near - 1

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from naive_draft import Table, naive_mapped, naive_of, random_drafter
+from naive_draft import Table, bounds, naive_mapped, naive_of, random_drafter
 from tiny import tiny_base
 
-from treeopt.calibration import MISS, NONE
+from treeopt.calibration import NONE
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Expansion, Kept, Limits
 from treeopt.drafting.kernel_data import MAX_PARENTS
@@ -26,7 +26,6 @@ from treeopt.verify.buffers import compile_ranks
 from treeopt.verify.levels import LevelSession
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "3"))
-NEAR = 1e-4  # scores nearer to each other than this may be in any order
 SOURCES = ("model", "no heads", "voted", "empty no heads")  # beside the draft model: nothing, or these
 NO_STATE = torch.zeros(1, 1)
 
@@ -115,16 +114,6 @@ def test_ranks_are_the_naive_ones(seed: int, source: str) -> None:
     assert sure > 0.6 * total > 0
 
 
-def bounds(ranked: Sequence[tuple[int, float]], token: int) -> tuple[int, int]:
-    """The least and the largest rank of a token, by scores that may be off a little."""
-    scores = dict(ranked)
-    if token not in scores:
-        return MISS, MISS
-    above = sum(score > scores[token] + NEAR for score in scores.values())
-    near = sum(abs(score - scores[token]) <= NEAR for score in scores.values())
-    return above, above + near - 1
-
-
 def likeliest(made: World, text: list[int], nodes: int, depth: int) -> list[tuple[float, tuple[int, ...]]]:
     """The likeliest paths by going through all levels, of each of which the likeliest become parents."""
     ranked = made.ranked(text)
@@ -146,6 +135,28 @@ def paths_of(tree: Expansion, row: int) -> dict[tuple[int, ...], float]:
     for token, parent in zip(tree.tokens[row].tolist(), tree.parents[row].tolist(), strict=True):
         paths.append((*paths[parent], token))
     return dict(zip(paths[1:], tree.log_probability[row].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_session_that_decodes_traces_too(source: str) -> None:
+    """Ranks and terms after given tokens are those of tracing, before and after a tree was grown."""
+    made = world(4, source)
+    rows = [[*text.prompt, *text.answer] for text in made.texts]
+    true = np.random.default_rng(0).integers(made.base.vocab_size, size=(3, made.drafter.depth))
+    whole = [[*row, *after] for row, after in zip(rows, true.tolist(), strict=True)]
+    tracing = made.proposer.start(whole, made.drafter.depth, [[len(row)] for row in rows])
+    decoding = made.proposer.start(rows, made.drafter.depth)
+    roots = torch.tensor([row[-1] for row in rows])
+    for session in (tracing, decoding):
+        session.begin(roots, NO_STATE.expand(3, 1))
+    for _ in range(2):
+        np.testing.assert_array_equal(decoding.trace(true)[0], tracing.trace(true)[0])
+        for depth in range(made.drafter.depth):
+            ours, theirs = (session.features(true[:, :depth]) for session in (decoding, tracing))
+            np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+            np.testing.assert_allclose(ours.head, theirs.head, atol=1e-4)
+        tree = decoding.expand(9, 3)
+    np.testing.assert_allclose(tree.log_probability, tracing.expand(9, 3).log_probability, atol=1e-3)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from naive_draft import SOURCES, NaiveDrafter, Table, naive_of, random_drafter
+from naive_draft import SOURCES, NaiveDrafter, Table, bounds, naive_of, random_drafter
 from tiny import random_heads, tiny_base
 
 from treeopt.calibration import MISS, NONE
@@ -24,7 +24,6 @@ from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "4"))  # of each source
-NEAR = 1e-4  # scores that are nearer to each other than this may be in any order
 WINDOWS = (4, 8, 25, 200)  # shorter than the texts, about as long, longer
 
 
@@ -77,16 +76,6 @@ def naive_at(made: World, text: Text, place: int) -> NaiveDrafter:
     window = max(made.drafter.window, 4)
     recent = ([-1] * window + text.prompt + text.answer[: place + 1])[-window:]
     return naive_of(made.drafter, made.table, logits, recent)
-
-
-def bounds(ranked: Sequence[tuple[int, float]], token: int) -> tuple[int, int]:
-    """The least and the largest rank of a token, by scores that may be off a little; 253 where it is no candidate."""
-    scores = dict(ranked)
-    if token not in scores:
-        return MISS, MISS
-    above = sum(score > scores[token] + NEAR for score in scores.values())
-    near = sum(abs(score - scores[token]) <= NEAR for score in scores.values())
-    return above, above + near - 1
 
 
 @pytest.mark.parametrize("source", SOURCES)

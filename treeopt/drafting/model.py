@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ from treeopt.drafting.record_proposer import check_drafter
 from treeopt.models.base import Base
 from treeopt.models.draft import check_draft
 from treeopt.texts.hidden_states import LOGITS_BYTES
-from treeopt.verify.buffers import Buffers, Level
-from treeopt.verify.levels import LevelSession
+from treeopt.verify.buffers import Buffers
+from treeopt.verify.levels import LevelSession, StaticLevel, static_levels
 from treeopt.verify.probe import check_trees
 from treeopt.verify.session import pick
 
@@ -71,7 +70,7 @@ class ModelProposer:
         read = drafter.top if drafter.ngram_table is None else drafter.top_logprobs or base.vocab_size
         self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, read))
         self.rows_at_once = max(1, LOGITS_BYTES // (MAX_PARENTS * draft.vocab_size * 4))
-        self._levels: tuple[Buffers, list[_StaticLevel]] | None = None
+        self._levels: tuple[Buffers, list[StaticLevel]] | None = None
         self._along: tuple[list[list[int]], Observed] | None = None
 
     @functools.cached_property
@@ -118,37 +117,11 @@ class ModelProposer:
             session.keep([first + part.shape[1]] * len(texts))
         return np.concatenate(parts, axis=1)
 
-    def levels(self, tree: Buffers) -> list[_StaticLevel]:
+    def levels(self, tree: Buffers) -> list[StaticLevel]:
         """The levels of a static tree; those of the last tree are stored."""
         if self._levels is None or self._levels[0] is not tree:
-            self._levels = tree, _static_levels(tree, self.draft.device)
+            self._levels = tree, static_levels(tree, self.draft.device)
         return self._levels[1]
-
-
-@dataclass(frozen=True, eq=False)
-class _StaticLevel:
-    """One level of a static tree, with what the forward over its m inner nodes needs.
-
-    Args:
-        of: its parents, ranks and inner nodes.
-        depths: int64 [1, M], of all inner nodes down to this level, which are nodes of the draft model.
-        visible: bool [1, m, M], which of these each of the last m attends to.
-    """
-
-    of: Level
-    depths: Tensor
-    visible: Tensor
-
-
-def _static_levels(tree: Buffers, device: torch.device) -> list[_StaticLevel]:
-    found: list[_StaticLevel] = []
-    depths, visible = torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool)
-    for depth, level in enumerate(tree.levels):
-        above = visible[torch.from_numpy(level.parents[level.inner])]
-        visible = torch.cat([above, torch.eye(len(above), dtype=torch.bool)], dim=1)
-        depths = torch.cat([depths, torch.full((len(level.inner),), depth)])
-        found.append(_StaticLevel(level, depths[None].to(device), visible[None].to(device)))
-    return found
 
 
 class ModelSession(ProposerSession):
@@ -257,10 +230,22 @@ class ModelSession(ProposerSession):
         return self._grown(nodes, depth).expansion()
 
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
-        raise NotImplementedError("a session that decodes does not know the text that follows")
+        self._host.set_step(self._after_true(true[:, :-1]))
+        return self._host.trace(true, confidence=confidence)
 
     def features(self, true: Ints) -> Features:
-        raise NotImplementedError("a session that decodes does not know the text that follows")
+        self._host.set_step(self._after_true(true))
+        return self._host.features(true)
+
+    def _after_true(self, true: Ints) -> Observed:
+        """`ModelProposer.pack` after each root and after each true token [B, n] below it: int32 [B, n + 1, 2 K + 1]."""
+        if not true.shape[1]:
+            return self._root
+        self._texts.keep(self._texts.lengths)  # nodes of a tree before
+        below = self._proposer.pack(self._texts.append(self._proposer.ids(true)))
+        self._texts.keep(self._texts.lengths)  # the tokens are not text yet
+        along: Observed = np.concatenate([self._root, below], axis=1)
+        return along
 
     def keep(self, kept: Kept) -> None:
         self._host.keep(kept)
@@ -312,8 +297,6 @@ class TracedModel(ModelSession):
         self._texts.branch(self._of_text.tolist(), self._ends.tolist())
         return super().expand(nodes, depth)
 
-    def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
-        return self._host.trace(true, confidence=confidence)
-
-    def features(self, true: Ints) -> Features:
-        return self._host.features(true)
+    def _after_true(self, true: Ints) -> Observed:
+        seen: Observed = self._seen
+        return seen

@@ -7,11 +7,13 @@ nodes, which attend to their text and, in the cache after it, to their ancestors
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from treeopt.models.base import Base
+from treeopt.verify.buffers import Buffers, Level
 from treeopt.verify.cache import TreeCache, aligned, bucket
 from treeopt.verify.masks import TreeMasks, layer_windows
 
@@ -93,3 +95,30 @@ class LevelSession:
         """Replace the rows by copies of them: new row i is the first `lengths[i]` tokens of row `rows[i]`."""
         self._cache.branch(torch.tensor(rows, device=self._base.device))
         self.keep(lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class StaticLevel:
+    """One level of a static tree, with what the forward over its m inner nodes needs.
+
+    Args:
+        of: its parents, ranks and inner nodes.
+        depths: int64 [1, M], of all inner nodes down to this level, which are nodes of the draft model.
+        visible: bool [1, m, M], which of these each of the last m attends to.
+    """
+
+    of: Level
+    depths: Tensor
+    visible: Tensor
+
+
+def static_levels(tree: Buffers, device: torch.device) -> list[StaticLevel]:
+    """The levels of a static tree, with the masks of their forwards."""
+    found: list[StaticLevel] = []
+    depths, visible = torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0, dtype=torch.bool)
+    for depth, level in enumerate(tree.levels):
+        above = visible[torch.from_numpy(level.parents[level.inner])]
+        visible = torch.cat([above, torch.eye(len(above), dtype=torch.bool)], dim=1)
+        depths = torch.cat([depths, torch.full((len(level.inner),), depth)])
+        found.append(StaticLevel(level, depths[None].to(device), visible[None].to(device)))
+    return found
