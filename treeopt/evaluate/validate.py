@@ -191,4 +191,4 @@ def trace(
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
     proposer = [proposer_for(base, heads, drafter, draft)]
     traced = [trace_texts(base, proposer, [text], top_k, step_depth=steps)[0] for text in texts]
-    return as_calibration(texts, [one.ranks for one in traced], top_k, provenance, [one.steps for one in traced])
+    return as_calibration(texts, traced, top_k, provenance)
