@@ -40,7 +40,8 @@ def traces() -> Calibration:
 def test_calibrate_at_a_temperature_traces_probabilities() -> None:
     """The file has the temperature and probabilities, and the tree's figure is their sum."""
     common = ("calibrate", "--heads", "pocket", "--limit", "6", "--max-new-tokens", "12", "--batch-size", "6")
-    treeopt(*common, "--temperature", "0.7", "--seed", "3", "-o", "sampled.safetensors")
+    result = treeopt(*common, "--temperature", "0.7", "--seed", "3", "-o", "sampled.safetensors")
+    assert "sampled at temperature 0.7, with the target's probabilities of 32 candidates per head" in result.stdout
     made = load_calibration("sampled.safetensors")
     assert made.temperature == 0.7
     assert made.target is not None
