@@ -173,8 +173,8 @@ def _unfitted(drafter: Drafter, variant: Variant, *, heads: bool) -> Drafter:
 
 
 def _traced(pair: Pair, run: CalibrationRun, proposers: Sequence[Proposer], texts: Sequence[Text]) -> Calibration:
-    ranks = []
+    traced = []
     for start in range(0, len(texts), BATCH):
         part = slice(start, start + BATCH)
-        ranks += [one.ranks for one in trace_texts(pair.base, proposers[part], texts[part], TOP_K)]
-    return as_calibration(texts, ranks, TOP_K, run.calibration.provenance)
+        traced += trace_texts(pair.base, proposers[part], texts[part], TOP_K)
+    return as_calibration(texts, traced, TOP_K, run.calibration.provenance)

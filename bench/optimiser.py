@@ -98,11 +98,12 @@ def coverage(calibration: Calibration, splits: int = COVERAGE_SPLITS) -> None:
         chosen = rng.permutation(calibration.sequences)[: calibration.sequences // 2]
         fitted, aside = halves(calibration, chosen)
         found = fit(fitted, COVERAGE_NODES)
-        steps = Fitter(aside, Limits(COVERAGE_NODES, TOP_K)).steps(found.tree)
-        measured = aside.positions / steps.sum()
-        tokens = np.diff(fitted.offsets)
+        sums = Fitter(aside, Limits(COVERAGE_NODES, TOP_K)).sums(found.tree)
+        measured = sums.tokens_per_step
+        assert found.sums is not None, "a calibration of many different texts is cross-validated"
+        tokens = found.sums.tokens
         for name, interval in intervals.items():
-            ends = interval(tokens, found.steps)
+            ends = interval(tokens, found.sums.steps)
             assert ends is not None, "a calibration of many different texts has intervals"
             inside[name] += ends.low <= measured <= ends.high
     for name, count in inside.items():
@@ -129,8 +130,8 @@ def speed(calibration: Calibration, positions: int = LARGE) -> None:
     print(goal_line(f"joint + visits, 64 nodes, {large.positions:,} positions", seconds, 5.0, "s"))
     print(goal_line("memory on top of the calibration", grown / large.ranks.size, 20, "bytes a position and head"))
     begin = time.perf_counter()
-    assert found.steps is not None
-    sampling_interval(np.diff(large.offsets), found.steps)
+    assert found.sums is not None
+    sampling_interval(found.sums.tokens, found.sums.steps)
     print(goal_line("1,000 replicates", time.perf_counter() - begin, 2.0, "s"))
 
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from timing import add_tiny, machine
 
 from treeopt.calibrate.pipeline import as_calibration
-from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance, Ranks
+from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.trace import trace_texts
+from treeopt.drafting.trace import Traced, trace_texts
 from treeopt.files.bundled import data_root
 from treeopt.files.strict_yaml import load
 from treeopt.models.base import Base
@@ -56,13 +56,13 @@ class Tracer:
         encoded = encode_prompts(self.base, prompts, self.new_tokens).texts
         texts = continue_texts(self.base, encoded, self.new_tokens)
         proposer = HeadsProposer(self.base, self.heads)
-        rows: list[Ranks] = []
+        traced: list[Traced] = []
         for start in range(0, len(texts), BATCH):
             part = texts[start : start + BATCH]
-            rows += [one.ranks for one in trace_texts(self.base, [proposer] * len(part), part, MAX_RANKS)]
-        bigrams = [bigram_ranks(text, self.followers, self.heads.num_heads) for text in texts]
+            traced += trace_texts(self.base, [proposer] * len(part), part, MAX_RANKS)
+        bigrams = [Traced(bigram_ranks(text, self.followers, self.heads.num_heads)) for text in texts]
         unknown = Provenance("", "", "", "", {})
-        return as_calibration(texts, rows, MAX_RANKS, unknown), as_calibration(texts, bigrams, MAX_RANKS, unknown)
+        return as_calibration(texts, traced, MAX_RANKS, unknown), as_calibration(texts, bigrams, MAX_RANKS, unknown)
 
 
 def main() -> None:

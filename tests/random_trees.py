@@ -44,7 +44,7 @@ class TextSession(ProposerSession):
     def _nothing(self, *_given: object, **_more: object) -> NoReturn:
         raise AssertionError("random trees ask for no candidates")
 
-    begin = fill = grow = expand = trace = features = _nothing
+    begin = fill = grow = expand = trace = candidates = features = _nothing
 
 
 class RandomTrees:

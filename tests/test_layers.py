@@ -39,6 +39,7 @@ RECORDS = {
     "progress",
     "provenance",
     "sampling",
+    "traces",
     "tree",
     "version",
 }

@@ -15,44 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.policy import STEP_SIZES
 from treeopt.provenance import Provenance as Provenance
 from treeopt.provenance import merged
+from treeopt.traces import MAX_RANKS as MAX_RANKS
+from treeopt.traces import MISS as MISS
+from treeopt.traces import NONE as NONE
+from treeopt.traces import Ranks as Ranks
+from treeopt.traces import StepTraces as StepTraces
+from treeopt.traces import TargetTraces as TargetTraces
+from treeopt.traces import joined
 
-MISS = 254  # the true token's rank is K or more
-NONE = 255  # there is no true token: the position is past the end of the text
-MAX_RANKS = 253  # the greatest K of a calibration
-
-Ranks = NDArray[np.uint8]
-_STEPS = "per-step trees"
+_STEPS, _TARGET = "per-step trees", "target probabilities"
 T = TypeVar("T", bound=np.generic)
-
-
-@dataclass(frozen=True, eq=False)
-class StepTraces:
-    """Traces of per-step trees: one row for each position, as in `Calibration`.
-
-    Args:
-        node_rank: uint8 [P, H]; `node_rank[i, h-1]` is the index of the true path of h drafts among the nodes of
-            step i's tree, sorted by probability; the root has 0. `MISS` for larger indices than the traced ones,
-            `NONE` past the end of the text.
-        expected_tokens: float32 [P, len(STEP_SIZES)], estimated tokens of a step whose tree has that many nodes.
-        confidence: float16 [P, H], estimated probability of the token of rank 0.
-    """
-
-    node_rank: Ranks
-    expected_tokens: NDArray[np.float32]
-    confidence: NDArray[np.float16]
-
-    def rows(self, chosen: slice) -> StepTraces:
-        """The rows of these positions."""
-        return StepTraces(self.node_rank[chosen], self.expected_tokens[chosen], self.confidence[chosen])
-
-    @classmethod
-    def joined(cls, parts: Sequence[StepTraces]) -> StepTraces:
-        """The rows of all parts, in order."""
-        arrays = ([getattr(part, name) for part in parts] for name in ("node_rank", "expected_tokens", "confidence"))
-        return cls(*(np.concatenate(array) for array in arrays))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +44,7 @@ class Calibration:
         top_k: K, the number of traced ranks of each head, at most 253; larger ranks are `MISS`.
         provenance: how it was measured.
         steps: traces of per-step trees; None where they were not traced.
+        target: the target's probabilities of the candidates; None where the texts were not sampled.
 
     Raises:
         TreeoptError: E220 where a rule above is broken.
@@ -82,6 +57,7 @@ class Calibration:
     top_k: int
     provenance: Provenance
     steps: StepTraces | None = None
+    target: TargetTraces | None = None
 
     def __post_init__(self) -> None:
         fault = self._fault()
@@ -110,24 +86,8 @@ class Calibration:
         beyond = np.arange(1, self.num_heads + 1)[None, :] >= self._rows_left()[:, None]
         if not np.array_equal(self.ranks == NONE, beyond):
             return "NONE is not exactly at the positions past the end of a text"
-        return "" if self.steps is None else self._steps_fault(self.steps)
-
-    def _steps_fault(self, steps: StepTraces) -> str:
-        shapes = {
-            "node_rank": self.ranks.shape,
-            "confidence": self.ranks.shape,
-            "expected_tokens": (self.positions, len(STEP_SIZES)),
-        }
-        for name, shape in shapes.items():
-            if getattr(steps, name).shape != shape:
-                return f"{name} are {list(getattr(steps, name).shape)}, not {list(shape)}"
-        if steps.node_rank.dtype != np.uint8 or not np.array_equal(steps.node_rank == NONE, self.ranks == NONE):
-            return "node_rank is not uint8 with NONE exactly past the end of a text"
-        if np.any(np.diff(steps.node_rank.astype(np.int64), axis=1) < 0):
-            return "a path precedes its own prefix in a per-step tree"
-        if not (np.isfinite(steps.expected_tokens).all() and np.isfinite(steps.confidence).all()):
-            return "an estimate is not finite"
-        return ""
+        fault = "" if self.steps is None else self.steps.fault(self.ranks)
+        return fault or ("" if self.target is None else self.target.fault(self.ranks, self.steps))
 
     def _rows_left(self) -> NDArray[np.int64]:
         """int64 [P]: rows from each position to the end of its sequence, itself included."""
@@ -210,6 +170,7 @@ class Calibration:
                 side |= {f"settings {name}": value for name, value in measured.items()}
             if settings and self.sequences and other.sequences:
                 side[_STEPS] = "not traced" if record.steps is None else "traced"
+                side[_TARGET] = "not traced" if record.target is None else f"of {record.target.ranks} candidates"
         keys = list(dict.fromkeys(key for side in sides for key in side))
         differing = [key for key in keys if sides[0].get(key) != sides[1].get(key)]
         if differing:
@@ -238,7 +199,6 @@ class Calibration:
             parts.setdefault(prompt, (other, s))
         chosen = [parts[prompt] for prompt in sorted(parts)]
         rows = [record.sequence(s) for record, s in chosen]
-        steps = [record.sequence_steps(s) for record, s in chosen]
         return Calibration(
             ranks=np.concatenate(rows) if rows else self.ranks.copy(),
             offsets=_offsets(rows),
@@ -246,7 +206,8 @@ class Calibration:
             token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
             top_k=self.top_k,
             provenance=merged(self.provenance, other.provenance),
-            steps=_joined(steps),
+            steps=joined([record.sequence_steps(s) for record, s in chosen]),
+            target=joined([record.sequence_target(s) for record, s in chosen]),
         )
 
     def select(self, chosen: Sequence[int] | NDArray[np.int64]) -> Calibration:
@@ -259,7 +220,8 @@ class Calibration:
             token_hashes=tuple(self.token_hashes[s] for s in chosen),
             top_k=self.top_k,
             provenance=self.provenance,
-            steps=_joined([self.sequence_steps(s) for s in chosen]),
+            steps=joined([self.sequence_steps(s) for s in chosen]),
+            target=joined([self.sequence_target(s) for s in chosen]),
         )
 
     def sequence(self, s: int) -> Ranks:
@@ -270,16 +232,13 @@ class Calibration:
         """The traces of per-step trees of one sequence."""
         return None if self.steps is None else self.steps.rows(slice(self.offsets[s], self.offsets[s + 1]))
 
+    def sequence_target(self, s: int) -> TargetTraces | None:
+        """The target's probabilities of one sequence."""
+        return None if self.target is None else self.target.rows(slice(self.offsets[s], self.offsets[s + 1]))
+
 
 def _offsets(rows: Sequence[Ranks]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-
-
-def _joined(parts: Sequence[StepTraces | None]) -> StepTraces | None:
-    """The rows of all parts; None where no part has traces."""
-    known = [part for part in parts if part is not None]
-    assert len(known) in (0, len(parts))
-    return StepTraces.joined(known) if known else None
 
 
 def _shown(value: object) -> str:

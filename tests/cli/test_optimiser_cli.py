@@ -297,9 +297,9 @@ def test_curve_without_profile(calibration: Calibration) -> None:
     assert (data["best"], data["method"], data["output"]) == (None, "independent, uniform", "curve.svg")
     sizes = [point["nodes"] for point in data["points"]]
     assert sizes == default_sizes(24)
-    found = Fitter(calibration, tree_limits(calibration, 24)).cross_validated_steps(MEDUSA, sizes)
-    for point, steps in zip(data["points"], found, strict=True):
-        assert point["tokens_per_step"] == calibration.positions / steps.sum()
+    found = Fitter(calibration, tree_limits(calibration, 24)).cross_validated_sums(MEDUSA, sizes)
+    for point, sums in zip(data["points"], found, strict=True):
+        assert point["tokens_per_step"] == calibration.positions / sums.steps.sum()
         assert point["prediction"]["low"] <= point["sampling"]["low"] <= point["tokens_per_step"]
         assert (point["seconds"], point["overhead"], point["speedup"]) == (None, None, None)
     assert ElementTree.parse("curve.svg").getroot().tag.endswith("svg")

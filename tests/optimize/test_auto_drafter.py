@@ -53,8 +53,8 @@ def rates(calibrations: dict[str, Calibration], profiles: list[LatencyProfile]) 
             fitter = Fitter(calibration, tree_limits(calibration, profile.largest()))
             fit = fitter.choose(WHOLE.methods)
             sizes = default_sizes(len(fit.growth.values) + 1)
-            steps = fitter.cross_validated_steps(fit.method, sizes)
-            taus = [calibration.positions / each.sum() for each in steps]
+            sums = fitter.cross_validated_sums(fit.method, sizes)
+            taus = [calibration.positions / each.steps.sum() for each in sums]
             by_size = (np.interp(n, sizes, taus) / step_seconds(profile, n) for n in range(1, sizes[-1] + 1))
             found[drafter, kind] = float(max(by_size))
         else:

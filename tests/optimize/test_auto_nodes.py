@@ -72,7 +72,7 @@ def test_choice_equals_brute_force_over_all_sizes() -> None:
     fitter = Fitter(CALIBRATION, tree_limits(CALIBRATION, 40, top_k=16, max_depth=3, max_rank=5))
     choice = best_size(fitter, [MEDUSA], profile)
     sizes = default_sizes(40)
-    taus = [CALIBRATION.positions / steps.sum() for steps in fitter.cross_validated_steps(MEDUSA, sizes)]
+    taus = [CALIBRATION.positions / sums.steps.sum() for sums in fitter.cross_validated_sums(MEDUSA, sizes)]
     speed = {n: np.interp(n, sizes, taus) / step_seconds(profile, n) for n in range(1, 41)}
     assert choice.best.nodes == max(speed, key=speed.__getitem__)
     assert choice.best.seconds == step_seconds(profile, choice.best.nodes)

@@ -62,9 +62,9 @@ def test_points_ascend_from_exactly_one(method: Method) -> None:
     taus = [point.tokens_per_step for point in curve.points]
     assert taus == sorted(taus)
     tokens = np.diff(fitter.calibration.offsets)
-    for point, steps in zip(curve.points, fitter.cross_validated_steps(method, SIZES), strict=True):
-        assert point.tokens_per_step == tokens.sum() / steps.sum()
-        texts = by_text(fitter.calibration.token_hashes, tokens, steps)
+    for point, sums in zip(curve.points, fitter.cross_validated_sums(method, SIZES), strict=True):
+        assert point.tokens_per_step == tokens.sum() / sums.steps.sum()
+        texts = by_text(fitter.calibration.token_hashes, tokens, sums.steps)
         assert point.sampling == sampling_interval(*texts)
         assert point.prediction == prediction_interval(*texts)
 
@@ -83,7 +83,7 @@ def test_points_are_on_texts_left_out() -> None:
     fitter = fitter_of(2)
     [(growth, _)] = fitter.build([MEDUSA])
     point = measure_curve(fitter, MEDUSA, [24]).points[0]
-    assert point.tokens_per_step < fitter.calibration.positions / fitter.steps(growth.tree(24)).sum()
+    assert point.tokens_per_step < fitter.sums(growth.tree(24)).tokens_per_step
 
 
 def test_no_profile_leaves_seconds_out() -> None:

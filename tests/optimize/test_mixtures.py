@@ -49,9 +49,9 @@ def test_matrix_is_replay_with_a_cross_validated_diagonal() -> None:
     for i, own in enumerate(calibrations):
         fit = Fitter(own, LIMITS).choose(candidates("joint", "visits", refined=False))
         assert matrix.trees[i] == fit.tree
-        assert fit.steps is not None
+        assert fit.sums is not None
         for j, other in enumerate(calibrations):
-            wanted = own.positions / fit.steps.sum() if i == j else replay(fit.tree, other).tokens_per_step
+            wanted = own.positions / fit.sums.steps.sum() if i == j else replay(fit.tree, other).tokens_per_step
             assert matrix.tokens_per_step[i, j] == pytest.approx(wanted)
     assert (matrix.tokens_per_step.argmax(axis=0) == [0, 1, 2]).all()  # at home each tree is the best
 

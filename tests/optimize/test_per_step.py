@@ -20,7 +20,7 @@ from treeopt.optimize.per_step import (
     policy_budget,
     replay_policy,
     sizes_of,
-    steps_by_size,
+    sums_by_size,
 )
 from treeopt.optimize.replay import replay
 from treeopt.policy import STEP_SIZES, TreePolicy
@@ -71,7 +71,7 @@ def test_replay_of_every_size(nodes: int) -> None:
     """Sizes between those whose expected tokens were traced replay exactly too; the curve holds the same steps."""
     calibration = traced(7)
     steps, _ = naive(TreePolicy(nodes, 3, "d1"), calibration)
-    assert steps_by_size(calibration, nodes).tolist() == steps
+    assert sums_by_size(calibration, nodes).steps.tolist() == steps
     [alone, point] = policy_curve(calibration, [1, nodes]).points
     assert alone.tokens_per_step == 1.0
     assert point.tokens_per_step == calibration.positions / sum(steps)

@@ -17,6 +17,7 @@ from treeopt.optimize.methods import MEDUSA, STRENGTHS, Method, candidates
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import accepted_drafts, replay, visits
 from treeopt.optimize.select_method import FOLDS, Fitter
+from treeopt.optimize.sums import TextSums
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.optimize.trie import PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values
@@ -169,7 +170,7 @@ def test_exact_method_of_few_texts_backs_off_most() -> None:
     """Below five texts nothing tells strengths apart: the greatest is taken, and not the Medusa tree."""
     methods = candidates("joint", "uniform", refined=True, exactly=True)
     fit = Fitter(random_calibration(1, sequences=3), Limits(16, 16)).choose(methods)
-    assert (fit.method, fit.steps) == (Method("joint", "uniform", 1024.0), None)
+    assert (fit.method, fit.sums) == (Method("joint", "uniform", 1024.0), None)
 
 
 @pytest.mark.parametrize("values", ["joint", "independent"])
@@ -190,7 +191,7 @@ def test_progress_ends_with_all_growths_done(values: str) -> None:
     told.clear()
     fitter.build([fit.method])
     assert told == []
-    fitter.cross_validated_steps(Method(values, "visits", 256.0), [1, 4, 12])
+    fitter.cross_validated_sums(Method(values, "visits", 256.0), [1, 4, 12])
     assert told[-1] == (30, 30)
 
 
@@ -205,8 +206,8 @@ def test_medusa_alone_wins() -> None:
     """With one candidate there is nothing to choose, but its cross-validated steps are known."""
     fit = Fitter(random_calibration(0), Limits(16, 16)).choose([MEDUSA])
     assert fit.method == MEDUSA
-    assert fit.steps is not None
-    assert fit.trials == {str(MEDUSA): int(fit.steps.sum())}
+    assert fit.sums is not None
+    assert fit.trials == {str(MEDUSA): int(fit.sums.steps.sum())}
     assert fit.tree == fit.growth.tree(16)
 
 
@@ -225,9 +226,9 @@ def test_fit_is_deterministic(method: Method) -> None:
     one, other = (Fitter(random_calibration(5), Limits(20, 16)).choose([MEDUSA, method]) for _ in range(2))
     assert one.tree == other.tree
     assert one.growth.values.tolist() == other.growth.values.tolist()
-    assert one.steps is not None
-    assert other.steps is not None
-    assert one.steps.tolist() == other.steps.tolist()
+    assert one.sums is not None
+    assert other.sums is not None
+    assert one.sums.steps.tolist() == other.sums.steps.tolist()
     assert (one.method, one.trials) == (other.method, other.trials)
 
 
@@ -272,9 +273,9 @@ def test_too_few_texts_are_no_choice(sequences: int) -> None:
     """Below five texts the first method is built on all of them, and nothing is cross-validated."""
     calibration = random_calibration(1, sequences=sequences)
     fit = Fitter(calibration, Limits(16, 16)).choose(candidates("joint", "visits", refined=False))
-    assert (fit.method, fit.trials, fit.steps) == (MEDUSA, {}, None)
+    assert (fit.method, fit.trials, fit.sums) == (MEDUSA, {}, None)
     assert fit.tree == Fitter(calibration, Limits(16, 16)).build([MEDUSA])[0][1]
-    assert Fitter(random_calibration(1, sequences=FOLDS), Limits(16, 16)).choose([MEDUSA]).steps is not None
+    assert Fitter(random_calibration(1, sequences=FOLDS), Limits(16, 16)).choose([MEDUSA]).sums is not None
 
 
 def test_cross_validated_steps_are_of_trees_without_them() -> None:
@@ -282,14 +283,14 @@ def test_cross_validated_steps_are_of_trees_without_them() -> None:
     calibration = random_calibration(2)
     fitter = Fitter(calibration, Limits(24, 16))
     fit = fitter.choose([MEDUSA])
-    assert fit.steps is not None
-    assert fit.steps.sum() > fitter.steps(fit.tree).sum()
+    assert fit.sums is not None
+    assert fit.sums.steps.sum() > fitter.sums(fit.tree).steps.sum()
     folds = fitter._folds(0)
     assert np.bincount(folds).tolist() == [4] * FOLDS
     for fold in range(FOLDS):
         others = calibration.select(np.flatnonzero(folds != fold))
         tree = grow(IndependentValues(others.accuracy), 24).tree()
-        assert fitter.steps(tree, folds == fold).tolist() == fit.steps[folds == fold].tolist()
+        assert fitter.sums(tree, folds == fold).steps.tolist() == fit.sums.steps[folds == fold].tolist()
 
 
 @pytest.mark.parametrize("method", [MEDUSA, JOINT], ids=str)
@@ -298,14 +299,14 @@ def test_cross_validated_steps_fall_with_size(method: Method) -> None:
     calibration = random_calibration(8, sequences=40)
     fitter = Fitter(calibration, Limits(32, 16))
     sizes = [1, 2, 4, 8, 16, 32]
-    found = fitter.cross_validated_steps(method, sizes)
+    found = [sums.steps for sums in fitter.cross_validated_sums(method, sizes)]
     assert found[0].tolist() == np.diff(calibration.offsets).tolist()
     totals = [int(steps.sum()) for steps in found]
     assert all(more < 1.01 * fewer for fewer, more in itertools.pairwise(totals))
     assert totals[-1] < totals[0] / 2
     fit = fitter.choose([method])
-    assert fit.steps is not None
-    assert found[-1].tolist() == fit.steps.tolist()
+    assert fit.sums is not None
+    assert found[-1].tolist() == fit.sums.steps.tolist()
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -315,19 +316,19 @@ def test_cross_validated_steps_of_every_size_are_those_of_prefixes(method: Metho
     fitter = Fitter(calibration, Limits(14, 16))
     folds = fitter._folds(0)
     sizes = list(range(1, 15))
-    for nodes, steps in zip(sizes, fitter.cross_validated_steps(method, sizes), strict=True):
+    for nodes, sums in zip(sizes, fitter.cross_validated_sums(method, sizes), strict=True):
         for fold in range(FOLDS):
             [(growth, _)] = fitter.build([method], folds != fold)
             own = replay(growth.tree(nodes), calibration.select(np.flatnonzero(folds == fold)))
-            assert steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
+            assert sums.steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
 
 
 def test_cross_validated_steps_below_five_texts_are_seen_ones() -> None:
     """Too few texts to leave any out: all are replayed by the tree of all."""
     fitter = Fitter(random_calibration(1, sequences=3), Limits(8, 16))
     [(growth, _)] = fitter.build([MEDUSA])
-    for nodes, steps in zip([1, 8], fitter.cross_validated_steps(MEDUSA, [1, 8]), strict=True):
-        assert steps.tolist() == fitter.steps(growth.tree(nodes)).tolist()
+    for nodes, sums in zip([1, 8], fitter.cross_validated_sums(MEDUSA, [1, 8]), strict=True):
+        assert sums.steps.tolist() == fitter.sums(growth.tree(nodes)).steps.tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -336,10 +337,15 @@ def test_steps_of_some_texts_are_those_of_all(seed: int) -> None:
     calibration = random_calibration(seed)
     fitter = Fitter(calibration, Limits(16, 16))
     tree = random_tree(seed, nodes=20, depth=4, ranks=8)
-    everywhere = fitter.steps(tree)
+    everywhere = fitter.sums(tree).steps
     assert everywhere.tolist() == replay(tree, calibration).steps_by_sequence().tolist()
     texts = np.random.default_rng(seed).random(20) < 0.4
-    assert fitter.steps(tree, texts).tolist() == everywhere[texts].tolist()
+    assert fitter.sums(tree, texts).steps.tolist() == everywhere[texts].tolist()
+
+
+def counted(steps: NDArray[np.int64]) -> TextSums:
+    """Steps of texts of 200 tokens."""
+    return TextSums(np.full(len(steps), 200), steps)
 
 
 KIN = [MEDUSA, *(Method("joint", "visits", strength) for strength in (64.0, 256.0, 1024.0))]
@@ -363,19 +369,19 @@ def test_winner_backs_off_most_within_a_standard_error(excess: dict[float, list[
     fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
     base = np.full(8, 100)
     results = [base + 50, base, *(base + np.array(excess[strength]) for strength in (256.0, 1024.0))]
-    assert fitter._winner(KIN, results) == Method("joint", "visits", winner)
+    assert fitter._winner(KIN, list(map(counted, results))) == Method("joint", "visits", winner)
 
 
 def test_medusa_wins_ties() -> None:
     """Where joint trees do no better than the Medusa tree, the Medusa tree is built."""
     fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
-    assert fitter._winner(KIN, [np.full(8, 100)] * 4) == MEDUSA
+    assert fitter._winner(KIN, [counted(np.full(8, 100))] * 4) == MEDUSA
 
 
 def test_weights_of_texts_decide_the_winner() -> None:
     """Steps on a text that weighs ten count ten times."""
     base = np.full(8, 100)
-    results = [base, np.where(np.arange(8) == 3, 90, 103)]
+    results = [counted(base), counted(np.where(np.arange(8) == 3, 90, 103))]
     plain = Fitter(random_calibration(0, sequences=8), Limits(8, 16))
     heavy = Fitter(plain.calibration, plain.limits, text_weights=np.where(np.arange(8) == 3, 10.0, 1.0))
     methods = [MEDUSA, Method("independent", "visits")]
@@ -387,7 +393,7 @@ def test_weights_of_texts_decide_the_standard_error() -> None:
     """One weighed step more on the text of weight 100 exceeds the noise of the others, which do not weigh."""
     weights = np.where(np.arange(8) == 3, 100.0, 1.0)
     fitter = Fitter(random_calibration(0, sequences=8), Limits(8, 16), text_weights=weights)
-    base, noisy = np.full(8, 100), np.array([103, 97, 103, 101, 97, 103, 97, 100])
+    base, noisy = counted(np.full(8, 100)), counted(np.array([103, 97, 103, 101, 97, 103, 97, 100]))
     assert fitter._winner(KIN[1:3], [base, noisy]) == KIN[1]  # 100 more, beyond 93.9
     assert Fitter(fitter.calibration, fitter.limits)._winner(KIN[1:3], [base, noisy]) == KIN[2]  # 1 more, within 7.3
 
@@ -401,7 +407,7 @@ def test_refined_method_is_refined_on_the_fitted_texts() -> None:
     [(plain, tree), (growth, refined)] = fitter.build(methods, texts)
     assert growth is plain
     assert refined.nodes == tree.nodes == 10
-    assert fitter.steps(refined, texts).sum() <= fitter.steps(tree, texts).sum()
+    assert fitter.sums(refined, texts).steps.sum() <= fitter.sums(tree, texts).steps.sum()
 
 
 @pytest.fixture(scope="module")

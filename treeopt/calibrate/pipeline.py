@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibration import MAX_RANKS, NONE, Calibration, Provenance, Ranks, StepTraces
+from treeopt.calibration import MAX_RANKS, NONE, Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.record_proposer import check_drafter
-from treeopt.drafting.trace import Traced, trace_texts
+from treeopt.drafting.trace import Target, Traced, trace_texts
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
@@ -33,6 +33,7 @@ from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Encoded, Skipped, Text, encode_prompts
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.texts.prompts import PromptSet
+from treeopt.traces import joined
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class CalibrationOptions(AnswerOptions):
     responses: bool = False
     steps: bool = False
     draft: GivenModel | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the answers are sampled from the model; then its probabilities of the candidates are traced."""
+        return self.temperature > 0 and not self.responses
 
     @property
     def greedy(self) -> bool:
@@ -139,8 +145,7 @@ def run_calibration(
     traced = _traced(job, texts, learned or drafter)
     found = drafter if learned is None else learned.drafter
     provenance = _provenance(job, "" if found is None else found.id)
-    steps = [one.steps for one in traced]
-    calibration = as_calibration(texts, [one.ranks for one in traced], job.top_k, provenance, steps)
+    calibration = as_calibration(texts, traced, job.top_k, provenance)
     num_heads = 0 if job.heads is None else job.heads.num_heads
     skipped = (*encoded.skipped, *skipped)
     return CalibrationRun(calibration, skipped, encoded.answers_cut, num_heads, learned, tuple(texts))
@@ -232,12 +237,13 @@ def _traced(job: _Job, texts: Sequence[Text], drafter: Learned | Drafter | None)
         proposers = [proposer_for(job.base, job.heads, drafter, job.draft)] * len(texts)
         depth = 0 if drafter is None else drafter.depth
     step_depth = depth if job.options.steps else 0
+    target = Target.at_temperature(job.options.temperature, job.base.vocab_size) if job.options.sampled else None
     first = "head 1" if drafter is None else "level 1"
     traced: list[Traced] = []
     hits = trials = 0
     for start in range(0, len(texts), job.options.batch_size):
         part = slice(start, start + job.options.batch_size)
-        traced += trace_texts(job.base, proposers[part], texts[part], job.top_k, step_depth=step_depth)
+        traced += trace_texts(job.base, proposers[part], texts[part], job.top_k, step_depth=step_depth, target=target)
         for one in traced[start:]:
             hits += int(np.count_nonzero(one.ranks[:, 0] == 0))
             trials += int(np.count_nonzero(one.ranks[:, 0] != NONE))
@@ -268,6 +274,8 @@ def _provenance(job: _Job, drafter_id: str) -> Provenance:
         "eos": list(job.base.eos_ids),
         "dtype": job.base.dtype_name,
     }
+    if job.options.sampled:
+        settings["temperature"] = float(job.options.temperature)
     return Provenance(
         **job.made_for,
         settings=settings,
@@ -277,31 +285,24 @@ def _provenance(job: _Job, drafter_id: str) -> Provenance:
     )
 
 
-def as_calibration(
-    texts: Sequence[Text],
-    rows: Sequence[Ranks],
-    top_k: int,
-    provenance: Provenance,
-    steps: Sequence[StepTraces | None] = (),
-) -> Calibration:
+def as_calibration(texts: Sequence[Text], traced: Sequence[Traced], top_k: int, provenance: Provenance) -> Calibration:
     """The calibration of traced texts.
 
     Args:
         texts: by ascending prompt id.
-        rows: ranks, one uint8 [G, L] a text.
+        traced: their traces.
         top_k: ranks that are told apart.
         provenance: the origin.
-        steps: traces of per-step trees, one a text; None where there are none.
     """
-    known = [one for one in steps if one is not None]
     return Calibration(
-        ranks=np.concatenate(rows),
-        offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+        ranks=np.concatenate([one.ranks for one in traced]),
+        offsets=np.concatenate([[0], np.cumsum([len(one.ranks) for one in traced])]).astype(np.int64),
         prompt_ids=tuple(text.prompt_id for text in texts),
         token_hashes=tuple(_token_hash(text.answer) for text in texts),
         top_k=top_k,
         provenance=provenance,
-        steps=StepTraces.joined(known) if known else None,
+        steps=joined([one.steps for one in traced]),
+        target=joined([one.target for one in traced]),
     )
 
 

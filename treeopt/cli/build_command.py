@@ -203,7 +203,7 @@ def _report(console: Console, built: Built, output: str) -> None:
                 f"                                 as many new prompts (90 %); {more} more prompts would halve that"
             )
     warn_few_texts(console, built.fitted)
-    if built.fit.steps is None:
+    if built.fit.sums is None:
         taken = _medusa(built) if built.fit.method.is_medusa else f"method {built.fit.method}"
         console.warn(f"warning: too few different texts for cross-validation: {taken} is built")
     console.note(f"wrote {output}")

@@ -33,6 +33,31 @@ def node_ranks(expansion: Expansion, true: Ints) -> Ints:
     return places
 
 
+def child_ranks(expansion: Expansion, nodes: Ints, count: int) -> Ints:
+    """The index of the candidates of each level after the true tokens among the nodes of their row's tree.
+
+    The children of a node are its best candidates, in their order.
+
+    Args:
+        expansion: n nodes for each row.
+        nodes: int64 [B, D], `node_ranks` of the true tokens.
+        count: R, candidates of each level.
+
+    Returns:
+        int64 [B, D, R]: 1 .. n; n + 1 where the candidate is not in the tree.
+    """
+    missing = expansion.tokens.shape[1] + 1
+    found = np.full((*nodes.shape, count), missing)
+    parent = np.zeros(len(nodes), np.int64)
+    for level in range(nodes.shape[1]):
+        row, at = np.nonzero(expansion.parents == parent[:, None])
+        rank = np.arange(len(row)) - np.searchsorted(row, row)
+        inside = rank < count
+        found[row[inside], level, rank[inside]] = at[inside] + 1
+        parent = nodes[:, level]
+    return found
+
+
 def expected_tokens(log_probability: Floats) -> Floats:
     """Estimated tokens of a step by the size of its tree: descending [B, n] -> float32 [B, len(STEP_SIZES)]."""
     total = np.cumsum(np.exp(log_probability.astype(np.float64)), axis=1)

@@ -136,6 +136,12 @@ class HeadsSession(ProposerSession):
         ranks_in = np.where(found < self._proposer.num_candidates, found, NO_CANDIDATE)
         return ranks_in, self._on_host().trace(true, confidence=True)[1] if confidence else NO_FLOATS
 
+    def candidates(self, true: Ints, count: int) -> Ints:
+        """As `ProposerSession.candidates`; they do not depend on the true tokens."""
+        found = min(count, self._proposer.num_candidates)
+        tokens = top_ids(self._logits[: true.shape[1]], found).transpose(0, 1).numpy(force=True).astype(np.int64)
+        return np.pad(tokens, ((0, 0), (0, 0), (0, count - found)), constant_values=-1)
+
     def features(self, true: Ints) -> Features:
         return self._on_host().features(true)
 

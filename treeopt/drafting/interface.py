@@ -11,7 +11,8 @@ Each step of a decoder makes these calls, all for all rows of the batch:
     session.look(host_copy_of_observed)              # the caller transfers it with the result of the step
 
 Tracing makes every position of a finished text a row, calls `begin`, and looks up the tokens that follow (`trace`,
-`expand`). Candidates come from the same code, so the ranks in a trace are exactly those that the decoder uses.
+`candidates`, `expand`). Candidates come from the same code, so the ranks in a trace are exactly those that the decoder
+uses.
 """
 
 from __future__ import annotations
@@ -211,6 +212,18 @@ class ProposerSession(ABC):
         Returns:
             int64 [B, L], the rank of each among the candidates of its level; `NO_CANDIDATE` if it is not one. And
             float32 [B, L], log of the estimated probability of each level's best candidate, or [0, 0].
+        """
+
+    @abstractmethod
+    def candidates(self, true: Ints, count: int) -> Ints:
+        """The best candidates of each level after the true tokens.
+
+        Args:
+            true: as for `trace`.
+            count: R.
+
+        Returns:
+            int64 [B, L, R], the token of rank r in column r; -1 where there are fewer candidates.
         """
 
     @abstractmethod

@@ -134,6 +134,12 @@ class KernelRows:
         self.in_threads(lambda kernel, part: kernel_steps.trace_rows(kernel, *part, true, ranks, best))
         return ranks, best
 
+    def candidates(self, true: Ints, count: int) -> Ints:
+        true = np.ascontiguousarray(true)
+        tokens: Ints = np.empty((*true.shape, count), np.int64)
+        self.in_threads(lambda kernel, part: kernel_steps.candidate_rows(kernel, *part, true, tokens))
+        return tokens
+
     def features(self, true: Ints) -> Features:
         record = self.source.record
         settings = record.settings.copy()

@@ -170,6 +170,23 @@ def trace_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints, confid
 
 
 @compiled
+def candidate_rows(k: Kernel, first: int, last: int, true: Ints, tokens: Ints) -> None:
+    """Follow the true tokens [B, L]: the best candidates of each level, [B, L, R]; -1 where there are fewer."""
+    k.work.map_key[:] = -1
+    scores = k.work.score
+    for row in range(first, last):
+        begin_row(k, row)
+        for depth in range(true.shape[1]):
+            count = candidates(k, row, depth, k.record.sources[depth])
+            for rank in range(tokens.shape[2]):
+                best = best_score(scores, count)
+                tokens[row, depth, rank] = -1 if best < 0 else k.work.token[best]
+                if best >= 0:
+                    scores[best] = -np.inf
+            k.work.path[depth] = max(true[row, depth], 0)
+
+
+@compiled
 def terms_of_rows(k: Kernel, true: Ints, out: Terms) -> None:
     """The terms of the candidates' scores after the true tokens [B, depth]; beyond them the first is repeated."""
     k.work.map_key[:] = -1

@@ -233,6 +233,10 @@ class ModelSession(ProposerSession):
         self._host.set_step(self._after_true(true[:, :-1]))
         return self._host.trace(true, confidence=confidence)
 
+    def candidates(self, true: Ints, count: int) -> Ints:
+        self._host.set_step(self._after_true(true[:, :-1]))
+        return self._host.candidates(true, count)
+
     def features(self, true: Ints) -> Features:
         self._host.set_step(self._after_true(true))
         return self._host.features(true)

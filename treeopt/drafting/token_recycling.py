@@ -140,6 +140,9 @@ class TokenRecyclingSession(ProposerSession):
     def trace(self, true: Ints, *, confidence: bool = False) -> tuple[Ints, Floats]:
         raise _static_only("traced")
 
+    def candidates(self, true: Ints, count: int) -> Ints:
+        raise _static_only("traced")
+
     def features(self, true: Ints) -> Features:
         raise _static_only("traced")
 

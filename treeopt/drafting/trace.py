@@ -7,7 +7,7 @@ true tokens. The candidates come from the same code as in decoding, so replay is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,23 +15,52 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.calibration import MISS, NONE, Ranks, StepTraces
-from treeopt.drafting.expand import expected_tokens, node_ranks
-from treeopt.drafting.interface import Ints, Proposer, ProposerSession
+from treeopt.calibration import MISS, NONE, Ranks, StepTraces, TargetTraces
+from treeopt.drafting.expand import child_ranks, expected_tokens, node_ranks
+from treeopt.drafting.interface import Expansion, Ints, Proposer, ProposerSession
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import hidden_states
+from treeopt.texts.hidden_states import answer_logits, hidden_states
+from treeopt.traces import TARGET_RANKS, joined
 
 _PLACES = 253  # indices in a per-step tree that are stored; larger ones are misses
 _ENDED = -5  # beyond the end of a text; differs from every token and from the padding of drafters
 
 
+@dataclass(frozen=True)
+class Target:
+    """The distribution that texts are sampled from.
+
+    Args:
+        scores: the model's logits [n, V] as float32 [n, V] whose softmax is the distribution, such as
+            `treeopt.decode.rules.Sample.scores`.
+        count: R, candidates of each level whose probability is traced.
+    """
+
+    scores: Callable[[Tensor], Tensor]
+    count: int = TARGET_RANKS
+
+    @classmethod
+    def at_temperature(cls, temperature: float, vocab_size: int) -> Target:
+        """The whole distribution at a temperature above 0."""
+        return cls(lambda logits: logits.float() / temperature, min(TARGET_RANKS, vocab_size))
+
+
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """uint8 [G, L] ranks of one text, and the traces of its per-step trees; None where they were not traced."""
+    """The traces of one text of G tokens.
+
+    Args:
+        ranks: uint8 [G, L].
+        steps: traces of its per-step trees; None where they were not traced.
+        target: the target's probabilities of the candidates; None without a target.
+        entropy: float32 [G], entropy in nats of the target at each position; None without a target.
+    """
 
     ranks: Ranks
-    steps: StepTraces | None
+    steps: StepTraces | None = None
+    target: TargetTraces | None = None
+    entropy: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +78,13 @@ class Positions:
 
 @torch.inference_mode()
 def trace_texts(
-    base: Base, proposers: Sequence[Proposer], texts: Sequence[Text], top_k: int, *, step_depth: int = 0
+    base: Base,
+    proposers: Sequence[Proposer],
+    texts: Sequence[Text],
+    top_k: int,
+    *,
+    step_depth: int = 0,
+    target: Target | None = None,
 ) -> list[Traced]:
     """Ranks of the tokens of answers among the candidates of a drafter; one forward for all texts.
 
@@ -62,6 +97,7 @@ def trace_texts(
         texts: prompts and answers.
         top_k: ranks that are stored.
         step_depth: depth of the traced per-step trees; 0 traces none.
+        target: whose probabilities of the candidates are traced; None traces none.
 
     Raises:
         TreeoptError: E504 where states or scores are not finite.
@@ -71,17 +107,82 @@ def trace_texts(
     while len(traced) < len(texts):
         first = len(traced)
         run = slice(first, _end_of_run(proposers, first))
+        count = 0 if target is None else target.count
         found = [
-            _trace(positions, top_k, step_depth)
+            _trace(positions, top_k, step_depth, count)
             for positions in positions_of(proposers[first], texts[run], states[run])
         ]
         ends = np.cumsum([len(text.answer) for text in texts[run]])[:-1]
-        ranks = np.split(np.concatenate([one.ranks for one in found]), ends)
-        steps = [one.steps for one in found if one.steps is not None]
-        whole = StepTraces.joined(steps) if steps else None
-        rows = itertools.starmap(slice, itertools.pairwise([0, *ends.tolist(), None]))
-        traced += [Traced(ranks_of, whole and whole.rows(part)) for ranks_of, part in zip(ranks, rows, strict=True)]
+        whole = _Part.joined(found)
+        parts = itertools.starmap(slice, itertools.pairwise([0, *ends.tolist(), None]))
+        traced += [
+            _finished(base, text, whole.rows(part), target) for text, part in zip(texts[run], parts, strict=True)
+        ]
     return traced
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Traces of some positions.
+
+    Args:
+        ranks: uint8 [n, L].
+        steps: traces of per-step trees; None where they were not traced.
+        candidates: int64 [n, L, R], the best candidates of each level; R is 0 without a target.
+        places: uint8 [n, L, R], as `TargetTraces.places`; None where `steps` is.
+    """
+
+    ranks: Ranks
+    steps: StepTraces | None
+    candidates: Ints
+    places: Ranks | None
+
+    def rows(self, part: slice) -> _Part:
+        steps, places = self.steps, self.places
+        return _Part(
+            self.ranks[part],
+            None if steps is None else steps.rows(part),
+            self.candidates[part],
+            None if places is None else places[part],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Part]) -> _Part:
+        places = [part.places for part in parts if part.places is not None]
+        return cls(
+            np.concatenate([part.ranks for part in parts]),
+            joined([part.steps for part in parts]),
+            np.concatenate([part.candidates for part in parts]),
+            np.concatenate(places) if places else None,
+        )
+
+
+def _finished(base: Base, text: Text, part: _Part, target: Target | None) -> Traced:
+    """The traces of one text."""
+    if target is None:
+        return Traced(part.ranks, part.steps)
+    scores = target.scores(answer_logits(base, text)).log_softmax(-1)
+    probability = scores.exp()
+    entropy = torch.special.entr(probability).sum(-1)
+    found = _gathered(probability, torch.from_numpy(part.candidates).to(scores.device))
+    traces = TargetTraces(found.to(torch.float16).numpy(force=True), part.places)
+    return Traced(part.ranks, part.steps, traces, entropy.numpy(force=True))
+
+
+def _gathered(probability: Tensor, candidates: Tensor) -> Tensor:
+    """float [G, L, R]: the probability of each candidate at its position, 0 past the end of the text.
+
+    Args:
+        probability: float [G, V], of each token at the positions of the answer.
+        candidates: int64 [G, L, R]; those of level h in row i may follow answer token i + h - 1; -1 is none.
+    """
+    length, levels, _ = candidates.shape
+    found = probability.new_zeros(candidates.shape)
+    for level in range(1, min(levels, length - 1) + 1):
+        tokens = candidates[: length - level, level - 1]
+        known = probability[level:].gather(1, tokens.clamp(min=0))
+        found[: length - level, level - 1] = torch.where(tokens < 0, 0, known)
+    return found
 
 
 def _end_of_run(proposers: Sequence[Proposer], first: int) -> int:
@@ -129,20 +230,25 @@ def _true(text: Text, depth: int) -> Ints:
     return np.lib.stride_tricks.sliding_window_view(tokens, depth + 1)[:, 1:]
 
 
-def _trace(positions: Positions, top_k: int, step_depth: int) -> Traced:
+def _trace(positions: Positions, top_k: int, step_depth: int, count: int) -> _Part:
+    """Traces of these positions, with so many candidates of each level."""
     true = positions.true
     rank, confidence = positions.session.trace(true, confidence=bool(step_depth))
     ranks = np.where(true < 0, NONE, np.where(rank < top_k, rank, MISS)).astype(np.uint8)
+    candidates = positions.session.candidates(true, count) if count else np.zeros((*true.shape, 0), np.int64)
     if not step_depth:
-        return Traced(ranks, None)
-    return Traced(ranks, _trace_steps(positions, np.exp(confidence).astype(np.float16), step_depth))
+        return _Part(ranks, None, candidates, None)
+    tree = positions.session.expand(_PLACES + 1, min(step_depth, true.shape[1]))
+    nodes = node_ranks(tree, true)
+    steps = StepTraces(
+        np.where(true < 0, NONE, _stored(nodes, tree)).astype(np.uint8),
+        expected_tokens(tree.log_probability),
+        np.exp(confidence).astype(np.float16),
+    )
+    places = _stored(child_ranks(tree, nodes, count), tree).astype(np.uint8) if count else None
+    return _Part(ranks, steps, candidates, places)
 
 
-def _trace_steps(positions: Positions, confidence: NDArray[np.float16], depth: int) -> StepTraces:
-    """The per-step trees of the same positions, `depth` levels deep."""
-    true = positions.true
-    tree = positions.session.expand(_PLACES + 1, min(depth, true.shape[1]))
-    held = min(_PLACES, tree.tokens.shape[1])  # larger indices are not in the tree
-    places = node_ranks(tree, true)
-    found = np.where(true < 0, NONE, np.where(places <= held, places, MISS)).astype(np.uint8)
-    return StepTraces(found, expected_tokens(tree.log_probability), confidence)
+def _stored(nodes: Ints, tree: Expansion) -> Ints:
+    """Indices of nodes in a per-step tree as they are stored; those that are not in the tree are misses."""
+    return np.where(nodes <= min(_PLACES, tree.tokens.shape[1]), nodes, MISS)

@@ -192,7 +192,9 @@ def _next(
 ) -> NDArray[np.float64]:
     """float64 [n, V]: the distribution after the prompt and each prefix, all of one length."""
     ids = torch.tensor([[*prompt, *prefix] for prefix in prefixes], device=base.device)
-    logits = [base.forward(rows, use_cache=False, logits_to_keep=1)[0][:, -1] for rows in ids.split(_rows(len(prompt)))]
+    logits = [
+        base.forward(rows, use_cache=False, logits_to_keep=1)[0][:, -1] for rows in torch.split(ids, _rows(len(prompt)))
+    ]
     p: NDArray[np.float64] = score(torch.cat(logits)).double().softmax(-1).numpy(force=True)
     return p
 

@@ -37,11 +37,15 @@ from treeopt.tree import Tree, check_tree_fits
 
 
 @overload
-def validate(*given: Any, acceptance: Sample, **options: Any) -> SampleValidation: ...
+def validate(
+    model: Any, heads: Any, tree: Any, prompts: Any, *, acceptance: Sample, **options: Any
+) -> SampleValidation: ...
 
 
 @overload
-def validate(*given: Any, acceptance: Typical, **options: Any) -> TypicalValidation: ...
+def validate(
+    model: Any, heads: Any, tree: Any, prompts: Any, *, acceptance: Typical, **options: Any
+) -> TypicalValidation: ...
 
 
 @overload

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Baseline, with_decoder, with_generate
-from treeopt.evaluate.inputs import Inputs, parts, trials
+from treeopt.evaluate.inputs import Inputs, parts, replayed, trials
 from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.text_distribution import ALPHA, DistributionTest, adjusted_p, compare_texts
 from treeopt.evaluate.validation import Measured
-from treeopt.optimize.sampled import ExpectedReplay, expected_replay, ratio_standard_error
+from treeopt.optimize.replay import Replay
+from treeopt.optimize.sums import standard_error
 from treeopt.progress import Progress
 from treeopt.tree import Tree
 
@@ -40,7 +42,7 @@ class SampleValidation(Measured):
 
     Args:
         rule: temperature, top-k, top-p and seed.
-        predicted: expected tokens and steps over the texts of stock generate.
+        predicted: replay over the texts of stock generate, with the expected drafts of every step.
         measured_standard_error: of the measured tokens per step, clustered by prompt; None with fewer than two prompts.
         predicted_standard_error: the same of the predicted tokens per step.
         z_score: (measured - predicted) / standard error of the difference, clustered by prompt; None where there is no
@@ -49,7 +51,7 @@ class SampleValidation(Measured):
     """
 
     rule: Sample
-    predicted: ExpectedReplay
+    predicted: Replay
     measured_standard_error: float | None
     predicted_standard_error: float | None
     z_score: float | None
@@ -90,28 +92,31 @@ def _compare(inputs: Inputs, rule: Sample, runs: Runs, tests: Sequence[Distribut
     """The record of what was decoded, predicted and tested."""
     texts = [dataclasses.replace(text, prompt_id=f"{i:08}") for i, text in enumerate(runs.texts)]  # ids are unique
     traces = inputs.record(texts, inputs.traced(texts, rule.scores))
-    predicted = expected_replay(inputs.tree, traces)
+    predicted = replayed(inputs.tree, traces)
     _, clusters = np.unique([text.prompt_id.partition(".")[0] for text in runs.texts], return_inverse=True)
     trees = [by_name[TREE][0] for by_name in runs.by_text]
     measured = [len(run.tokens) for run in trees], [len(run.step_lengths) for run in trees]
-    by_prompt = [
-        (np.bincount(clusters, weights=tokens), np.bincount(clusters, weights=steps))
-        for tokens, steps in (measured, (predicted.expected_tokens, predicted.steps_by_sequence()))
-    ]
-    errors = [ratio_standard_error(tokens, steps) for tokens, steps in by_prompt]
-    smaller = {
-        nodes: expected_replay(part, traces).tokens_per_step for nodes, part in parts(inputs.tree, traces).items()
-    }
+    ours, theirs = (
+        (_sums(clusters, tokens), _sums(clusters, steps))
+        for tokens, steps in (measured, (predicted.sums.tokens, predicted.sums.steps))
+    )
+    smaller = {nodes: replayed(part, traces).tokens_per_step for nodes, part in parts(inputs.tree, traces).items()}
     metrics = trials(runs, [0] * len(runs.texts))
     return SampleValidation(
-        **inputs.measured(runs, metrics, min(inputs.tree.depth, traces.num_heads), smaller),
+        **inputs.measured(runs, metrics, predicted.depth, smaller),
         rule=rule,
         predicted=predicted,
-        measured_standard_error=errors[0],
-        predicted_standard_error=errors[1],
-        z_score=z_score(*by_prompt),
+        measured_standard_error=standard_error(*ours),
+        predicted_standard_error=standard_error(*theirs),
+        z_score=z_score(ours, theirs),
         tests=tuple(tests),
     )
+
+
+def _sums(clusters: NDArray[np.int64], values: Any) -> Floats:
+    """float64: the sum of the values of each cluster."""
+    found: Floats = np.bincount(clusters, weights=values).astype(np.float64)
+    return found
 
 
 def z_score(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float | None:
@@ -131,7 +136,7 @@ def z_score(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float |
         for (numerators, denominators), ratio in zip((one, other), ratios, strict=True)
     ]
     share = residuals[0] - residuals[1]
-    error = ratio_standard_error(share, np.ones(len(share)))
+    error = standard_error(share, np.ones(len(share)))
     return (
         None if error is None else float((ratios[0] - ratios[1]) / np.hypot(error * len(share), _ROUNDING * ratios[1]))
     )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AliasChoices, Field
 
-from treeopt.calibration import Calibration, Provenance, StepTraces
+from treeopt.calibration import Calibration, Provenance, StepTraces, TargetTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
@@ -19,6 +19,7 @@ from treeopt.files.tensors import read_arrays, write_arrays
 SCHEMA = "treeopt.calibration/1"
 DEFAULT_FILE = "calibration.safetensors"
 _STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of per-step trees
+_PROBABILITY, _PLACES = "target_probability", "target_places"
 _OLD_NAMES = {"orders": "node_rank", "mass": "expected_tokens"}  # arrays in files written by 0.x
 
 
@@ -62,6 +63,10 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, 
     arrays: dict[str, NDArray[Any]] = {"ranks": calibration.ranks, "offsets": calibration.offsets}
     if calibration.steps is not None:
         arrays |= {name: getattr(calibration.steps, name) for name in _STEPS}
+    if calibration.target is not None:
+        arrays[_PROBABILITY] = calibration.target.probability
+        if calibration.target.places is not None:
+            arrays[_PLACES] = calibration.target.places
     write_arrays(path, arrays, header, overwrite=overwrite)
 
 
@@ -93,6 +98,7 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             top_k=header.top_k,
             provenance=Provenance(**provenance),
             steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if set(_STEPS) & arrays.keys() else None,
+            target=TargetTraces(arrays[_PROBABILITY], arrays.get(_PLACES)) if _PROBABILITY in arrays else None,
         )
 
 

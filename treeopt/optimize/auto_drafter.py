@@ -222,8 +222,7 @@ def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: Job, progr
     if job.nodes is None:
         return best_size(fitter, job.methods, profile, *where).best
     fit = fitter.choose(job.methods)
-    taken = fitter.steps(fit.tree) if fit.steps is None else fit.steps
-    tau = group.joined.positions / max(int(taken.sum()), 1)
+    tau = (fitter.sums(fit.tree) if fit.sums is None else fit.sums).tokens_per_step
     seconds = step_seconds(profile, fit.tree.nodes, *where)
     return Budget(fit.tree.nodes, tau, seconds, seconds / one, tau * one / seconds)
 

@@ -48,8 +48,7 @@ def best_size(
     fit = fitter.choose(methods)
     method, largest = fit.method, len(fit.growth.values) + 1
     sizes = default_sizes(largest)
-    tokens = fitter.calibration.positions
-    known = [tokens / max(int(steps.sum()), 1) for steps in fitter.cross_validated_steps(method, sizes)]
+    known = [sums.tokens_per_step for sums in fitter.cross_validated_sums(method, sizes)]
     expected = np.interp(np.arange(1, largest + 1), sizes, known)
     at_64 = budget_at(expected, profile, REFERENCE_NODES, batch, context) if largest >= REFERENCE_NODES else None
     return SizeChoice(best_budget(expected, profile, batch, context), at_64)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.drafter import KINDS
@@ -14,8 +13,9 @@ from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.budget import check_priced, step_seconds
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
 from treeopt.optimize.methods import Method
-from treeopt.optimize.per_step import steps_by_size, traced_steps
+from treeopt.optimize.per_step import sums_by_size, traced_steps
 from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.sums import TextSums
 from treeopt.policy import STEP_SIZES
 
 
@@ -93,7 +93,7 @@ def measure_curve(fitter: Fitter, method: Method, sizes: Sequence[int], timing: 
         check_priced(timing.profile, fitter.calibration, KINDS[0])
     [(growth, _)] = fitter.build([method])
     sizes = [size for size in sizes if size <= len(growth.values) + 1]
-    found = zip(sizes, fitter.cross_validated_steps(method, sizes), strict=True)
+    found = zip(sizes, fitter.cross_validated_sums(method, sizes), strict=True)
     points = _points(fitter.calibration, found, timing)
     return Curve(points, _best(points), str(method), tuple(growth.expected().tolist()))
 
@@ -108,7 +108,7 @@ def policy_curve(calibration: Calibration, sizes: Sequence[int], timing: Timing 
     steps = traced_steps(calibration)
     if timing is not None:
         check_priced(timing.profile, calibration, KINDS[1])
-    found = ((size, steps_by_size(calibration, size)) for size in sizes if size <= STEP_SIZES[-1])
+    found = ((size, sums_by_size(calibration, size)) for size in sizes if size <= STEP_SIZES[-1])
     points = _points(calibration, found, timing)
     expected = np.interp(range(1, points[-1].nodes + 1), STEP_SIZES, steps.expected_tokens.mean(0))
     return Curve(points, _best(points), "per-step trees", tuple(expected.tolist()))
@@ -122,16 +122,15 @@ def _best(points: Sequence[CurvePoint]) -> int | None:
 
 def _points(
     calibration: Calibration,
-    found: Iterable[tuple[int, NDArray[np.int64]]],
+    found: Iterable[tuple[int, TextSums]],
     timing: Timing | None,
 ) -> tuple[CurvePoint, ...]:
-    """The point of each size, from the steps of each text with trees of that size."""
-    tokens = np.diff(calibration.offsets)
+    """The point of each size, from tokens and steps of each text with trees of that size."""
     alone = None if timing is None else timing.seconds(ONE_NODE)
     points = []
-    for nodes, steps in found:
-        tau = float(tokens.sum() / steps.sum())
-        texts = by_text(calibration.token_hashes, tokens, steps)
+    for nodes, sums in found:
+        tau = sums.tokens_per_step
+        texts = by_text(calibration.token_hashes, sums.tokens, sums.steps)
         seconds = None if timing is None else timing.seconds(nodes)
         overhead = None if seconds is None or alone is None else seconds / alone
         points.append(

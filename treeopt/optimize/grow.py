@@ -11,12 +11,14 @@ same order, by O(N K D) array operations instead of N heap operations (measured 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Ranks
+from treeopt.optimize.children import Children
 from treeopt.optimize.trie import Floats
 from treeopt.optimize.values import Values
 from treeopt.tree import Path, Tree
@@ -25,7 +27,6 @@ _PAD = -1  # beyond the end of a path; sorts before every rank
 _ROOT = -1  # the root as a parent
 _FEWEST_AT_ONCE = 64  # nodes expanded in one array operation, at least
 _PARTS = 16  # one array operation expands this part of a large budget
-_CHUNK = 1 << 16  # positions walked at once, so that the arrays fit into the processor's cache
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,14 @@ class Growth:
         M + 1 where there is no such node. Parents precede children, so a row never falls, and the tree of n nodes
         accepts as many drafts as the row has entries below n.
         """
-        count, depth = len(self.values), self.paths.shape[1]
+        return self.children.along(ranks)
+
+    @functools.cached_property
+    def children(self) -> Children:
+        """The children of the nodes, which are numbered from 1 in the order of growth."""
+        count = len(self.values)
         last = self.paths[np.arange(count), np.count_nonzero(self.paths != _PAD, axis=1) - 1]
-        width = int(last.max(initial=-1)) + 1
-        children = np.full((count + 2, width + 1), count + 1, np.int32)  # last column: larger ranks
-        children[self.parents + 1, last] = np.arange(1, count + 1)
-        found = np.empty((depth, len(ranks)), np.int32)
-        for start in range(0, len(ranks), _CHUNK):
-            chunk = ranks[start : start + _CHUNK]
-            node = np.zeros(len(chunk), np.int32)
-            for level in range(depth):
-                node = children[node, np.minimum(chunk[:, level], width)]
-                found[level, start : start + _CHUNK] = node
-        return found.T
+        return Children.of(self.parents + 1, last, self.paths.shape[1])
 
     def accepted(self, ranks: Ranks) -> NDArray[np.int8]:
         """int8 [P]: drafts that the tree of all nodes accepts at each row of ranks."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval
@@ -56,16 +54,16 @@ def judge(tree: Tree, fitted: Calibration, aside: Calibration, dropped: int, lim
     """Replay a finished tree, and the Medusa tree fitted to the same texts, over the texts held out."""
     [(_, medusa)] = Fitter(fitted, limits).build([MEDUSA])
     judged = Fitter(aside, limits)
-    tokens, steps, medusa_steps = np.diff(aside.offsets), judged.steps(tree), judged.steps(medusa)
-    by_tree = by_text(aside.token_hashes, tokens, steps)
-    by_medusa = by_text(aside.token_hashes, tokens, medusa_steps)
+    sums, medusa_sums = judged.sums(tree), judged.sums(medusa)
+    by_tree = by_text(aside.token_hashes, sums.tokens, sums.steps)
+    by_medusa = by_text(aside.token_hashes, medusa_sums.tokens, medusa_sums.steps)
     return Judgement(
         texts=aside.sequences,
         distinct=aside.distinct,
         dropped=dropped,
-        tokens_per_step=float(tokens.sum() / steps.sum()),
+        tokens_per_step=sums.tokens_per_step,
         interval=sampling_interval(*by_tree),
-        medusa_tokens_per_step=float(tokens.sum() / medusa_steps.sum()),
+        medusa_tokens_per_step=medusa_sums.tokens_per_step,
         medusa_interval=sampling_interval(*by_medusa),
-        gain=difference_interval(by_tree[0], by_tree[1], by_medusa[1]),
+        gain=difference_interval(by_tree[0], by_tree[1], by_medusa[1], by_medusa[0]),
     )

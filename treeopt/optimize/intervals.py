@@ -85,12 +85,29 @@ def prediction_interval(
 
 
 def difference_interval(
-    tokens: Numbers, steps: Numbers, other: Numbers, *, seed: int = 0, replicates: int = REPLICATES
+    tokens: Numbers,
+    steps: Numbers,
+    other: Numbers,
+    other_tokens: Numbers | None = None,
+    *,
+    seed: int = 0,
+    replicates: int = REPLICATES,
 ) -> Interval | None:
-    """The interval of the difference in tokens per step of two trees on the same texts (paired resamples)."""
+    """The interval of the difference in tokens per step of two trees on the same texts (paired resamples).
+
+    Args:
+        tokens: [S], tokens of each text by the first tree.
+        steps: [S], its steps.
+        other: [S], steps of the second tree.
+        other_tokens: [S], its tokens; those of the first where None. They differ under sampling, where tokens are
+            expected ones.
+        seed: of the resamples.
+        replicates: number of resamples.
+    """
     if _too_few(tokens):
         return None
-    one, two = _draw(tokens, [steps, other], len(tokens), seed, replicates)
+    [one] = _draw(tokens, [steps], len(tokens), seed, replicates)
+    [two] = _draw(tokens if other_tokens is None else other_tokens, [other], len(tokens), seed, replicates)
     return _between(one - two)
 
 

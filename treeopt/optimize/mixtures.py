@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import Calibration, StepTraces
+from treeopt.calibration import Calibration, TargetTraces
 from treeopt.optimize.methods import Method
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fit, Fitter
 from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent
+from treeopt.traces import joined
 from treeopt.tree import Tree
 
 _ROUNDS = 12
@@ -83,9 +84,9 @@ class Tasks:
     def matrix(self) -> Matrix:
         """Tokens per step of each task's tree on every task."""
         table = np.array([[_tau(calibration, fit.tree) for calibration in self.calibrations] for fit in self.alone])
-        for i, (calibration, fit) in enumerate(zip(self.calibrations, self.alone, strict=True)):
-            if fit.steps is not None:
-                table[i, i] = calibration.positions / fit.steps.sum()
+        for i, fit in enumerate(self.alone):
+            if fit.sums is not None:
+                table[i, i] = fit.sums.tokens_per_step
         return Matrix(table, tuple(fit.tree for fit in self.alone))
 
     def weighted(self, shares: Sequence[float]) -> Mixed:
@@ -141,14 +142,13 @@ class Tasks:
 
 
 def _tau(calibration: Calibration, tree: Tree) -> float:
-    steps = Fitter(calibration, Limits(tree.nodes, 1)).steps(tree)
-    return float(calibration.positions / max(int(steps.sum()), 1))
+    return Fitter(calibration, Limits(tree.nodes, 1)).sums(tree).tokens_per_step
 
 
 def join_tasks(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArray[np.int64]]:
     """All texts as one calibration, and the task of each, int64 [S]. A prompt in two tasks is two texts.
 
-    Traces of per-step trees are kept where all tasks have them.
+    Traces of per-step trees, and target probabilities, are kept where all tasks have them.
 
     Raises:
         TreeoptError: E221 where the tasks are of different models, heads or drafters.
@@ -160,14 +160,23 @@ def join_tasks(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArra
     task = np.repeat(np.arange(len(calibrations)), [calibration.sequences for calibration in calibrations])
     ids = [f"{t:04}/{prompt}" for t, calibration in enumerate(calibrations) for prompt in calibration.prompt_ids]
     prompts = {key: name for calibration in calibrations for key, name in calibration.provenance.prompts.items()}
-    steps = [calibration.steps for calibration in calibrations if calibration.steps is not None]
-    joined = Calibration(
+    all_have_steps = all(calibration.steps is not None for calibration in calibrations)
+    whole = Calibration(
         ranks=np.concatenate([calibration.ranks for calibration in calibrations]),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         prompt_ids=tuple(ids),
         token_hashes=tuple(token for calibration in calibrations for token in calibration.token_hashes),
         top_k=first.top_k,
         provenance=dataclasses.replace(first.provenance, prompts=prompts),
-        steps=StepTraces.joined(steps) if len(steps) == len(calibrations) else None,
+        steps=joined([calibration.steps for calibration in calibrations]) if all_have_steps else None,
+        target=_joined_target(calibrations, places=all_have_steps),
     )
-    return joined, task
+    return whole, task
+
+
+def _joined_target(calibrations: Sequence[Calibration], *, places: bool) -> TargetTraces | None:
+    """The target's probabilities of all texts; None unless all have them, of as many candidates."""
+    known = [calibration.target for calibration in calibrations if calibration.target is not None]
+    if len(known) < len(calibrations) or len({target.ranks for target in known}) > 1:
+        return None
+    return joined([target if places else dataclasses.replace(target, places=None) for target in known])

@@ -18,6 +18,7 @@ from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced, drafting_seconds, step_seconds
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.replay import Replay, check_drafter, visits
+from treeopt.optimize.sums import TextSums
 from treeopt.optimize.tree_builder import calibration_source, rounded
 from treeopt.policy import STEP_SIZES, PolicyExpected, TreePolicy
 from treeopt.version import VERSION
@@ -37,8 +38,11 @@ def replay_policy(policy: TreePolicy, calibration: Calibration) -> Replay:
     check_drafter(policy.drafter, calibration)
     steps = traced_steps(calibration)
     depth = min(policy.depth, calibration.num_heads)
-    accepted = _accepted(steps, sizes_of(policy, steps), depth)
-    return Replay(accepted, visits(accepted), calibration.offsets, depth)
+    sizes = sizes_of(policy, steps)
+    accepted = _accepted(steps, sizes, depth)
+    visited = visits(accepted)
+    expected = _expected_drafts(calibration, sizes, depth, visited)
+    return Replay(accepted, visited, calibration.offsets, depth, expected)
 
 
 def sizes_of(policy: TreePolicy, steps: StepTraces) -> Ints:
@@ -49,12 +53,13 @@ def sizes_of(policy: TreePolicy, steps: StepTraces) -> Ints:
     return _best_sizes(steps, sizes, np.array([cost for _, cost in policy.size_cost]))
 
 
-def steps_by_size(calibration: Calibration, nodes: int) -> Ints:
-    """int64 [S]: steps of each text with per-step trees of `nodes` nodes (root counted)."""
+def sums_by_size(calibration: Calibration, nodes: int) -> TextSums:
+    """Tokens and steps of each text with per-step trees of `nodes` nodes (root counted)."""
     if nodes == ONE_NODE:
-        return np.diff(calibration.offsets)
+        tokens = np.diff(calibration.offsets)
+        return TextSums(tokens, tokens)
     policy = TreePolicy(nodes, calibration.num_heads, calibration.provenance.drafter_id)
-    return replay_policy(policy, calibration).steps_by_sequence()
+    return replay_policy(policy, calibration).sums
 
 
 def build_policy(calibration: Calibration, nodes: int) -> TreePolicy:
@@ -93,7 +98,7 @@ def fastest_policy(
         TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where the profile is of another
             drafter; E230 where it is of static trees, or lacks a size, the batch or the context.
     """
-    steps, depth = traced_steps(calibration), calibration.num_heads
+    traced_steps(calibration)
     check_priced(profile, calibration, KINDS[1])
     largest = profile.largest(batch, context)
     # Heads and drafter run before the tree is chosen, so a step of one node takes no less time than one of two.
@@ -104,10 +109,10 @@ def fastest_policy(
     # Where drafting takes the same time for all sizes, the largest one loses nothing.
     ends = range(1, len(sizes) + 1) if np.ptp(drafting) > 0 else [len(sizes)]
     best = max(
-        (_fastest(steps, depth, sizes[:end], (seconds - drafting)[:end] + drafting[end - 1], alone) for end in ends),
+        (_fastest(calibration, sizes[:end], (seconds - drafting)[:end] + drafting[end - 1], alone) for end in ends),
         key=lambda found: found.rate,
     )
-    policy = TreePolicy(best.size_cost[-1][0], depth, calibration.provenance.drafter_id, best.size_cost)
+    policy = TreePolicy(best.size_cost[-1][0], calibration.num_heads, calibration.provenance.drafter_id, best.size_cost)
     return _described(policy, calibration)
 
 
@@ -145,13 +150,16 @@ class _Fastest:
     size_cost: tuple[tuple[int, float], ...]
 
 
-def _fastest(steps: StepTraces, depth: int, sizes: Ints, seconds: NDArray[np.float64], rate: float) -> _Fastest:
+def _fastest(calibration: Calibration, sizes: Ints, seconds: NDArray[np.float64], rate: float) -> _Fastest:
     """The costs of these sizes with the most tokens per second, from the `rate` of decoding without drafts on."""
+    steps, depth = traced_steps(calibration), calibration.num_heads
     reached, value, largest = 0.0, rate, _FEWEST_NODES
     for _ in range(_ROUNDS):
         chosen = _best_sizes(steps, sizes, rate * seconds)
         begun = visits(_accepted(steps, chosen, depth))
-        found = len(chosen) / seconds[np.searchsorted(sizes, chosen[begun])].sum()
+        expected = _expected_drafts(calibration, chosen, depth, begun)
+        tokens = len(chosen) if expected is None else np.count_nonzero(begun) + expected.sum()
+        found = tokens / seconds[np.searchsorted(sizes, chosen[begun])].sum()
         if found <= reached:
             break
         reached, value, largest = found, rate, chosen[begun].max()
@@ -167,9 +175,8 @@ def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
     sizes = sizes_of(policy, steps)[found.visited]
     begun = steps.expected_tokens[found.visited]
     estimated = np.array([np.interp(size, STEP_SIZES, row) for size, row in zip(sizes, begun, strict=True)])
-    tokens, used = np.diff(calibration.offsets), found.steps_by_sequence()
     low = high = None
-    interval = prediction_interval(*by_text(calibration.token_hashes, tokens, used))
+    interval = prediction_interval(*by_text(calibration.token_hashes, found.sums.tokens, found.sums.steps))
     if interval is not None:
         low, high = rounded(max(interval.low, 0.0)), rounded(interval.high)
     expected = PolicyExpected(
@@ -205,6 +212,28 @@ def _best_sizes(steps: StepTraces, sizes: Ints, size_cost: NDArray[np.float64]) 
     tokens = steps.expected_tokens[:, np.searchsorted(STEP_SIZES, sizes)]
     chosen: Ints = sizes[(tokens - size_cost).argmax(1)]
     return chosen
+
+
+def _expected_drafts(
+    calibration: Calibration, sizes: Ints, depth: int, visited: NDArray[np.bool_]
+) -> NDArray[np.float64] | None:
+    """float64 [P]: as `Replay.expected_drafts`, for trees of these sizes; None without target probabilities.
+
+    A candidate is a node of the tree where its index among the nodes is below the size. Candidates whose probability
+    was not traced count where they are on the text.
+    """
+    steps, target = calibration.steps, calibration.target
+    if target is None or target.places is None or steps is None:
+        return None
+    rows = np.flatnonzero(visited)
+    size = sizes[rows, None]
+    inside = target.places[rows, :depth] < size[:, :, None]
+    expected = np.where(inside, target.probability[rows, :depth], 0).sum(axis=(1, 2), dtype=np.float64)
+    untraced = calibration.ranks[rows, :depth] >= target.ranks
+    expected += (untraced & (steps.node_rank[rows, :depth] < size)).sum(axis=1)
+    found = np.zeros(len(visited))
+    found[rows] = expected
+    return found
 
 
 def _accepted(steps: StepTraces, sizes: Ints, depth: int) -> NDArray[np.int8]:

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
+from treeopt.optimize.children import Children
+from treeopt.optimize.sums import TextSums
+from treeopt.traces import Ranks, TargetTraces
 from treeopt.tree import Tree, as_tree, check_tree_fits
 
 _CHUNK = 1 << 16  # positions walked at once, so that the arrays fit into the processor's cache
@@ -30,12 +33,16 @@ class Replay:
         visited: bool [P], whether a step begins at this position.
         offsets: int64 [S+1], as in the calibration.
         depth: D of the tree.
+        expected_drafts: float64 [P], the drafts that the target's probabilities expect to be accepted at each visited
+            position, 0 at the others; None where the texts were not sampled. With it, `tokens_per_step` is the mean of
+            1 + `expected_drafts` over the steps, which has the mean of the count and a smaller variance.
     """
 
     accepted: NDArray[np.int8]
     visited: NDArray[np.bool_]
     offsets: NDArray[np.int64]
     depth: int
+    expected_drafts: NDArray[np.float64] | None = None
 
     @property
     def tokens(self) -> int:
@@ -50,13 +57,16 @@ class Replay:
     @property
     def tokens_per_step(self) -> float:
         """tau = sum of tokens / sum of steps (not the mean of ratios); 1.0 where there is no text."""
-        return self.tokens / self.steps if self.steps else 1.0
+        return self.sums.tokens_per_step
+
+    @property
+    def sums(self) -> TextSums:
+        """Tokens and steps of each text."""
+        return text_sums(self.visited, self.offsets, self.expected_drafts)
 
     def steps_by_sequence(self) -> NDArray[np.int64]:
         """int64 [S]: steps of each sequence."""
-        total = np.concatenate([[0], np.cumsum(self.visited)])
-        steps: NDArray[np.int64] = np.diff(total[self.offsets])
-        return steps
+        return self.sums.steps
 
     def acceptance_by_depth(self) -> NDArray[np.float64]:
         """float64 [D]: share of steps that accept d drafts or more, d = 1 .. D."""
@@ -76,7 +86,38 @@ def replay(tree: Tree | Iterable[Sequence[int]], calibration: Calibration) -> Re
     check_drafter(tree.drafter, calibration)
     check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.top_k, holder="the calibration")
     accepted = accepted_drafts(tree, calibration.ranks)
-    return Replay(accepted, visits(accepted), calibration.offsets, tree.depth)
+    visited = visits(accepted)
+    expected = expected_drafts(tree, calibration.ranks, calibration.target, visited)
+    return Replay(accepted, visited, calibration.offsets, tree.depth, expected)
+
+
+def text_sums(visited: NDArray[np.bool_], offsets: NDArray[np.int64], expected: NDArray[np.float64] | None) -> TextSums:
+    """Tokens and steps of each text.
+
+    Args:
+        visited: bool [P], whether a step begins at this position.
+        offsets: int64 [S+1], of the texts.
+        expected: float64 [P], expected drafts of each step, 0 at positions that are not visited; None for the tokens of
+            the texts.
+    """
+    steps = np.diff(np.concatenate([[0], np.cumsum(visited)])[offsets])
+    if expected is None:
+        return TextSums(np.diff(offsets), steps)
+    text = np.repeat(np.arange(len(steps)), np.diff(offsets))
+    return TextSums(steps + np.bincount(text, weights=expected, minlength=len(steps)), steps)
+
+
+def expected_drafts(
+    tree: Tree, ranks: Ranks, target: TargetTraces | None, visited: NDArray[np.bool_]
+) -> NDArray[np.float64] | None:
+    """float64 [P]: `Children.expected_drafts` of the tree at visited positions; None without target probabilities."""
+    if target is None:
+        return None
+    parents, last = np.array(tree.parents[1:], np.int64), np.array([path[-1] for path in tree.paths], np.int64)
+    children, chosen = Children.of(parents, last, tree.depth), np.flatnonzero(visited)
+    found = np.zeros(len(ranks))
+    found[chosen] = children.expected_drafts(children.along(ranks[chosen]), ranks[chosen], target.rows(chosen))
+    return found
 
 
 def check_drafter(drafter: str, calibration: Calibration) -> None:

@@ -1,7 +1,8 @@
 """Selection of the method by cross-validation over texts.
 
 Candidates are the Medusa tree, joint trees of several prior strengths, and the best of them refined. Each is fitted to
-four fifths of the texts and replayed on the rest, for every fifth. The one with the fewest steps is fitted to all.
+four fifths of the texts and replayed on the rest, for every fifth. The one with the most tokens per step is fitted to
+all.
 The Medusa tree is built where no other candidate is better, or where there are too few texts.
 """
 
@@ -15,12 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import NONE, Calibration, Ranks
+from treeopt.calibration import NONE, Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.refine import Limits, refine
-from treeopt.optimize.replay import accepted_drafts, visits
+from treeopt.optimize.replay import visits
+from treeopt.optimize.sums import TextSums
+from treeopt.optimize.trace_rows import TraceRows
 from treeopt.optimize.trie import Counts, Floats, PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values
 from treeopt.progress import Meter, Progress, silent
@@ -39,15 +42,16 @@ class Fit:
         growth: nodes by decreasing value, for every budget up to the limit.
         tree: the tree of the largest size, refined where the method says so.
         method: the chosen method.
-        trials: cross-validated (weighted) steps of each candidate; empty where there were too few texts.
-        steps: int64 [S], cross-validated steps of the chosen method on each text; None where there were too few.
+        trials: cross-validated (weighted) steps of each candidate, for as many tokens; empty where there were too few
+            texts.
+        sums: cross-validated tokens and steps of the chosen method on each text; None where there were too few.
     """
 
     growth: Growth
     tree: Tree
     method: Method
     trials: dict[str, int]
-    steps: NDArray[np.int64] | None
+    sums: TextSums | None
 
 
 class Fitter:
@@ -95,7 +99,7 @@ class Fitter:
     @functools.cached_property
     def trie(self) -> PathTrie:
         """The paths of ranks in the traces."""
-        return PathTrie(self.calibration.ranks, self.limits.top_k)
+        return PathTrie(self.calibration.ranks, self.limits.top_k, self.calibration.target)
 
     def build(self, methods: Sequence[Method], texts: NDArray[np.bool_] | None = None) -> list[tuple[Growth, Tree]]:
         """Growth and tree of each method from some of the texts (bool [S]); from all where None.
@@ -115,10 +119,14 @@ class Fitter:
 
     def independent(self, weights: Floats) -> IndependentValues:
         """Independent values under weights (float64 [P]) of the positions."""
-        rows = []
-        for column in self.calibration.ranks.T:
+        rows, target, top_k = [], self.calibration.target, self.limits.top_k
+        for level, column in enumerate(self.calibration.ranks.T):
             hits = np.bincount(column, weights=weights, minlength=NONE + 1)
-            rows.append(hits[: self.limits.top_k] / max(hits[:NONE].sum(), 1e-300))
+            trials = hits[:NONE].sum()
+            if target is not None:
+                traced = min(target.ranks, top_k)
+                hits[:traced] = weights @ target.probability[:, level, :traced].astype(np.float64)
+            rows.append(hits[:top_k] / max(trials, 1e-300))
         return IndependentValues(np.array(rows))
 
     def grow(self, values: Values) -> Growth:
@@ -127,17 +135,9 @@ class Fitter:
         self.meter.add(1)
         return growth
 
-    def steps(self, tree: Tree | Growth, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """int64 [n]: steps of a tree on each of some texts (bool [S]); on all where None."""
-        ranks, offsets = self._rows(texts)
-        return _steps(tree.accepted(ranks) if isinstance(tree, Growth) else accepted_drafts(tree, ranks), offsets)
-
-    def _rows(self, texts: NDArray[np.bool_] | None) -> tuple[Ranks, NDArray[np.int64]]:
-        """The traces of some of the texts, and the offsets of each among them."""
-        ranks, lengths = self.calibration.ranks, self._lengths
-        if texts is not None:
-            ranks, lengths = ranks[np.repeat(texts, lengths)], lengths[texts]
-        return ranks, np.concatenate([[0], np.cumsum(lengths)])
+    def sums(self, tree: Tree | Growth, texts: NDArray[np.bool_] | None = None) -> TextSums:
+        """Tokens and steps of a tree on each of some texts (bool [S]); on all where None."""
+        return TraceRows.of(self.calibration, texts).sums(tree)
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
         """The method with the fewest cross-validated (weighted) steps, fitted to all texts.
@@ -145,8 +145,8 @@ class Fitter:
         Where there are too few texts it is the Medusa tree, or the greatest strength if that is not a candidate.
         """
         self.meter.begin(_growths(methods) * (FOLDS if self.can_leave_out else 0) + _growths(methods[-1:]))
-        winner, steps = methods[0], None
-        results: dict[Method, NDArray[np.int64]] = {}
+        winner, sums = methods[0], None
+        results: dict[Method, TextSums] = {}
         if not self.can_leave_out:
             unrefined = [method for method in methods if not method.refined]
             winner = MEDUSA if MEDUSA in methods else max(unrefined, key=lambda method: method.strength)
@@ -158,46 +158,52 @@ class Fitter:
             refined = dataclasses.replace(winner, refined=True)
             if refined in methods:  # refinement is slow, so only the best method is refined
                 [results[refined]] = self._cross_validate([refined], folds)
-                winner = min(winner, refined, key=lambda method: float(results[method] @ self._weights))
-            steps = results[winner]
-        trials = {str(method): round(float(taken @ self._weights)) for method, taken in results.items()}
+                winner = min(winner, refined, key=lambda method: self._steps(results[method]))
+            sums = results[winner]
+        trials = {str(method): round(self._steps(found)) for method, found in results.items()}
         self.meter.note = "all texts"
         [(growth, tree)] = self.build([winner])
         self.meter.end()
-        return Fit(growth, tree, winner, trials, steps)
+        return Fit(growth, tree, winner, trials, sums)
 
-    def _winner(self, methods: Sequence[Method], results: Sequence[NDArray[np.int64]]) -> Method:
+    def _steps(self, sums: TextSums) -> float:
+        """Weighted steps for the tokens of the texts; under sampling a step has the tokens that are expected of it."""
+        if self.calibration.target is None:
+            return float(sums.steps @ self._weights)
+        tau = (sums.tokens @ self._weights) / (sums.steps @ self._weights)
+        return float(self._lengths @ self._weights / tau)
+
+    def _winner(self, methods: Sequence[Method], results: Sequence[TextSums]) -> Method:
         """The method with the fewest steps; among its strengths, the greatest that is not clearly worse.
 
         The one-standard-error rule: strengths differ by less than their standard error, so the greatest strength within
         one standard error (paired, over texts) of the best is taken. Ties go to the first method, the Medusa tree.
         """
-        best = int(np.argmin([steps @ self._weights for steps in results]))
+        best = int(np.argmin([self._steps(sums) for sums in results]))
+        tau = (results[best].tokens @ self._weights) / (results[best].steps @ self._weights)
         for i in range(len(methods) - 1, best, -1):
             if dataclasses.replace(methods[i], strength=methods[best].strength) == methods[best]:
-                excess = (results[i] - results[best]) * self._weights
+                more_tokens = results[i].tokens - results[best].tokens  # 0 unless the texts were sampled
+                excess = (results[i].steps - results[best].steps - more_tokens / tau) * self._weights
                 if excess.sum() <= np.std(excess) * np.sqrt(len(excess)):
                     return methods[i]
         return methods[best]
 
-    def cross_validated_steps(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[NDArray[np.int64]]:
-        """For each size int64 [S]: steps on every text of a tree that was fitted without it (with it, below 5 texts).
+    def cross_validated_sums(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[TextSums]:
+        """For each size: tokens and steps on every text of a tree that was fitted without it (with it, below 5 texts).
 
         All sizes of a fold come from one growth to the limit, which no size may exceed.
         """
         assert max(sizes) <= self.limits.nodes
         folds = self._folds(seed)
         self.meter.begin(_growths([method]) * len(np.unique(folds)))
-        found = [np.zeros(self.calibration.sequences, np.int64) for _ in sizes]
+        found = []
         for fold in np.unique(folds):
             self.meter.note = f"all sizes, fold {fold + 1}"
             growth = self._part(folds != fold if self.can_leave_out else None).growth(method)
-            ranks, offsets = self._rows(folds == fold)
-            node_ranks = growth.node_ranks(ranks)
-            for steps, nodes in zip(found, sizes, strict=True):
-                steps[folds == fold] = _steps((node_ranks < nodes).sum(axis=1, dtype=np.int8), offsets)
+            found.append(TraceRows.of(self.calibration, folds == fold).sums_by_size(growth, sizes))
         self.meter.end()
-        return found
+        return [TextSums.of_folds(folds, sums) for sums in zip(*found, strict=True)]
 
     def _folds(self, seed: int) -> NDArray[np.int64]:
         """int64 [S]: the fold of each text, at random and of equal sizes; one fold where there are too few texts.
@@ -209,23 +215,15 @@ class Fitter:
         folds: NDArray[np.int64] = np.random.default_rng(seed).permutation(parts)[which]
         return folds
 
-    def _cross_validate(self, methods: Sequence[Method], folds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """For each method int64 [S]: steps on every text of a tree that was fitted without it."""
-        found = [np.zeros(self.calibration.sequences, np.int64) for _ in methods]
+    def _cross_validate(self, methods: Sequence[Method], folds: NDArray[np.int64]) -> list[TextSums]:
+        """For each method: tokens and steps on every text of a tree that was fitted without it."""
+        found = []
         for fold in range(FOLDS):
             self.meter.note = f"cross-validation: fold {fold + 1} of {FOLDS}"
             part = self._part(folds != fold)
-            for steps, method in zip(found, methods, strict=True):
-                tree = part.tree(method) if method.refined else part.growth(method)
-                steps[folds == fold] = self.steps(tree, folds == fold)
-        return found
-
-
-def _steps(accepted: NDArray[np.int8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [S]: steps of each text, from the drafts accepted at each position."""
-    begun = np.concatenate([[0], np.cumsum(visits(accepted))])
-    steps: NDArray[np.int64] = np.diff(begun[offsets])
-    return steps
+            trees = (part.tree(method) if method.refined else part.growth(method) for method in methods)
+            found.append([self.sums(tree, folds == fold) for tree in trees])
+        return [TextSums.of_folds(folds, sums) for sums in zip(*found, strict=True)]
 
 
 def _growths(methods: Sequence[Method]) -> int:

@@ -101,13 +101,12 @@ def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
     calibration, limits, tree = fitter.calibration, fitter.limits, fit.tree
     if tree.values is None:
         tree = Tree(tree.paths, _accepted_shares(tree, calibration))
-    tokens = np.diff(calibration.offsets) * fitter.text_weights
-    replayed = float(tokens.sum() / (fitter.steps(tree) @ fitter.text_weights))
+    replayed = fitter.sums(tree).weighted(fitter.text_weights).tokens_per_step
     expected = Expected(rounded(_independent(tree, fitter.accuracy())), rounded(replayed), limits.top_k)
-    if fit.steps is not None:
-        steps = fit.steps * fitter.text_weights
-        expected = dataclasses.replace(expected, cross_validated=rounded(float(tokens.sum() / steps.sum())))
-        interval = prediction_interval(*by_text(calibration.token_hashes, tokens, steps))
+    if fit.sums is not None:
+        sums = fit.sums.weighted(fitter.text_weights)
+        expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step))
+        interval = prediction_interval(*by_text(calibration.token_hashes, sums.tokens, sums.steps))
         if interval is not None:
             low, high = rounded(max(interval.low, 0.0)), rounded(interval.high)
             expected = dataclasses.replace(expected, low=low, high=high)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.calibration import NONE, Ranks
+from treeopt.traces import NONE, Ranks, TargetTraces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -18,7 +18,9 @@ class Counts:
     """Weighted counts of one level's paths.
 
     Args:
-        hits: float64 [U], weight of the positions whose ranks begin with each path of this level.
+        hits: float64 [U], weight of the positions whose ranks begin with each path of this level. Where the target's
+            probabilities are known, float64 [U of the level above, K], the weight that they expect of the positions
+            with each path of the level above and each next rank.
         trials: float64 [U of the level above], weight of the positions with each path of the level above and a token at
             this depth.
     """
@@ -26,19 +28,37 @@ class Counts:
     hits: Floats
     trials: Floats
 
+    def of_children(self, parents: Ints, children: Ints) -> Floats:
+        """Hits float64 [n, K] of the children of paths of the level above.
+
+        Args:
+            parents: int64 [n], index of each path; -1 where it does not occur.
+            children: int64 [n, K], index of its children in this level, likewise.
+        """
+        if self.hits.ndim == 2:
+            return np.where(parents[:, None] >= 0, self.hits[parents], 0.0)
+        return np.where(children >= 0, self.hits[children], 0.0) if len(self.hits) else np.zeros(children.shape)
+
 
 class PathTrie:
     """The paths of ranks below K that occur at P positions; level d (from 0) holds those of length d + 1.
 
     Memory: 4 bytes for each position and head, and the paths.
 
+    Args:
+        ranks: uint8 [P, H].
+        top_k: K.
+        target: the target's probabilities at these positions. Hits are then sums of probabilities, which have the same
+            mean and a smaller variance.
+
     Attributes:
         keys: for each level int64 [U], ascending: (index of the parent in the level above) * K + rank.
         ranks: for each level int64 [U], the last rank of each path.
     """
 
-    def __init__(self, ranks: Ranks, top_k: int) -> None:
+    def __init__(self, ranks: Ranks, top_k: int, target: TargetTraces | None = None) -> None:
         self.top_k = top_k
+        self._target = target
         self.depth = ranks.shape[1]
         self.keys: list[Ints] = []
         self.ranks: list[Ints] = []
@@ -65,10 +85,31 @@ class PathTrie:
         for level in range(self.depth):
             present = np.where(self._ranks[:, level] == NONE, 0.0, weights)
             trials = np.bincount(above, weights=present, minlength=size + 1)[:size]
+            parents, parent_count = above, size
             above, size = self._nodes[level], len(self.keys[level])
-            hits = np.bincount(above, weights=weights, minlength=size + 1)[:size]
-            counts.append(Counts(hits.astype(np.float64), trials.astype(np.float64)))
+            hits = np.bincount(above, weights=weights, minlength=size + 1)[:size].astype(np.float64)
+            if self._target is not None:
+                hits = self._expected_hits(level, hits, weights, parents, parent_count, self._target)
+            counts.append(Counts(hits, trials.astype(np.float64)))
         return counts
+
+    def _expected_hits(
+        self,
+        level: int,
+        hits: Floats,
+        weights: Floats,
+        parents: NDArray[np.int32],
+        parent_count: int,
+        target: TargetTraces,
+    ) -> Floats:
+        """float64 [U of the level above, K], as `Counts.hits`; those of ranks that were not traced are counted."""
+        found = np.zeros((parent_count, self.top_k))
+        counted = self.ranks[level] >= target.ranks
+        found[self.keys[level][counted] // self.top_k, self.ranks[level][counted]] = hits[counted]
+        for rank in range(min(target.ranks, self.top_k)):
+            expected = weights * target.probability[:, level, rank]
+            found[:, rank] = np.bincount(parents, weights=expected, minlength=parent_count + 1)[:parent_count]
+        return found
 
     def find(self, paths: NDArray[np.int32]) -> Ints:
         """int64 [n]: the index of each path (int32 [n, length]) in its level; -1 where it does not occur."""

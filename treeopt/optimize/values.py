@@ -100,7 +100,7 @@ def _posterior(
     counts: Counts, parents: NDArray[np.int64], nodes: NDArray[np.int64], prior: Floats, strength: float
 ) -> Floats:
     """Shares [n, K] of a parent's positions with each next rank, with a prior worth `strength` positions."""
-    hits = np.where(nodes >= 0, counts.hits[nodes], 0.0) if len(counts.hits) else np.zeros(nodes.shape)
+    hits = counts.of_children(parents, nodes)
     trials = np.where(parents >= 0, counts.trials[parents], 0.0)[:, None] if len(counts.trials) else 0.0
     posterior: Floats = (hits + strength * prior) / (trials + strength)
     return posterior
@@ -108,6 +108,9 @@ def _posterior(
 
 def _by_rank(trie: PathTrie, level: int, counts: Counts) -> Floats:
     """float64 [K]: share of the positions with a path in the level above that have each rank at this level."""
-    hits = np.bincount(trie.ranks[level], weights=counts.hits, minlength=trie.top_k)
+    if counts.hits.ndim == 2:
+        hits = counts.hits.sum(axis=0)
+    else:
+        hits = np.bincount(trie.ranks[level], weights=counts.hits, minlength=trie.top_k)
     share: Floats = hits / max(counts.trials.sum(), 1e-300)
     return share

@@ -1,4 +1,4 @@
-"""Hidden states of finished texts, at every position, by one teacher-forced forward."""
+"""Hidden states and logits of finished texts, at every position, by one teacher-forced forward."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
     logits, hidden = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=1)
     check_base_finite(base, logits, hidden)
     return [hidden[row, len(t.prompt) - 1 : len(t.prompt) - 1 + len(t.answer)] for row, t in enumerate(texts)]
+
+
+@torch.inference_mode()
+def answer_logits(base: Base, text: Text) -> Tensor:
+    """The model's logits float [G, V] at an answer's positions; row i is the one that predicts answer token i.
+
+    They come from the whole model, not from its LM head and `hidden_states`: some models scale or cap their logits.
+
+    Raises:
+        TreeoptError: E504 where they are not finite.
+    """
+    ids = torch.tensor([text.prompt + text.answer[:-1]], device=base.device)
+    logits, hidden = base.forward(ids, use_cache=False, logits_to_keep=len(text.answer))
+    check_base_finite(base, logits, hidden)
+    return logits[0]

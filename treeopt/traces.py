@@ -1,0 +1,129 @@
+"""The arrays of traces: one row for each decode position of the texts, one column for each head or level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.policy import STEP_SIZES
+
+MISS = 254  # the true token's rank is K or more
+NONE = 255  # there is no true token: the position is past the end of the text
+MAX_RANKS = 253  # the greatest K of a calibration
+TARGET_RANKS = 32  # candidates of each level whose target probability is traced
+
+Ranks = NDArray[np.uint8]
+_ROUNDING = 0.01  # of a sum of float16 numbers that is 1
+T = TypeVar("T", "StepTraces", "TargetTraces")
+
+
+@dataclass(frozen=True, eq=False)
+class StepTraces:
+    """Traces of per-step trees: one row for each position, as in `Calibration`.
+
+    Args:
+        node_rank: uint8 [P, H]; `node_rank[i, h-1]` is the index of the true path of h drafts among the nodes of
+            step i's tree, sorted by probability; the root has 0. `MISS` for larger indices than the traced ones,
+            `NONE` past the end of the text.
+        expected_tokens: float32 [P, len(STEP_SIZES)], estimated tokens of a step whose tree has that many nodes.
+        confidence: float16 [P, H], estimated probability of the token of rank 0.
+    """
+
+    node_rank: Ranks
+    expected_tokens: NDArray[np.float32]
+    confidence: NDArray[np.float16]
+
+    def rows(self, chosen: slice) -> StepTraces:
+        """The rows of these positions."""
+        return StepTraces(self.node_rank[chosen], self.expected_tokens[chosen], self.confidence[chosen])
+
+    @classmethod
+    def joined(cls, parts: Sequence[StepTraces]) -> StepTraces:
+        """The rows of all parts, in order."""
+        arrays = ([getattr(part, name) for part in parts] for name in ("node_rank", "expected_tokens", "confidence"))
+        return cls(*(np.concatenate(array) for array in arrays))
+
+    def fault(self, ranks: Ranks) -> str:
+        """What makes this no trace beside these ranks; empty where nothing does."""
+        shapes = {
+            "node_rank": ranks.shape,
+            "confidence": ranks.shape,
+            "expected_tokens": (len(ranks), len(STEP_SIZES)),
+        }
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape:
+                return f"{name} are {list(getattr(self, name).shape)}, not {list(shape)}"
+        if self.node_rank.dtype != np.uint8 or not np.array_equal(self.node_rank == NONE, ranks == NONE):
+            return "node_rank is not uint8 with NONE exactly past the end of a text"
+        if np.any(np.diff(self.node_rank.astype(np.int64), axis=1) < 0):
+            return "a path precedes its own prefix in a per-step tree"
+        if not (np.isfinite(self.expected_tokens).all() and np.isfinite(self.confidence).all()):
+            return "an estimate is not finite"
+        return ""
+
+
+@dataclass(frozen=True, eq=False)
+class TargetTraces:
+    """The target's probabilities of a drafter's candidates after the true tokens, for texts that were sampled from it.
+
+    With them the tokens of a step under sampling are a sum of probabilities, with the same mean as the count of
+    accepted drafts and a smaller variance (`treeopt.optimize.replay`).
+
+    Args:
+        probability: float16 [P, H, R]; `probability[i, h-1, r]` is the target's probability, after g[i+h-1], of the
+            candidate of rank r at level h; 0 where there is no such candidate, and past the end of the text.
+        places: uint8 [P, H, R], the index of that candidate among the nodes of step i's tree, as
+            `StepTraces.node_rank`; `MISS` where it is none of the traced ones. None without traces of per-step trees.
+    """
+
+    probability: NDArray[np.float16]
+    places: Ranks | None = None
+
+    @property
+    def ranks(self) -> int:
+        """R, the number of candidates of a level."""
+        return int(self.probability.shape[2])
+
+    def rows(self, chosen: slice | NDArray[np.int64]) -> TargetTraces:
+        """The rows of these positions."""
+        return TargetTraces(self.probability[chosen], None if self.places is None else self.places[chosen])
+
+    @classmethod
+    def joined(cls, parts: Sequence[TargetTraces]) -> TargetTraces:
+        """The rows of all parts, in order."""
+        places = [part.places for part in parts if part.places is not None]
+        assert len(places) in (0, len(parts))
+        probability = np.concatenate([part.probability for part in parts])
+        return cls(probability, np.concatenate(places) if places else None)
+
+    def fault(self, ranks: Ranks, steps: StepTraces | None) -> str:
+        """What makes this no trace beside these ranks and per-step trees; empty where nothing does."""
+        known = self.probability
+        if known.dtype != np.float16 or known.ndim != 3 or known.shape[:2] != ranks.shape or not known.shape[2]:
+            return f"target probabilities are {known.dtype} {list(known.shape)}, not float16 [P, H, R]"
+        total = known.sum(axis=2, dtype=np.float32)
+        if not ((known >= 0).all() and (total <= 1 + _ROUNDING).all()):  # NaN is neither
+            return "target probabilities are not from 0 to 1 in sum"
+        if total[ranks == NONE].any():
+            return "there are target probabilities past the end of a text"
+        if (self.places is None) != (steps is None):
+            return "places of candidates and traces of per-step trees belong together"
+        if self.places is None or steps is None:
+            return ""
+        if self.places.dtype != np.uint8 or self.places.shape != known.shape:
+            return f"places are {self.places.dtype} {list(self.places.shape)}, not uint8 {list(known.shape)}"
+        row, level = np.nonzero(ranks < self.ranks)
+        if not np.array_equal(self.places[row, level, ranks[row, level]], steps.node_rank[row, level]):
+            return "places of the true tokens are not those of their nodes"
+        return ""
+
+
+def joined(parts: Sequence[T | None]) -> T | None:
+    """The rows of all parts; None where no part has traces."""
+    known = [part for part in parts if part is not None]
+    assert len(known) in (0, len(parts))
+    return known[0].joined(known) if known else None
