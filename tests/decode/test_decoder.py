@@ -22,7 +22,7 @@ from treeopt.drafting.heads import HeadsSession
 from treeopt.drafting.interface import Drafts
 from treeopt.drafting.trace import Traced
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.validate import predict
+from treeopt.evaluate.inputs import predict
 from treeopt.models.base import Base, load_base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import load_heads

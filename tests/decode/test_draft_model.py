@@ -22,7 +22,7 @@ from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.kernel_rows import KernelRows
 from treeopt.drafting.learn import Learning, learn
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.validate import predict
+from treeopt.evaluate.inputs import predict
 from treeopt.models.base import Base
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.answers import AnswerOptions

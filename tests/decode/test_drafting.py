@@ -23,7 +23,8 @@ from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.kernel_session import KernelSession
 from treeopt.drafting.plans import TreeSource, check_plan, trees_for
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.validate import predict, trace, validate
+from treeopt.evaluate.inputs import predict, trace
+from treeopt.evaluate.validate import validate
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.replay import replay

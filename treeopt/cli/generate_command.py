@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.acceptance_options import GREEDY, REJECTION, SAMPLE, TYPICAL, acceptance_options, acceptance_rule
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import load_draft_model
 from treeopt.cli.early_checks import check_belongs
-from treeopt.cli.numbers import SEED, FiniteRange, Temperature
 from treeopt.cli.options import load_models, model_options, text_options
 from treeopt.cli.plan_options import ChosenPlan, chosen_plan, load_for_plan, plan_options
 from treeopt.cli.terminal import printable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Of alternating steps. Foreground and background are both set, so that they are readable on any terminal.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
 _STDIN = "-"
-_REJECTION = "rejection"
+_RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
 
 
 @command("generate")
@@ -37,22 +37,12 @@ _REJECTION = "rejection"
 @functools.partial(model_options, dtype="auto")
 @text_options
 @plan_options
-@click.option(
-    "--acceptance",
-    type=click.Choice(["greedy", "sample", "typical", "rejection"]),
-    default="greedy",
-    show_default=True,
-    help="rejection: speculative sampling, of a chain that is drawn from --draft.",
+@functools.partial(
+    acceptance_options, rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft."
 )
-@click.option("--temperature", type=Temperature(), help="[default: 1 for sample and rejection, 0.7 for typical]")
-@click.option("--top-k", type=click.IntRange(min=0), default=0, show_default=True, help="Of sampling; 0 is all tokens.")
-@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of sampling.")
-@click.option("--seed", type=SEED, help="Of sampling.")
 @click.option(
     "--nodes", type=click.IntRange(2, MAX_DEPTH + 1), help="For rejection: the root and the chain [default: 5]."
 )
-@click.option("--epsilon", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.09].")
-@click.option("--delta", type=FiniteRange(0, 1, min_open=True), help="For typical [default: 0.3].")
 def run(console: Console, prompt: str | None, **options: Any) -> None:
     """Continue PROMPT with a tree; `-`, or no PROMPT and a pipe, reads it from standard input.
 
@@ -66,8 +56,8 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     The last line on standard error gives tokens per step (all tokens / all steps) and speed.
     """
     text = _prompt(prompt)
-    rule = _rule(options)
-    drawn = options["acceptance"] == _REJECTION
+    rule = acceptance_rule(options, rules=_RULES)
+    drawn = options["acceptance"] == REJECTION
     _check_drawn(options, drawn)
     chosen = None if drawn else chosen_plan(options)
     from treeopt.decode.stream import stream_text, whole_text
@@ -104,12 +94,12 @@ command = run
 
 def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:
     """Check the options that belong to drafts that are drawn, or do not."""
-    check_belongs(("nodes",), f"--acceptance {_REJECTION}", drawn)
+    check_belongs(("nodes",), f"--acceptance {REJECTION}", drawn)
     if drawn and options["draft"] is None:
-        raise click.UsageError(f"--acceptance {_REJECTION} needs --draft, a smaller model with the same tokenizer")
+        raise click.UsageError(f"--acceptance {REJECTION} needs --draft, a smaller model with the same tokenizer")
     others = [name for name in ("tree", "drafter", "heads") if options[name] is not None]
     if drawn and others:
-        raise click.UsageError(f"--acceptance {_REJECTION} draws its drafts from --draft: leave out --{others[0]}")
+        raise click.UsageError(f"--acceptance {REJECTION} draws its drafts from --draft: leave out --{others[0]}")
 
 
 def _decoder(console: Console, options: Mapping[str, Any], chosen: ChosenPlan, rule: Rule) -> TreeDecoder:
@@ -166,30 +156,6 @@ def _footer(console: Console, measured: Mapping[str, Any], *, lossy: bool) -> No
         f"(first token after {measured['prefill_seconds'] * 1e3:.0f} ms, not included)"
         + ("  LOSSY: typical acceptance" if lossy else "")
     )
-
-
-def _rule(options: dict[str, Any]) -> Rule:
-    """The acceptance rule of the options; an option of another rule is a usage error."""
-    from treeopt.decode.rules import Greedy, Sample, Typical
-
-    sampling = ("temperature", "top_k", "top_p", "seed")
-    named = {"sample": sampling, "typical": ("temperature", "epsilon", "delta"), _REJECTION: sampling}
-    names = named.get(options["acceptance"], ())
-    empty = {"top_k": 0, "top_p": 1.0}
-    for name in {name for others in named.values() for name in others}.difference(names):
-        if options[name] != empty.get(name):
-            rules = " and ".join(rule for rule, others in named.items() if name in others)
-            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --acceptance {rules}")
-    given = {name: options[name] for name in names if options[name] is not None}
-    made: dict[str, Callable[..., Rule]] = {"greedy": Greedy, "sample": Sample, "typical": Typical}
-    if options["acceptance"] == _REJECTION:
-        from treeopt.decode.rejection import Rejection
-
-        made[_REJECTION] = Rejection
-    try:
-        return made[options["acceptance"]](**given)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _prompt(given: str | None) -> str:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.acceptance_options import GREEDY, SAMPLE, TYPICAL, acceptance_options, acceptance_rule
 from treeopt.cli.console import Console, command
+from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import chosen_prompts, model_options, prompt_options
-from treeopt.cli.plan_options import chosen_plan, load_for_plan, plan_options
+from treeopt.cli.plan_options import LoadedPlan, chosen_plan, load_for_plan, plan_options
 from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
+from treeopt.cli.validate_rules_report import report_sample, report_typical
 from treeopt.policy import Plan, TreePolicy
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.validation import Validation
+    from treeopt.evaluate.validation import Measured, Validation
+    from treeopt.texts.encode import Skipped
+
+_RULES = (GREEDY, SAMPLE, TYPICAL)
+_BATCHES = "texts of a batch share the largest size that is best for one of them, the prediction takes each alone"
 
 
 @command("validate")
@@ -32,6 +40,10 @@ if TYPE_CHECKING:
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
 )
+@functools.partial(
+    acceptance_options, rules=_RULES, what="sample and typical: what is validated differs, see the command's help."
+)
+@click.option("--draws", type=click.IntRange(min=0), help="For sample: texts of a test, 0 for none [default: 1000].")
 @click.option("--judge", type=click.IntRange(min=0), help="Differing texts judged in float64, 0 for none [default: 5].")
 @click.option("--min-tokens-per-step", type=FiniteRange(min=0), help="Minimum; exit status 6 below it.")
 @click.option("--min-speedup", type=FiniteRange(min=0), help="Minimum for the median repeat; exit status 6 below it.")
@@ -51,44 +63,41 @@ def run(console: Console, **options: Any) -> None:
 
     Prompts with `turns` (MT-bench, Spec-Bench) are decoded turn by turn, each after the model's answer; without a chat
     template the turns are joined by newlines. Metrics are printed for each turn and each `category`.
+
+    --acceptance sample decodes every prompt --repeats times, each with draws of its own, which depend on --seed. Texts
+    are not compared token for token. Lossless means: the first tokens after the four shortest prompts, --draws times
+    each, have the distribution of the base and of stock `generate` (chi-square tests; exit status 5 where a p-value
+    times the number of tests is below 1e-4). Predicted and measured tokens per step are printed with their standard
+    errors, clustered by prompt.
+
+    --acceptance typical is lossy. Its texts are compared with greedy and sampled texts: mean log-likelihood under the
+    base, distinct n-grams, agreement with the greedy texts.
     """
     source = chosen_prompts(options)
+    settings = _settings(options)
     chosen = chosen_plan(options)
-    from treeopt.evaluate.advice import advice
     from treeopt.evaluate.validate import validate
-    from treeopt.evaluate.validation import JUDGED
     from treeopt.texts.encode import encode_prompts, joins_turns
     from treeopt.texts.prompts import load_prompts
 
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
     used = load_for_plan(console, options, chosen)
-    base, tree = used.base, used.plan
-    settings = {name: options[name] for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
     template = options["chat_template"]
-    encoded = encode_prompts(base, prompts, options["max_new_tokens"], chat_template=template)
-    if joins_turns(base, encoded.texts, chat_template=template):
+    encoded = encode_prompts(used.base, prompts, options["max_new_tokens"], chat_template=template)
+    if joins_turns(used.base, encoded.texts, chat_template=template):
         console.note("no chat template: each turn follows the answer before it on a new line")
     with console.progress("validate") as progress:
         found = validate(
-            base,
+            used.base,
             used.heads,
-            tree,
+            used.plan,
             encoded.texts,
             drafter=used.drafter,
             draft=used.draft,
-            judge=0,
             progress=progress,
             **settings,
         )
-    report_metrics(console, found, encoded.skipped)
-    found = found.judged(base, JUDGED if options["judge"] is None else options["judge"])
-    report_differences(console, found, base.tokenizer, encoded.skipped)
-    for warning in advice(found):
-        console.warn(f"warning: {warning}")
-    if found.failures:
-        raise differences_error(found, base.tokenizer)
-    if found.prediction_misses:
-        _warn_prediction(console, found, tree)
+    _report(console, found, used, encoded.skipped, options["judge"])
     below = threshold_error(found, options["min_tokens_per_step"], options["min_speedup"])
     if below is not None:
         raise below
@@ -97,14 +106,69 @@ def run(console: Console, **options: Any) -> None:
 command = run
 
 
-def _warn_prediction(console: Console, found: Validation, tree: Plan) -> None:
+def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `validate`; nothing is judged yet."""
+    name = options["acceptance"]
+    check_belongs(("judge",), f"--acceptance {GREEDY}", name == GREEDY)
+    check_belongs(("draws",), f"--acceptance {SAMPLE}", name == SAMPLE)
+    if options["temperature"] == 0:
+        raise click.UsageError("--temperature 0 is greedy decoding, which is the default: leave out --acceptance")
+    settings = {name: options[name] for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
+    settings |= {"judge": 0, "acceptance": acceptance_rule(options, rules=_RULES)}
+    return settings if options["draws"] is None else {**settings, "draws": options["draws"]}
+
+
+def _report(console: Console, found: Measured, used: LoadedPlan, skipped: Sequence[Skipped], judge: int | None) -> None:
+    """Print what was found under the rule; raise E501 where it is not lossless and should be."""
+    from treeopt.evaluate.validate_sample import SampleValidation
+    from treeopt.evaluate.validate_typical import TypicalValidation
+    from treeopt.evaluate.validation import Validation
+
+    if isinstance(found, SampleValidation):
+        report_sample(console, found, skipped)
+        _warn_batches(console, found, used.plan)
+    elif isinstance(found, TypicalValidation):
+        report_typical(console, found, skipped)
+        _warn_prediction(console, found, len(found.prediction_misses), used.plan)
+    else:
+        assert isinstance(found, Validation)
+        _report_greedy(console, found, used, skipped, judge)
+
+
+def _report_greedy(
+    console: Console, found: Validation, used: LoadedPlan, skipped: Sequence[Skipped], judge: int | None
+) -> None:
+    from treeopt.evaluate.advice import advice
+    from treeopt.evaluate.validation import JUDGED
+
+    report_metrics(console, found, skipped)
+    found = found.judged(used.base, JUDGED if judge is None else judge)
+    report_differences(console, found, used.base.tokenizer, skipped)
+    for warning in advice(found):
+        console.warn(f"warning: {warning}")
+    if found.failures:
+        raise differences_error(found, used.base.tokenizer)
+    _warn_prediction(console, found, len(found.prediction_misses), used.plan)
+
+
+def _warn_prediction(console: Console, found: Measured, misses: int, tree: Plan) -> None:
     """Warn of texts whose number of steps was not predicted, with the reason."""
-    # Replay takes each text alone; in a batch all rows take the largest size that is best for one of them.
-    shared = isinstance(tree, TreePolicy) and len(tree.sizes) > 1 and found.batch_size > 1
+    if not misses:
+        return
     reason = (
-        "texts of a batch share the largest size that is best for one of them, the prediction takes each alone"
-        if shared
-        else "two candidates of nearly equal logits changed ranks by rounding, or there is a bug"
+        _BATCHES
+        if _shared(found, tree)
+        else ("two candidates of nearly equal logits changed ranks by rounding, or there is a bug")
     )
-    count = len(found.prediction_misses)
-    console.warn(f"warning: {count} texts took another number of steps than predicted: {reason}")
+    console.warn(f"warning: {misses} texts took another number of steps than predicted: {reason}")
+
+
+def _warn_batches(console: Console, found: Measured, tree: Plan) -> None:
+    """Warn where the prediction under sampling is of other tree sizes than those that were decoded."""
+    if _shared(found, tree):
+        console.warn(f"warning: the predicted tokens per step are too low: {_BATCHES}")
+
+
+def _shared(found: Measured, tree: Plan) -> bool:
+    """Whether the texts of a batch share the size of a step's tree; replay takes each text alone."""
+    return isinstance(tree, TreePolicy) and len(tree.sizes) > 1 and found.batch_size > 1

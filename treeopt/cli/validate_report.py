@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treeopt.decode.draft_metrics import DraftMetrics
     from treeopt.evaluate.divergence import Difference
     from treeopt.evaluate.metrics import Metrics, Spread
-    from treeopt.evaluate.validation import Validation
+    from treeopt.evaluate.validation import Measured, Validation
     from treeopt.texts.encode import Skipped
 
 _SHOWN = 5
@@ -26,8 +26,8 @@ _NAMES = {"generate": "stock generate"}  # printed in place of a baseline's name
 def report_metrics(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
     """Print the metrics, before differing texts are judged, which may take long."""
     _say_tokens(console, found)
-    _say_speed(console, found)
-    _say_depths(console, found)
+    say_speed(console, found)
+    say_depths(console, found, found.predicted.acceptance_by_depth().tolist())
     _say_parts(console, found)
     say_skipped(console, [*skipped, *found.skipped])
 
@@ -63,7 +63,7 @@ def _say_tolerated(console: Console, found: Validation, tokenizer: PreTrainedTok
         console.note(_listed(tolerated, tokenizer))
 
 
-def threshold_error(found: Validation, tokens_per_step: float | None, speedup: float | None) -> TreeoptError | None:
+def threshold_error(found: Measured, tokens_per_step: float | None, speedup: float | None) -> TreeoptError | None:
     """E505 where a metric is below its minimum; None where none is."""
     faults, options = [], []
     if tokens_per_step is not None and found.tokens_per_step < tokens_per_step:
@@ -105,7 +105,12 @@ def _say_tokens(console: Console, found: Validation) -> None:
         f"{comparable - len(found.prediction_misses)}/{comparable} texts"
     )
     console.say(f"                {shown} expected by the calibration")
-    drafts = _draft_metrics(found.metrics)
+    say_drafts(console, found.metrics)
+
+
+def say_drafts(console: Console, metrics: Metrics) -> None:
+    """Print how many drafts the tree verified and accepted."""
+    drafts = draft_metrics(metrics)
     rate = "" if drafts.draft_acceptance_rate is None else f" ({drafts.draft_acceptance_rate:.1%})"
     console.say(
         f"drafts          {drafts.num_draft_tokens} verified in {drafts.num_drafts} steps, "
@@ -113,7 +118,8 @@ def _say_tokens(console: Console, found: Validation) -> None:
     )
 
 
-def _say_speed(console: Console, found: Validation) -> None:
+def say_speed(console: Console, found: Measured) -> None:
+    """Print the table of all baselines, overhead and speedup."""
     metrics = found.metrics
     rows = [
         [
@@ -135,8 +141,8 @@ def _say_speed(console: Console, found: Validation) -> None:
         console.say(f"{name} was left out: {why}")
 
 
-def _say_depths(console: Console, found: Validation) -> None:
-    predicted = found.predicted.acceptance_by_depth().tolist()
+def say_depths(console: Console, found: Measured, predicted: Sequence[float]) -> None:
+    """Print the share of steps that accepted d drafts or more, measured and predicted."""
     rows = [
         [str(depth), f"{measured:.1%}", f"{replayed:.1%}"]
         for depth, (measured, replayed) in enumerate(zip(found.measured_by_depth, predicted, strict=True), start=1)
@@ -211,7 +217,7 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
         "tokens_per_step": found.tokens_per_step,
         "predicted_tokens_per_step": metrics.predicted_tokens_per_step,
         "expected_tokens_per_step": found.expected_tokens_per_step,
-        **_draft_metrics(metrics).as_dict(),
+        **draft_metrics(metrics).as_dict(),
         "predicted_acceptance_histogram": list(predicted_histogram(found.predicted)),
         "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
         "acceptance_by_depth": {
@@ -221,7 +227,7 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
         "smaller_trees": {str(nodes): tau for nodes, tau in found.smaller.items()},
         "repeats": metrics.repeats,
         "batch_size": found.batch_size,
-        **_speeds(found),
+        **speeds(found),
         "by_category": {name: _part(part) for name, part in metrics.by_category.items()},
         "by_turn": {str(turn): _part(part) for turn, part in metrics.by_turn.items()},
         "left_out": dict(found.left_out),
@@ -229,7 +235,7 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
     }
 
 
-def _speeds(found: Validation) -> dict[str, Any]:
+def speeds(found: Measured) -> dict[str, Any]:
     """The timed part of the JSON report, by baseline: medians, and quartiles over the repeats."""
     metrics = found.metrics
     keys = {name.replace(" ", "_"): name for name in metrics.baselines}
@@ -258,13 +264,13 @@ def _part(part: Metrics) -> dict[str, Any]:
         "steps": part.steps,
         "tokens_per_step": part.tokens_per_step(),
         "predicted_tokens_per_step": part.predicted_tokens_per_step,
-        **_draft_metrics(part).as_dict(),
+        **draft_metrics(part).as_dict(),
         "overhead": _median(part.overhead),
         "speedup": _median(part.speedup()),
     }
 
 
-def _draft_metrics(part: Metrics) -> DraftMetrics:
+def draft_metrics(part: Metrics) -> DraftMetrics:
     """Those of the tree, which our decoder always reports."""
     drafts = part.draft_metrics()
     assert drafts is not None

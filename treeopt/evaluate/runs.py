@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from treeopt.decode.rules import Greedy
 from treeopt.evaluate.baselines import GENERATE, STOCK, Baseline, Run, warm_up
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.models.base import Base
@@ -52,6 +53,7 @@ def decode_all(
         [text.prompt for text in prompts[: options.batch_size]],
         min(_WARM_UP_TOKENS, options.max_new_tokens),
     )
+    exact = isinstance(options.acceptance, Greedy)  # other rules give other texts
     done: list[tuple[Text, RunsByName]] = []
     skipped: list[Skipped] = []
     rounds = differing = 0
@@ -67,7 +69,7 @@ def decode_all(
             ]
             done += zip(texts, runs, strict=True)
             differing += sum(_differs(text, by_name) for text, by_name in zip(texts, runs, strict=True))
-            progress(len(done), total, f"texts that differ: {differing}")
+            progress(len(done), total, f"texts that differ: {differing}" if exact else "")
             following = [
                 next_turn(base, text, options.max_new_tokens, chat_template=options.chat_template) for text in texts
             ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 
+from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.errors import check_counts
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, TREE
 from treeopt.evaluate.divergence import Cause, Difference, Judge, tolerated
@@ -16,6 +17,7 @@ from treeopt.models.given import GivenModel
 from treeopt.optimize.replay import Replay
 from treeopt.texts.encode import Skipped, Text
 
+DRAWS = 1000  # texts drawn of each prompt for the test of their distribution, by each decoder
 JUDGED = 5  # differing texts judged by default: each takes a float64 forward of the model on the CPU
 _OURS = (AUTOREGRESSIVE, TREE)  # decoders that must give the text of stock generate; prompt lookup is not ours
 
@@ -31,9 +33,12 @@ class ValidateOptions:
         chat_template: apply the tokenizer's chat template to requests, where it has one.
         judge: number of differing texts to judge, as in `Validation.judged`; 0 judges none.
         draft: the draft model of the drafter, in any form that models have; None where it has none.
+        acceptance: `Greedy()`, `Sample(...)` or `Typical(...)`.
+        draws: under `Sample`, texts drawn of each prompt whose distribution is tested; 0 tests none.
 
     Raises:
-        ValueError: where a number is not whole or out of range.
+        TypeError: where the rule is another one.
+        ValueError: where a number is not whole or out of range, or the temperature of the rule is 0.
     """
 
     max_new_tokens: int = 128
@@ -42,22 +47,27 @@ class ValidateOptions:
     chat_template: bool = True
     judge: int = JUDGED
     draft: GivenModel | None = None
+    acceptance: Rule = field(default_factory=Greedy)
+    draws: int = DRAWS
 
     def __post_init__(self) -> None:
         check_counts(max_new_tokens=self.max_new_tokens, repeats=self.repeats, batch_size=self.batch_size)
-        if not isinstance(self.judge, Integral) or isinstance(self.judge, bool) or self.judge < 0:
-            raise ValueError(f"judge {self.judge!r}: it is not a whole number from 0")
+        for name, value in (("judge", self.judge), ("draws", self.draws)):
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{name} {value!r}: it is not a whole number from 0")
+        if not isinstance(self.acceptance, (Greedy, Sample, Typical)):
+            kind = type(self.acceptance).__name__
+            raise TypeError(f"acceptance is Greedy(), Sample(...) or Typical(...), not an object of type {kind}")
+        if isinstance(self.acceptance, (Sample, Typical)) and self.acceptance.temperature == 0:
+            raise ValueError("temperature 0 is greedy decoding: validate it as Greedy()")
 
 
 @dataclass(frozen=True)
-class Validation:
-    """The results of a validation.
+class Measured:
+    """What the validations of all rules have in common.
 
     Args:
         metrics: tokens per step and speed of all texts.
-        differences: every text that is not that of stock generate, those of prompt lookup included; `judged` finds
-            their causes.
-        predicted: replay over the texts of stock generate.
         measured_by_depth: share of steps that accepted d drafts or more, d = 1 .. D.
         expected_tokens_per_step: from the tree file; None where it has none.
         nodes: N of the tree; the maximum for a tree chosen per step.
@@ -70,8 +80,6 @@ class Validation:
     """
 
     metrics: Metrics
-    differences: tuple[Difference, ...]
-    predicted: Replay
     measured_by_depth: tuple[float, ...]
     expected_tokens_per_step: float | None
     nodes: int
@@ -81,6 +89,37 @@ class Validation:
     batch_size: int
     made_by: dict[str, str]
     texts: tuple[Text, ...]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """tau: all tokens / all steps."""
+        return self.metrics.tokens_per_step()
+
+    @property
+    def overhead(self) -> float | None:
+        """Seconds of a tree step / seconds of an autoregressive step; the median repeat, None where not timed."""
+        spread = self.metrics.overhead
+        return None if spread is None else spread.median
+
+    @property
+    def speedup(self) -> float | None:
+        """tau / overhead: tokens per second of the tree / of autoregressive decoding; median, None where not timed."""
+        spread = self.metrics.speedup()
+        return None if spread is None else spread.median
+
+
+@dataclass(frozen=True)
+class Validation(Measured):
+    """The results of a validation under greedy acceptance.
+
+    Args:
+        differences: every text that is not that of stock generate, those of prompt lookup included; `judged` finds
+            their causes.
+        predicted: replay over the texts of stock generate.
+    """
+
+    differences: tuple[Difference, ...]
+    predicted: Replay
 
     @property
     def lossless(self) -> bool:
@@ -133,20 +172,3 @@ class Validation:
     def prediction_misses(self) -> tuple[Trial, ...]:
         """Texts equal to those of stock generate, whose number of steps was not predicted."""
         return tuple(one for one in self.metrics.trials if one.same and one.steps != one.predicted_steps)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """tau: all tokens / all steps."""
-        return self.metrics.tokens_per_step()
-
-    @property
-    def overhead(self) -> float | None:
-        """Seconds of a tree step / seconds of an autoregressive step; the median repeat, None where not timed."""
-        spread = self.metrics.overhead
-        return None if spread is None else spread.median
-
-    @property
-    def speedup(self) -> float | None:
-        """tau / overhead: tokens per second of the tree / of autoregressive decoding; median, None where not timed."""
-        spread = self.metrics.speedup()
-        return None if spread is None else spread.median

@@ -114,7 +114,15 @@ class Base:
         return fingerprint(self.model)
 
     def generate(
-        self, ids: Tensor, mask: Tensor, max_new_tokens: int, *, temperature: float = 0.0, **options: Any
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        **options: Any,
     ) -> Tensor:
         """Stock `generate` with no logits processors but those in `options`, ended by the end of text alone.
 
@@ -125,16 +133,17 @@ class Base:
             ids: int64 [B, T], padded on the left.
             mask: int64 [B, T], 0 at the padding.
             max_new_tokens: maximum number of new tokens.
-            temperature: 0 is greedy; above 0, tokens are sampled from the whole distribution.
+            temperature: 0 is greedy; above 0, tokens are sampled.
+            top_k: number of the likeliest tokens that are sampled from; 0 is all.
+            top_p: probability of the likeliest tokens that are sampled from; 1 is all.
             options: of `generate`, such as stopping criteria. A `logits_processor` is called with the model's logits
                 in float32, before they are divided by the temperature.
 
         Returns:
             int64 [B, T + new].
         """
-        sampling = (
-            {"do_sample": True, "temperature": float(temperature), "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
-        )
+        sampling = {"do_sample": True, "temperature": float(temperature), "top_k": top_k, "top_p": top_p}
+        sampling = sampling if temperature > 0 else {}
         eos = list(self.eos_ids) or None
         config = GenerationConfig(max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=self.pad_id, **sampling)
         before = self.model.generation_config

@@ -1,0 +1,80 @@
+"""Measures of texts that need no judge: likelihood under the base, distinct n-grams, agreement with greedy texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from treeopt.models.base import Base
+from treeopt.texts.encode import Text
+
+Tokens = Sequence[int]
+_LENGTHS = (1, 2, 3)  # of the n-grams
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The measures of texts of one decoder.
+
+    Args:
+        log_likelihood: mean over all tokens of log p(token) in nats, p the base's distribution at temperature 1.
+        distinct: distinct-1, distinct-2 and distinct-3.
+        agreement: with the greedy texts of the same prompts.
+    """
+
+    log_likelihood: float
+    distinct: tuple[float, ...]
+    agreement: float
+
+
+def quality(base: Base, texts: Sequence[Text], greedy: Sequence[Text]) -> Quality:
+    """The measures of texts, beside the greedy texts of the same prompts."""
+    answers = [text.answer for text in texts]
+    return Quality(
+        log_likelihood(base, texts),
+        tuple(distinct(answers, n) for n in _LENGTHS),
+        agreement(answers, [text.answer for text in greedy]),
+    )
+
+
+@torch.inference_mode()
+def log_likelihood(base: Base, texts: Sequence[Text]) -> float:
+    """Mean of log p(token) over all tokens of all answers, in nats: sum of logs / number of tokens.
+
+    p is the base's distribution at temperature 1 after the prompt and the tokens before, from one teacher-forced pass a
+    text.
+    """
+    total, count = 0.0, 0
+    for text in texts:
+        ids = torch.tensor([[*text.prompt, *text.answer]], device=base.device)
+        size = len(text.answer)
+        logits = base.forward(ids, use_cache=False, logits_to_keep=size + 1)[0][0, :-1]  # [G, V]
+        logs = logits.double().log_softmax(-1).gather(1, ids[0, -size:, None])
+        total, count = total + float(logs.sum()), count + size
+    return total / count
+
+
+def distinct(answers: Sequence[Tokens], n: int) -> float:
+    """Distinct n-grams of all texts / n-grams of all texts, 0 where there are none; n-grams do not cross texts.
+
+    Source: Li et al. 2016 (arXiv:1510.03055), who divide by the number of tokens.
+    """
+    found = [tuple(answer[i : i + n]) for answer in answers for i in range(len(answer) - n + 1)]
+    return len(set(found)) / len(found) if found else 0.0
+
+
+def agreement(answers: Sequence[Tokens], greedy: Sequence[Tokens]) -> float:
+    """Tokens before the first difference to the greedy text / tokens of the longer text of the two, both summed.
+
+    It is 1 exactly where all texts are the greedy ones.
+    """
+    pairs = list(zip(answers, greedy, strict=True))
+    return sum(_common(one, other) for one, other in pairs) / sum(max(len(one), len(other)) for one, other in pairs)
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """The number of tokens before the first difference."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)

@@ -1,0 +1,80 @@
+"""Validate typical acceptance, which is lossy: the quality of its texts, and the predicted tokens per step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.rules import Typical
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, with_decoder, with_generate
+from treeopt.evaluate.inputs import Inputs, parts, trials
+from treeopt.evaluate.metrics import Trial
+from treeopt.evaluate.quality import Quality, quality
+from treeopt.evaluate.runs import decode_all
+from treeopt.evaluate.seeds import seeded
+from treeopt.evaluate.typical_replay import typical_replay
+from treeopt.evaluate.validation import Measured
+from treeopt.optimize.replay import Replay
+from treeopt.progress import Progress
+from treeopt.tree import Tree
+
+SAMPLED = "sampled generate"  # stock generate, sampling at the temperature of the rule
+SEED = 0  # of it
+
+
+@dataclass(frozen=True)
+class TypicalValidation(Measured):
+    """The results of a validation under typical acceptance.
+
+    Args:
+        rule: temperature, epsilon and delta.
+        predicted: replay over the texts that the tree decoded.
+        quality: of the texts, by the name of their baseline: greedy (stock generate), sampled, and typical (the tree).
+    """
+
+    rule: Typical
+    predicted: Replay
+    quality: Mapping[str, Quality]
+
+    @property
+    def prediction_misses(self) -> tuple[Trial, ...]:
+        """Texts whose number of steps was not predicted."""
+        return tuple(one for one in self.metrics.trials if one.steps != one.predicted_steps)
+
+
+def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> TypicalValidation:
+    """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps."""
+    base, options = inputs.base, inputs.options
+    baselines = {
+        GENERATE: with_generate(base),
+        SAMPLED: seeded(base, with_generate(base, temperature=rule.temperature), SEED, SAMPLED),
+        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
+        TREE: with_decoder(inputs.decoder(rule)),
+    }
+    runs = decode_all(baselines, base, inputs.texts, options, progress)
+    texts = {
+        name: [
+            dataclasses.replace(text, answer=by_name[name][0].tokens)
+            for text, by_name in zip(runs.texts, runs.by_text, strict=True)
+        ]
+        for name in (GENERATE, SAMPLED, TREE)
+    }
+    traced = inputs.traced(texts[TREE], lambda logits: logits.float() / rule.temperature)
+    traces = inputs.record(texts[TREE], traced)
+    entropy = np.concatenate([one.entropy for one in traced if one.entropy is not None])
+    predicted = typical_replay(inputs.tree, traces, entropy, rule)
+    smaller = {
+        nodes: typical_replay(part, traces, entropy, rule).tokens_per_step
+        for nodes, part in parts(inputs.tree, traces).items()
+    }
+    metrics = trials(runs, predicted.steps_by_sequence().tolist())
+    return TypicalValidation(
+        **inputs.measured(runs, metrics, predicted.depth, smaller),
+        rule=rule,
+        predicted=predicted,
+        quality={name: quality(base, found, texts[GENERATE]) for name, found in texts.items()},
+    )
