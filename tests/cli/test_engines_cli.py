@@ -152,6 +152,7 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
     treeopt("build", "--nodes", "20", *MEDUSA_METHOD, "-o", "free.yaml")
     said = treeopt("build", "--nodes", "20", *MEDUSA_METHOD, "--for", engine, "-o", "kept.yaml")
     assert f"limits of {engine}: " in said.stdout
+    assert load_tree("kept.yaml").source["method"]["engine"] == engine
     treeopt("export", "kept.yaml", "--to", engine)
     if engine in ("sequoia", "nxdi-eagle", "eagle"):
         treeopt("export", "free.yaml", "--to", engine, status=3)

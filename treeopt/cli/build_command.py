@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.calibration import Calibration
 from treeopt.cli.build_auto import run_auto
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
@@ -22,13 +23,16 @@ from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.marks import TREE
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
-from treeopt.optimize.build_job import Built, Job
+from treeopt.optimize.build_job import Built, Job, run_job
 from treeopt.optimize.held_out import Judgement
 from treeopt.optimize.intervals import texts_to_halve
 from treeopt.optimize.methods import VALUES, WEIGHTS
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
 from treeopt.policy import STEP_SIZES
-from treeopt.progress import late
+from treeopt.progress import Progress, late
+
+if TYPE_CHECKING:
+    from treeopt.export.build_for import Constrained
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -138,20 +142,29 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     job = _job(options, len(files))
     calibrations = [load_calibration(file) for file in files]
     warn_other_heads(console, calibrations[0], job.profile)
-    from treeopt.export.build_for import build_for
-
     with console.progress("build") as progress:
-        constrained = build_for(calibrations, job, progress=late(progress))
-    built = constrained.built
+        built, constrained = _build(calibrations, job, late(progress))
     save_tree(built.tree, options["output"])
     # The texts held out are read only after the file is written, so nothing can be fitted to them.
     judgement = built.judgement()
     _report(console, built, options["output"])
     _report_choice(console, built)
-    report_limits(console, constrained, job.engine)
+    if constrained is not None:
+        report_limits(console, constrained, job.engine)
     _report_tasks(console, built, files)
     _report_judgement(console, judgement, _medusa(built))
-    console.result(_as_dict(built, judgement, options["output"]) | limits_as_dict(constrained, job.engine))
+    limits = {} if constrained is None else {"limits": limits_as_dict(constrained, job.engine)}
+    console.result(_as_dict(built, judgement, options["output"]) | limits)
+
+
+def _build(calibrations: list[Calibration], job: Job, progress: Progress) -> tuple[Built, Constrained | None]:
+    """The tree of a job; under limits for an engine, with what they cost."""
+    if not job.constrained:
+        return run_job(calibrations, job, progress=progress), None
+    from treeopt.export.build_for import build_for
+
+    constrained = build_for(calibrations, job, progress=progress)
+    return constrained.built, constrained
 
 
 def _job(options: dict[str, Any], tasks: int) -> Job:

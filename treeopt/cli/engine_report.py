@@ -45,18 +45,19 @@ def report_limits(console: Console, constrained: Constrained, engine: str) -> No
             f"limits{f' of {engine}' if engine else ''}: {gain.second:.3f} tokens per step, {gain.first:.3f} without "
             f"them ({texts}): {gain_text(gain)}"
         )
-    elif engine and constrained.built.mixed is not None:
+    else:
         console.say("what the limits cost is printed for one --calibration")
     warn_findings(console, constrained.findings)
 
 
 def limits_as_dict(constrained: Constrained, engine: str) -> dict[str, Any]:
-    """What the limits of a build cost, with the keys of `--json`; empty where there are none."""
-    if constrained.gain is None and not engine:
-        return {}
-    loss = None if constrained.gain is None else gain_as_dict(constrained.gain)
-    limits = {"engine": engine or None, "loss": loss, "cross_validated": constrained.cross_validated}
-    return {"limits": {**limits, "findings": findings_as_list(constrained.findings)}}
+    """What the limits of a build cost, with the keys of `--json`."""
+    return {
+        "engine": engine or None,
+        "loss": None if constrained.gain is None else gain_as_dict(constrained.gain),
+        "cross_validated": constrained.cross_validated,
+        "findings": findings_as_list(constrained.findings),
+    }
 
 
 def gain_text(gain: Gain) -> str:

@@ -23,8 +23,7 @@ class Constrained:
 
     Args:
         built: the tree.
-        gain: from the tree without the limits to this tree, in tokens per step; None for a job without such limits, and
-            for several tasks.
+        gain: from the tree without the limits to this tree, in tokens per step; None for several tasks.
         cross_validated: whether `gain` is from texts left out of the fit; else it is from the fitted texts.
         findings: rules of the engine that the tree still breaks.
     """
@@ -36,7 +35,7 @@ class Constrained:
 
 
 def build_for(calibrations: Sequence[Calibration], job: Job, *, progress: Progress = silent) -> Constrained:
-    """Build the tree of a job and, where the job limits it for an engine, the tree without these limits too.
+    """Build the tree of a job that has limits for an engine, and the tree of the same size without them.
 
     EAGLE-1 misreads some trees of three levels and more (`draft-rows`). For it the tree is built again with one level
     less until it is read rightly.
@@ -50,7 +49,7 @@ def build_for(calibrations: Sequence[Calibration], job: Job, *, progress: Progre
         flatter = dataclasses.replace(job, max_depth=built.tree.depth - 1)
         built = run_job(calibrations, flatter, progress=progress)
         findings = lint_tree(built.tree, job.engine)
-    if not job.constrained or len(calibrations) > 1:
+    if len(calibrations) > 1:
         return Constrained(built, None, False, tuple(findings))
     return Constrained(built, *_loss(calibrations, job, built, progress), tuple(findings))
 

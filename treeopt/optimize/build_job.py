@@ -76,6 +76,11 @@ class Job:
         return dataclasses.replace(self, engine="", contiguous=0, max_rank=None)
 
     @property
+    def named_limits(self) -> dict[str, str]:
+        """The engine whose limits are kept, for the source of the tree."""
+        return {"engine": self.engine} if self.engine else {}
+
+    @property
     def cuts(self) -> dict[str, Any]:
         """The limits of ranks, depth and gaps, those of the engine included, for `tree_limits`."""
         engine = ENGINES[self.engine] if self.engine else None
@@ -168,7 +173,9 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
     limits = tree_limits(fitted, nodes, **job.cuts)
     fitter = Fitter(fitted, limits, refine_seconds=job.refine_seconds, progress=progress)
     fit = fitter.choose(job.methods)
-    return Built(describe(fitter, fit), fit, fitted, limits, nodes, choice, None, None, aside, dropped)
+    return Built(
+        describe(fitter, fit, **job.named_limits), fit, fitted, limits, nodes, choice, None, None, aside, dropped
+    )
 
 
 def _several(calibrations: Sequence[Calibration], job: Job, progress: Progress) -> Built:
@@ -182,7 +189,8 @@ def _several(calibrations: Sequence[Calibration], job: Job, progress: Progress) 
     shares = job.shares or [calibration.positions for calibration in calibrations]
     mixed = tasks.robust() if job.robust else tasks.weighted(shares)
     shown = ", ".join(f"{share:.4g}" for share in mixed.shares)
-    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by="robust" if job.robust else "shares")
+    chosen_by = "robust" if job.robust else "shares"
+    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by=chosen_by, **job.named_limits)
     return Built(tree, mixed.fit, tasks.joined, limits, job.nodes, None, matrix, mixed, None, 0)
 
 
