@@ -276,7 +276,7 @@ def test_explain_by_the_values_of_the_file() -> None:
     assert [prefix["share"] for prefix in data["prefixes"]] == [0.5, 0.5]
     said = treeopt("explain", "v.yaml", "[1]").stdout
     assert "[1] is in v.yaml, which has 3 paths" in said
-    assert "place     3 of 3" in said
+    assert "place     3 by value; the tree has 3 places" in said
     assert error_number(treeopt("explain", "v.yaml", "2", status=3)) == "E106"
     assert error_number(treeopt("explain", "v.yaml", "[]", status=3)) == "E106"
     assert error_number(treeopt("explain", "t.yaml", "0", status=3)) == "E106"
@@ -307,7 +307,45 @@ def test_explain_by_traces() -> None:
         for key, paths in (("first", {*tree.paths} - below), ("second", {*tree.paths} | above)):
             assert gain[key] == pytest.approx(replay(Tree.from_paths(paths), calibration).tokens_per_step)
     said = treeopt("explain", "b.yaml", text, "--calibration", "calibration.safetensors").stdout
-    assert "it missed it by" in said
+    assert "  out by " in said
     assert (
         error_number(treeopt("explain", "b.yaml", "40", "--calibration", "calibration.safetensors", status=3)) == "E102"
     )
+
+
+HOSTILE: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
+    "lint nothing": ("", ("lint", "a.txt"), "E203"),
+    "lint deep nesting": ("[" * 100_000, ("lint", "a.txt"), "E203"),
+    "lint code": ("[[0], __import__('os').mkdir('evil')]", ("lint", "a.txt"), "E203"),
+    "lint a huge file": ("[" + "[0], " * 2_000_000 + "]", ("lint", "a.txt"), "E203"),
+    "lint bytes": (bytes(range(256)), ("lint", "a.txt"), "E203"),
+    "lint a missing file": ("", ("lint", "b.yaml"), "E201"),
+    "lint an unknown name": ("", ("lint", "b"), "E104"),
+    "import a cycle": ('{"0": ["1"], "2": ["3"], "3": ["2"]}', ("import", "a.txt"), "E206"),
+    "import a missing file": ("", ("import", "b.json"), "E201"),
+    "export an orphan": ("[[1, 0]]", ("export", "a.txt", "--to", "json"), "E203"),
+    "export no draft": ("[]", ("export", "a.txt", "--to", "medusa"), "E105"),
+    "diff an orphan": ("[[1, 0]]", ("diff", "t.yaml", "a.txt"), "E203"),
+    "diff over no calibration": ("[[0]]", ("diff", "t.yaml", "a.txt", "--calibration", "t.yaml"), "E203"),
+    "explain without values": ("[[0]]", ("explain", "a.txt", "0"), "E106"),
+    "explain an endless path": ("[[0]]", ("explain", "a.txt", ",".join(["0"] * 500)), "E106"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_run_is_one_error(name: str) -> None:
+    """Each run ends in one error with its number, and leaves no file."""
+    content, line, number = HOSTILE[name]
+    Path("a.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = {path.name for path in Path().iterdir()}
+    assert error_number(treeopt(*line, status=3)) == number
+    assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == number
+    assert {path.name for path in Path().iterdir()} == before
+
+
+def test_a_long_list_of_faults_is_cut() -> None:
+    """A hundred thousand faulty paths are one line a rule."""
+    Path("l.py").write_text(str([[i, 10**6] for i in range(100_000)]))
+    result = treeopt("lint", "l.py", status=3)
+    assert "error: orphan: 100000 paths ([0, 1000000], [1, 1000000], [2, 1000000], ...)" in result.stdout
+    assert len(result.stdout) < 2000
