@@ -24,6 +24,7 @@ ROOMS = (  # each may import itself and those above it
     "decode",
     "evaluate",
     "train",
+    "export",
     "view",
     "cli",
 )
@@ -33,6 +34,7 @@ RECORDS = {
     "calibration",
     "drafter",
     "ngram_table",
+    "engines",
     "errors",
     "latency",
     "policy",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import NONE, Calibration
 from treeopt.errors import Code, TreeoptError
+from treeopt.optimize.contiguous import grow_contiguous
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.refine import Limits, refine
@@ -109,6 +110,10 @@ class Fitter:
         part = self._part(texts)
         return [(part.growth(method), part.tree(method)) for method in methods]
 
+    def estimate(self, method: Method) -> Values:
+        """The node values of a method from all texts, with visits of trees of the limit's size."""
+        return self._part(None).estimate(method)
+
     def _part(self, texts: NDArray[np.bool_] | None) -> _Part:
         chosen = self._weights if texts is None else self._weights * texts
         return _Part(self, np.repeat(chosen, self._lengths))
@@ -131,13 +136,20 @@ class Fitter:
 
     def grow(self, values: Values) -> Growth:
         """Growth within the limits."""
-        growth = grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
+        growth = self.grow_to(values, self.limits.nodes)
         self.meter.add(1)
         return growth
 
     def sums(self, tree: Tree | Growth, texts: NDArray[np.bool_] | None = None) -> TextSums:
         """Tokens and steps of a tree on each of some texts (bool [S]); on all where None."""
         return TraceRows.of(self.calibration, texts).sums(tree)
+
+    def grow_to(self, values: Values, nodes: int) -> Growth:
+        """Growth to a number of nodes, within the other limits."""
+        limits = self.limits
+        if limits.contiguous:
+            return grow_contiguous(values, nodes, limits.contiguous, max_depth=limits.max_depth)
+        return grow(values, nodes, max_depth=limits.max_depth)
 
     def choose(self, methods: Sequence[Method], *, seed: int = 0) -> Fit:
         """The method with the fewest cross-validated (weighted) steps, fitted to all texts.
@@ -192,7 +204,8 @@ class Fitter:
     def cross_validated_sums(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[TextSums]:
         """For each size: tokens and steps on every text of a tree that was fitted without it (with it, below 5 texts).
 
-        All sizes of a fold come from one growth to the limit, which no size may exceed.
+        All sizes of a fold come from one growth to the limit, which no size may exceed; with contiguous siblings, from
+        one growth each.
         """
         assert max(sizes) <= self.limits.nodes
         folds = self._folds(seed)
@@ -200,8 +213,8 @@ class Fitter:
         found = []
         for fold in np.unique(folds):
             self.meter.note = f"all sizes, fold {fold + 1}"
-            growth = self._part(folds != fold if self.can_leave_out else None).growth(method)
-            found.append(TraceRows.of(self.calibration, folds == fold).sums_by_size(growth, sizes))
+            part = self._part(folds != fold if self.can_leave_out else None)
+            found.append(part.sums(method, sizes, TraceRows.of(self.calibration, folds == fold)))
         self.meter.end()
         return [TextSums.of_folds(folds, sums) for sums in zip(*found, strict=True)]
 
@@ -247,6 +260,13 @@ class _Part:
         if unrefined not in self._growths:
             self._growths[unrefined] = self._fitter.grow(self.estimate(unrefined))
         return self._growths[unrefined]
+
+    def sums(self, method: Method, sizes: Sequence[int], rows: TraceRows) -> list[TextSums]:
+        """For each size, tokens and steps of the method's tree of so many nodes on each text of the rows."""
+        if self._fitter.limits.contiguous:  # the trees are not nested
+            values = self.estimate(dataclasses.replace(method, refined=False))
+            return [rows.sums(self._fitter.grow_to(values, nodes)) for nodes in sizes]
+        return rows.sums_by_size(self.growth(method), sizes)
 
     def tree(self, method: Method) -> Tree:
         """The tree of a method, refined where it says so."""
