@@ -38,7 +38,9 @@ from .optimize.tree_builder import build_tree as build_tree
 from .policy import TreePolicy as TreePolicy
 from .texts.prompts import load_prompts as load_prompts
 from .train.distill import distill as distill
+from .train.joint_settings import JointSettings as JointSettings
 from .train.medusa1 import train_heads as train_heads
+from .train.medusa2 import train_jointly as train_jointly
 from .train.settings import Settings as Settings
 from .train.talks import SelfTalk as SelfTalk
 from .tree import Tree as Tree

@@ -61,7 +61,8 @@ def run(console: Console, **options: Any) -> None:
     check_apart("steps", "epochs")
     from treeopt.models.base import load_base
     from treeopt.train.data import read_texts
-    from treeopt.train.medusa1 import check_outputs, train_heads
+    from treeopt.train.medusa1 import train_heads
+    from treeopt.train.run import check_outputs
     from treeopt.verify.probe import check_trees
 
     inputs = (*options["data"], options["model"])
