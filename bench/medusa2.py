@@ -200,11 +200,11 @@ def setting_of(options: argparse.Namespace, folder: Path) -> Setting:
     """Base, texts and settings of a model."""
     if options.model == "pocket":
         name, prompts = "pocket", load_prompts("pocket", limit=options.prompts)
-        heads, rate = Settings(learning_rate=0.01, blocks=2, shared_lm_head=True, batch_size=8), 0.001
+        heads, rate = Settings(learning_rate=0.01, blocks=2, shared_lm_head=True, batch_size=options.batch), 0.001
     else:
         name = str(options.shared / "models" / "tinystories-260k")
         prompts = load_prompts(str(options.shared / "data" / "story_openings.json"), limit=options.prompts)
-        heads, rate = Settings(learning_rate=0.03, batch_size=16), 0.002
+        heads, rate = Settings(learning_rate=0.03, batch_size=options.batch), 0.002
     base = load_base(name, dtype="float32", device="cpu")
     texts = made_texts(base, options, folder)
     kept = texts.examples[: -options.held_out]
@@ -251,8 +251,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for texts and heads, which are made in a temporary one by default")
     add_tiny(parser)
     options = parser.parse_args()
-    options.texts, options.held_out, options.new_tokens, options.prompts = 2048, 64, 128, 200
-    options.others, options.learn_tokens = 64, 50_000
+    options.texts, options.batch = (512, 4) if options.model == "pocket" else (2048, 8)
+    options.held_out, options.new_tokens, options.prompts = 64, 128, 128
+    options.others, options.learn_tokens = 64, 20_000
     if options.tiny:
         options.steps, options.texts, options.held_out, options.new_tokens = 2, 12, 2, 12
         options.prompts, options.others, options.learn_tokens = 6, 2, 200

@@ -31,6 +31,7 @@ from .models.base import load_base as load_base
 from .models.heads import MedusaHeads as MedusaHeads
 from .models.layouts import load_heads as load_heads
 from .models.layouts import save_heads as save_heads
+from .models.merged import save_merged as save_merged
 from .optimize.per_step import build_policy as build_policy
 from .optimize.per_step import replay_policy as replay_policy
 from .optimize.replay import replay as replay

@@ -21,7 +21,7 @@ import safetensors.torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.files.atomic import check_folder, make_folder, read_bytes, write_bytes, write_text
 from treeopt.models.checkpoint import read_config
 from treeopt.models.fingerprint import fingerprints
@@ -126,6 +126,8 @@ def merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
             # `safe_merge` makes new tensors, where the default adds in place.
             merged: PreTrainedModel = joined.merge_and_unload(safe_merge=True)
     except Exception as error:  # peft and safetensors raise many types for damaged files
+        if out_of_memory(error):
+            raise
         what = f"the adapter {adapter.name} cannot be merged: its files are damaged"
         raise TreeoptError(Code.FILE_INVALID, what, why=f"{type(error).__name__}: {first_line(error)}") from error
     return merged.requires_grad_(True).eval()
