@@ -281,13 +281,14 @@ def test_saved_run_is_the_trained_one(tmp_path: Path, monkeypatch: pytest.Monkey
     texts = noise(20).examples
     scores = [naive_scores(merged, base, loaded.heads, [texts[i], texts[j]]) for i in range(20) for j in range(i)]
     found = trained.base_score
-    wanted = (found.loss, found.original_loss, found.divergence, trained.held_out[0].loss, trained.held_out[1].loss)
+    wanted = [found.loss, found.original_loss, found.divergence]
+    wanted += [figure for score in trained.held_out for figure in (score.loss, score.top[0])]
     assert sum(score == pytest.approx(wanted, rel=1e-3, abs=1e-4) for score in scores) == 1
 
 
-def naive_scores(merged: Base, base: Base, heads: Any, texts: list[Example]) -> tuple[float, ...]:
-    """Loss, original loss, divergence and the losses of two heads over texts answered from their second token on."""
-    sums, counts = [0.0] * 5, [0] * 5
+def naive_scores(merged: Base, base: Base, heads: Any, texts: list[Example]) -> list[float]:
+    """Loss, original loss, divergence, and of two heads loss and top-1 share, of texts answered from their token 1."""
+    sums, counts = [0.0] * 7, [0] * 7
     for text in texts:
         ids = torch.from_numpy(text.ids).long()
         with torch.no_grad():
@@ -296,11 +297,14 @@ def naive_scores(merged: Base, base: Base, heads: Any, texts: list[Example]) -> 
         p, q = out.logits[0].log_softmax(-1), logits_of(base, ids[None])[0].log_softmax(-1)
         for t in range(len(ids) - 1):
             terms = [-p[t, ids[t + 1]], -q[t, ids[t + 1]], (q[t].exp() * (q[t] - p[t])).sum()]
-            terms += [-guesses[h - 1, t, ids[t + 1 + h]] for h in (1, 2) if t + 1 + h < len(ids)]
+            for h in (1, 2):
+                if t + 1 + h < len(ids):
+                    true = ids[t + 1 + h]
+                    terms += [-guesses[h - 1, t, true], (guesses[h - 1, t].argmax() == true).float()]
             for i, term in enumerate(terms):
                 sums[i] += float(term)
                 counts[i] += 1
-    return tuple(total / count for total, count in zip(sums, counts, strict=True))
+    return [total / count for total, count in zip(sums, counts, strict=True)]
 
 
 def test_joint_training_learns(tmp_path: Path) -> None:
