@@ -10,7 +10,7 @@ import numpy as np
 from tiny import VOCAB
 
 from treeopt.train.data import Example, TrainingTexts
-from treeopt.train.medusa1 import METRICS_FILE
+from treeopt.train.run import METRICS_FILE
 from treeopt.train.settings import Settings
 
 SMALL = Settings(num_heads=2, steps=12, batch_size=2, log_every=2, saves=3, holdout=2, learning_rate=1e-2)

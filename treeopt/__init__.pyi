@@ -34,6 +34,7 @@ from .models.base import load_base as load_base
 from .models.heads import MedusaHeads as MedusaHeads
 from .models.layouts import load_heads as load_heads
 from .models.layouts import save_heads as save_heads
+from .models.merged import save_merged as save_merged
 from .optimize.differences import compare_trees as compare_trees
 from .optimize.explain import explain_path as explain_path
 from .optimize.per_step import build_policy as build_policy
@@ -43,7 +44,9 @@ from .optimize.tree_builder import build_tree as build_tree
 from .policy import TreePolicy as TreePolicy
 from .texts.prompts import load_prompts as load_prompts
 from .train.distill import distill as distill
+from .train.joint_settings import JointSettings as JointSettings
 from .train.medusa1 import train_heads as train_heads
+from .train.medusa2 import train_jointly as train_jointly
 from .train.settings import Settings as Settings
 from .train.talks import SelfTalk as SelfTalk
 from .tree import Tree as Tree

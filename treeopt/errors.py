@@ -50,6 +50,7 @@ class Code(enum.Enum):
     HEADS_INVALID = ("E211", EXIT_INPUT, "a heads checkpoint does not have the Medusa layout")
     HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads do not fit this base model")
     DRAFT_MISMATCH = ("E213", EXIT_INPUT, "a draft model has the base's tokenizer")
+    ADAPTER_MISMATCH = ("E214", EXIT_INPUT, "an adapter belongs to the base and the heads that it was trained with")
     CALIBRATION_INVALID = ("E220", EXIT_INPUT, "the values of a calibration are inconsistent")
     CALIBRATION_MISMATCH = (
         "E221",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,15 @@ import pytest
 from program import error_number, treeopt, treeopt_json
 from tiny import chat_base, tiny_base
 
+from treeopt.cli import train_command
 from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
+from treeopt.models.base import load_base
 from treeopt.models.layouts import load_heads
 from treeopt.train import talks as talks_module
 from treeopt.train import trainer as trainer_module
+from treeopt.train.joint_settings import JointSettings
+from treeopt.train.settings import Settings
 
 TINY = ("--num-heads", "2", "--batch-size", "4", "--length", "64", "--shared-lm-head", "--device", "cpu")
 
@@ -252,3 +258,112 @@ def test_distill_refuses_at_once_what_cannot_fit(shared: Path) -> None:
     assert error_number(treeopt(*line, "--prompts", "turns.jsonl", status=3)) == "E302"
     assert error_number(treeopt(*line, "--self-talk", "2", "--opening-tokens", "600", status=3)) == "E503"
     assert not list(Path().glob("out*"))
+
+
+STAGE_TWO = ("train", "--stage", "2", "--data", "data.jsonl", "--batch-size", "4", "--rank", "4", "--device", "cpu")
+
+
+def test_stages_and_adapter(chat: str) -> None:
+    """Two stages, and every command that runs the base with the adapter, whose base is the merged folder."""
+    treeopt("train", "--model", chat, "--data", "data.jsonl", *TINY, "--steps", "2", "-o", "one")
+    options = ("--model", chat, "--heads", "one", "--holdout", "2", "--steps", "3", "--learning-rate", "0.01")
+    trained = treeopt_json(*STAGE_TWO, *options, "--self-distill", "--merge", "merged", "-o", "two")
+    assert set(trained) == {"steps", "heads", "held_out", "base", "output"}
+    assert set(trained["base"]) == {"loss", "original_loss", "divergence", "trials"}
+    assert trained["base"]["trials"] == 10  # five tokens an answer, its end counted
+    assert trained["base"]["divergence"] > 0
+    settings = json.loads(Path("two/config.json").read_text())["treeopt"]["settings"]
+    assert (settings["self_distill"], settings["rank"], settings["learning_rate"]) == (True, 4, 0.01)
+    Path("p.jsonl").write_text("".join(json.dumps({"instruction": f"w{i}"}) + "\n" for i in range(4)))
+    few = ("--prompts", "p.jsonl", "--max-new-tokens", "4", "--device", "cpu")
+    pair = ("--heads", "two", "--adapter", "two/adapter")
+    said = treeopt("calibrate", *pair, *few, "-o", "c.safetensors").stderr
+    assert "base with adapter two/adapter" in said
+    made = load_calibration("c.safetensors").provenance
+    merged = load_base("merged", device="cpu")
+    assert made.model_id == merged.fingerprint != load_base(chat, device="cpu").fingerprint
+    assert made.made_by["adapter"] == "two/adapter"
+    treeopt("build", "--calibration", "c.safetensors", "--nodes", "4", "-o", "t.yaml")
+    assert treeopt_json("validate", *pair, *few, "--tree", "t.yaml", "--dtype", "float32")["lossless"]
+    texts = [
+        treeopt_json("generate", "w3", *one, "--tree", "t.yaml", "--max-new-tokens", "4", "--device", "cpu")["text"]
+        for one in (pair, ("--heads", "two", "--model", "merged"))
+    ]
+    assert texts[0] == texts[1]
+    treeopt("compare", *pair, *few, "--nodes", "4", "--learn-tokens", "0", "--repeats", "1")
+    treeopt("distill", "--model", chat, "--adapter", "two/adapter", *few, "-o", "d.jsonl")
+    row = json.loads(Path("d.jsonl").read_text().splitlines()[0])
+    assert (row["model_id"], row["source"]["adapter"]) == (merged.fingerprint, "two/adapter")
+
+
+def test_stage_two_prints_the_base(chat: str) -> None:
+    """The base's loss before and after, its divergence, and the next command with the adapter."""
+    result = treeopt(*STAGE_TWO, "--model", chat, *TINY[:2], "--steps", "1", "--holdout", "2", "-o", "heads")
+    assert re.search(
+        r"loss on them: \d\.\d+ nats before, \d\.\d+ with the adapter; divergence .* \d\.\d+", result.stdout
+    )
+    assert "treeopt calibrate --heads heads --adapter heads/adapter" in result.stderr
+    warned = treeopt(
+        "calibrate", "--heads", "heads", "--prompts", "data.jsonl", "--device", "cpu", "-o", "c.safetensors"
+    )
+    assert "heads was trained with an adapter of its base, which is not used (--adapter)" in warned.stderr
+
+
+def test_adapter_mismatch(chat: str) -> None:
+    """The adapter of another base, and with other heads, is E214."""
+    treeopt(*STAGE_TWO, "--model", chat, *TINY[:2], "--steps", "1", "-o", "heads")
+    treeopt("train", "--model", chat, "--data", "data.jsonl", *TINY, "--steps", "1", "-o", "one")
+    few = ("--prompts", "data.jsonl", "--device", "cpu", "-o", "c.safetensors")
+    for pair in (("--model", "pocket"), ("--heads", "one")):
+        drafter = ("--drafter", "ngram") if pair[0] == "--model" else ()
+        result = treeopt("calibrate", *pair, *drafter, "--adapter", "heads/adapter", *few, status=3)
+        assert error_number(result) == "E214"
+    assert not Path("c.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("--self-distill",),
+        ("--heads", "one"),
+        ("--rank", "4"),
+        ("--merge", "m"),
+        ("--stage", "2", "--heads", "one", "--num-heads", "2"),
+        ("--stage", "2", "--load-in-4bit"),
+        ("--stage", "2", "--merge", "out"),
+        ("--stage", "2", "--heads-schedule", "cosine"),
+        ("--stage", "3"),
+    ],
+)
+@pytest.mark.usefixtures("chat")
+def test_stage_options_that_contradict(line: tuple[str, ...]) -> None:
+    """Options of stage 2 at stage 1, of new heads with given ones, and values outside are a wrong command line."""
+    treeopt("train", "--model", "base", "--data", "data.jsonl", *line, "-o", "out", status=2)
+    assert not Path("out").exists()
+
+
+def test_stage_two_without_peft(chat: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing peft is known before a model is loaded: exit status 4, with the command that installs it."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "peft" else found(name, *more))
+    result = treeopt(*STAGE_TWO, "--model", chat, "-o", "out", status=4)
+    assert error_number(result) == "E401"
+    assert "pip install peft" in result.stderr
+
+
+def test_merged_folder_is_checked_first(chat: str) -> None:
+    """A folder for merged weights that holds other files is refused before training."""
+    result = treeopt(*STAGE_TWO, "--model", chat, "--merge", chat, "-o", "out", status=3)
+    assert error_number(result) == "E204"
+    assert not Path("out").exists()
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    """Each option of `train` that names a setting has its default."""
+    shown = {option.name: option for option in train_command.command.params}
+    names = ("num_heads", "blocks", "epochs", "batch_size", "accumulate", "warmup", "weight_decay", "holdout")
+    names = (*names, "log_every", "seed", "length", "rank", "alpha", "dropout", "heads_rate")
+    assert {name: shown[name].default for name in names} == {name: getattr(JointSettings(), name) for name in names}
+    assert Settings().learning_rate == 0.001
+    assert JointSettings().learning_rate == 0.0005
+    assert {"0.001", "0.0005"} <= set(re.findall(r"[\d.]+\d", shown["learning_rate"].help))

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from head_ranks import head_ranks
+from largest import LargestTensor
 from tiny import HIDDEN, VOCAB, random_heads, tiny_base
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from treeopt.calibration import NONE
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
 from treeopt.train import loss
 from treeopt.train.loss import IGNORED, head_losses, hits, targets, weighted
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the most values that any tensor made under it has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values = 0
-
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
-        self.values = max(self.values, *sizes, 0)
-        return made
 
 
 def naive_losses(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: nn.Linear) -> Tensor:

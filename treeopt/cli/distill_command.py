@@ -9,7 +9,7 @@ import click
 from treeopt.cli.console import Console, command, resumable, say_skipped
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, Temperature
-from treeopt.cli.options import base_options, check_outputs, prompt_options, say_base, say_prompts
+from treeopt.cli.options import adapter_option, base_options, check_outputs, prompt_options, say_base, say_prompts
 
 if TYPE_CHECKING:
     from treeopt.texts.prompts import PromptSet
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 @command("distill")
 @base_options
+@adapter_option
 @prompt_options
 @click.option("--self-talk", type=click.IntRange(min=1), help="Number of conversations to write without prompts.")
 @click.option(
@@ -59,7 +60,7 @@ def run(console: Console, **options: Any) -> None:
     partial_of(target, resume=options["resume"], overwrite=options["force"])
     seeds = _seeds(console, options)
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
-    base = load_base(options["model"], dtype=options["dtype"], device=options["device"])
+    base = load_base(options["model"], **{name: options[name] for name in ("dtype", "device", "adapter")})
     say_base(console, base)
     warn_no_trees(console, base, "heads trained on its answers cannot draft for it here")
     names = ("max_new_tokens", "temperature", "seed", "batch_size", "chat_template", "resume")

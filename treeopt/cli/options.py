@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # All options that name files or models to read.
 _INPUTS = (
-    *("heads", "model", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),
+    *("heads", "model", "adapter", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),
     *("tree", "calibration", "calibrations", "drafter", "profile"),
 )
 
@@ -58,9 +58,16 @@ def base_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return model(device_options(function))
 
 
+def adapter_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--adapter DIR` of commands that run a base model."""
+    text = "LoRA adapter of the base (treeopt train --stage 2), merged in memory: a folder."
+    return click.option("--adapter", help=text)(function)
+
+
 def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
     """Options of commands that need a base model and perhaps its heads, for `load_models`."""
     for option in (
+        adapter_option,
         click.option(
             "--model", help="Base model: folder or hub name [default: the one in the heads' config]; alone: no heads."
         ),
@@ -78,7 +85,7 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
     from treeopt.models.base import load_base
     from treeopt.models.pair import load_pair
 
-    on: dict[str, Any] = {"dtype": options["dtype"], "device": options["device"]}
+    on: dict[str, Any] = {name: options.get(name) for name in ("dtype", "device", "adapter")}
     loaded: LoadedHeads | None = None
     if with_heads:
         base, loaded = load_pair(options["heads"] or POCKET, options["model"], **on)
@@ -94,7 +101,8 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
 
 def say_base(console: Console, base: Base) -> None:
     """Print the base model's name, precision and device, and its warnings."""
-    console.note(f"model    {base.name}  {base.dtype_name} on {base.device}")
+    adapter = "" if base.adapter is None else f" with adapter {base.adapter.name}"
+    console.note(f"model    {base.name}{adapter}  {base.dtype_name} on {base.device}")
     for warning in base.notes:
         console.warn(warning)
 

@@ -2,27 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from treeopt.cli.console import Console, command, resumable
-from treeopt.cli.early_checks import check_apart
+from treeopt.cli.early_checks import check_apart, check_belongs
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import base_options, say_base
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
+    from treeopt.progress import Progress
     from treeopt.train.data import TextFile, TrainingTexts
+    from treeopt.train.joint import BaseScore
     from treeopt.train.medusa1 import Trained
     from treeopt.train.settings import Settings
+
+AnySettings = TypeVar("AnySettings", bound="Settings")
+_FORM = ("num_heads", "blocks", "shared_lm_head")  # of new heads
+_JOINT = ("rank", "alpha", "dropout", "heads_rate", "heads_weight", "heads_schedule", "self_distill")
+
+
+def _joint_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of stage 2."""
+    above = FiniteRange(min=0, min_open=True)
+    share = FiniteRange(0, 1, max_open=True)
+    count = click.IntRange(min=1)
+    schedules = click.Choice(["constant", "sine"])
+    for option in (
+        click.option("--merge", help="Stage 2: folder for the base with its adapter in the weights, as a checkpoint."),
+        click.option("--self-distill", is_flag=True, help="Stage 2: keep the base's distribution, not the texts'."),
+        click.option("--heads-schedule", type=schedules, help="Stage 2 [default: constant with --heads, else sine]."),
+        click.option(
+            "--heads-weight", type=above, help="Stage 2: weight of the heads' loss [default: 0.2, or 0.01 on the sine]."
+        ),
+        click.option(
+            "--heads-rate",
+            type=above,
+            default=4.0,
+            show_default=True,
+            help="Stage 2: rate over the adapter's.",
+        ),
+        click.option("--dropout", type=share, default=0.05, show_default=True, help="Stage 2: of the adapter."),
+        click.option("--alpha", type=above, default=16.0, show_default=True, help="Stage 2: scale of the adapter."),
+        click.option("--rank", type=count, default=32, show_default=True, help="Stage 2: of the adapter."),
+        click.option("--heads", help="Stage 2: heads to start from, as those of stage 1 [default: new ones]."),
+        click.option(
+            "--stage",
+            type=click.IntRange(1, 2),
+            default=1,
+            show_default=True,
+            help="1: the heads alone (Medusa-1). 2: the heads and a LoRA adapter of the base (Medusa-2).",
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 @command("train")
 @base_options
+@_joint_options
 @click.option("--data", "data", multiple=True, required=True, help="Training texts (repeatable).")
 @click.option("--num-heads", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--blocks", type=click.IntRange(min=0), default=1, show_default=True, help="Residual blocks of a head.")
@@ -33,7 +76,11 @@ if TYPE_CHECKING:
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, in place of --epochs.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Texts of one forward.")
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Forwards of one step.")
-@click.option("--learning-rate", type=FiniteRange(min=0, min_open=True), default=1e-3, show_default=True)
+@click.option(
+    "--learning-rate",
+    type=FiniteRange(min=0, min_open=True),
+    help="Peak of the heads' rate [default: 0.001]; at stage 2 of the adapter's [default: 0.0005].",
+)
 @click.option(
     "--warmup", type=FiniteRange(0, 1, max_open=True), default=0.05, show_default=True, help="Share of the steps."
 )
@@ -49,23 +96,21 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace heads, and delete an unfinished run, in the output folder.")
 @click.option("-o", "--output", required=True, help="Folder for the heads.")
 def run(console: Console, **options: Any) -> None:
-    """Train draft heads on a frozen base model (Medusa-1).
+    """Train draft heads for a base model (Medusa-1), or heads and a LoRA adapter of the base (Medusa-2).
 
     Each head starts as a copy of the base's LM head and learns to predict a later token. Training texts should resemble
     the texts that will be drafted: use `treeopt distill` with prompts like yours. Losses and accuracies are written to
     metrics.jsonl in the output folder.
+
+    Stage 2 changes the base's distribution, little with --self-distill. Its adapter is written to OUTPUT/adapter; other
+    commands take it as --adapter. It needs the package peft.
     """
-    if not options["blocks"] and options["shared_lm_head"]:
-        raise click.UsageError("--blocks 0 with --shared-lm-head leaves nothing to train")
-    check_apart("resume", "force")
-    check_apart("steps", "epochs")
+    _check_options(options)
     from treeopt.models.base import load_base
     from treeopt.train.data import read_texts
-    from treeopt.train.medusa1 import check_outputs, train_heads
     from treeopt.verify.probe import check_trees
 
-    inputs = (*options["data"], options["model"])
-    check_outputs(Path(options["output"]), inputs, resume=options["resume"], overwrite=options["force"])
+    _check_outputs(options)
     files = [read_texts(name) for name in options["data"]]
     names = ("dtype", "device", "load_in_4bit")
     base = load_base(options["model"], **{name: options[name] for name in names})
@@ -73,19 +118,82 @@ def run(console: Console, **options: Any) -> None:
     check_trees(base)
     texts = _texts(console, base, files, options)
     with resumable(console, "from the last checkpoint"), console.progress("train") as progress:
-        trained = train_heads(
-            base,
-            texts,
-            options["output"],
-            _settings(options),
-            resume=options["resume"],
-            overwrite=options["force"],
-            progress=progress,
-        )
-    _report(console, trained, options)
+        trained, score = (_train if options["stage"] == 1 else _train_jointly)(base, texts, options, progress)
+    if options["merge"] is not None and (console.for_people or console.for_programs):  # one process of torchrun
+        _merge(console, options)
+    _report(console, trained, score, options)
 
 
 command = run
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Raise a usage error for options that contradict each other."""
+    if not options["blocks"] and options["shared_lm_head"]:
+        raise click.UsageError("--blocks 0 with --shared-lm-head leaves nothing to train")
+    check_apart("resume", "force")
+    check_apart("steps", "epochs")
+    check_belongs((*_JOINT, "heads", "merge"), "--stage 2", options["stage"] == 2)
+    if options["heads"] is not None:
+        check_belongs(_FORM, "new heads: leave out --heads", holds=False)
+    check_belongs(("load_in_4bit",), "--stage 1: an adapter is merged into whole weights", options["stage"] == 1)
+    if options["merge"] is not None and Path(options["merge"]).resolve() == Path(options["output"]).resolve():
+        raise click.UsageError("--merge needs another folder than -o: heads and base both have a config.json")
+
+
+def _check_outputs(options: dict[str, Any]) -> None:
+    """Check, before any work, that the folders can be written, and at stage 2 that peft is installed."""
+    from treeopt.models.adapters import require_peft
+    from treeopt.models.merged import check_merged_writable
+    from treeopt.train import medusa2, run
+
+    again = {"resume": options["resume"], "overwrite": options["force"]}
+    inputs = (*options["data"], options["model"])
+    if options["stage"] == 1:
+        run.check_outputs(Path(options["output"]), inputs, **again)
+        return
+    require_peft()
+    inputs = (*inputs, *([] if options["heads"] is None else [options["heads"]]))
+    medusa2.check_outputs(Path(options["output"]), inputs, **again)
+    if options["merge"] is not None:
+        check_merged_writable(options["merge"], overwrite=options["force"])
+
+
+def _train(
+    base: Base, texts: TrainingTexts, options: dict[str, Any], progress: Progress
+) -> tuple[Trained, BaseScore | None]:
+    """Stage 1."""
+    from treeopt.train import medusa1
+    from treeopt.train.settings import Settings
+
+    again = {"resume": options["resume"], "overwrite": options["force"]}
+    settings = _settings(Settings, options)
+    return medusa1.train_heads(base, texts, options["output"], settings, progress=progress, **again), None
+
+
+def _train_jointly(
+    base: Base, texts: TrainingTexts, options: dict[str, Any], progress: Progress
+) -> tuple[Trained, BaseScore | None]:
+    """Stage 2."""
+    from treeopt.train.joint_settings import JointSettings
+    from treeopt.train.medusa2 import train_jointly
+
+    again = {"resume": options["resume"], "overwrite": options["force"]}
+    settings = _settings(JointSettings, options)
+    found = train_jointly(base, texts, options["output"], settings, heads=options["heads"], progress=progress, **again)
+    return found, found.base_score
+
+
+def _merge(console: Console, options: dict[str, Any]) -> None:
+    """Write the base with the new adapter in its weights."""
+    from treeopt.models.adapters import ADAPTER_FOLDER
+    from treeopt.models.base import load_base
+    from treeopt.models.merged import save_merged
+
+    adapter = Path(options["output"]) / ADAPTER_FOLDER
+    base = load_base(options["model"], dtype=options["dtype"], device=options["device"], adapter=adapter)
+    save_merged(base, options["merge"], overwrite=options["force"])
+    console.note(f"wrote {options['merge']}   the base with the adapter in its weights")
 
 
 def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dict[str, Any]) -> TrainingTexts:
@@ -108,16 +216,14 @@ def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dic
     return texts
 
 
-def _settings(options: dict[str, Any]) -> Settings:
+def _settings(kind: type[AnySettings], options: dict[str, Any]) -> AnySettings:
     """The settings that the options name."""
-    from treeopt.train.settings import Settings
-
-    given = {field.name: options.get(field.name) for field in fields(Settings)}
-    return Settings(**{name: value for name, value in given.items() if value is not None})
+    given = {field.name: options.get(field.name) for field in fields(kind)}
+    return kind(**{name: value for name, value in given.items() if value is not None})
 
 
-def _report(console: Console, trained: Trained, options: dict[str, Any]) -> None:
-    """Print the scores of the heads on the texts held out."""
+def _report(console: Console, trained: Trained, score: BaseScore | None, options: dict[str, Any]) -> None:
+    """Print the scores of heads and base on the texts held out."""
     rows = [
         [f"head {h}", f"{score.loss:.3f}", *(f"{share:.1%}" for share in score.top), str(score.trials)]
         for h, score in enumerate(trained.held_out, start=1)
@@ -126,12 +232,19 @@ def _report(console: Console, trained: Trained, options: dict[str, Any]) -> None
         tops = [f"top-{i}" for i in range(1, len(trained.held_out[0].top) + 1)]
         console.table(["", "loss", *tops, "trials"], rows)
         console.say(f"{options['holdout']} texts held out; loss in nats; top-i accuracy")
-    console.note(f"wrote {options['output']}   next: treeopt calibrate --heads {options['output']} --prompts PROMPTS")
+    if score is not None:
+        change = f"{score.original_loss:.4f} nats before, {score.loss:.4f} with the adapter"
+        console.say(f"the base's loss on them: {change}; divergence from the base {score.divergence:.4f}")
+    adapter = f" --adapter {options['output']}/adapter" if options["stage"] == 2 else ""
+    next_command = f"treeopt calibrate --heads {options['output']}{adapter} --prompts PROMPTS"
+    console.note(f"wrote {options['output']}   next: {next_command}")
+    joint = {} if score is None else {"base": vars(score)}
     console.result(
         {
             "steps": trained.steps,
             "heads": trained.heads.num_heads,
             "held_out": [vars(score) for score in trained.held_out],
+            **joint,
             "output": options["output"],
         }
     )

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.models.adapters import Adapter, merge, read_adapter
 from treeopt.models.checkpoint import check_files, check_loaded, not_loadable
 from treeopt.models.device import pick_device
 from treeopt.models.fingerprint import fingerprint
@@ -46,12 +47,14 @@ class Base:
         tokenizer: its tokenizer; None where it has none.
         name: folder or hub name, as given by the user.
         notes: warnings for the user, such as weights of the checkpoint that are not used.
+        adapter: the adapter that is merged into the weights; None without.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     name: str
     notes: tuple[str, ...] = ()
+    adapter: Adapter | None = None
 
     @property
     def device(self) -> torch.device:
@@ -155,7 +158,7 @@ class Base:
         return out
 
     def versions(self) -> dict[str, str]:
-        """Versions and device, for the provenance of measurements."""
+        """Versions, device and the name of the adapter, for the provenance of measurements."""
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         return {
             "treeopt": VERSION,
@@ -163,6 +166,7 @@ class Base:
             "transformers": transformers.__version__,
             "python": platform.python_version(),
             "device": device,
+            **({"adapter": self.adapter.name} if self.adapter else {}),
         }
 
     def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
@@ -172,7 +176,12 @@ class Base:
 
 
 def load_base(
-    name: str | os.PathLike[str], *, dtype: str = "auto", device: str = "auto", load_in_4bit: bool = False
+    name: str | os.PathLike[str],
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    load_in_4bit: bool = False,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Base:
     """A base model from a folder or the hub.
 
@@ -181,13 +190,18 @@ def load_base(
         dtype: `float32`, `bfloat16`, `float16`; `auto` is float32 on the CPU and that of the checkpoint elsewhere.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` is the accelerator of this process, else the CPU.
         load_in_4bit: quantise the weights while loading; needs CUDA and the package bitsandbytes.
+        adapter: folder of an adapter of this base, as `train_jointly` writes it, which is merged into the weights.
 
     Raises:
-        TreeoptError: E201, E301 where the model is not found; E203, E210, E304 where its files are damaged, need code
-            to be run, or lack weights; E401, E402, E403 where package, device or memory are missing; E504 where its
-            logits or hidden states are not finite.
+        TreeoptError: E201, E301 where model or adapter is not found; E203, E210, E304 where their files are damaged,
+            need code to be run, or lack weights; E214 where the adapter is of another base; E401, E402, E403 where
+            package, device or memory are missing; E504 where its logits or hidden states are not finite.
+        ValueError: for an adapter of a base in 4 bits.
     """
     name = os.fspath(name)
+    if adapter is not None and load_in_4bit:
+        raise ValueError("an adapter is merged into the weights, which a base in 4 bits cannot hold exactly")
+    read = None if adapter is None else read_adapter(adapter)
     place = pick_device(device)
     torch_dtype = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
     options: dict[str, Any] = _quantised(place) if load_in_4bit else {}
@@ -202,6 +216,7 @@ def load_base(
     try:
         model, notes = _load_model(name, where, options)
         model = model if load_in_4bit else model.to(place)
+        model = model.eval() if read is None else merge(model.eval(), read)
     except TreeoptError:
         raise
     except Exception as error:  # transformers raises many types for a model that cannot be loaded
@@ -209,7 +224,7 @@ def load_base(
             raise unreachable(name, "--model", error) from error
         raise not_loadable(name, error) from error
     shown = os.path.normpath(name) if local and not built_in(name) else name
-    base = Base(model.eval(), load_tokenizer(name, where, folder, local_files_only=not from_hub), shown, notes)
+    base = Base(model, load_tokenizer(name, where, folder, local_files_only=not from_hub), shown, notes, read)
     check_runs(base)
     return base
 

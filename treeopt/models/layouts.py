@@ -31,6 +31,7 @@ from treeopt.models.hub import built_in, find_heads
 
 WEIGHT_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 CONFIG_FILE = "config.json"
+JOINT_METHOD = "Medusa-2"  # in the config of heads that were trained with an adapter of their base
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _LM_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
 # File names of weights and tokenizers of base models in transformers.
@@ -53,6 +54,7 @@ class LoadedHeads:
         base: name or folder of the base model in the checkpoint's config; None where it has none.
         fingerprint: of the weights.
         notes: warnings for the user, such as a config that disagrees with the weights.
+        joint_base: fingerprint of the base without its adapter, of heads trained with an adapter; None for others.
     """
 
     heads: MedusaHeads
@@ -61,6 +63,7 @@ class LoadedHeads:
     base: str | None
     fingerprint: str
     notes: tuple[str, ...]
+    joint_base: str | None = None
 
 
 def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
@@ -81,7 +84,15 @@ def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
         shown = str(claimed)[:_SHOWN]
         notes.append(f"config.json has {shown} heads, the weights have {heads.num_heads}, which is used")
     base = POCKET if built_in(str(path)) else _base_of(config, file.parent)
-    return LoadedHeads(heads, str(path), file, base, fingerprint(heads), tuple(notes))
+    return LoadedHeads(heads, str(path), file, base, fingerprint(heads), tuple(notes), _joint_base(config))
+
+
+def _joint_base(config: dict[str, Any]) -> str | None:
+    """The base's fingerprint in the config of heads of Medusa-2; None for others."""
+    made_by = config.get("treeopt")
+    if not isinstance(made_by, dict) or made_by.get("method") != JOINT_METHOD:
+        return None
+    return str(made_by.get("base"))
 
 
 def from_state(state: State, name: str) -> MedusaHeads:

@@ -236,6 +236,8 @@ def _source(
     """The origin of the rows; equal in all rows of a run."""
     answers = "greedy" if options.temperature == 0 else f"sampled at {options.temperature}"
     source: dict[str, Any] = {"model": base.name, "answers": answers}
+    if base.adapter is not None:
+        source["adapter"] = base.adapter.name
     if isinstance(seeds, SelfTalk):
         source["self_talk"] = vars(seeds)
     else:

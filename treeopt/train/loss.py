@@ -44,13 +44,13 @@ def targets(ids: Tensor, answers: Tensor, num_heads: int) -> Tensor:
 
 
 def head_losses(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: nn.Linear) -> Tensor:
-    """Mean cross-entropy of each head in nats, with gradients to the heads alone.
+    """Mean cross-entropy of each head in nats, with gradients to the heads, and to hidden states that have any.
 
     Args:
         heads: the heads.
         hidden: [n, d], the base's last hidden states.
         true: int64 [n, H], from `targets`; a head without a target has loss 0.
-        base_lm_head: of heads without LM heads; it gets no gradients.
+        base_lm_head: read by heads without LM heads; it gets no gradients.
 
     Returns:
         [H].
@@ -58,7 +58,7 @@ def head_losses(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: 
     losses = []
     weights, bias = _lm_heads(heads, base_lm_head)
     for x, weight, target in zip(heads.features(hidden), weights, true.T.contiguous(), strict=True):
-        options = LinearCrossEntropyOptions(batch_chunk_size=_rows(weight))
+        options = LinearCrossEntropyOptions(batch_chunk_size=rows_at_once(weight))
         total = F.linear_cross_entropy(x, weight, target, linear_bias=bias, reduction="sum", options=options)
         losses.append(total / (target != IGNORED).sum().clamp(min=1))
     return torch.stack(losses)
@@ -77,7 +77,7 @@ def hits(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: nn.Line
     weights, bias = _lm_heads(heads, base_lm_head)
     for x, weight, target in zip(heads.features(hidden), weights, true.T, strict=True):
         known = target != IGNORED
-        rows = zip(x[known].split(_rows(weight)), target[known].split(_rows(weight)), strict=True)
+        rows = zip(x[known].split(rows_at_once(weight)), target[known].split(rows_at_once(weight)), strict=True)
         ranks = torch.cat([rank_of(F.linear(part, weight, bias), ids) for part, ids in rows])
         counts.append(torch.stack([(ranks <= top).sum() for top in range(TOPS)]))
     return torch.stack(counts)
@@ -92,6 +92,6 @@ def _lm_heads(heads: MedusaHeads, base_lm_head: nn.Linear) -> tuple[Sequence[Ten
     return [base_lm_head.weight.detach().to(dtype)] * heads.num_heads, bias
 
 
-def _rows(weight: Tensor) -> int:
-    """Rows whose logits are in memory at once."""
+def rows_at_once(weight: Tensor) -> int:
+    """Rows whose logits are in memory at once, by the LM head [V, d]."""
     return max(1, LOGITS_BYTES // (weight.shape[0] * torch.float32.itemsize))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from treeopt.progress import Progress
 from treeopt.train.checkpoints import Marks
 from treeopt.train.data import Example, collate
 from treeopt.train.loss import IGNORED, TOPS, head_losses, hits, targets, weighted
+
+AnyTrainer = TypeVar("AnyTrainer", bound="HeadsTrainer")
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,25 @@ class TrainerData:
 
 
 def trainer_of(
-    data: TrainerData, heads: MedusaHeads, arguments: TrainingArguments, metrics_file: Path, progress: Progress
-) -> HeadsTrainer:
+    model: HeadsOnBase,
+    data: TrainerData,
+    arguments: TrainingArguments,
+    metrics_file: Path,
+    progress: Progress,
+    *,
+    kind: type[AnyTrainer],
+) -> AnyTrainer:
     """A Trainer of heads.
 
     Args:
-        data: the base model and the examples.
-        heads: the heads, which change.
+        model: the heads, whose weights change, on their base.
+        data: the examples.
         arguments: of the Trainer.
         metrics_file: the file of its log.
         progress: called after each step.
+        kind: the class of the Trainer.
     """
-    model = HeadsOnBase(data.base, heads)
-    trainer = HeadsTrainer(
+    trainer = kind(
         model=model,
         args=arguments,
         train_dataset=_Rows(data.train),
@@ -95,7 +103,7 @@ class HeadsOnBase(nn.Module):
         self.heads = heads
         self.counts_hits = False
         self._base = (base,)
-        self._tally = _no_tally(heads.num_heads, base.device)
+        self._tally = no_tally((heads.num_heads, 3 + TOPS), base.device)
 
     def forward(self, ids: Tensor, answers: Tensor) -> dict[str, Tensor]:
         """The loss of a batch from `data.collate`."""
@@ -106,15 +114,20 @@ class HeadsOnBase(nn.Module):
         rows = (true != IGNORED).any(-1)
         hidden, true = hidden[rows].to(self.heads.bias.dtype), true[rows]
         losses = head_losses(self.heads, hidden, true, base.lm_head)
-        self._count(losses.detach(), hidden, true, base.lm_head)
+        self.count(losses.detach(), hidden, true, base.lm_head)
         return {"loss": weighted(losses)}
 
     def take_tally(self) -> Tensor:
         """float64 [H, 3 + 5]: summed loss, its trials, trials of the hits, top-1 .. top-5 hits. Resets the tally."""
-        tally, self._tally = self._tally, _no_tally(self.heads.num_heads, self._tally.device)
+        tally, self._tally = self._tally, no_tally(self._tally.shape, self._tally.device)
         return tally
 
-    def _count(self, losses: Tensor, hidden: Tensor, true: Tensor, lm_head: nn.Linear) -> None:
+    def reset(self) -> None:
+        """Forget what was counted."""
+        self.take_tally()
+
+    def count(self, losses: Tensor, hidden: Tensor, true: Tensor, lm_head: nn.Linear) -> None:
+        """Add a batch to the tally; arguments as of `head_losses`, whose result is `losses`."""
         trials = (true != IGNORED).sum(0)
         self._tally[:, 0] += losses * trials
         self._tally[:, 1] += trials
@@ -136,7 +149,7 @@ class HeadsTrainer(Trainer):
             if not all(math.isfinite(score.loss) for score in self.scores):
                 what = f"the loss is not finite at step {self.state.global_step}"
                 raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or check the base model")
-            prefix = "eval_" if "eval_loss" in logs else ""
+            prefix = prefix_of(logs)
             for h, score in enumerate(self.scores, start=1):
                 logs[f"{prefix}head{h}_loss"] = score.loss
                 logs |= {f"{prefix}head{h}_top{i}": share for i, share in enumerate(score.top, start=1)}
@@ -183,10 +196,15 @@ class _Watch(TrainerCallback):
         self._progress(state.global_step, state.max_steps, self._note)
 
 
-def _no_tally(num_heads: int, device: torch.device) -> Tensor:
+def no_tally(shape: Sequence[int], device: torch.device) -> Tensor:
     """A tally of zeros."""
     counts = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
-    return torch.zeros(num_heads, 3 + TOPS, dtype=counts, device=device)
+    return torch.zeros(*shape, dtype=counts, device=device)
+
+
+def prefix_of(logs: Mapping[str, float]) -> str:
+    """The prefix of the names in a log line of the texts held out; empty for other lines."""
+    return "eval_" if "eval_loss" in logs else ""
 
 
 def _scores(tally: Tensor) -> tuple[HeadScore, ...]:

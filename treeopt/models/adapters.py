@@ -1,0 +1,184 @@
+"""LoRA adapters (arXiv:2106.09685) in peft's format: reading, checks, and merging into the weights of a base.
+
+An adapter's folder holds peft's `adapter_config.json` and `adapter_model.safetensors`, and `treeopt.json` with the
+fingerprints of the base and the heads that it was trained with. Only adapters with that file are read, since peft's
+files do not identify the base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
+from treeopt.files.atomic import check_folder, make_folder, read_bytes, write_bytes, write_text
+from treeopt.models.checkpoint import read_config
+from treeopt.models.fingerprint import fingerprints
+
+ADAPTER_FOLDER = "adapter"  # inside the folder of heads
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+NOTE_FILE = "treeopt.json"
+_TRAINING = "treeopt train --stage 2 writes adapters"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that was read.
+
+    Args:
+        name: of its folder, as given by the user.
+        base_ids: fingerprints of the base that it was trained on, by precision.
+        heads_id: fingerprint of the heads that were trained with it.
+        kind: the class of the base's model.
+    """
+
+    name: str
+    base_ids: Mapping[str, str]
+    heads_id: str
+    kind: str
+
+
+def require_peft() -> None:
+    """Raise E401 where the package peft is not installed."""
+    if importlib.util.find_spec("peft") is None:
+        what = "LoRA adapters need the package peft, which is not installed"
+        raise TreeoptError(Code.PROGRAM_MISSING, what, fix="pip install peft")
+
+
+def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
+    """The note of an adapter, after checking that its files are complete.
+
+    Raises:
+        TreeoptError: E201 where the folder or a file is missing, E203 where a file is damaged or is not of a LoRA
+            adapter that treeopt wrote.
+    """
+    place = Path(folder).expanduser()
+    if not (place / CONFIG_FILE).is_file():
+        inside = place / ADAPTER_FOLDER
+        fix = f"--adapter {inside}" if (inside / CONFIG_FILE).is_file() else _TRAINING
+        raise TreeoptError(
+            Code.FILE_MISSING, f"there is no adapter {folder}", at=f"{place / CONFIG_FILE} is missing", fix=fix
+        )
+    for name in (NOTE_FILE, WEIGHTS_FILE):
+        if not (place / name).is_file():
+            what = f"{folder} is not an adapter of treeopt: {name} is missing"
+            fix = (
+                "merge other adapters into a copy of their base with peft (merge_and_unload), and name it with --model"
+            )
+            raise TreeoptError(Code.FILE_MISSING, what, fix=fix)
+    kind = read_config(place / CONFIG_FILE).get("peft_type")
+    if kind != "LORA":
+        raise TreeoptError(
+            Code.FILE_INVALID, f"{place / CONFIG_FILE} is of peft_type {kind!r}, not LORA", fix=_TRAINING
+        )
+    note = read_config(place / NOTE_FILE)
+    ids = note.get("base")
+    texts = [
+        note.get("heads"),
+        note.get("model"),
+        note.get("sha256"),
+        *(ids.values() if isinstance(ids, dict) else [None]),
+    ]
+    if not all(isinstance(text, str) for text in texts):
+        raise TreeoptError(Code.FILE_INVALID, f"{place / NOTE_FILE} is not what treeopt train wrote", fix=_TRAINING)
+    if hashlib.sha256(read_bytes(place / WEIGHTS_FILE)).hexdigest() != note["sha256"]:
+        what = f"{place / WEIGHTS_FILE} is damaged: it differs from what was saved"
+        raise TreeoptError(Code.FILE_INVALID, what, fix="restore it, or train again with --force")
+    return Adapter(os.fspath(folder), note["base"], note["heads"], note["model"])
+
+
+def merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
+    """The model with the adapter's updates added to its weights: plain linear layers, in the same dtype.
+
+    A tied LM head is untied before, since only the LM head is adapted. Layers of the model are changed in place; its
+    tensors are replaced and not written to.
+
+    Raises:
+        TreeoptError: E401 without peft, E214 where the adapter was trained on another base, E203 where its files are
+            damaged.
+    """
+    require_peft()
+    found = fingerprints(model)
+    if not any(found[key] == one for key, one in adapter.base_ids.items() if key in found):
+        what = f"the adapter {adapter.name} was trained on another base model ({adapter.kind})"
+        at = f"this base is {found['float32']}, the adapter's is {adapter.base_ids.get('float32')}"
+        raise TreeoptError(Code.ADAPTER_MISMATCH, what, at=at, fix="name with --model the base that it was trained on")
+    from peft import PeftModel
+
+    untie(model)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # peft calls deprecated names of transformers
+            joined = PeftModel.from_pretrained(
+                model, os.path.expanduser(adapter.name), torch_device=str(model.device), local_files_only=True
+            )
+            # `safe_merge` makes new tensors, where the default adds in place.
+            merged: PreTrainedModel = joined.merge_and_unload(safe_merge=True)
+    except Exception as error:  # peft and safetensors raise many types for damaged files
+        if out_of_memory(error):
+            raise
+        what = f"the adapter {adapter.name} cannot be merged: its files are damaged"
+        raise TreeoptError(Code.FILE_INVALID, what, why=f"{type(error).__name__}: {first_line(error)}") from error
+    return merged.requires_grad_(True).eval()
+
+
+def untie(model: PreTrainedModel) -> None:
+    """Give a tied LM head a parameter of its own with the same values; a model with an untied one does not change."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head.weight is embedding.weight:
+        head.weight = nn.Parameter(head.weight.detach().clone(), head.weight.requires_grad)
+    for config in (model.config, model.config.get_text_config()):
+        config.tie_word_embeddings = False
+
+
+def save_adapter(
+    folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], *, base: PreTrainedModel, heads_id: str
+) -> None:
+    """Write an adapter.
+
+    Args:
+        folder: made where it is missing.
+        config: of peft, as a dictionary.
+        weights: by peft's names.
+        base: the model without the adapter.
+        heads_id: fingerprint of the heads trained with it.
+    """
+    place = make_folder(folder)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(weights.items())}
+    content = safetensors.torch.save(state, metadata={"format": "pt"})
+    digest = hashlib.sha256(content).hexdigest()
+    note = {"base": fingerprints(base), "model": type(base).__name__, "heads": heads_id, "sha256": digest}
+    # The note comes first: it marks the folder as ours, and its digest shows whether the weights followed.
+    write_text(place / NOTE_FILE, json.dumps(note, indent=1) + "\n")
+    write_bytes(place / WEIGHTS_FILE, content)
+    write_text(place / CONFIG_FILE, json.dumps(config, indent=1, sort_keys=True) + "\n")
+
+
+def check_adapter_writable(folder: Path, *, overwrite: bool) -> None:
+    """Check that an adapter can be written to a folder.
+
+    Raises:
+        TreeoptError: E202 where it holds an adapter of treeopt and `overwrite` is off, E204 where it holds other files.
+    """
+    check_folder(folder)
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    other = names - {CONFIG_FILE, WEIGHTS_FILE, NOTE_FILE}
+    if other or (names and NOTE_FILE not in names):
+        shown = ", ".join(sorted(other or names)[:3])
+        what = f"{folder} holds files that treeopt train did not write: {shown}"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move them away, or choose another folder with -o")
+    if names and not overwrite:
+        raise TreeoptError(
+            Code.FILE_EXISTS, f"{folder} holds an adapter", fix="another folder with -o, or --force to replace it"
+        )

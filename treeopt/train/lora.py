@@ -1,0 +1,147 @@
+"""A base with a LoRA adapter on all of its linear layers, to be trained (arXiv:2401.10774, appendix B).
+
+The model with the adapter is a copy that shares the tensors of the given one. So the given model does not change, is
+the base without the adapter at any time, and takes no memory twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.adapters import require_peft, save_adapter, untie
+from treeopt.models.base import Base
+
+_NAME = "default"  # peft's name of an adapter
+_TRIED = 8  # tokens of the forward that compares the LM head with the logits
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Shape of an adapter.
+
+    Args:
+        rank: r, of the update of each layer.
+        alpha: scale of the updates; they are multiplied by alpha / r.
+        dropout: share of the inputs of the updates that are left out while training.
+    """
+
+    rank: int
+    alpha: float
+    dropout: float
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A base with an adapter.
+
+    Args:
+        base: with the adapter in its layers.
+        original: without; it shares the tensors.
+        joined: peft's model.
+    """
+
+    base: Base
+    original: Base
+    joined: Any
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The adapter's weights, in the order of the layers."""
+        return [parameter for parameter in self.joined.parameters() if parameter.requires_grad]
+
+    @property
+    def dropouts(self) -> list[nn.Module]:
+        """The adapter's dropout layers. Those of the base are never active."""
+        return [module for name, module in self.joined.named_modules() if name.endswith(f"lora_dropout.{_NAME}")]
+
+    @torch.no_grad()
+    def plain_lm_head(self) -> nn.Linear:
+        """The LM head with the adapter's update in its weights."""
+        layer: Any = self.base.lm_head  # peft's layer
+        weight = layer.weight + layer.get_delta_weight(_NAME).to(layer.weight.dtype)
+        plain = nn.Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
+        plain.weight = nn.Parameter(weight, requires_grad=False)
+        if layer.bias is not None:
+            plain.bias = layer.bias
+        return plain
+
+    def save(self, folder: Path, heads_id: str) -> None:
+        """Write the adapter in peft's format, for the heads with this fingerprint."""
+        from peft import get_peft_model_state_dict
+
+        config = self.joined.peft_config[_NAME].to_dict()
+        config |= {"inference_mode": True, "base_model_name_or_path": self.original.name}
+        config = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
+        weights = get_peft_model_state_dict(self.joined, save_embedding_layers=False)
+        save_adapter(folder, config, weights, base=self.original.model, heads_id=heads_id)
+
+
+def adapted(base: Base, lora: Lora) -> Adapted:
+    """A base with a new adapter, whose updates are zero; the first factor of each is drawn from torch's generator.
+
+    Raises:
+        TreeoptError: E401 without peft, E304 where the logits of the base are not those of its LM head.
+    """
+    require_peft()
+    _check_logits(base)
+    from peft import LoraConfig, get_peft_model
+
+    model = _sharing_copy(base.model)
+    untie(model)
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=[name for name, _ in _linear_layers(model)],
+    )
+    with warnings.catch_warnings(action="ignore"):  # peft calls deprecated names of transformers
+        joined = get_peft_model(model, settings).eval()
+    return Adapted(dataclasses.replace(base, model=model), base, joined)
+
+
+def adapter_size(base: Base, rank: int) -> int:
+    """Number of weights of an adapter of this rank."""
+    return sum(rank * int(sum(weight.shape)) for _, weight in _linear_layers(base.model))
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and weight of every linear layer, the LM head among them; GPT-2 has layers of the class `Conv1D`."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, (nn.Linear, Conv1D)):
+            yield name, layer.weight
+
+
+def _sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules, with frozen parameters that share the memory of the model's."""
+    known: dict[int, Tensor] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        # Quantised parameters are of other classes, have more attributes, and are frozen.
+        plain = type(parameter) is nn.Parameter
+        known[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False) if plain else parameter
+    return copy.deepcopy(model, known)
+
+
+@torch.no_grad()
+def _check_logits(base: Base) -> None:
+    """Raise E304 where the model changes the LM head's logits, as some do by a scale or a soft cap.
+
+    The losses are computed from hidden states and LM head alone.
+    """
+    ids = torch.arange(min(_TRIED, base.vocab_size, base.context), device=base.device)
+    logits, hidden = base.forward(ids[None], use_cache=False)
+    if not torch.allclose(base.lm_head(hidden), logits, rtol=1e-2, atol=1e-2):
+        what = f"{base.name} changes the logits of its LM head, by a scale or a soft cap"
+        why = "stage 2 computes its losses from hidden states and LM head"
+        raise TreeoptError(Code.MODEL_INVALID, what, why=why, fix="--stage 1, which does not train the base")

@@ -1,0 +1,238 @@
+"""A training run, of either stage: its texts, checkpoints, errors of the disk, and the check of its result.
+
+transformers' Trainer provides schedule, accumulation, mixed precision, several devices, checkpoints and resuming. Its
+model holds the trained weights alone; the base is not saved.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from accelerate.utils import wait_for_everyone
+from transformers import TrainerState, TrainingArguments, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import check_space, check_writable
+from treeopt.files.outputs import check_no_input
+from treeopt.models.base import Base
+from treeopt.models.layouts import CONFIG_FILE, check_heads_writable
+from treeopt.train.checkpoints import FOLDER as CHECKPOINTS
+from treeopt.train.checkpoints import begin, check_same, check_unfinished, drop_half_written, last_checkpoint, step_of
+from treeopt.train.data import Example, TrainingTexts, collate
+from treeopt.train.disk import is_full
+from treeopt.train.settings import Settings, steps_of, trainer_arguments
+from treeopt.train.trainer import AnyTrainer, HeadsOnBase, HeadsTrainer, TrainerData
+
+METRICS_FILE = "metrics.jsonl"
+_LOGS = 1 << 20  # bytes of metrics, Trainer states and notes
+
+
+@dataclass(frozen=True)
+class Job:
+    """The inputs of a training run, loaded and checked.
+
+    Args:
+        texts: all texts.
+        data: the base, the texts to train on, and those held out.
+        folder: for the heads.
+        settings: of the run.
+        arguments: of the Trainer.
+        more: further entries of `begun`.
+    """
+
+    texts: TrainingTexts
+    data: TrainerData
+    folder: Path
+    settings: Settings
+    arguments: TrainingArguments
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files."""
+        return bool(self.arguments.process_index == 0)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / CHECKPOINTS
+
+    @property
+    def metrics(self) -> Path:
+        """The file of losses and accuracies."""
+        return self.folder / METRICS_FILE
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return steps_of(self.settings, len(self.data.train))
+
+    @property
+    def begun(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the interrupted one."""
+        tokens = sum(len(example.ids) for example in self.texts.examples)  # differs by --length and template, too
+        settings = {name: value for name, value in asdict(self.settings).items() if name != "length"}
+        return {
+            "settings": settings,
+            "base": self.data.base.fingerprint,
+            "data": list(self.texts.sha256),
+            "tokens": tokens,
+            **self.more,
+        }
+
+
+def job_of(
+    base: Base,
+    texts: TrainingTexts,
+    folder: Path,
+    settings: Settings,
+    *,
+    trained: int,
+    more: Mapping[str, Any] | None = None,
+) -> Job:
+    """A run over texts, after checking the disk space.
+
+    Args:
+        base: the base model.
+        texts: to train on and to hold out.
+        folder: for the heads.
+        settings: of the run.
+        trained: number of weights that are trained.
+        more: further entries of `Job.begun`.
+
+    Raises:
+        TreeoptError: E303 where no text is left to train on, E403 where the disk is too small.
+    """
+    train, held_out = _split(texts.examples, settings)
+    arguments = trainer_arguments(folder / CHECKPOINTS, settings, len(train), base.device)  # joins the other processes
+    job = Job(texts, TrainerData(base, train, held_out), folder, settings, arguments, more or {})
+    if job.is_main:
+        check_space(folder, _disk_needed(job, trained), "training these heads")
+    return job
+
+
+def run_job(
+    job: Job, make_trainer: Callable[[], AnyTrainer], save: Callable[[AnyTrainer], None], *, resume: bool
+) -> AnyTrainer:
+    """Train, evaluate on the texts held out, save, and delete the checkpoints.
+
+    Args:
+        job: the run.
+        make_trainer: makes the Trainer; called after all random generators are seeded.
+        save: writes the result; called by one process.
+        resume: continue from the last checkpoint.
+
+    Returns:
+        The Trainer; its `scores` are those of the texts held out.
+
+    Raises:
+        TreeoptError: E205 where a run cannot be resumed, E403 where the disk is full, E504 where the loss is not
+            finite.
+    """
+    try:
+        if job.is_main:
+            (check_same if resume else begin)(job.checkpoints, job.begun)
+        wait_for_everyone()
+        checkpoint = last_checkpoint(job.checkpoints, min(int(job.arguments.save_steps), job.steps))
+        set_seed(job.settings.short_seed)
+        trainer = make_trainer()
+        _train(trainer, checkpoint, job)
+        if job.is_main:
+            save(trainer)
+            shutil.rmtree(job.checkpoints)
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise _disk_full(job.folder) from error
+    return trainer
+
+
+def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrite: bool) -> None:
+    """Check, before any work, that a run can begin or continue in a folder.
+
+    Args:
+        folder: for the heads.
+        inputs: names of the texts' files and of the base model's folder.
+        resume: continue an unfinished run.
+        overwrite: replace heads, metrics and an unfinished run.
+
+    Raises:
+        TreeoptError: as `check_heads_writable` and `check_unfinished`; E204 where the run would replace one of its
+            inputs.
+    """
+    check_heads_writable(folder, overwrite=overwrite or resume)
+    checkpoints = check_unfinished(folder, resume=resume, overwrite=overwrite)
+    if folder.exists():
+        check_writable(folder / METRICS_FILE, overwrite=overwrite or resume)
+    for name in inputs:
+        path = Path(os.path.realpath(Path(name).expanduser()))
+        check_no_input(folder / METRICS_FILE, path)
+        check_no_input(folder / CONFIG_FILE, path)
+        removed = Path(os.path.realpath(checkpoints))
+        if os.path.exists(path) and removed in (path, *path.parents):
+            what = f"{name} lies among the checkpoints, which are deleted at the end of the run"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or choose another folder with -o")
+
+
+def _train(trainer: HeadsTrainer, checkpoint: Path | None, job: Job) -> None:
+    """Train, and evaluate on the texts held out; without any the Trainer has no scores."""
+    if checkpoint is not None and step_of(checkpoint) >= job.steps:  # the Trainer would take one step more
+        trainer.model.load_state_dict(safetensors.torch.load_file(checkpoint / SAFE_WEIGHTS_NAME))
+        trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    else:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    examples = job.data.held_out or job.data.train
+    _check_trained(trainer.accelerator.unwrap_model(trainer.model), examples[: job.settings.batch_size])
+    trainer.scores = ()
+    if job.data.held_out:
+        trainer.evaluate()
+
+
+def _disk_full(folder: Path) -> TreeoptError:
+    """E403, after half-written checkpoints are deleted."""
+    drop_half_written(folder / CHECKPOINTS)
+    fix = "free some space; the same command with --resume continues from the last checkpoint"
+    return TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(folder), fix=fix)
+
+
+def _disk_needed(job: Job, trained: int) -> int:
+    """Most bytes of a run on disk at once, beyond those of existing checkpoints; `trained` is a number of weights."""
+    saved = trained * int(job.data.base.dtype.itemsize)
+    checkpoint = 3 * 4 * trained  # weights and AdamW's two moments, in float32
+    written = math.ceil(job.steps / int(job.arguments.save_steps))
+    # Two checkpoints are kept; a third is written before the oldest is deleted.
+    most = max(min(3, written) * checkpoint, min(2, written) * checkpoint + saved)
+    held = sum(path.stat().st_size for path in job.checkpoints.rglob("*") if path.is_file())
+    return most + _LOGS - held
+
+
+@torch.no_grad()
+def _check_trained(model: HeadsOnBase, examples: Sequence[Example]) -> None:
+    """Raise E504 where the loss is not finite after the last step; logged losses are those before a step."""
+    batch = {name: ids.to(model.heads.bias.device) for name, ids in collate(examples).items()}
+    loss = model(**batch)["loss"]
+    model.reset()
+    if not torch.isfinite(loss):
+        what = "the heads' loss is not finite after the last step"
+        raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, and start again with --force")
+
+
+def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Example], list[Example]]:
+    """Examples to train on, and random ones to hold out."""
+    if settings.holdout >= len(examples):
+        what = f"{settings.holdout} of {len(examples)} texts are to be held out: none is left to train on"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --holdout")
+    order = random.Random(settings.seed).sample(range(len(examples)), len(examples))
+    held_out = set(order[: settings.holdout])
+    return [e for i, e in enumerate(examples) if i not in held_out], [examples[i] for i in sorted(held_out)]
