@@ -24,6 +24,7 @@ ROOMS = (  # each may import itself and those above it
     "decode",
     "evaluate",
     "train",
+    "export",
     "view",
     "cli",
 )

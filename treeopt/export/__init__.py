@@ -1,0 +1,1 @@
+"""Heads, trees and settings to and from the engines that serve them."""
