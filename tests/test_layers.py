@@ -34,6 +34,7 @@ RECORDS = {
     "calibration",
     "drafter",
     "ngram_table",
+    "engines",
     "errors",
     "latency",
     "policy",

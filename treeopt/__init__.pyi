@@ -17,6 +17,8 @@ from .evaluate.learn_drafter import LearnedDrafter as LearnedDrafter
 from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile
 from .evaluate.validate import validate as validate
+from .export.read_tree import import_tree as import_tree
+from .export.trees import export_tree as export_tree
 from .files.calibrations import load_calibration as load_calibration
 from .files.calibrations import save_calibration as save_calibration
 from .files.drafters import load_drafter as load_drafter

@@ -44,6 +44,7 @@ class Code(enum.Enum):
     FILE_INVALID = ("E203", EXIT_INPUT, "a file does not follow its schema")
     FILE_UNWRITABLE = ("E204", EXIT_INPUT, "the output cannot be written")
     RESUME_INVALID = ("E205", EXIT_INPUT, "a run is resumed with the settings and data that it was started with")
+    ENGINE_FILE_INVALID = ("E206", EXIT_INPUT, "a tree of an engine is read only where all parts of its file agree")
     PICKLE_REFUSED = ("E210", EXIT_INPUT, "only plain tensors are read from .pt files (weights_only=True)")
     HEADS_INVALID = ("E211", EXIT_INPUT, "a heads checkpoint does not have the Medusa layout")
     HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads do not fit this base model")

@@ -25,6 +25,8 @@ COMMANDS = {
     "curve": "Tokens per step, overhead and speedup by the size of the tree.",
     "compile": "Write the attention mask, positions and indices of a tree.",
     "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
+    "export": "Write a tree in the format of an inference engine.",
+    "import": "Read a tree from the file of an engine, or from a pasted list.",
     "validate": "Check that a tree is lossless and as predicted; measure its speed.",
     "compare": "Compare methods of speculative decoding on your model and prompts.",
     "generate": "Continue a prompt with a tree, and stream the text.",

@@ -1,1 +1,1 @@
-"""Heads, trees and settings to and from the engines that serve them."""
+"""Trees, heads and settings to and from inference engines, and the rules of each engine."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import reprlib
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +44,15 @@ def parse_choices(path: Path, text: str) -> Tree:
     Raises:
         TreeoptError: E203 with the place where it is not such a list, or with the paths that are not those of a tree.
     """
-    if "\0" in text:
-        raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
-    _check_depth(path, text)
-    found = _parse(path, text)
+    return tree_of_literal(path, literal(path, text))
+
+
+def tree_of_literal(path: Path, found: Any) -> Tree:
+    """The tree of the value of a file, which must be a list of paths, in any order.
+
+    Raises:
+        TreeoptError: E203 as `parse_choices`.
+    """
     if not isinstance(found, (list, tuple)):
         raise _fault(path, 1, 1, f"holds a value of type {type(found).__name__}, not a list of paths")
     try:
@@ -55,9 +62,22 @@ def parse_choices(path: Path, text: str) -> Tree:
         raise TreeoptError(Code.FILE_INVALID, what, at=error.at, why=error.why, fix=_FIX) from error
 
 
-def _parse(path: Path, text: str) -> Any:
+def literal(path: Path, text: str) -> Any:
+    """The value of a text in JSON, or of one Python literal with or without `name =`; nothing is executed.
+
+    Raises:
+        TreeoptError: E203 with the place, where it is neither, is nested too deeply, or has a key twice.
+    """
+    if "\0" in text:
+        raise _fault(path, 1, 1, "holds zero bytes, as text in UTF-16 does, and is not UTF-8 text")
+    _check_depth(path, text)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _check_keys(path, [key for key, _ in pairs])
+        return dict(pairs)
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
         pass  # Python, or not a list
     if len(text) > MAX_PYTHON:
@@ -75,6 +95,9 @@ def _parse(path: Path, text: str) -> Any:
     except (ValueError, RecursionError, MemoryError) as error:
         raise _fault(path, 1, 1, f"is not a list of paths: {first_line(error)}") from error
     value = _only_value(path, body)
+    for node in ast.walk(value):
+        if isinstance(node, ast.Dict):
+            _check_keys(path, [key.value for key in node.keys if isinstance(key, ast.Constant)])
     try:
         return ast.literal_eval(value)
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -93,6 +116,13 @@ def _only_value(path: Path, body: list[ast.stmt]) -> ast.expr:
             return value
         case line:
             raise _fault(path, line.lineno, line.col_offset + 1, "is not a list of paths")
+
+
+def _check_keys(path: Path, keys: list[Any]) -> None:
+    """Refuse a key that occurs twice: readers of JSON and Python keep the last one without a word."""
+    twice = next((key for key, count in Counter(keys).items() if count > 1), None)
+    if twice is not None:
+        raise _fault(path, 1, 1, f"has the key {reprlib.repr(twice)} twice")
 
 
 def _check_depth(path: Path, text: str) -> None:

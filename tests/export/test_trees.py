@@ -1,0 +1,321 @@
+"""Every format of an engine, read back by readers that import nothing of treeopt, and by the importer."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import engine_readers as readers
+import pytest
+import torch
+from engine_trees import T, closed_up, trees
+from helpers import random_tree
+
+from treeopt.engines import ENGINES
+from treeopt.errors import Code, TreeoptError
+from treeopt.export.lint import ERROR, lint_tree
+from treeopt.export.read_tree import ADJACENCY, BRACES, GROWMAP, PATHS, import_tree
+from treeopt.export.trees import BINARY, WRITERS, export_tree
+from treeopt.tree import Tree
+
+READERS: dict[str, Callable[[str], readers.Paths]] = {
+    "medusa": readers.medusa,
+    "nxdi": lambda text: readers.nxdi(text, 1 + text.count("[") - 1),
+    "nxdi-eagle": readers.nxdi_eagle,
+    "trtllm": readers.trtllm_python,
+    "triton": readers.triton,
+    "sequoia": lambda text: readers.sequoia(json.loads(text)),
+    "eagle": readers.eagle,
+    "json": lambda text: [tuple(path) for path in json.loads(text)],
+}
+GOLDEN = {
+    "medusa": "[[0], [1], [0, 0]]\n",
+    "nxdi": "[[0], [1], [0, 0]]\n",
+    "nxdi-eagle": '{"0": ["1", "2"], "1": ["3"]}\n',
+    "trtllm": "[[0], [1], [0, 0]]\n",
+    "triton": "{0}, {1}, {0, 0}\n",
+    "sequoia": (
+        '{"roots": [[0], [1, 2], [3]], "branches": [[2], [1, 0], [0]], "Successors": [[1, 2], [3], [], []], '
+        '"mask": [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], "depth": [0, 1, 1, 2], "size": 4}\n'
+    ),
+    "eagle": "mc_sim_7b_63 = [[0], [1], [0, 0]]\n",
+    "json": "[[0], [1], [0, 0]]\n",
+}
+LAYOUTS = {"nxdi-eagle": ADJACENCY, "triton": BRACES, "sequoia": GROWMAP}
+
+
+def written(tree: Tree, engine: str) -> str:
+    """The text of an export."""
+    return export_tree(tree, engine).content.decode()
+
+
+def drafted(text: str, engine: str) -> readers.Paths | None:
+    """What the engine drafts; None where it would mix up heads."""
+    try:
+        return READERS[engine](text)
+    except ValueError:
+        return None
+
+
+def test_every_engine_has_writer_reader_and_golden() -> None:
+    """The registry, the writers and these tests have the same names."""
+    assert set(ENGINES) == set(WRITERS) == set(READERS) == set(GOLDEN)
+    assert set(BINARY) <= set(ENGINES)
+
+
+@pytest.mark.parametrize("engine", GOLDEN)
+def test_running_example_is_golden(engine: str) -> None:
+    """The tree of docs/engines.md has exactly this text in each format."""
+    exported = export_tree(T, engine)
+    assert exported.content.decode() == GOLDEN[engine]
+    assert READERS[engine](GOLDEN[engine].strip()) == [(0,), (1,), (0, 0)]
+    assert exported.warnings == ()
+    assert not set("{}") & set(exported.setting)
+
+
+@pytest.mark.parametrize("engine", GOLDEN)
+def test_random_trees_are_read_back(engine: str, tmp_path: Path) -> None:
+    """The engine's reader drafts exactly the paths of each tree that is not refused; the importer reads it too."""
+    legal = 0
+    for i, tree in enumerate(trees()):
+        if any(finding.severity == ERROR for finding in lint_tree(tree, engine)):
+            with pytest.raises(TreeoptError) as caught:
+                export_tree(tree, engine)
+            assert caught.value.code is Code.TREE_NOT_EXPORTABLE
+            assert caught.value.why
+            assert caught.value.fix
+            continue
+        legal += 1
+        text = written(tree, engine)
+        assert READERS[engine](text.strip()) == list(tree.paths)
+        (tmp_path / f"{i}.txt").write_text(text)
+        found = import_tree(tmp_path / f"{i}.txt")
+        assert found.tree == tree
+        assert found.layout == LAYOUTS.get(engine, PATHS)
+    assert legal >= 15
+
+
+@pytest.mark.parametrize("engine", ["medusa", "nxdi", "trtllm", "eagle", "nxdi-eagle", "sequoia"])
+def test_refused_trees_would_be_misread(engine: str) -> None:
+    """For trees with one fault each, the unchecked text gives other paths than the tree's, or stops the reader."""
+    faulty = {
+        "medusa": Tree(((0,), (10,))),
+        "nxdi": Tree(((0,), (0, 10))),
+        "trtllm": Tree(((1,), (1, 0))),
+        "eagle": Tree(((0,), (1,), (0, 0), (1, 0), (1, 0, 0))),
+        "nxdi-eagle": Tree(((1,),)),
+        "sequoia": Tree(((0,), (0, 1))),
+    }[engine]
+    assert [finding.severity for finding in lint_tree(faulty, engine)] == [ERROR]
+    assert drafted(WRITERS[engine](faulty), engine) != list(faulty.paths)
+
+
+def test_eagle_rule_holds_exactly_where_its_drafter_is_right() -> None:
+    """For random trees of ranks to 9, the rules of EAGLE-1 are broken exactly where its drafts differ from the tree."""
+    right = wrong = 0
+    for seed in range(300):
+        tree = random_tree(seed, nodes=4 + seed % 20, depth=2 + seed % 4, ranks=4)
+        refused = bool(lint_tree(tree, "eagle"))
+        try:
+            misread = readers.eagle_drafts(tree.paths) != list(tree.paths)
+        except IndexError:
+            misread = True
+        assert refused == misread, tree.paths
+        right, wrong = right + (not misread), wrong + misread
+    assert min(right, wrong) > 50
+
+
+def test_cpp_runtime_reads_every_legal_tree() -> None:
+    """Packed prefixes of TensorRT-LLM collide for none of the trees that pass, and do for rank 16."""
+    for tree in trees():
+        if not lint_tree(tree, "triton"):
+            assert readers.trtllm_cpp(list(tree.paths)) == list(tree.paths)
+    collide = [(0,), (1,), (0, 16), (1, 0), (0, 16, 0), (1, 0, 1)]  # 0 and 16 in four bits each are 1 and 0
+    assert readers.trtllm_cpp(collide) != collide
+
+
+def test_growmap_pt_is_read_as_sequoia_does(tmp_path: Path) -> None:
+    """The .pt file loads with weights_only, has tensors of int64 and the paths; equal trees give equal bytes."""
+    for i, tree in enumerate(map(closed_up, trees(10))):
+        raw = export_tree(tree, "sequoia", suffix=".pt").content
+        assert readers.sequoia_pt(raw) == list(tree.paths)
+        assert raw == export_tree(tree, "sequoia", suffix=".pt").content
+        (tmp_path / f"{i}.pt").write_bytes(raw)
+        assert import_tree(tmp_path / f"{i}.pt").tree == tree
+
+
+def test_numbers_of_the_setting_are_those_of_the_tree() -> None:
+    """NxD Inference counts the root, TensorRT-LLM does not; the heads are as many as the levels at least."""
+    assert "--medusa-speculation-length 4 " in export_tree(T, "nxdi").setting
+    assert "max_draft_len=3 " in export_tree(T, "trtllm").setting
+    assert "H >= 2" in export_tree(T, "nxdi").setting
+
+
+def test_list_of_paths_is_exported() -> None:
+    """A list in any order is a tree, one that is none is refused as such."""
+    assert export_tree([[0, 0], [1], [0]], "triton").content == b"{0}, {1}, {0, 0}\n"
+    with pytest.raises(TreeoptError) as caught:
+        export_tree([[0, 0]], "triton")
+    assert caught.value.code is Code.TREE_INVALID
+
+
+PASTED = {
+    "mc_sim_7b_63 = [(0,), (0, 0), (1,)]  # Medusa": (
+        "the order of the list: paths are sorted by (length, path)",
+        "comments",
+        "the name mc_sim_7b_63",
+    ),
+    "[[0], [1], [0, 0]]": (),
+    "((0,), (1,), (0, 0))": (),
+    "x: list = [\n[0],\n[1], [0, 0]]": ("the name x",),
+    'medusa_choices: "{0}, {1}, {0, 0}"': (),
+    "eagle_choices = '{0},{1},{0,0}'": (),
+    " { 0 } , {1}, {0, 0},\n": (),
+    "{'0': ['1', '2'], '1': ['3'], '2': []}": (),
+    'tree = {"0": ["1", "2"], "1": ["3"]}': (),
+}
+
+
+@pytest.mark.parametrize("text", PASTED)
+def test_pasted_text_is_the_running_example(text: str, tmp_path: Path) -> None:
+    """Whatever the notation, the tree is T, and what was dropped is named."""
+    (tmp_path / "a.txt").write_text(text)
+    found = import_tree(tmp_path / "a.txt")
+    assert found.tree == T
+    assert found.dropped == PASTED[text]
+    assert len(found.assumed) == 1
+
+
+def test_published_lists_are_imported(shared: Path, tmp_path: Path) -> None:
+    """The nine lists of Medusa are read, exported for it, and read again as the same trees."""
+    published = json.loads((shared / "data" / "published_trees.json").read_text())["trees"]
+    assert len(published) == 9
+    for name, paths in published.items():
+        (tmp_path / "p.py").write_text(f"{name} = {paths}")
+        tree = import_tree(tmp_path / "p.py").tree
+        assert readers.medusa(written(tree, "medusa").strip()) == sorted(map(tuple, paths), key=lambda p: (len(p), p))
+
+
+def _pt(content: object) -> bytes:
+    stream = io.BytesIO()
+    torch.save(content, stream)
+    return stream.getvalue()
+
+
+def _growmap(**changed: object) -> dict[str, object]:
+    """The growmap of T with other parts."""
+    return {**json.loads(GOLDEN["sequoia"]), **changed}
+
+
+def _tensors(**changed: object) -> bytes:
+    content = _growmap()
+    content |= {name: torch.tensor(content[name]) for name in ("mask", "depth")}
+    return _pt({**content, **changed})
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("evil",)
+
+
+HOSTILE: dict[str, tuple[str | bytes, str]] = {
+    "nothing": ("", "E203"),
+    "prose": ("Dear tree", "E203"),
+    "a number": ("x = 3", "E203"),
+    "code": ("__import__('os').mkdir('evil')", "E203"),
+    "code in a list": ("[[0], __import__('os').mkdir('evil')]", "E203"),
+    "an orphan": ("[[0], [1, 0]]", "E203"),
+    "a duplicate": ("[[0], [0]]", "E203"),
+    "a listed root": ("[[], [0]]", "E203"),
+    "a float rank": ("[[0], [1.0]]", "E203"),
+    "a bool rank": ("[[True]]", "E203"),
+    "a negative rank": ("[[-1]]", "E203"),
+    "a huge rank": (f"[[{10**30}]]", "E203"),
+    "a string": ("['0', '1']", "E203"),
+    "deep nesting": ("[" * 100_000, "E203"),
+    "deep mapping": ('{"a":' * 50_000, "E203"),
+    "large": ("[" + "[0], " * 2_000_000 + "]", "E203"),
+    "a set": ("{(0,), (1,)}", "E203"),
+    "not UTF-8": (b"[[0]] # \xff", "E203"),
+    "a tree of treeopt": ("schema: treeopt.tree/1\nnodes: 1\npaths: []\n", "E203"),
+    "braces of words": ("{0}, {a}", "E206"),
+    "unclosed braces": ("{0}, {1", "E206"),
+    "empty braces": ("{0}, {}", "E206"),
+    "an orphan in braces": ("{0}, {1, 0}", "E206"),
+    "a huge rank in braces": ("{99999999999}", "E206"),
+    "spaces in braces": ("{0}" + " " * 1_000_000 + "x", "E206"),
+    "a cycle": ('{"0": ["1"], "2": ["3"], "3": ["2"]}', "E206"),
+    "a node above itself": ('{"0": ["1"], "1": ["2"], "2": ["1"]}', "E206"),
+    "the root as a child": ('{"0": ["1"], "1": ["0"]}', "E206"),
+    "two parents": ('{"0": ["1", "2"], "1": ["3"], "2": ["3"]}', "E206"),
+    "an id out of range": ('{"0": ["1", "7"]}', "E206"),
+    "a key out of range": ('{"0": ["1"], "5": []}', "E206"),
+    "ids out of order": ('{"0": ["2", "1"]}', "E206"),
+    "ids as numbers": ('{"0": [1, 2]}', "E206"),
+    "an id of words": ('{"0": ["one"]}', "E206"),
+    "an id with a zero": ('{"0": ["01"]}', "E206"),
+    "a negative id": ('{"0": ["-1"]}', "E206"),
+    "a huge id": ('{"0": ["' + "9" * 5000 + '"]}', "E206"),
+    "children that are no list": ('{"0": "12"}', "E206"),
+    "a key twice": ('{"0": ["1"], "0": ["1", "2"]}', "E203"),
+    "a key twice in Python": ("{'0': ['1'], '0': ['1', '2']}", "E203"),
+    "a deep adjacency": (json.dumps({str(i): [str(i + 1)] for i in range(200)}), "E206"),
+    "an unknown key": (json.dumps(_growmap(extra=1)), "E206"),
+    "a missing key": (json.dumps({k: v for k, v in _growmap().items() if k != "mask"}), "E206"),
+    "a wrong size": (json.dumps(_growmap(size=5)), "E206"),
+    "a huge size": (json.dumps(_growmap(size=10**9)), "E206"),
+    "a size of true": (json.dumps(_growmap(size=True)), "E206"),
+    "a wrong mask": (json.dumps(_growmap(mask=[[1] * 4] * 4)), "E206"),
+    "a float mask": (GOLDEN["sequoia"].replace("[[1, 0", "[[1.0, 0"), "E206"),
+    "a wrong depth": (json.dumps(_growmap(depth=[0, 1, 1, 1])), "E206"),
+    "wrong branches": (json.dumps(_growmap(branches=[[2], [0, 1], [0]])), "E206"),
+    "wrong roots": (json.dumps(_growmap(roots=[[0], [1], [2, 3]])), "E206"),
+    "a cyclic growmap": (json.dumps(_growmap(Successors=[[1, 2], [], [], [3]])), "E206"),
+    "a successor out of range": (json.dumps(_growmap(Successors=[[1, 9], [3], [], []])), "E206"),
+    "a successor below 0": (json.dumps(_growmap(Successors=[[1, -2], [3], [], []])), "E206"),
+    "successors of words": (json.dumps(_growmap(Successors="abcd")), "E206"),
+    "a pickle with code": (_pt({"roots": _Evil()}), "E210"),
+    "a pickle of a list": (_pt([1, 2]), "E206"),
+    "a damaged pickle": (_tensors()[:300], "E206"),
+    "a zip of nothing": (b"PK\x03\x04" + bytes(100), "E206"),
+    "a mask of another shape": (_tensors(mask=torch.ones(3, 3, dtype=torch.int64)), "E206"),
+    "a mask of floats": (_tensors(mask=torch.ones(4, 4)), "E206"),
+    "a mask that is huge": (_tensors(mask=torch.ones(1, dtype=torch.int64).expand(10**6, 10**6)), "E206"),
+    "a mask that is a list": (_pt(_growmap()), "E206"),
+    "an unknown key in a pickle": (_tensors(extra=1), "E206"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_file_is_one_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong types, cycles, unknown keys, huge numbers and code give one short error, quickly, and run nothing."""
+    monkeypatch.chdir(tmp_path)
+    content, number = HOSTILE[name]
+    Path("a.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TreeoptError) as caught:
+        import_tree("a.txt")
+    assert caught.value.code.number == number
+    assert "a.txt" in str(caught.value)
+    assert len(str(caught.value)) < 1500
+    assert not Path("evil").exists()
+
+
+def test_missing_file_and_folder() -> None:
+    """A name without a file, and a folder, are named as such."""
+    for name, number in (("nowhere.json", "E201"), ("/", "E203")):
+        with pytest.raises(TreeoptError) as caught:
+            import_tree(name)
+        assert caught.value.code.number == number
+
+
+def test_readers_import_nothing_of_treeopt() -> None:
+    """The oracles of these tests are independent of what they check."""
+    code = "import sys, engine_readers; print([name for name in sys.modules if name.startswith('treeopt')])"
+    folder = Path(readers.__file__).parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,92 @@
+"""`treeopt export`: a tree in the format of an inference engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.console import Console, command
+from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.options import check_outputs, force_option
+from treeopt.engines import ENGINES
+from treeopt.files.atomic import write_bytes
+from treeopt.files.trees import load_tree
+
+if TYPE_CHECKING:
+    from treeopt.export.trees import Exported
+
+_SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
+
+
+@command("export")
+@click.argument("tree")
+@click.option("--to", type=click.Choice(list(ENGINES)), required=True, help="The engine, or the format.")
+@click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
+@force_option
+def run(console: Console, tree: str, to: str, output: str | None, force: bool) -> None:
+    """Write TREE (a file, or a name from `treeopt list`) as an engine reads it.
+
+    A tree that the engine would refuse or misread is refused, with the rule and a remedy (`treeopt lint`). Values,
+    expected tokens per step and sources stay behind: no engine reads them.
+
+    \b
+    medusa      Medusa, Hydra, Spec-Bench: paths as a Python list
+    nxdi        AWS NxD Inference, Medusa: medusa_tree as JSON
+    nxdi-eagle  AWS NxD Inference, EAGLE-1 and 2: token tree as JSON
+    trtllm      TensorRT-LLM to 1.2.x: medusa_choices or eagle_choices
+    triton      Triton with TensorRT-LLM to 1.2.x: paths in braces
+    sequoia     Sequoia: growmap
+    eagle       EAGLE-1: mc_sim_7b_63 of its choices.py
+    json        paths as JSON, for programs of your own
+    """
+    _export_tree(console, tree, to, output, force)
+
+
+command = run
+
+
+def _export_tree(console: Console, tree: str, to: str, output: str | None, force: bool) -> None:
+    record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
+    if output is not None:
+        check_outputs({"tree": tree, "force": force}, output)
+        if to in _SUFFIXES:
+            check_suffix(output, *_SUFFIXES[to])
+    from treeopt.export.trees import export_tree
+
+    exported = export_tree(record, to, suffix="" if output is None else Path(output).suffix)
+    if output is None:
+        console.say(exported.content.decode().removesuffix("\n"))
+    else:
+        write_bytes(output, exported.content)
+    _report(console, exported, output)
+    console.result({"nodes": record.nodes, "depth": record.depth, **_as_dict(exported, output)})
+
+
+def _report(console: Console, exported: Exported, output: str | None) -> None:
+    engine = ENGINES[exported.engine]
+    for finding in exported.warnings:
+        console.warn(
+            f"warning: {finding.rule}: {finding.what}; {finding.why}" + (f" ({finding.fix})" * bool(finding.fix))
+        )
+    if output is not None:
+        console.note(f"wrote {output}")
+    console.note(f"read by   {engine.reader}: {engine.versions}")
+    console.note(f"setting   {exported.setting}")
+    console.note(f"lost      {engine.lost}")
+
+
+def _as_dict(exported: Exported, output: str | None) -> dict[str, Any]:
+    engine = ENGINES[exported.engine]
+    return {
+        "to": exported.engine,
+        "reader": engine.reader,
+        "versions": engine.versions,
+        "setting": exported.setting,
+        "lost": engine.lost,
+        "findings": [dataclasses.asdict(finding) for finding in exported.warnings],
+        "content": exported.content.decode() if output is None else None,
+        "output": output,
+    }

@@ -1,0 +1,50 @@
+"""`treeopt import`: a tree from the file of an engine."""
+
+from __future__ import annotations
+
+import click
+
+from treeopt.cli.console import Console, command
+from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.options import check_outputs, force_option
+from treeopt.files.marks import TREE
+from treeopt.files.trees import save_tree
+
+
+@command("import")
+@click.argument("file")
+@force_option
+@click.option("-o", "--output", default="tree.yaml", show_default=True)
+def run(console: Console, file: str, output: str, force: bool) -> None:
+    """Read the tree in FILE, which an engine wrote or reads, and write it as a tree of treeopt.
+
+    The format is recognised by the content: a list of paths in JSON or Python (Medusa, Hydra, Spec-Bench, EAGLE-1,
+    NxD Inference, TensorRT-LLM), paths in braces (Triton), a token tree of NxD Inference, a growmap of Sequoia (.pt or
+    .json). Nothing in the file is executed.
+    """
+    from treeopt.export.read_tree import import_tree
+
+    found = import_tree(file)
+    check_outputs({"tree": file, "force": force}, output, kind=TREE)
+    check_suffix(output, ".yaml", ".yml")
+    save_tree(found.tree, output)
+    tree = found.tree
+    console.say(f"{file} is {found.layout}: {tree.nodes} nodes, depth {tree.depth}, {len(tree.leaves)} leaves")
+    for name, lines in (("dropped", found.dropped), ("assumed", found.assumed)):
+        for line in lines:
+            console.say(f"{name:9} {line}")
+    console.note(f"wrote {output}")
+    console.result(
+        {
+            "layout": found.layout,
+            "nodes": tree.nodes,
+            "depth": tree.depth,
+            "paths": tree.paths,
+            "dropped": found.dropped,
+            "assumed": found.assumed,
+            "output": output,
+        }
+    )
+
+
+command = run

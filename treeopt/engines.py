@@ -1,0 +1,138 @@
+"""The engines that take a fixed tree: what each reads, and the limits beyond which it fails or misreads the tree.
+
+The names are those of `treeopt export --to` and of `--for`. Sources are in docs/engines.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ALL_LEVELS = 127  # of `contiguous`: every level of a tree
+HEADS_DRAFT, MODEL_DRAFT, EAGLE_DRAFT, ANY_DRAFT = "heads", "model", "eagle", "any"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine, or one of its formats for trees.
+
+    Args:
+        name: of `--to` and `--for`.
+        reader: the programs that read the format.
+        versions: of these programs.
+        drafts: what the ranks refer to in the engine: `heads` (rank r of head d), `model` (the r-th most likely
+            token of a draft model after the node above), `eagle` (the same of an EAGLE head), or `any`.
+        setting: where the content goes: an option, an argument or a file of the engine. `{drafts}` and `{nodes}` are
+            the numbers without and with the root, `{depth}` the depth.
+        contiguous: levels, from the first, whose siblings must have the ranks 0, 1, .. without a gap.
+        max_rank: the largest rank that the engine reads rightly; None for no limit.
+        max_depth: the largest depth that it reads rightly; None for no limit but that of its drafter.
+        max_nodes: the number of nodes, root counted, up to which files are written; None for no limit.
+        default_drafts: the number of drafts of an engine that was built with default options.
+        reason: why ranks, depth or gaps are limited.
+        lost: the parts of a treeopt file that the format does not hold.
+    """
+
+    name: str
+    reader: str
+    versions: str
+    drafts: str
+    setting: str
+    contiguous: int = 0
+    max_rank: int | None = None
+    max_depth: int | None = None
+    max_nodes: int | None = None
+    default_drafts: int | None = None
+    reason: str = ""
+    lost: str = "values, expected tokens per step, source"
+
+
+_TOPK = "its buffers hold ten drafts a head: rank 10 is read as the best draft of the next head"
+_PACKED = "a prefix is packed into 4 bits a rank and 32 bits in all"
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            "medusa",
+            "FasterDecoding/Medusa, Hydra, Spec-Bench",
+            "Medusa to e2a5d20 (2024-04), Hydra 3f39fbd, Spec-Bench fd2c1cd",
+            HEADS_DRAFT,
+            "medusa_generate(..., medusa_choices=CONTENT), or --medusa-choices 'CONTENT'; Hydra: "
+            "--hydra-choices 'CONTENT'",
+            max_rank=9,
+            reason=_TOPK,
+        ),
+        Engine(
+            "nxdi",
+            "AWS NxD Inference, Medusa",
+            "to 4bcdc54 (2026-07)",
+            HEADS_DRAFT,
+            "--is-medusa --num-medusa-heads H --medusa-speculation-length {nodes} --medusa-tree-json FILE, with "
+            "H >= {depth}",
+            max_rank=9,
+            reason=_TOPK,
+        ),
+        Engine(
+            "nxdi-eagle",
+            "AWS NxD Inference, EAGLE-1 and EAGLE-2",
+            "to 4bcdc54 (2026-07); not EAGLE-3",
+            EAGLE_DRAFT,
+            "--token-tree-json FILE, or token_tree_config in the NeuronConfig",
+            contiguous=ALL_LEVELS,
+            reason="children are listed in the order of their ranks, so a rank cannot be left out",
+            lost="values, expected tokens per step, source, which drafter the ranks are of",
+        ),
+        Engine(
+            "trtllm",
+            "TensorRT-LLM, TensorRT backend, Medusa and EAGLE",
+            "to 1.2.x",
+            HEADS_DRAFT,
+            "MedusaDecodingConfig(medusa_choices=CONTENT, max_draft_len={drafts} or more, num_medusa_heads=H), H >= "
+            "{depth}; run.py --medusa_choices='CONTENT'; EAGLE: eagle_choices=CONTENT",
+            contiguous=1,
+            max_rank=15,
+            max_depth=8,
+            default_drafts=63,
+            reason=f"the Python runtime reads the ranks of level 1 as 0, 1, ..; in the C++ runtime {_PACKED}",
+        ),
+        Engine(
+            "triton",
+            "Triton, tensorrtllm_backend",
+            "with TensorRT-LLM to 1.2.x",
+            HEADS_DRAFT,
+            'config.pbtxt: decoding_mode: medusa, medusa_choices: "CONTENT" (EAGLE: eagle_choices)',
+            max_rank=15,
+            max_depth=8,
+            default_drafts=63,
+            reason=_PACKED,
+        ),
+        Engine(
+            "sequoia",
+            "Infini-AI-Lab/Sequoia",
+            "to 0ff3ff7",
+            MODEL_DRAFT,
+            "--growmap FILE (the .pt file; .json has the same content for other programs)",
+            contiguous=ALL_LEVELS,
+            max_nodes=2048,
+            reason="a growmap holds the number of children of each node, so a rank cannot be left out",
+            lost="values, expected tokens per step, source, which drafter the ranks are of",
+        ),
+        Engine(
+            "eagle",
+            "SafeAILab/EAGLE, EAGLE-1",
+            "branch v1",
+            EAGLE_DRAFT,
+            "in place of mc_sim_7b_63 in eagle/model/choices.py, and eagenerate(tree_choices=mc_sim_7b_63): both",
+            max_rank=9,
+            reason="its drafter takes the ten most likely tokens after each node",
+            lost="values, expected tokens per step, source, which drafter the ranks are of",
+        ),
+        Engine(
+            "json",
+            "programs that read paths of ranks",
+            "any",
+            ANY_DRAFT,
+            "paths sorted by (length, path); node 0 is the root, node i the i-th path",
+        ),
+    )
+}

@@ -1,0 +1,262 @@
+"""The rules of engines for trees: what an engine would refuse or misread, and how to mend it.
+
+A rule has an id, which stays the same. `error` marks a tree that the engine refuses or misreads, `warning` one that it
+reads rightly under a condition that the tree does not show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TypeGuard
+
+from treeopt.drafter import HEADS, MODEL
+from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, MODEL_DRAFT, Engine
+from treeopt.errors import Code, TreeoptError
+from treeopt.export.faults import shown
+from treeopt.files.drafters import load_drafter
+from treeopt.optimize.contiguous import gaps
+from treeopt.tree import Path as RankPath
+from treeopt.tree import Tree
+
+ERROR, WARNING = "error", "warning"
+_SHOWN = 3  # paths of one finding
+_SAME = {HEADS: HEADS_DRAFT, MODEL: MODEL_DRAFT}  # drafter of a tree -> engines that draft alike
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule.
+
+    Args:
+        rule: its id.
+        severity: `error` or `warning`.
+        engine: the engine whose rule it is; empty for a rule of every tree.
+        what: the fault, with the values.
+        why: what the engine does with such a tree.
+        fix: a command or an edit.
+        paths: the first paths that break it.
+        count: the number of these paths; 0 where the rule is one of the whole tree.
+    """
+
+    rule: str
+    severity: str
+    engine: str
+    what: str
+    why: str
+    fix: str
+    paths: tuple[RankPath, ...] = ()
+    count: int = 0
+
+
+def lint_tree(tree: Tree, engine: str) -> list[Finding]:
+    """The rules of an engine that a tree breaks, errors first.
+
+    Args:
+        tree: the tree.
+        engine: a name of `treeopt.engines.ENGINES`.
+    """
+    known = ENGINES[engine]
+    found = [finding for rule in _RULES if (finding := rule(tree, known)) is not None]
+    return sorted(found, key=lambda finding: finding.severity != ERROR)
+
+
+def lint_list(paths: Sequence[object]) -> list[Finding]:
+    """The rules of every tree that a list of candidate paths breaks; they need no engine."""
+    found = []
+    wrong = [path for path in paths if not _is_path(path)]
+    if wrong:
+        what = f"{len(wrong)} entries are not lists of whole numbers from 0, such as {shown(wrong[0])}"
+        found.append(_of_list("types", what, "write every path as a list of whole numbers, such as [0, 2]"))
+    if len({type(path) for path in paths if isinstance(path, (list, tuple))}) > 1:
+        what = "lists and tuples are mixed"
+        why = "engines sort the paths, and Python does not compare a list with a tuple"
+        found.append(_of_list("types", what, "write all paths as lists", why=why))
+    listed: list[RankPath] = [tuple(path) for path in paths if _is_path(path)]
+    known = {(), *listed}
+    if () in listed:
+        found.append(_of_list("root", "[] is listed", "remove []: the root is not a path", why="the root is implicit"))
+    twice = [path for path, times in Counter(listed).items() if path and times > 1]
+    if twice:
+        found.append(_of_list("duplicate", f"{_named(twice)} more than once", "keep each path once", paths=twice))
+    orphans = [path for path in dict.fromkeys(listed) if path and path[:-1] not in known]
+    if orphans:
+        what = f"{_named(orphans)} without the path above"
+        why = "TensorRT-LLM attaches such a node to the root without a word; Medusa and NxDI stop with an error"
+        missing = list(orphans[0][:-1])
+        fix = f"add {missing} and the paths above it, or remove these"
+        found.append(_of_list("orphan", what, fix, why=why, paths=orphans))
+    return found
+
+
+def check_exportable(tree: Tree, engine: str) -> list[Finding]:
+    """The warnings of an engine about a tree.
+
+    Raises:
+        TreeoptError: E105 where the engine would refuse or misread the tree; all broken rules are listed.
+    """
+    found = lint_tree(tree, engine)
+    errors = [finding for finding in found if finding.severity == ERROR]
+    if errors:
+        first = errors[0]
+        places = "\n".join(f"{finding.rule}: {finding.what}" for finding in errors)
+        what = f"{ENGINES[engine].reader} would not read this tree rightly: {first.what}"
+        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=places, why=first.why, fix=first.fix)
+    return found
+
+
+def _ranks(tree: Tree, engine: Engine) -> Finding | None:
+    if engine.max_rank is None or tree.max_rank <= engine.max_rank:
+        return None
+    above = [path for path in tree.paths if path[-1] > engine.max_rank]
+    what = f"{_named(above)} with a rank above {engine.max_rank}"
+    return _of_engine("rank", engine, what, _grow(engine), paths=above)
+
+
+def _depth(tree: Tree, engine: Engine) -> Finding | None:
+    if engine.max_depth is None or tree.depth <= engine.max_depth:
+        return None
+    deep = [path for path in tree.paths if len(path) > engine.max_depth]
+    what = f"{_named(deep)} deeper than {engine.max_depth} levels"
+    return _of_engine("depth", engine, what, _grow(engine), paths=deep)
+
+
+def _gaps(tree: Tree, engine: Engine) -> Finding | None:
+    missing = gaps(tree.paths, engine.contiguous)
+    if not missing:
+        return None
+    where = " on level 1" if engine.contiguous == 1 else ""
+    what = f"{_named(missing)} without the sibling of the next smaller rank{where}"
+    return _of_engine("gap", engine, what, _grow(engine), paths=missing)
+
+
+def _nodes(tree: Tree, engine: Engine) -> Finding | None:
+    if engine.max_nodes is None or tree.nodes <= engine.max_nodes:
+        return None
+    what = f"{tree.nodes:,} nodes, root counted; at most {engine.max_nodes:,} are written"
+    why = "its mask has a number for each pair of nodes"
+    return _of_engine("nodes", engine, what, f"treeopt build --nodes {engine.max_nodes}", why=why)
+
+
+def _rows(tree: Tree, engine: Engine) -> Finding | None:
+    if engine.default_drafts is None or len(tree.paths) <= engine.default_drafts:
+        return None
+    what = f"{len(tree.paths)} drafts; an engine that was built with default options holds {engine.default_drafts}"
+    fix = f"build the engine with a maximum draft length of {len(tree.paths)}, or treeopt build --nodes "
+    return _of_engine(
+        "rows", engine, what, f"{fix}{engine.default_drafts + 1}", why="more drafts are refused", severity=WARNING
+    )
+
+
+def _empty(tree: Tree, engine: Engine) -> Finding | None:
+    if tree.paths or engine.drafts == ANY_DRAFT:
+        return None
+    return _of_engine("empty", engine, "the tree has no drafts", "treeopt build --nodes 2", why="nothing is drafted")
+
+
+def _drafter(tree: Tree, engine: Engine) -> Finding | None:
+    """Whether the engine's drafter gives the ranks the meaning that they have in the tree."""
+    kind = _kind(tree)
+    if engine.drafts == _SAME.get(kind) or (kind == HEADS and (engine.drafts == ANY_DRAFT or not _fitted(tree))):
+        return None
+    if kind in _SAME and engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT):
+        drafts = "an EAGLE head" if engine.drafts == EAGLE_DRAFT else "a draft model"
+        what = f"the ranks are of {'heads' if kind == HEADS else 'a draft model'}, and the engine drafts with {drafts}"
+        why = (
+            "the paths are read rightly, but they were not fitted to its drafts: the expected figures do not hold there"
+        )
+        fix = "" if engine.drafts == EAGLE_DRAFT else "treeopt calibrate --draft MODEL, and treeopt build"
+        return _of_engine("drafter", engine, what, fix, why=why, severity=WARNING)
+    what = f"the tree was made for drafter {tree.drafter}" + (f" ({kind})" if kind else "")
+    why = "its ranks are of candidates that only treeopt drafts; an engine takes them for ranks of its drafter"
+    fix = "treeopt calibrate --drafter heads, and treeopt build; or treeopt generate with this tree"
+    if engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT):
+        fix = (
+            "treeopt calibrate --drafter model, and treeopt build"
+            if kind
+            else "keep the drafter's file, which says more"
+        )
+    return _of_engine("drafter", engine, what, fix, why=why)
+
+
+def _fitted(tree: Tree) -> bool:
+    """Whether the tree was built from traces; a list of paths says nothing about the drafts."""
+    return bool(tree.source.get("calibration"))
+
+
+def _kind(tree: Tree) -> str:
+    """The name of the tree's drafter; empty where its file is not found."""
+    if not tree.drafter:
+        return HEADS
+    file = tree.source.get("drafter")
+    if file is None or not Path(file).is_file():
+        return ""
+    drafter = load_drafter(file)
+    return drafter.name if drafter.id == tree.drafter else ""
+
+
+def _one_level(tree: Tree, engine: Engine) -> Finding | None:
+    if engine.name != "eagle" or tree.depth != 1:
+        return None
+    why = "its drafter takes the first of the levels below level 1, and stops with an IndexError where there is none"
+    return _of_engine("one-level", engine, "the tree has one level", "treeopt build with more nodes", why=why)
+
+
+def _draft_rows(tree: Tree, engine: Engine) -> Finding | None:
+    if engine.name != "eagle":
+        return None
+    inner = [tree.paths[node - 1] for node in sorted(set(tree.parents[1:])) if node]
+    parents = {path[:-1] for path in inner}
+    skipped = []
+    for _, group in groupby(inner, key=len):
+        level = list(group)
+        last = max((i for i, path in enumerate(level) if path in parents), default=0)
+        skipped += [path for path in level[:last] if path not in parents]
+    if not skipped:
+        return None
+    what = (
+        f"{_named(skipped)} whose children have no children, before a node of the same level whose children have some"
+    )
+    why = (
+        "its drafter counts only parents of such nodes, so the drafts below the later node are those of the earlier one"
+    )
+    return _of_engine("draft-rows", engine, what, "treeopt build --max-depth 2", why=why, paths=skipped)
+
+
+_RULES: tuple[Callable[[Tree, Engine], Finding | None], ...] = (
+    *(_empty, _drafter, _ranks, _gaps, _depth, _nodes, _one_level, _draft_rows, _rows),
+)
+
+
+def _of_engine(
+    rule: str,
+    engine: Engine,
+    what: str,
+    fix: str,
+    *,
+    why: str = "",
+    paths: Sequence[RankPath] = (),
+    severity: str = ERROR,
+) -> Finding:
+    return Finding(rule, severity, engine.name, what, why or engine.reason, fix, tuple(paths[:_SHOWN]), len(paths))
+
+
+def _of_list(rule: str, what: str, fix: str, *, why: str = "", paths: Sequence[RankPath] = ()) -> Finding:
+    return Finding(rule, ERROR, "", what, why or Code.TREE_INVALID.rule, fix, tuple(paths[:_SHOWN]), len(paths))
+
+
+def _grow(engine: Engine) -> str:
+    return f"treeopt build --for {engine.name}, or treeopt lint TREE --for {engine.name} --fix --calibration FILE"
+
+
+def _is_path(path: object) -> TypeGuard[Sequence[int]]:
+    return isinstance(path, (list, tuple)) and all(type(rank) is int and rank >= 0 for rank in path)
+
+
+def _named(paths: Sequence[RankPath]) -> str:
+    """`1 path ([0, 10])`, `5 paths ([10], [11], [12], ...)`."""
+    listed = ", ".join(shown(list(path)) for path in paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
+    return f"{len(paths)} path{'' if len(paths) == 1 else 's'} ({listed})"

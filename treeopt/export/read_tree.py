@@ -1,0 +1,112 @@
+"""Trees from the formats of engines: the format is recognised by the content, and all of the content is checked."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.export.adjacency import tree_of_adjacency
+from treeopt.export.braces import is_braces, tree_of_braces
+from treeopt.export.faults import FORMATS, fault_of
+from treeopt.export.growmaps import KEYS, MAX_PT, read_growmap_pt, tree_of_growmap
+from treeopt.files.atomic import read_bytes
+from treeopt.files.choices import is_choices, literal, tree_of_literal
+from treeopt.files.kinds import read_text, refusal
+from treeopt.tree import Tree
+
+_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+PATHS, BRACES = "a list of paths", "a list of paths in braces"
+ADJACENCY, GROWMAP = "a token tree of NxD Inference", "a growmap of Sequoia"
+_MODEL_RANKS = (ADJACENCY, GROWMAP)  # layouts whose ranks are those of a draft model
+_DERIVED = ("roots, branches, mask and depth, which follow from the children",)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A tree of an engine's file.
+
+    Args:
+        tree: the tree; its source names the file.
+        layout: the name of the format.
+        dropped: what the file has and the tree has not.
+        assumed: what the file does not say.
+    """
+
+    tree: Tree
+    layout: str
+    dropped: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def import_tree(path: str | os.PathLike[str]) -> Imported:
+    """Read a tree from the file of an engine, or from a file with a pasted Python or JSON literal.
+
+    No code of the file is executed, and pickles are read with `weights_only=True`.
+
+    Raises:
+        TreeoptError: E201 where there is no file; E203 where it is not text of these formats; E206 where it breaks the
+            rules of its format; E210 where a .pt file holds code.
+    """
+    file = Path(path)
+    if _head(file).startswith(_PICKLES):
+        return _imported(file, tree_of_growmap(_pt(file), fault_of(file, GROWMAP)), GROWMAP, _DERIVED)
+    text = read_text(file, FORMATS).decode("utf-8-sig", errors="replace")
+    if "\ufffd" in text:
+        raise refusal(file, "is not UTF-8 text", FORMATS)
+    if "schema:" in text and "treeopt.tree/1" in text:
+        raise refusal(
+            file, "is a tree of treeopt already", FORMATS, fix="use it as it is; treeopt export writes others"
+        )
+    if is_braces(text):
+        return _imported(file, tree_of_braces(text, fault_of(file, BRACES)), BRACES, ())
+    if not is_choices(text) and not text.lstrip().startswith("{"):
+        raise refusal(file, "holds no tree in a format that is known", FORMATS)
+    content = literal(file, text)
+    if not isinstance(content, Mapping):
+        tree = tree_of_literal(file, content)
+        return _imported(file, tree, PATHS, tuple(_dropped(text, content, tree)))
+    if set(content) & set(KEYS):
+        return _imported(file, tree_of_growmap(content, fault_of(file, GROWMAP)), GROWMAP, _DERIVED)
+    return _imported(file, tree_of_adjacency(content, fault_of(file, ADJACENCY)), ADJACENCY, ())
+
+
+def _dropped(text: str, content: Sequence[Sequence[int]], tree: Tree) -> Iterator[str]:
+    """What a list in JSON or Python has and its tree has not."""
+    if [tuple(path) for path in content] != list(tree.paths):
+        yield "the order of the list: paths are sorted by (length, path)"
+    if "#" in text:
+        yield "comments"
+    name = re.match(r"(?:\s|#[^\n]*\n)*([A-Za-z_]\w*)\s*[:=]", text)
+    if name:
+        yield f"the name {name[1]}"
+
+
+def _imported(file: Path, tree: Tree, layout: str, dropped: tuple[str, ...]) -> Imported:
+    meaning = "the engine's draft model" if layout in _MODEL_RANKS else "the heads"
+    assumed = (f"the ranks are those of {meaning}: the file does not name a drafter",)
+    return Imported(Tree(tree.paths, source={"reference": f"{file.name}, {layout}"}), layout, dropped, assumed)
+
+
+def _head(file: Path) -> bytes:
+    """The first bytes of a regular file; empty for pipes, which can be read once."""
+    if not file.exists():
+        raise TreeoptError(Code.FILE_MISSING, f"there is no file {file}")
+    if not file.is_file():
+        return b""
+    with file.open("rb") as stream:
+        return stream.read(8)
+
+
+def _pt(file: Path) -> dict[str, Any]:
+    """The content of a .pt file."""
+    fault, size = fault_of(file, GROWMAP), file.stat().st_size
+    if size > MAX_PT:
+        raise fault(f"has {size:,} bytes; at most {MAX_PT:,} are read")
+    return read_growmap_pt(read_bytes(file), fault)
