@@ -17,6 +17,7 @@ from .evaluate.learn_drafter import LearnedDrafter as LearnedDrafter
 from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile
 from .evaluate.validate import validate as validate
+from .export.lint import lint_tree as lint_tree
 from .export.read_tree import import_tree as import_tree
 from .export.trees import export_tree as export_tree
 from .files.calibrations import load_calibration as load_calibration
@@ -33,6 +34,8 @@ from .models.base import load_base as load_base
 from .models.heads import MedusaHeads as MedusaHeads
 from .models.layouts import load_heads as load_heads
 from .models.layouts import save_heads as save_heads
+from .optimize.differences import compare_trees as compare_trees
+from .optimize.explain import explain_path as explain_path
 from .optimize.per_step import build_policy as build_policy
 from .optimize.per_step import replay_policy as replay_policy
 from .optimize.replay import replay as replay

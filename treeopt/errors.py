@@ -39,6 +39,7 @@ class Code(enum.Enum):
     TREE_INVALID = ("E103", EXIT_INPUT, "a tree is a prefix-closed set of distinct paths of ranks from 0")
     TREE_UNKNOWN = ("E104", EXIT_INPUT, "a tree is a file of YAML or of a list of paths, or a name from `treeopt list`")
     TREE_NOT_EXPORTABLE = ("E105", EXIT_INPUT, "the layout cannot represent this tree")
+    PATH_UNKNOWN = ("E106", EXIT_INPUT, "a path is explained by the values in its tree's file, or by traces")
     FILE_MISSING = ("E201", EXIT_INPUT, "a file or folder does not exist")
     FILE_EXISTS = ("E202", EXIT_INPUT, "files that took long to make are overwritten only with --force")
     FILE_INVALID = ("E203", EXIT_INPUT, "a file does not follow its schema")

@@ -1,17 +1,27 @@
-"""export, import and lint: what they print and write, and what they refuse."""
+"""export, import, lint, diff and explain: what they print and write, and what they refuse."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import engine_readers as readers
+import numpy as np
 import pytest
-from engine_trees import T
+from engine_trees import T, closed_up
+from helpers import make_calibration, random_tree
 from program import error_number, treeopt, treeopt_json
 
+from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
+from treeopt.files.calibrations import save_calibration
 from treeopt.files.trees import load_tree, save_tree
+from treeopt.optimize.contiguous import gaps
+from treeopt.optimize.methods import MEDUSA
+from treeopt.optimize.refine import Limits
+from treeopt.optimize.replay import replay
+from treeopt.optimize.select_method import Fitter
 from treeopt.tree import Tree
 
 
@@ -97,3 +107,207 @@ def test_import_says_what_was_dropped() -> None:
         assert f"dropped   {dropped}" in said
     assert 'reference: "m.py, a list of paths"' in Path("tree.yaml").read_text()
     assert treeopt_json("import", "m.py")["paths"] == [[0], [1], [0, 0]]  # our file is replaced without --force
+
+
+def rising(texts: int = 24) -> Calibration:
+    """Short texts with evenly spread ranks: their accuracies rise with the rank here and there."""
+    rng = np.random.default_rng(5)
+    made = make_calibration([rng.integers(0, 14, (30, 3)) for _ in range(texts)])
+    made = dataclasses.replace(made, token_hashes=tuple(map(str, range(texts))))
+    save_calibration(made, "calibration.safetensors")
+    return made
+
+
+MEDUSA_METHOD = ("--values", "independent", "--weights", "uniform")
+
+
+def test_build_under_limits_prints_what_they_cost() -> None:
+    """The tree has no gap and no larger rank, and the loss is that of two trees built and judged alike."""
+    calibration = rising()
+    treeopt("build", "--nodes", "12", *MEDUSA_METHOD, "-o", "free.yaml")
+    assert gaps(load_tree("free.yaml").paths, 9)
+    data = treeopt_json("build", "--nodes", "12", *MEDUSA_METHOD, "--contiguous", "-o", "closed.yaml")
+    tree = load_tree("closed.yaml")
+    assert not gaps(tree.paths, 9)
+    assert tree.nodes == 12
+    assert 'contiguous: "all levels"' in Path("closed.yaml").read_text()
+    loss = data["limits"]["loss"]
+    tokens = calibration.positions
+    for name, contiguous in (("first", 0), ("second", 127)):
+        fit = Fitter(calibration, Limits(12, 16, contiguous=contiguous)).choose([MEDUSA])
+        assert fit.steps is not None
+        assert loss[name] == pytest.approx(tokens / fit.steps.sum(), rel=1e-12)
+    assert loss["difference"] == pytest.approx(loss["second"] - loss["first"])
+    assert loss["interval"]["low"] <= loss["difference"] <= loss["interval"]["high"]
+    said = treeopt("build", "--nodes", "12", *MEDUSA_METHOD, "--max-rank", "3", "-o", "three.yaml").stdout
+    assert load_tree("three.yaml").max_rank <= 3
+    assert "limits: " in said
+    assert " without them (cross-validated): " in said
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
+    """The tree breaks no rule of the engine that is an error, also where the unlimited tree would."""
+    rising()
+    treeopt("build", "--nodes", "20", *MEDUSA_METHOD, "-o", "free.yaml")
+    said = treeopt("build", "--nodes", "20", *MEDUSA_METHOD, "--for", engine, "-o", "kept.yaml")
+    assert f"limits of {engine}: " in said.stdout
+    assert load_tree("kept.yaml").source["method"]["engine"] == engine
+    treeopt("export", "kept.yaml", "--to", engine)
+    if engine in ("sequoia", "nxdi-eagle", "eagle"):
+        treeopt("export", "free.yaml", "--to", engine, status=3)
+
+
+def test_limits_belong_to_static_trees_of_one_drafter() -> None:
+    """Per-step trees and a choice of drafters have no limits of engines; an engine's largest tree is one."""
+    rising()
+    for more in (["--kind", "dynamic"], ["--drafter", "auto"]):
+        for limit in (["--contiguous"], ["--for", "sequoia"]):
+            assert limit[0] in treeopt("build", *more, *limit, status=2).stderr
+    assert error_number(treeopt("build", "--nodes", "2049", "--for", "sequoia", status=3)) == "E105"
+
+
+LISTS = {
+    "[[0], [1, 0]]": {"orphan"},
+    "[[0], [0]]": {"duplicate"},
+    "[[], [0]]": {"root"},
+    "[[0], (1,)]": {"types"},
+    "[[0], ['1']]": {"types"},
+    "[[0], [-1], 5]": {"types"},
+    "[[0], [1.0]]": {"types"},
+    "[[0], [True]]": {"types"},
+    "[[], [0], [0], [2, 1]]": {"root", "duplicate", "orphan"},
+}
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_lint_names_what_makes_a_list_no_tree(text: str) -> None:
+    """Each fault has its rule, reason and remedy, and the exit status is that of an invalid input."""
+    Path("l.py").write_text(text)
+    data = treeopt_json("lint", "l.py", status=3)
+    assert {finding["rule"] for finding in data["findings"]} == LISTS[text]
+    assert not data["valid"]
+    assert all(finding["why"] and finding["fix"] and not finding["engine"] for finding in data["findings"])
+
+
+def test_lint_judges_by_every_engine_or_by_one() -> None:
+    """Without --for the table shows all engines and the status is 0; with it an error gives 3."""
+    Path("l.py").write_text("[[0], [10], [0, 1]]")
+    result = treeopt("lint", "l.py")
+    table = dict(line.split(maxsplit=1) for line in result.stdout.splitlines()[-8:])
+    assert table == {
+        "medusa": "1 error",
+        "nxdi": "1 error",
+        "nxdi-eagle": "1 error",
+        "trtllm": "1 error",
+        "triton": "ok",
+        "sequoia": "1 error",
+        "eagle": "1 error",
+        "json": "ok",
+    }
+    assert "error: rank [medusa]: 1 path ([10]) with a rank above 9" in result.stdout
+    assert "error: gap [trtllm]: 1 path ([10]) without the sibling of the next smaller rank on level 1" in result.stdout
+    treeopt("lint", "l.py", "--for", "triton")
+    failed = treeopt("lint", "l.py", "--for", "sequoia", status=3)
+    assert "2 paths ([10], [0, 1])" in failed.stdout
+    assert treeopt("lint", "mc_sim_7b_63", "--for", "medusa").stdout == "medusa      ok\n"
+
+
+def test_lint_warns_of_many_drafts() -> None:
+    """More drafts than an engine holds by default are no error: it can be built for them."""
+    save_tree(closed_up(random_tree(1, nodes=66, depth=4, ranks=6)), "many.yaml")
+    result = treeopt("lint", "many.yaml", "--for", "trtllm")
+    assert "warning: rows [trtllm]: 65 drafts; an engine that was built with default options holds 63" in result.stdout
+    assert "65 drafts" in treeopt("export", "many.yaml", "--to", "triton").stderr
+    save_tree(closed_up(random_tree(1, nodes=64, depth=4, ranks=6)), "few.yaml")
+    assert "rows" not in treeopt("lint", "few.yaml", "--for", "trtllm").stdout
+
+
+def test_fix_grows_the_tree_again() -> None:
+    """The new tree has as many nodes and no error, and both are compared on the traces."""
+    calibration = rising()
+    save_tree(Tree(((0,), (10,), (0, 1), (0, 3), (10, 2))), "gaps.yaml")
+    before = Path("gaps.yaml").read_bytes()
+    options = ("--for", "sequoia", "--fix", "--calibration", "calibration.safetensors")
+    data = treeopt_json("lint", "gaps.yaml", *options)
+    tree = load_tree("gaps-sequoia.yaml")
+    assert tree.nodes == 6
+    assert not gaps(tree.paths, 127)
+    assert Path("gaps.yaml").read_bytes() == before
+    gain = data["fixed"]["gain"]
+    assert gain["first"] == pytest.approx(replay(load_tree("gaps.yaml"), calibration).tokens_per_step)
+    assert gain["second"] == pytest.approx(replay(tree, calibration).tokens_per_step)
+    assert "tokens per step" in treeopt("lint", "gaps.yaml", *options).stdout
+    Path("bad.py").write_text("[[0], [3, 1]]")
+    assert "not replayed: its paths are not a tree" in treeopt("lint", "bad.py", *options).stdout
+    assert load_tree("bad-sequoia.yaml").nodes == 3
+    treeopt("lint", "gaps.yaml", "--fix", status=2)
+    treeopt("lint", "gaps.yaml", "--calibration", "calibration.safetensors", status=2)
+
+
+def test_diff_lists_paths_and_the_gain() -> None:
+    """Paths of one tree alone have - and +; tokens per step are those of replay, with a paired interval."""
+    calibration = rising()
+    save_tree(Tree(((0,), (1,), (0, 1)), (0.5, 0.25, 0.125)), "other.yaml")
+    lines = treeopt("diff", "t.yaml", "other.yaml").stdout.splitlines()
+    assert lines == [
+        "- t.yaml: 4 nodes, depth 2, 2 leaves",
+        "+ other.yaml: 4 nodes, depth 2, 2 leaves",
+        "2 paths in both, 1 removed, 1 added",
+        "- [0, 0]",
+        "+ [0, 1]  0.1250",
+    ]
+    data = treeopt_json("diff", "t.yaml", "other.yaml", "--calibration", "calibration.safetensors")
+    assert (data["removed"], data["added"], data["shared"]) == ([[0, 0]], [[0, 1]], 2)
+    steps = data["tokens_per_step"]
+    for name, key in (("t.yaml", "first"), ("other.yaml", "second")):
+        assert steps[key] == pytest.approx(replay(load_tree(name), calibration).tokens_per_step)
+    same = treeopt_json("diff", "t.yaml", "t.yaml", "--calibration", "calibration.safetensors")["tokens_per_step"]
+    assert (same["difference"], same["interval"]["low"], same["interval"]["high"]) == (0.0, 0.0, 0.0)
+    save_tree(Tree(T.paths, drafter="abc"), "d.yaml")
+    assert error_number(treeopt("diff", "t.yaml", "d.yaml", status=3)) == "E223"
+
+
+def test_explain_by_the_values_of_the_file() -> None:
+    """Place, cut-off and margin are read off the values."""
+    save_tree(Tree(((0,), (1,), (0, 0)), (0.5, 0.125, 0.25)), "v.yaml")
+    data = treeopt_json("explain", "v.yaml", "0,0")
+    assert (data["value"], data["place"], data["cut_off"], data["margin"]) == (0.25, 2, 0.125, 0.125)
+    assert [prefix["share"] for prefix in data["prefixes"]] == [0.5, 0.5]
+    said = treeopt("explain", "v.yaml", "[1]").stdout
+    assert "[1] is in v.yaml, which has 3 paths" in said
+    assert "place     3 of 3" in said
+    assert error_number(treeopt("explain", "v.yaml", "2", status=3)) == "E106"
+    assert error_number(treeopt("explain", "v.yaml", "[]", status=3)) == "E106"
+    assert error_number(treeopt("explain", "t.yaml", "0", status=3)) == "E106"
+    treeopt("explain", "v.yaml", "zero", status=2)
+
+
+def test_explain_by_traces() -> None:
+    """Values are the products of accuracies, places those of a sorted list, and the gain is that of replay."""
+    calibration = rising()
+    treeopt("build", "--nodes", "8", *MEDUSA_METHOD, "-o", "b.yaml")
+    tree, accuracy = load_tree("b.yaml"), calibration.accuracy
+    singles = [((r,), accuracy[0, r]) for r in range(16)]
+    pairs = [((r, s), accuracy[0, r] * accuracy[1, s]) for r in range(16) for s in range(16)]
+    triples = [((*p, s), v * accuracy[2, s]) for p, v in pairs for s in range(16)]
+    order = [p for p, v in sorted([*singles, *pairs, *triples], key=lambda pv: (-pv[1], len(pv[0]), pv[0])) if v > 0]
+    cut_off = dict([*singles, *pairs, *triples])[order[6]]
+    inside, outside = order[6], order[9]
+    for path, made in ((inside, True), (outside, False)):
+        text = ",".join(map(str, path))
+        data = treeopt_json("explain", "b.yaml", text, "--calibration", "calibration.safetensors")
+        assert data["in_tree"] == data["made_it"] == made
+        assert data["place"] == order.index(path) + 1
+        assert data["cut_off"] == pytest.approx(cut_off, rel=1e-9)
+        assert data["value"] == pytest.approx(dict([*singles, *pairs, *triples])[path], rel=1e-9)
+        gain = data["tokens_per_step"]
+        below = {p for p in tree.paths if p[: len(path)] == path}
+        above = {path[:length] for length in range(1, len(path) + 1)}
+        for key, paths in (("first", {*tree.paths} - below), ("second", {*tree.paths} | above)):
+            assert gain[key] == pytest.approx(replay(Tree.from_paths(paths), calibration).tokens_per_step)
+    said = treeopt("explain", "b.yaml", text, "--calibration", "calibration.safetensors").stdout
+    assert "it missed it by" in said
+    assert (
+        error_number(treeopt("explain", "b.yaml", "40", "--calibration", "calibration.safetensors", status=3)) == "E102"
+    )

@@ -305,6 +305,33 @@ def test_hostile_file_is_one_error(name: str, tmp_path: Path, monkeypatch: pytes
     assert not Path("evil").exists()
 
 
+SAID = {
+    "a cycle": "nodes that are not below the root, such as 2",
+    "a node above itself": "node 1 as a child twice, the second time at node 2",
+    "the root as a child": "the root as a child",
+    "two parents": "node 3 as a child twice, the second time at node 2",
+    "an id out of range": "node 7, but 3 nodes, whose ids are 0 to 2",
+    "ids out of order": "node 2 where node 1 is due",
+    "an unknown key": "unknown keys: 'extra'",
+    "a missing key": "lacks mask",
+    "a huge size": "size 1000000000, not a whole number from 1 to 2,048",
+    "a mask that is huge": "a mask of shape [1000000, 1000000], and size 4",
+    "a pickle with code": "more than tensors, lists and numbers (posix.mkdir)",
+    "a key twice": "the key '0' twice",
+    "an orphan": "[1, 0]: its parent [1] is missing",
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_error_names_the_fault(name: str, tmp_path: Path) -> None:
+    """The message has the node, key or number that is wrong."""
+    content, _ = HOSTILE[name]
+    (tmp_path / "a.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TreeoptError) as caught:
+        import_tree(tmp_path / "a.txt")
+    assert SAID[name] in caught.value.what
+
+
 def test_missing_file_and_folder() -> None:
     """A name without a file, and a folder, are named as such."""
     for name, number in (("nowhere.json", "E201"), ("/", "E203")):

@@ -19,7 +19,7 @@ from treeopt.optimize.build_job import Job
 from treeopt.policy import TreePolicy
 from treeopt.progress import late
 
-_ONE_DRAFTER = ("holdout", "refine", "mix", "robust")
+_ONE_DRAFTER = ("holdout", "refine", "mix", "robust", "contiguous", "engine")
 _STATIC = ("values", "weights", "top_k", "max_rank", "max_depth")
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.calibration import Calibration
 from treeopt.cli.build_auto import run_auto
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix, given
+from treeopt.cli.engine_report import limits_as_dict, report_limits
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.drafter import KINDS
+from treeopt.engines import ALL_LEVELS, ENGINES
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.marks import TREE
 from treeopt.files.profiles import load_profile
@@ -26,7 +29,10 @@ from treeopt.optimize.intervals import texts_to_halve
 from treeopt.optimize.methods import VALUES, WEIGHTS
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
 from treeopt.policy import STEP_SIZES
-from treeopt.progress import late
+from treeopt.progress import Progress, late
+
+if TYPE_CHECKING:
+    from treeopt.export.build_for import Constrained
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -86,6 +92,8 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes, in all.")
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
 @click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank, e.g. 9 for engines that draft ten.")
+@click.option("--contiguous", is_flag=True, help="Siblings have the ranks 0, 1, .. without a gap.")
+@click.option("--for", "engine", type=click.Choice(list(ENGINES)), help="Keep the limits of an engine (treeopt lint).")
 @click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of levels].")
 @click.option(
     "--holdout", type=click.IntRange(min=1), help="Hold out the last N texts, and judge the tree by them at the end."
@@ -103,6 +111,9 @@ def run(console: Console, **options: Any) -> None:
 
     With --kind dynamic the drafter's estimates choose the nodes of each step, so no tree is grown: the file holds the
     number of nodes and the drafter. With --nodes auto each step takes the size that is worth its time.
+
+    With --for, --contiguous or --max-rank the tree is the best one under these limits, and what they cost is printed:
+    the tokens per step of the tree of the same size without them.
 
     With --drafter auto calibrations of several drafters compete: the drafter, kind and size with the most tokens per
     second by the profiles are taken, the time of drafting included. --kind and --nodes, where given, leave less to
@@ -132,15 +143,28 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     calibrations = [load_calibration(file) for file in files]
     warn_other_heads(console, calibrations[0], job.profile)
     with console.progress("build") as progress:
-        built = run_job(calibrations, job, progress=late(progress))
+        built, constrained = _build(calibrations, job, late(progress))
     save_tree(built.tree, options["output"])
     # The texts held out are read only after the file is written, so nothing can be fitted to them.
     judgement = built.judgement()
     _report(console, built, options["output"])
     _report_choice(console, built)
+    if constrained is not None:
+        report_limits(console, constrained, job.engine)
     _report_tasks(console, built, files)
     _report_judgement(console, judgement, _medusa(built))
-    console.result(_as_dict(built, judgement, options["output"]))
+    limits = {} if constrained is None else {"limits": limits_as_dict(constrained, job.engine)}
+    console.result(_as_dict(built, judgement, options["output"]) | limits)
+
+
+def _build(calibrations: list[Calibration], job: Job, progress: Progress) -> tuple[Built, Constrained | None]:
+    """The tree of a job; under limits for an engine, with what they cost."""
+    if not job.constrained:
+        return run_job(calibrations, job, progress=progress), None
+    from treeopt.export.build_for import build_for
+
+    constrained = build_for(calibrations, job, progress=progress)
+    return constrained.built, constrained
 
 
 def _job(options: dict[str, Any], tasks: int) -> Job:
@@ -161,6 +185,8 @@ def _job(options: dict[str, Any], tasks: int) -> Job:
         profile=load_profile(options["profile"]) if auto else None,
         shares=None if options["mix"] is None else _shares(options["mix"], tasks),
         exactly=given("values") and given("weights"),
+        contiguous=ALL_LEVELS if options["contiguous"] else 0,
+        engine=options["engine"] or "",
         **{name: options[name] for name in same},
     )
 

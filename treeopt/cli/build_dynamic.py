@@ -22,7 +22,10 @@ from treeopt.optimize.reliability import reliability
 from treeopt.policy import TreePolicy
 
 AUTO = "auto"  # as the number of nodes
-_STATIC_ONLY = ("values", "weights", "refine", "top_k", "max_rank", "max_depth", "holdout", "mix", "robust")
+_STATIC_ONLY = (
+    *("values", "weights", "refine", "top_k", "max_rank", "max_depth", "holdout", "mix", "robust"),
+    *("contiguous", "engine"),
+)
 
 
 def run_dynamic(console: Console, options: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ def check_apart(*names: str) -> None:
 
 def check_belongs(names: tuple[str, ...], to: str, holds: bool) -> None:
     """Raise a usage error for options that are given, but are not used unless `holds`."""
-    found = [f"--{name.replace('_', '-')}" for name in names if given(name)]
+    found = ["--for" if name == "engine" else f"--{name.replace('_', '-')}" for name in names if given(name)]
     if found and not holds:
         raise click.UsageError(f"{found[0]} belongs to {to}")
 

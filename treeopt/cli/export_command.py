@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.engine_report import findings_as_list, warn_findings
 from treeopt.cli.export_settings import export_settings
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS
@@ -88,10 +88,7 @@ def _export_tree(console: Console, tree: str, to: str, output: str | None, force
 
 def _report(console: Console, exported: Exported, output: str | None) -> None:
     engine = ENGINES[exported.engine]
-    for finding in exported.warnings:
-        console.warn(
-            f"warning: {finding.rule}: {finding.what}; {finding.why}" + (f" ({finding.fix})" * bool(finding.fix))
-        )
+    warn_findings(console, exported.warnings)
     if output is not None:
         console.note(f"wrote {output}")
     console.note(f"read by   {engine.reader}: {engine.versions}")
@@ -107,7 +104,7 @@ def _as_dict(exported: Exported, output: str | None) -> dict[str, Any]:
         "versions": engine.versions,
         "setting": exported.setting,
         "lost": engine.lost,
-        "findings": [dataclasses.asdict(finding) for finding in exported.warnings],
+        "findings": findings_as_list(exported.warnings),
         "content": exported.content.decode() if output is None else None,
         "output": output,
     }

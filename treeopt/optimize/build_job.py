@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from treeopt.calibration import Calibration
 from treeopt.drafter import KINDS
+from treeopt.engines import ENGINES
+from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.auto_nodes import SizeChoice, best_size
 from treeopt.optimize.budget import check_priced, step_seconds
+from treeopt.optimize.contiguous import MAX_NODES as CONTIGUOUS_NODES
 from treeopt.optimize.held_out import Judgement, judge, split
 from treeopt.optimize.methods import Method, candidates
 from treeopt.optimize.mixtures import Matrix, Mixed, Tasks
@@ -39,6 +44,8 @@ class Job:
         shares: weight of each task where there are several calibrations; proportional to their tokens where None.
         robust: minimise the loss on the worst task, instead of `shares`.
         exactly: build with these values and weights, even where the Medusa tree is better in cross-validation.
+        contiguous: number of first levels whose siblings have the ranks 0, 1, .. without a gap.
+        engine: a name of `treeopt.engines.ENGINES`, whose limits are kept as well; none where empty.
     """
 
     nodes: int | None
@@ -55,6 +62,34 @@ class Job:
     shares: Sequence[float] | None = None
     robust: bool = False
     exactly: bool = False
+    contiguous: int = 0
+    engine: str = ""
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the tree is limited for the sake of an engine, beyond size, depth and K."""
+        return bool(self.engine or self.contiguous or self.max_rank is not None)
+
+    @property
+    def unconstrained(self) -> Job:
+        """The same job without these limits."""
+        return dataclasses.replace(self, engine="", contiguous=0, max_rank=None)
+
+    @property
+    def named_limits(self) -> dict[str, str]:
+        """The engine whose limits are kept, for the source of the tree."""
+        return {"engine": self.engine} if self.engine else {}
+
+    @property
+    def cuts(self) -> dict[str, Any]:
+        """The limits of ranks, depth and gaps, those of the engine included, for `tree_limits`."""
+        engine = ENGINES[self.engine] if self.engine else None
+        return {
+            "top_k": self.top_k,
+            "max_depth": _least(self.max_depth, engine.max_depth if engine else None),
+            "max_rank": _least(self.max_rank, engine.max_rank if engine else None),
+            "contiguous": max(self.contiguous, engine.contiguous if engine else 0),
+        }
 
     @property
     def methods(self) -> list[Method]:
@@ -108,8 +143,8 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
 
     Raises:
         ValueError: where numbers are out of range, or options for one and for several tasks are mixed.
-        TreeoptError: E204 where no file could hold the tree; E221 where the tasks' calibrations cannot be compared;
-            E223 and E230 as `best_size`.
+        TreeoptError: E105 where the engine takes no tree of this size; E204 where no file could hold the tree; E221
+            where the tasks' calibrations cannot be compared; E223 and E230 as `best_size`.
     """
     if job.shares is not None and len(job.shares) != len(calibrations):
         raise ValueError(f"{len(job.shares)} shares for {len(calibrations)} calibrations")
@@ -118,7 +153,8 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
     if job.robust or not calibrations:
         raise ValueError("a robust tree needs several calibrations, any tree at least one")
     if job.nodes is not None:
-        check_size(tree_limits(calibrations[0], job.nodes, **_cuts(job)), calibrations[0].num_heads, "--nodes")
+        _check_engine(job.nodes, job)
+        check_size(tree_limits(calibrations[0], job.nodes, **job.cuts), calibrations[0].num_heads, "--nodes")
     fitted, aside, dropped = calibrations[0], None, 0
     if job.holdout:
         fitted, aside, dropped = split(calibrations[0], job.holdout)
@@ -129,29 +165,43 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
         check_priced(job.profile, calibrations[0], KINDS[0])
         step_seconds(job.profile, ONE_NODE, job.batch, job.context)  # speedups refer to one node: fail before any work
         unrefined = [method for method in job.methods if not method.refined]
-        most = min(job.profile.largest(job.batch, job.context), MAX_NODES)
-        sizing = Fitter(fitted, tree_limits(fitted, most, **_cuts(job)), progress=progress)
+        largest = CONTIGUOUS_NODES if job.cuts["contiguous"] else MAX_NODES
+        most = min(job.profile.largest(job.batch, job.context), largest)
+        sizing = Fitter(fitted, tree_limits(fitted, most, **job.cuts), progress=progress)
         choice = best_size(sizing, unrefined, job.profile, job.batch, job.context)
         nodes = choice.best.nodes
-    limits = tree_limits(fitted, nodes, **_cuts(job))
+    limits = tree_limits(fitted, nodes, **job.cuts)
     fitter = Fitter(fitted, limits, refine_seconds=job.refine_seconds, progress=progress)
     fit = fitter.choose(job.methods)
-    return Built(describe(fitter, fit), fit, fitted, limits, nodes, choice, None, None, aside, dropped)
+    return Built(
+        describe(fitter, fit, **job.named_limits), fit, fitted, limits, nodes, choice, None, None, aside, dropped
+    )
 
 
 def _several(calibrations: Sequence[Calibration], job: Job, progress: Progress) -> Built:
     if job.holdout or job.refine_seconds or job.nodes is None:
         raise ValueError("a holdout, refining and the fastest size take one calibration")
-    limits = tree_limits(calibrations[0], job.nodes, **_cuts(job))
+    _check_engine(job.nodes, job)
+    limits = tree_limits(calibrations[0], job.nodes, **job.cuts)
     check_size(limits, calibrations[0].num_heads, "--nodes")
     tasks = Tasks(calibrations, limits, job.methods, progress=progress)
     matrix = tasks.matrix()
     shares = job.shares or [calibration.positions for calibration in calibrations]
     mixed = tasks.robust() if job.robust else tasks.weighted(shares)
     shown = ", ".join(f"{share:.4g}" for share in mixed.shares)
-    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by="robust" if job.robust else "shares")
+    chosen_by = "robust" if job.robust else "shares"
+    tree = describe(mixed.fitter, mixed.fit, task_shares=shown, chosen_by=chosen_by, **job.named_limits)
     return Built(tree, mixed.fit, tasks.joined, limits, job.nodes, None, matrix, mixed, None, 0)
 
 
-def _cuts(job: Job) -> dict[str, int | None]:
-    return {"top_k": job.top_k, "max_depth": job.max_depth, "max_rank": job.max_rank}
+def _least(*limits: int | None) -> int | None:
+    """The least of several limits, some of which are None."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _check_engine(nodes: int, job: Job) -> None:
+    """Raise E105 where the engine takes no tree of so many nodes."""
+    most = ENGINES[job.engine].max_nodes if job.engine else None
+    if most is not None and nodes > most:
+        what = f"{ENGINES[job.engine].reader} takes {most:,} nodes at most here, not {nodes:,}"
+        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=f"--nodes {nodes}", fix=f"--nodes {most}")

@@ -11,6 +11,7 @@ same order, by O(N K D) array operations instead of N heap operations (measured 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,18 @@ class Growth:
     values: Floats
     places: NDArray[np.int64]
     parents: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, nodes: Mapping[Path, float]) -> Growth:
+        """The growth of a tree's paths, in any order, with their values; no value is above that of its parent."""
+        levels: list[_Level] = []
+        above: dict[Path, int] = {(): 0}
+        for depth in range(1, max(map(len, nodes), default=0) + 1):
+            paths = sorted(path for path in nodes if len(path) == depth)
+            parents = np.array([above[path[:-1]] for path in paths], np.int64)
+            levels.append(_Level(np.array(paths, np.int32), np.array([nodes[path] for path in paths]), parents))
+            above = {path: row for row, path in enumerate(paths)}
+        return _in_order(levels, len(nodes))
 
     def expected(self) -> Floats:
         """float64 [M+1]: expected tokens per step of the best tree with 1, 2, ... M+1 nodes."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Ranks
+from treeopt.optimize.contiguous import gaps
 from treeopt.optimize.replay import accepted_drafts, deepest_nodes, visits
 from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent
@@ -25,11 +26,16 @@ _NEAR = 24  # leaves and frontier nodes that are considered at a time
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a tree: nodes (root counted), ranks K of each head, and the length of the longest path."""
+    """Limits of a tree.
+
+    Nodes (root counted), ranks K of each head, the length of the longest path, and the number of first levels whose
+    siblings have the ranks 0, 1, .. without a gap.
+    """
 
     nodes: int
     top_k: int
     max_depth: int | None = None
+    contiguous: int = 0
 
 
 def refine(
@@ -81,7 +87,8 @@ def _exchanges(tree: Tree, ranks: Ranks, weights: Floats, limits: Limits) -> lis
         if gain > loss * 0.8 and new[:-1] != old  # a leaf cannot be exchanged for its own child
     ]
     pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
-    return [Tree.from_paths({*tree.paths, new} - {old}) for _, new, old in pairs[: 2 * _NEAR]]
+    trees = (Tree.from_paths({*tree.paths, new} - {old}) for _, new, old in pairs[: 2 * _NEAR])
+    return [exchanged for exchanged in trees if not gaps(exchanged.paths, limits.contiguous)]
 
 
 def _frontier(

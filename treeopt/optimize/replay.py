@@ -54,9 +54,7 @@ class Replay:
 
     def steps_by_sequence(self) -> NDArray[np.int64]:
         """int64 [S]: steps of each sequence."""
-        total = np.concatenate([[0], np.cumsum(self.visited)])
-        steps: NDArray[np.int64] = np.diff(total[self.offsets])
-        return steps
+        return steps_by_text(self.visited, self.offsets)
 
     def acceptance_by_depth(self) -> NDArray[np.float64]:
         """float64 [D]: share of steps that accept d drafts or more, d = 1 .. D."""
@@ -77,6 +75,13 @@ def replay(tree: Tree | Iterable[Sequence[int]], calibration: Calibration) -> Re
     check_tree_fits(tree, heads=calibration.num_heads, ranks=calibration.top_k, holder="the calibration")
     accepted = accepted_drafts(tree, calibration.ranks)
     return Replay(accepted, visits(accepted), calibration.offsets, tree.depth)
+
+
+def steps_by_text(visited: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64 [S]: the steps that begin in each text, whose rows are offsets[s] to offsets[s + 1]."""
+    total = np.concatenate([[0], np.cumsum(visited)])
+    steps: NDArray[np.int64] = np.diff(total[offsets])
+    return steps
 
 
 def check_drafter(drafter: str, calibration: Calibration) -> None:

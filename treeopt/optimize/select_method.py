@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import NONE, Calibration, Ranks
 from treeopt.errors import Code, TreeoptError
+from treeopt.optimize.contiguous import grow_contiguous
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.refine import Limits, refine
-from treeopt.optimize.replay import accepted_drafts, visits
+from treeopt.optimize.replay import accepted_drafts, steps_by_text, visits
 from treeopt.optimize.trie import Counts, Floats, PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values
 from treeopt.progress import Meter, Progress, silent
@@ -105,6 +106,10 @@ class Fitter:
         part = self._part(texts)
         return [(part.growth(method), part.tree(method)) for method in methods]
 
+    def estimate(self, method: Method) -> Values:
+        """The node values of a method from all texts, with visits of trees of the limit's size."""
+        return self._part(None).estimate(method)
+
     def _part(self, texts: NDArray[np.bool_] | None) -> _Part:
         chosen = self._weights if texts is None else self._weights * texts
         return _Part(self, np.repeat(chosen, self._lengths))
@@ -123,14 +128,22 @@ class Fitter:
 
     def grow(self, values: Values) -> Growth:
         """Growth within the limits."""
-        growth = grow(values, self.limits.nodes, max_depth=self.limits.max_depth)
+        growth = self.grow_to(values, self.limits.nodes)
         self.meter.add(1)
         return growth
+
+    def grow_to(self, values: Values, nodes: int) -> Growth:
+        """Growth to a number of nodes, within the other limits."""
+        limits = self.limits
+        if limits.contiguous:
+            return grow_contiguous(values, nodes, limits.contiguous, max_depth=limits.max_depth)
+        return grow(values, nodes, max_depth=limits.max_depth)
 
     def steps(self, tree: Tree | Growth, texts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
         """int64 [n]: steps of a tree on each of some texts (bool [S]); on all where None."""
         ranks, offsets = self._rows(texts)
-        return _steps(tree.accepted(ranks) if isinstance(tree, Growth) else accepted_drafts(tree, ranks), offsets)
+        accepted = tree.accepted(ranks) if isinstance(tree, Growth) else accepted_drafts(tree, ranks)
+        return steps_by_text(visits(accepted), offsets)
 
     def _rows(self, texts: NDArray[np.bool_] | None) -> tuple[Ranks, NDArray[np.int64]]:
         """The traces of some of the texts, and the offsets of each among them."""
@@ -183,7 +196,8 @@ class Fitter:
     def cross_validated_steps(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[NDArray[np.int64]]:
         """For each size int64 [S]: steps on every text of a tree that was fitted without it (with it, below 5 texts).
 
-        All sizes of a fold come from one growth to the limit, which no size may exceed.
+        All sizes of a fold come from one growth to the limit, which no size may exceed; with contiguous siblings, from
+        one growth each.
         """
         assert max(sizes) <= self.limits.nodes
         folds = self._folds(seed)
@@ -191,11 +205,10 @@ class Fitter:
         found = [np.zeros(self.calibration.sequences, np.int64) for _ in sizes]
         for fold in np.unique(folds):
             self.meter.note = f"all sizes, fold {fold + 1}"
-            growth = self._part(folds != fold if self.can_leave_out else None).growth(method)
+            part = self._part(folds != fold if self.can_leave_out else None)
             ranks, offsets = self._rows(folds == fold)
-            node_ranks = growth.node_ranks(ranks)
-            for steps, nodes in zip(found, sizes, strict=True):
-                steps[folds == fold] = _steps((node_ranks < nodes).sum(axis=1, dtype=np.int8), offsets)
+            for steps, accepted in zip(found, part.accepted(method, sizes, ranks), strict=True):
+                steps[folds == fold] = steps_by_text(visits(accepted), offsets)
         self.meter.end()
         return found
 
@@ -221,13 +234,6 @@ class Fitter:
         return found
 
 
-def _steps(accepted: NDArray[np.int8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [S]: steps of each text, from the drafts accepted at each position."""
-    begun = np.concatenate([[0], np.cumsum(visits(accepted))])
-    steps: NDArray[np.int64] = np.diff(begun[offsets])
-    return steps
-
-
 def _growths(methods: Sequence[Method]) -> int:
     """The greatest number of growths that these methods need for one set of texts."""
     unrefined = {dataclasses.replace(method, refined=False) for method in methods}
@@ -249,6 +255,15 @@ class _Part:
         if unrefined not in self._growths:
             self._growths[unrefined] = self._fitter.grow(self.estimate(unrefined))
         return self._growths[unrefined]
+
+    def accepted(self, method: Method, sizes: Sequence[int], ranks: Ranks) -> Iterator[NDArray[np.int8]]:
+        """For each size int8 [P]: drafts that the method's tree of so many nodes accepts at each row of ranks."""
+        if self._fitter.limits.contiguous:  # the trees are not nested
+            values = self.estimate(dataclasses.replace(method, refined=False))
+            yield from (self._fitter.grow_to(values, nodes).accepted(ranks) for nodes in sizes)
+            return
+        node_ranks = self.growth(method).node_ranks(ranks)
+        yield from ((node_ranks < nodes).sum(axis=1, dtype=np.int8) for nodes in sizes)
 
     def tree(self, method: Method) -> Tree:
         """The tree of a method, refined where it says so."""

@@ -68,13 +68,14 @@ def tree_limits(
     top_k: int | None = DEFAULT_TOP_K,
     max_depth: int | None = None,
     max_rank: int | None = None,
+    contiguous: int = 0,
 ) -> Limits:
     """The limits of a tree (K is all traced ranks where None); ValueError where a number is out of range."""
     top_k = calibration.top_k if top_k is None else top_k
     if nodes < 1 or top_k < 1 or (max_rank or 0) < 0 or (max_depth or 0) < 0:
         raise ValueError(f"nodes {nodes}, top_k {top_k}, max_rank {max_rank}, max_depth {max_depth}: out of range")
     ranks = min(top_k, calibration.top_k, top_k if max_rank is None else max_rank + 1)
-    return Limits(nodes, ranks, max_depth)
+    return Limits(nodes, ranks, max_depth, contiguous)
 
 
 def check_size(limits: Limits, levels: int, option: str) -> None:
@@ -143,6 +144,8 @@ def _method(method: Method, limits: Limits) -> dict[str, str | int]:
         parts["strength"] = int(method.strength)
     if method.refined:
         parts["refined"] = "yes"
+    if limits.contiguous:
+        parts["contiguous"] = "level 1" if limits.contiguous == 1 else "all levels"
     return {**parts, "budget": limits.nodes, "top_k": limits.top_k}
 
 

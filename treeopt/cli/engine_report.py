@@ -1,0 +1,81 @@
+"""Reports about engines: rules that a tree breaks, and what limits cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from treeopt.cli.console import Console
+
+if TYPE_CHECKING:
+    from treeopt.export.build_for import Constrained
+    from treeopt.export.lint import Finding
+    from treeopt.optimize.differences import Gain
+
+
+def say_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """Print each broken rule with its reason and remedy."""
+    for finding in findings:
+        engine = f" [{finding.engine}]" if finding.engine else ""
+        console.say(f"{finding.severity}: {finding.rule}{engine}: {finding.what}")
+        console.say(f"  why: {finding.why}")
+        if finding.fix:
+            console.say(f"  fix: {finding.fix}")
+
+
+def warn_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """Print each broken rule as a warning, on one line."""
+    for finding in findings:
+        remedy = f" ({finding.fix})" if finding.fix else ""
+        console.warn(f"warning: {finding.rule}: {finding.what}; {finding.why}{remedy}")
+
+
+def findings_as_list(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Broken rules with the keys of `--json`."""
+    return [dataclasses.asdict(finding) for finding in findings]
+
+
+def report_limits(console: Console, constrained: Constrained, engine: str) -> None:
+    """Print what the limits of a build cost, and the rules of the engine that the tree still breaks."""
+    gain = constrained.gain
+    if gain is not None:
+        texts = "cross-validated" if constrained.cross_validated else "replay"
+        console.say(
+            f"limits{f' of {engine}' if engine else ''}: {gain.second:.3f} tokens per step, {gain.first:.3f} without "
+            f"them ({texts}): {gain_text(gain)}"
+        )
+    else:
+        console.say("what the limits cost is printed for one --calibration")
+    warn_findings(console, constrained.findings)
+
+
+def limits_as_dict(constrained: Constrained, engine: str) -> dict[str, Any]:
+    """What the limits of a build cost, with the keys of `--json`."""
+    return {
+        "engine": engine or None,
+        "loss": None if constrained.gain is None else gain_as_dict(constrained.gain),
+        "cross_validated": constrained.cross_validated,
+        "findings": findings_as_list(constrained.findings),
+    }
+
+
+def gain_text(gain: Gain) -> str:
+    """`-0.012 (-0.020 to -0.004, 90 %, 60 texts)`."""
+    if gain.interval is None:
+        return (
+            f"{gain.difference:+.3f} ({gain.texts} {'text' if gain.texts == 1 else 'texts'}, too few for an interval)"
+        )
+    return f"{gain.difference:+.3f} ({gain.interval.low:+.3f} to {gain.interval.high:+.3f}, 90 %, {gain.texts} texts)"
+
+
+def gain_as_dict(gain: Gain) -> dict[str, Any]:
+    """A gain with the keys of `--json`."""
+    interval = None if gain.interval is None else dataclasses.asdict(gain.interval)
+    return {
+        "first": gain.first,
+        "second": gain.second,
+        "difference": gain.difference,
+        "interval": interval,
+        "texts": gain.texts,
+    }
