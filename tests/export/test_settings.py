@@ -109,6 +109,46 @@ def test_tensorrt_schedule_ends_with_the_last_length(calibration: Calibration) -
         assert next((value for last, value in sorted(schedule.items()) if batch <= last), 0) == length
 
 
+def test_tensorrt_schedule_is_one_that_it_accepts(calibration: Calibration) -> None:
+    """The first length is max_draft_len and the greatest; where the smallest batch does not draft there is none."""
+    settings = engine_settings("trtllm", calibration, priced({1: 0.4, 8: 0.05, 16: 0.4})).settings
+    assert naive_best(calibration, 0.05) > naive_best(calibration, 0.4) == 1
+    assert settings == {"max_draft_len": 1, "draft_len_schedule": {16: 1}}
+    found = engine_settings("trtllm", calibration, priced({1: 3.0, 8: 0.05}))
+    assert found.settings == {}
+    assert "smallest batch" in found.underived["max_draft_len"]
+
+
+def test_promise_is_of_the_smallest_batch_that_drafts(calibration: Calibration) -> None:
+    """vLLM's table may begin without drafts; the promise is of the first batch with some."""
+    found = engine_settings("vllm", calibration, priced({1: 3.0, 8: 0.05, 16: 0.4}))
+    assert found.settings["num_speculative_tokens_per_batch_size"][0] == [1, 1, 0]
+    assert found.batch == 8
+    assert found.replay is not None
+    assert found.replay.tokens_per_step == found.chains[naive_best(calibration, 0.05)]
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "transformers", "chain"])
+def test_one_length_is_that_of_the_smallest_batch(engine: str, calibration: Calibration) -> None:
+    """Engines without a table get the length of the smallest batch, be it shorter than others."""
+    found = engine_settings(engine, calibration, priced({1: 0.4, 8: 0.05}))
+    assert naive_best(calibration, 0.4) == 1
+    assert 1 in found.settings.values()
+    assert list(found.budgets) == [1]
+
+
+def test_bounds_are_named(calibration: Calibration, stepwise: Calibration) -> None:
+    """The promise of a chain is exact, that of a tree exact, a lower bound or an estimate."""
+    assert engine_settings("vllm", calibration, drafts=2).bound == "exact"
+    assert engine_settings("sglang", calibration, nodes=6).bound == "estimate"
+    bounds = {nodes: engine_settings("sglang", stepwise, nodes=nodes) for nodes in (2, 6, 30)}
+    for nodes, found in bounds.items():
+        steps, top_k, _ = found.settings.values()
+        exact = steps == 1 or top_k == 1 or (top_k >= nodes - 1 and steps == 4)
+        assert found.bound == ("exact" if exact else "at least")
+    assert len({found.bound for found in bounds.values()}) == 2
+
+
 @pytest.mark.parametrize("engine", CHAINS)
 def test_length_is_not_guessed(engine: str, calibration: Calibration) -> None:
     """Without a profile no length is derived; a given one is taken, with its replay."""

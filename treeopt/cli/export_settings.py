@@ -53,8 +53,8 @@ def _report(console: Console, found: EngineSettings, output: str | None) -> None
         console.note(f"wrote {output}")
     console.note(f"read by   {SETTINGS[found.engine]}")
     if found.replay is not None:
-        least = "" if found.exact else " or more"
-        console.note(f"replay    {found.replay.tokens_per_step:.4f} tokens per step{least}, at the smallest batch")
+        where = "" if found.batch is None else f", batch {found.batch}"
+        console.note(f"replay    {found.replay.tokens_per_step:.4f} tokens per step ({found.bound}{where})")
     for batch, budget in found.budgets.items():
         figures = f"{budget.tokens_per_step:.4f} tokens per step, speedup {budget.speedup:.3f}"
         console.note(f"batch {batch:<4}{budget.nodes - 1} drafts: {figures}")
@@ -93,7 +93,8 @@ def _as_dict(found: EngineSettings, comparison: Comparison | None, output: str |
         "content": found.content if output is None else None,
         "output": output,
         "tokens_per_step": None if found.replay is None else found.replay.tokens_per_step,
-        "exact": found.exact,
+        "batch": found.batch,
+        "bound": found.bound,
         "batches": budgets,
         "chain_tokens_per_step": found.chains,
         "not_derived": dict(found.underived),

@@ -29,8 +29,10 @@ class EngineSettings:
         engine: one of `SETTINGS_OF`.
         settings: values by the engine's names; empty where none could be derived.
         content: the settings as the engine takes them: JSON, or options of its command line; empty with them.
-        replay: the promised steps at the smallest batch; None without settings.
-        exact: whether the replay is of the engine's own drafts; False: each step accepts at least as many.
+        replay: the promised steps; None without settings.
+        batch: the smallest measured batch with drafts, which the promise is of; None where the length was given.
+        bound: `exact` where the replay is of the engine's own drafts; `at least` where each step accepts as many or
+            more; `estimate` for the tree of mean probabilities.
         budgets: the figures at each measured batch; empty without a profile.
         chains: tokens per step of chains of 0, 1, 2, ... drafts.
         underived: reasons, by setting.
@@ -41,7 +43,8 @@ class EngineSettings:
     settings: Mapping[str, Any]
     content: str
     replay: Replay | None
-    exact: bool
+    batch: int | None
+    bound: str
     budgets: Mapping[int, Budget]
     chains: tuple[float, ...]
     underived: Mapping[str, str]
@@ -81,7 +84,8 @@ def engine_settings(
         found.settings,
         _content(found),
         found.replay,
-        found.exact,
+        found.batch,
+        found.bound,
         found.budgets,
         tuple(chain_tokens(calibration).tolist()),
         found.underived,

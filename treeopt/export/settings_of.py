@@ -24,9 +24,11 @@ from treeopt.optimize.engine_choice import (
 from treeopt.optimize.engine_replay import replay_chain
 from treeopt.optimize.replay import Replay
 
+EXACT, AT_LEAST, ESTIMATE = "exact", "at least", "estimate"
 _NO_LENGTH = "the fastest length needs seconds per step: --profile, or give the length with --drafts"
 _NO_SIZE = "the fastest size needs seconds per step: --profile, or give the size with --nodes"
 _NO_GAIN = "no length is faster than decoding without drafts on this machine"
+_SCHEDULE = "draft_len_schedule begins with its greatest length, so none is above that of the smallest batch"
 _METHODS = {HEADS: "medusa", MODEL: "draft_model"}  # of vLLM, by treeopt's drafter
 
 
@@ -42,14 +44,15 @@ class Given:
 
 @dataclass(frozen=True)
 class Found:
-    """Settings of an engine before they are described; `lines` False: JSON."""
+    """Settings of an engine before they are described, with the fields of `EngineSettings`; `lines` False: JSON."""
 
     settings: dict[str, Any]
     replay: Replay | None
     budgets: Mapping[int, Budget]
     underived: dict[str, str]
     notes: tuple[str, ...] = ()
-    exact: bool = True
+    batch: int | None = None
+    bound: str = EXACT
     lines: bool = False
 
 
@@ -64,41 +67,49 @@ def _lengths(given: Given) -> dict[int, Budget]:
     return {batch: budget_at(expected, given.profile, given.drafts + 1, batch) for batch in given.profile.batches}
 
 
-def _longest(given: Given, budgets: Mapping[int, Budget]) -> int | None:
-    """The greatest length at any batch; None where it is not known."""
-    return max((budget.nodes - 1 for budget in budgets.values()), default=given.drafts)
+def _chain(
+    given: Given, key: str, make: Callable[[dict[int, int]], dict[str, Any]], *notes: str, by_batch: bool = False
+) -> Found:
+    """The settings of an engine that takes a length.
 
-
-def _chain(given: Given, key: str, make: Callable[[int, Mapping[int, Budget]], dict[str, Any]], *notes: str) -> Found:
-    """The settings of an engine that takes a length; `key` is the name of the length."""
+    Args:
+        given: the input.
+        key: the name of the length.
+        make: the settings, from the length at each batch; at batch 1 where there is no profile. The first is positive
+            unless `by_batch`.
+        notes: those of the engine.
+        by_batch: whether it takes a length for each batch; otherwise it is that of the smallest measured batch.
+    """
     budgets = _lengths(given)
-    drafts = _longest(given, budgets)
-    if drafts is None:
+    if not by_batch:
+        budgets = dict(sorted(budgets.items())[:1])
+    if not budgets and given.drafts is None:
         return Found({}, None, {}, {key: _NO_LENGTH})
-    if not drafts:
+    lengths = {batch: budget.nodes - 1 for batch, budget in budgets.items()} or {1: given.drafts or 0}
+    drafting = {batch: length for batch, length in lengths.items() if length}
+    if not drafting:
         return Found({}, None, budgets, {key: _NO_GAIN})
-    smallest = min(budgets, default=None)
-    at_smallest = drafts if smallest is None else budgets[smallest].nodes - 1
-    replay = replay_chain(given.calibration, at_smallest)
-    return Found(make(drafts, budgets), replay, budgets, {}, notes)
+    batch = min(drafting)
+    replay = replay_chain(given.calibration, drafting[batch])
+    return Found(make(lengths), replay, budgets, {}, notes, batch if budgets else None)
 
 
 def _vllm(given: Given) -> Found:
-    def make(drafts: int, budgets: Mapping[int, Budget]) -> dict[str, Any]:
+    table = "num_speculative_tokens_per_batch_size"
+
+    def make(lengths: dict[int, int]) -> dict[str, Any]:
         method = _METHODS.get(drafter_name(given.calibration) or "")
         made: dict[str, Any] = {"method": method} if method else {}
-        made |= {"num_speculative_tokens": drafts}
-        if len(budgets) > 1:
-            made["num_speculative_tokens_per_batch_size"] = _ranges(budgets)
-        return made
+        made |= {"num_speculative_tokens": max(lengths.values())}
+        return made | ({table: _ranges(lengths)} if _several(given) else {})
 
     end = "beyond the largest measured batch vLLM keeps the last length of the table"
-    found = _chain(given, "num_speculative_tokens", make, *([end] if _several(given) else []))
+    found = _chain(given, "num_speculative_tokens", make, *([end] if _several(given) else []), by_batch=True)
     if found.settings and "method" not in found.settings:
         found.underived["method"] = "the calibration is of a drafter that vLLM does not have"
     found.underived["model"] = "the folder of the heads (`treeopt heads convert --to vllm`), or the draft model"
     if found.settings and not _several(given):
-        found.underived["num_speculative_tokens_per_batch_size"] = "the profile has one batch, or there is none"
+        found.underived[table] = "the profile has one batch, or there is none"
     return found
 
 
@@ -106,14 +117,14 @@ def _several(given: Given) -> bool:
     return given.profile is not None and len(given.profile.batches) > 1
 
 
-def _ranges(budgets: Mapping[int, Budget]) -> list[list[int]]:
+def _ranges(lengths: Mapping[int, int]) -> list[list[int]]:
     """[first batch, last batch, length]: a range has the length that is fastest at its end, where it was measured."""
     ranges: list[list[int]] = []
-    for batch, budget in sorted(budgets.items()):
-        if ranges and ranges[-1][2] == budget.nodes - 1:
+    for batch, length in sorted(lengths.items()):
+        if ranges and ranges[-1][2] == length:
             ranges[-1][1] = batch
         else:
-            ranges.append([ranges[-1][1] + 1 if ranges else 1, batch, budget.nodes - 1])
+            ranges.append([ranges[-1][1] + 1 if ranges else 1, batch, length])
     return ranges
 
 
@@ -131,18 +142,24 @@ def _sglang(given: Given) -> Found:
     }
     algorithm = {"--speculative-algorithm": "STANDALONE for a draft model, EAGLE or EAGLE3 for their drafts; no Medusa"}
     notes = _tree_notes(given, choice)
-    return Found(settings, choice.replay, budgets, algorithm, notes, _exact(given, choice), lines=True)
+    return Found(settings, choice.replay, budgets, algorithm, notes, _batch(budgets), _bound(given, choice), lines=True)
 
 
 def _trtllm(given: Given) -> Found:
-    def make(drafts: int, budgets: Mapping[int, Budget]) -> dict[str, Any]:
-        # Beyond the last batch of a schedule TensorRT-LLM does not draft.
-        schedule = {last: length for _, last, length in _ranges(budgets) if length}
-        return {"max_draft_len": drafts} | ({"draft_len_schedule": schedule} if len(budgets) > 1 else {})
+    def make(lengths: dict[int, int]) -> dict[str, Any]:
+        # The first length is the greatest by rule; beyond the last batch TensorRT-LLM does not draft.
+        longest = lengths[min(lengths)]
+        ranges = _ranges({batch: min(length, longest) for batch, length in lengths.items()})
+        while ranges and not ranges[-1][2]:
+            ranges.pop()
+        schedule = {last: length for _, last, length in ranges}
+        return {"max_draft_len": longest} | ({"draft_len_schedule": schedule} if _several(given) else {})
 
     if given.nodes is None:
         end = "beyond the last batch of draft_len_schedule TensorRT-LLM does not draft"
-        found = _chain(given, "max_draft_len", make, *([end] if _several(given) else []))
+        found = _chain(given, "max_draft_len", make, *((end, _SCHEDULE) if _several(given) else ()), by_batch=True)
+        if found.settings and not found.settings["max_draft_len"]:
+            found = Found({}, None, found.budgets, {"max_draft_len": f"{_SCHEDULE}, and drafts do not pay there"})
         tree = "of the dynamic tree, which has no lengths by batch: --nodes"
         found.underived.update(dict.fromkeys(("dynamic_tree_max_topK", "max_total_draft_tokens"), tree))
         return found
@@ -158,7 +175,7 @@ def _trtllm(given: Given) -> Found:
     }
     notes = ("TensorRT-LLM's choice of nodes is taken to be EAGLE-2's", *_tree_notes(given, choice))
     underived = {"draft_len_schedule": "of chains; a dynamic tree has one size"}
-    return Found(settings, choice.replay, budgets, underived, notes, _exact(given, choice))
+    return Found(settings, choice.replay, budgets, underived, notes, _batch(budgets), _bound(given, choice))
 
 
 def _tree(given: Given, *, narrow: bool) -> tuple[TreeChoice, dict[int, Budget]] | str:
@@ -170,25 +187,33 @@ def _tree(given: Given, *, narrow: bool) -> tuple[TreeChoice, dict[int, Budget]]
     return choice, {} if choice.budget is None else {batch: choice.budget}
 
 
-def _exact(given: Given, choice: TreeChoice) -> bool:
-    traced = given.calibration.steps is not None
-    return traced and choice.shape is not None and choice.shape.replays_exactly(given.calibration.num_heads)
+def _batch(budgets: Mapping[int, Budget]) -> int | None:
+    return min(budgets, default=None)
+
+
+def _bound(given: Given, choice: TreeChoice) -> str:
+    if given.calibration.steps is None:
+        return ESTIMATE
+    exact = choice.shape is not None and choice.shape.replays_exactly(given.calibration.num_heads)
+    return EXACT if exact else AT_LEAST
 
 
 def _tree_notes(given: Given, choice: TreeChoice) -> tuple[str, ...]:
-    if given.calibration.steps is None:
-        note = "no per-step traces: the tree is that of the mean probabilities, one for all steps"
-        return (f"{note}; treeopt calibrate --kind dynamic",)
-    if _exact(given, choice):
-        return ()
-    return ("the traces do not say which nodes the engine expands: it accepts at least as many drafts as replayed",)
+    return {
+        EXACT: (),
+        AT_LEAST: ("the traces do not say which nodes the engine expands: each step accepts as many drafts, or more",),
+        ESTIMATE: (
+            "no per-step traces: the tree is that of the mean probabilities, one for all steps; "
+            "treeopt calibrate --kind dynamic",
+        ),
+    }[_bound(given, choice)]
 
 
 def _llamacpp(given: Given) -> Found:
-    def make(drafts: int, _budgets: Mapping[int, Budget]) -> dict[str, Any]:
+    def make(lengths: dict[int, int]) -> dict[str, Any]:
         return {
             "--spec-type": "draft-simple",
-            "--spec-draft-n-max": drafts,
+            "--spec-draft-n-max": lengths[min(lengths)],
             "--spec-draft-n-min": 0,
             "--spec-draft-p-min": 0.0,
         }
@@ -197,23 +222,23 @@ def _llamacpp(given: Given) -> Found:
     underived = found.underived | {"--spec-draft-n-min": "0: a replay has no gain from dropping short drafts"}
     if given.profile is None or given.calibration.steps is None:
         underived["--spec-draft-p-min"] = "0, which never stops: needs per-step traces (--kind dynamic) and a profile"
-        return Found(found.settings, found.replay, found.budgets, underived, lines=True)
+        return Found(found.settings, found.replay, found.budgets, underived, batch=found.batch, lines=True)
     best = best_stopped_chain(given.calibration, given.profile, given.drafts)
     if best.speedup <= 1:
         return Found({}, None, found.budgets, underived | {"--spec-draft-n-max": _NO_GAIN}, lines=True)
-    settings = make(best.drafts, {}) | {"--spec-draft-p-min": best.least}
+    settings = make({1: best.drafts}) | {"--spec-draft-p-min": best.least}
     underived.pop("--spec-draft-n-max", None)
     note = (
         f"speedup {best.speedup:.3f} with this p-min at batch 1, by the traced probabilities; llama.cpp compares "
         "those of its draft model among its ten likeliest tokens"
     )
-    return Found(settings, best.replay, found.budgets, underived, (note,), lines=True)
+    return Found(settings, best.replay, found.budgets, underived, (note,), 1, lines=True)
 
 
 def _transformers(given: Given) -> Found:
-    def make(drafts: int, _budgets: Mapping[int, Budget]) -> dict[str, Any]:
+    def make(lengths: dict[int, int]) -> dict[str, Any]:
         return {
-            "num_assistant_tokens": drafts,
+            "num_assistant_tokens": lengths[min(lengths)],
             "num_assistant_tokens_schedule": "constant",
             "assistant_confidence_threshold": 0.0,
         }
@@ -225,7 +250,7 @@ def _transformers(given: Given) -> Found:
 
 
 def _any_chain(given: Given) -> Found:
-    return _chain(given, "drafts", lambda drafts, _budgets: {"drafts": drafts})
+    return _chain(given, "drafts", lambda lengths: {"drafts": lengths[min(lengths)]})
 
 
 SETTINGS_OF: dict[str, Callable[[Given], Found]] = {

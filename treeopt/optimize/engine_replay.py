@@ -85,8 +85,9 @@ def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree, *, most: b
     So the accepted drafts of a position are known within bounds, which are equal where `shape.replays_exactly`:
 
     - A path is in the tree where each of its nodes has a rank below `top_k`, its last node is among the `nodes`
-      likeliest, and its inner nodes were certainly expanded: a node at depth d with place j among all has at most j - d
-      likelier nodes at its own depth, because its d - 1 ancestors and the root come before it.
+      likeliest, and its inner nodes were certainly expanded. Before a node at depth d with place j come the root, its
+      d - 1 ancestors and j - d other nodes. With at most `top_k` others, fewer than `top_k` are at its depth: if all
+      of them are, they are its siblings, of which fewer than `top_k` are likelier.
     - Chains and trees of one level follow from the ranks alone.
     - A path is not in the tree where a rank is `top_k` or more, or it is longer than the tree can be.
 
@@ -107,7 +108,7 @@ def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree, *, most: b
         inside = inside[:, : shape.nodes - 1]
     else:
         depth = np.arange(1, places.shape[1] + 1)
-        expanded = np.logical_and.accumulate(places - depth < shape.top_k, axis=1)
+        expanded = np.logical_and.accumulate(places - depth <= shape.top_k, axis=1)
         inside &= places < shape.nodes
         inside[:, 1:] &= expanded[:, :-1]
     return _walked(calibration, np.logical_and.accumulate(inside, axis=1), shape.steps)
