@@ -138,14 +138,14 @@ def test_one_length_is_that_of_the_smallest_batch(engine: str, calibration: Cali
 
 
 def test_bounds_are_named(calibration: Calibration, stepwise: Calibration) -> None:
-    """The promise of a chain is exact, that of a tree exact, a lower bound or an estimate."""
+    """The promise of a chain is exact, that of a tree exact or an estimate."""
     assert engine_settings("vllm", calibration, drafts=2).bound == "exact"
     assert engine_settings("sglang", calibration, nodes=6).bound == "estimate"
     bounds = {nodes: engine_settings("sglang", stepwise, nodes=nodes) for nodes in (2, 6, 30)}
     for nodes, found in bounds.items():
         steps, top_k, _ = found.settings.values()
         exact = steps == 1 or top_k == 1 or (top_k >= nodes - 1 and steps == 4)
-        assert found.bound == ("exact" if exact else "at least")
+        assert found.bound == ("exact" if exact else "estimate")
     assert len({found.bound for found in bounds.values()}) == 2
 
 

@@ -33,18 +33,18 @@ def export_settings(console: Console, to: str, output: str | None, options: Mapp
         measured = read_acceptance(options["compare"])
         drafts = None if measured.histogram is None else len(measured.histogram) - 1
         comparison = compare_acceptance(promised(found, calibration, drafts), calibration, measured)
-    _report(console, found, output)
+    _report(console, found, output, table=comparison is None)
     if comparison is not None:
         _report_comparison(console, comparison)
     console.result(_as_dict(found, comparison, output))
 
 
-def _report(console: Console, found: EngineSettings, output: str | None) -> None:
+def _report(console: Console, found: EngineSettings, output: str | None, *, table: bool) -> None:
     if output is not None and found.content:
         write_text(output, found.content + "\n")
     elif found.content:
         console.say(found.content)
-    else:
+    elif table:
         rows = [[str(drafts), f"{tokens:.4f}"] for drafts, tokens in enumerate(found.chains)]
         console.table(["drafts", "tokens per step"], rows)
     for name, why in found.underived.items():

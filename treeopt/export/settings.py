@@ -31,8 +31,7 @@ class EngineSettings:
         content: the settings as the engine takes them: JSON, or options of its command line; empty with them.
         replay: the promised steps; None without settings.
         batch: the smallest measured batch with drafts, which the promise is of; None where the length was given.
-        bound: `exact` where the replay is of the engine's own drafts; `at least` where each step accepts as many or
-            more; `estimate` for the tree of mean probabilities.
+        bound: `exact` where the replay is of the engine's own drafts, `estimate` where it is of likely ones.
         budgets: the figures at each measured batch; empty without a profile.
         chains: tokens per step of chains of 0, 1, 2, ... drafts.
         underived: reasons, by setting.

@@ -24,7 +24,7 @@ from treeopt.optimize.engine_choice import (
 from treeopt.optimize.engine_replay import replay_chain
 from treeopt.optimize.replay import Replay
 
-EXACT, AT_LEAST, ESTIMATE = "exact", "at least", "estimate"
+EXACT, ESTIMATE = "exact", "estimate"
 _NO_LENGTH = "the fastest length needs seconds per step: --profile, or give the length with --drafts"
 _NO_SIZE = "the fastest size needs seconds per step: --profile, or give the size with --nodes"
 _NO_GAIN = "no length is faster than decoding without drafts on this machine"
@@ -192,21 +192,18 @@ def _batch(budgets: Mapping[int, Budget]) -> int | None:
 
 
 def _bound(given: Given, choice: TreeChoice) -> str:
-    if given.calibration.steps is None:
-        return ESTIMATE
-    exact = choice.shape is not None and choice.shape.replays_exactly(given.calibration.num_heads)
-    return EXACT if exact else AT_LEAST
+    traced = given.calibration.steps is not None
+    exact = traced and choice.shape is not None and choice.shape.replays_exactly(given.calibration.num_heads)
+    return EXACT if exact else ESTIMATE
 
 
 def _tree_notes(given: Given, choice: TreeChoice) -> tuple[str, ...]:
-    return {
-        EXACT: (),
-        AT_LEAST: ("the traces do not say which nodes the engine expands: each step accepts as many drafts, or more",),
-        ESTIMATE: (
-            "no per-step traces: the tree is that of the mean probabilities, one for all steps; "
-            "treeopt calibrate --kind dynamic",
-        ),
-    }[_bound(given, choice)]
+    if given.calibration.steps is None:
+        mean = "no per-step traces: the tree is that of the mean probabilities, one for all steps"
+        return (f"{mean}; treeopt calibrate --kind dynamic",)
+    if _bound(given, choice) == EXACT:
+        return ()
+    return ("the traces do not say which nodes the engine expands; docs/engines.md has the difference in a simulation",)
 
 
 def _llamacpp(given: Given) -> Found:

@@ -41,14 +41,12 @@ class TreeChoice:
 
     Args:
         shape: the numbers; None where decoding without drafts is the fastest.
-        replay: the steps, at the lower bound of accepted drafts; None without a shape.
-        most: the steps at the upper bound; None for a mean tree, and without a shape.
+        replay: the steps, with the likely accepted drafts; None without a shape.
         budget: seconds and speedup; None without a profile.
     """
 
     shape: DynamicTree | None
     replay: Replay | None
-    most: Replay | None
     budget: Budget | None
 
 
@@ -122,22 +120,20 @@ def best_tree(calibration: Calibration, profile: LatencyProfile, *, batch: int =
     expected = np.interp(np.arange(1, largest + 1), [ONE_NODE, *sizes], known)
     nodes = best_budget(expected, profile, batch).nodes
     if nodes == ONE_NODE:
-        return TreeChoice(None, None, None, budget_at(expected, profile, nodes, batch))
+        return TreeChoice(None, None, budget_at(expected, profile, nodes, batch))
     choice = tree_of(calibration, nodes, narrow=narrow)
     assert choice.replay is not None
     expected[nodes - 1] = choice.replay.tokens_per_step
-    return TreeChoice(choice.shape, choice.replay, choice.most, budget_at(expected, profile, nodes, batch))
+    return TreeChoice(choice.shape, choice.replay, budget_at(expected, profile, nodes, batch))
 
 
 def tree_of(calibration: Calibration, nodes: int, *, narrow: bool = False) -> TreeChoice:
     """The dynamic tree of so many nodes, root counted, without a profile."""
-    shape, replay = best_shape(calibration, nodes, narrow=narrow)
-    most = None if calibration.steps is None else replay_dynamic_tree(calibration, shape, most=True)
-    return TreeChoice(shape, replay, most, None)
+    return TreeChoice(*best_shape(calibration, nodes, narrow=narrow), None)
 
 
 def best_shape(calibration: Calibration, nodes: int, *, narrow: bool = False) -> tuple[DynamicTree, Replay]:
-    """Steps and top_k of a tree of so many nodes, and its steps at the lower bound.
+    """Steps and top_k of a tree of so many nodes, and its replay.
 
     Deeper and wider expansions take longer to draft, which no profile has measured. So it is the expansion with the
     fewest candidates among those within 0.5 % of the most tokens per step.

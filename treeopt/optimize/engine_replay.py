@@ -6,6 +6,7 @@ An engine chooses by a few numbers in place of a tree. Each function gives the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from treeopt.optimize.replay import Replay, accepted_drafts, visits
 from treeopt.tree import Tree
 
 Bools = NDArray[np.bool_]
+Bound = Literal["likely", "least", "most"]
 
 
 @dataclass(frozen=True)
@@ -78,23 +80,27 @@ def replay_stopped_chain(calibration: Calibration, drafts: int, least: float) ->
     return _walked(calibration, going, drafts), np.where(stopped, accepted, drafts)
 
 
-def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree, *, most: bool = False) -> Replay:
+def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree, *, bound: Bound = "likely") -> Replay:
     """The steps with EAGLE-2's trees, by per-step traces.
 
     The traces hold the place of the true path among the likeliest nodes of all, and not which nodes an engine expands.
     So the accepted drafts of a position are known within bounds, which are equal where `shape.replays_exactly`:
 
-    - A path is in the tree where each of its nodes has a rank below `top_k`, its last node is among the `nodes`
-      likeliest, and its inner nodes were certainly expanded. Before a node at depth d with place j come the root, its
-      d - 1 ancestors and j - d other nodes. With at most `top_k` others, fewer than `top_k` are at its depth: if all
-      of them are, they are its siblings, of which fewer than `top_k` are likelier.
-    - Chains and trees of one level follow from the ranks alone.
-    - A path is not in the tree where a rank is `top_k` or more, or it is longer than the tree can be.
+    - `likely`: a path is in the tree where each of its nodes has a rank below `top_k` and its last node is among the
+      `nodes` likeliest. An engine leaves out such a path where it did not expand one of its nodes, and it has others in
+      the place of likelier nodes that it did not expand. bench/dynamic_trees.py measures the difference.
+    - `least`: as well, its inner nodes were certainly expanded. Before a node at depth d with place j come the root,
+      its d - 1 ancestors and j - d other nodes. With at most `top_k` others, fewer than `top_k` are at its depth: if
+      all of them are, they are its siblings, of which fewer than `top_k` are likelier.
+    - `most`: a path is not in the tree where a rank is `top_k` or more, or it is longer than the tree can be.
+
+    Chains and trees of one level follow from the ranks alone. The bounds are of each position; tokens per step of a
+    walk through a text need not be in their order, because steps then begin elsewhere.
 
     Args:
         calibration: the traces.
         shape: the numbers of the engine.
-        most: the upper bound of the accepted drafts of each position, in place of the lower one.
+        bound: of the accepted drafts.
 
     Raises:
         TreeoptError: E220 where the calibration has no traces of per-step trees, E303 where there is no text.
@@ -104,13 +110,13 @@ def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree, *, most: b
     inside = ranks < shape.top_k
     if shape.steps == 1:
         inside = ranks < shape.nodes - 1
-    elif most or shape.top_k == 1:
+    elif bound == "most" or shape.top_k == 1:
         inside = inside[:, : shape.nodes - 1]
     else:
-        depth = np.arange(1, places.shape[1] + 1)
-        expanded = np.logical_and.accumulate(places - depth <= shape.top_k, axis=1)
         inside &= places < shape.nodes
-        inside[:, 1:] &= expanded[:, :-1]
+        if bound == "least":
+            depth = np.arange(1, places.shape[1] + 1)
+            inside[:, 1:] &= np.logical_and.accumulate(places - depth <= shape.top_k, axis=1)[:, :-1]
     return _walked(calibration, np.logical_and.accumulate(inside, axis=1), shape.steps)
 
 
