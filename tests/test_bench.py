@@ -36,6 +36,7 @@ CALLS = {
         "cost",
     ],
     "drafting_kernel": [""],
+    "dynamic_trees": [""],
     "exact": [EXACT],
     "forward": ["--shared {shared}"],
     "hostile": [""],

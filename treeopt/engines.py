@@ -136,3 +136,13 @@ ENGINES = {
         ),
     )
 }
+
+# Engines that take no fixed tree -> the versions whose settings `treeopt export --calibration` writes.
+SETTINGS = {
+    "vllm": "vLLM 0.24 and later; methods medusa to 0.32, draft_model from 0.25",
+    "sglang": "SGLang 0.5",
+    "trtllm": "TensorRT-LLM 1.3, PyTorch backend",
+    "llamacpp": "llama.cpp from 2026-06 (--spec-draft-*); before: --draft-max, --draft-min, --draft-p-min",
+    "transformers": "transformers 5.23",
+    "chain": "any engine with chains",
+}

@@ -49,6 +49,7 @@ class Code(enum.Enum):
     PICKLE_REFUSED = ("E210", EXIT_INPUT, "only plain tensors are read from .pt files (weights_only=True)")
     HEADS_INVALID = ("E211", EXIT_INPUT, "a heads checkpoint does not have the Medusa layout")
     HEADS_MISMATCH = ("E212", EXIT_INPUT, "the heads do not fit this base model")
+    HEADS_NOT_EXPORTABLE = ("E215", EXIT_INPUT, "the layout cannot represent these heads")
     DRAFT_MISMATCH = ("E213", EXIT_INPUT, "a draft model has the base's tokenizer")
     ADAPTER_MISMATCH = ("E214", EXIT_INPUT, "an adapter belongs to the base and the heads that it was trained with")
     CALIBRATION_INVALID = ("E220", EXIT_INPUT, "the values of a calibration are inconsistent")

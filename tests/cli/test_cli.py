@@ -176,7 +176,7 @@ def test_calibrate_errors_are_clear(shared: Path) -> None:
         ("owner/heads", openings, "E301", 4),
         (heads, "alpaca_eval", "E301", 4),
         (heads, "owner/prompts", "E301", 4),
-        (shared / "models/tinystories-260k", openings, "E201", 3),
+        (shared / "models/tinystories-260k", openings, "E211", 3),
     ]
     for head, prompts, number, status in cases:
         result = treeopt("calibrate", "--heads", head, "--prompts", prompts, "-q", status=status)

@@ -35,6 +35,7 @@ COMMANDS = {
     "generate": "Continue a prompt with a tree, and stream the text.",
     "distill": "Generate training texts with the base model.",
     "train": "Train draft heads for a base model (Medusa-1).",
+    "heads": "Describe Medusa heads, or convert them for an engine.",
     "list": "List the trees and prompt sets that come with treeopt.",
     "show": "Print a tree, and its expected tokens per step.",
 }

@@ -1,4 +1,4 @@
-"""`treeopt export`: a tree in the format of an inference engine."""
+"""`treeopt export`: a tree in the format of an inference engine, or the settings of one that takes no tree."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import click
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.engine_report import findings_as_list, warn_findings
+from treeopt.cli.export_settings import export_settings
 from treeopt.cli.options import check_outputs, force_option
-from treeopt.engines import ENGINES
+from treeopt.engines import ENGINES, SETTINGS
 from treeopt.files.atomic import write_bytes
 from treeopt.files.trees import load_tree
 
@@ -22,12 +23,17 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 
 
 @command("export")
-@click.argument("tree")
-@click.option("--to", type=click.Choice(list(ENGINES)), required=True, help="The engine, or the format.")
+@click.argument("tree", required=False)
+@click.option("--to", type=click.Choice(list(ENGINES | SETTINGS)), required=True, help="The engine, or the format.")
+@click.option("--calibration", help="Settings, not a tree: traces, from `treeopt calibrate`.")
+@click.option("--profile", help="Settings: times of steps, from `treeopt profile`.")
+@click.option("--drafts", type=click.IntRange(min=1), help="Settings: length of the chain [default: the fastest].")
+@click.option("--nodes", type=click.IntRange(min=2), help="Settings: size of the dynamic tree, root counted.")
+@click.option("--compare", help="Settings: acceptance that the engine measured, JSON or metrics.")
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
-def run(console: Console, tree: str, to: str, output: str | None, force: bool) -> None:
-    """Write TREE (a file, or a name from `treeopt list`) as an engine reads it.
+def run(console: Console, tree: str | None, to: str, output: str | None, force: bool, **options: Any) -> None:
+    """Write TREE (a file, or a name from `treeopt list`) as an engine reads it, or settings for an engine.
 
     A tree that the engine would refuse or misread is refused, with the rule and a remedy (`treeopt lint`). Values,
     expected tokens per step and sources stay behind: no engine reads them.
@@ -41,7 +47,22 @@ def run(console: Console, tree: str, to: str, output: str | None, force: bool) -
     sequoia     Sequoia: growmap
     eagle       EAGLE-1: mc_sim_7b_63 of its choices.py
     json        paths as JSON, for programs of your own
+
+    With --calibration in place of TREE: settings of engines that take no fixed tree, with the tokens per step that
+    replay promises (vllm, sglang, trtllm, llamacpp, transformers, or chain for its length alone).
     """
+    if tree is None and options["calibration"] is not None:
+        if to not in SETTINGS:
+            raise click.UsageError(f"--to {to} writes a tree: give TREE in place of --calibration.")
+        export_settings(console, to, output, {**options, "force": force})
+        return
+    given = [f"--{name}" for name, value in options.items() if value is not None]
+    if tree is None:
+        raise click.UsageError("Missing argument 'TREE' or option '--calibration'.")
+    if given:
+        raise click.UsageError(f"{given[0]} is for settings, which need no TREE.")
+    if to not in ENGINES:
+        raise click.UsageError(f"--to {to} takes no fixed tree: give --calibration in place of TREE.")
     _export_tree(console, tree, to, output, force)
 
 

@@ -1,1 +1,1 @@
-"""Trees to and from the formats of inference engines, and the rules of each engine."""
+"""Trees, heads and settings to and from inference engines, and the rules of each engine."""

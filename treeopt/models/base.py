@@ -129,8 +129,7 @@ class Base:
     ) -> Tensor:
         """Stock `generate` with no logits processors but those in `options`, ended by the end of text alone.
 
-        The model's generation config may have penalties, forbidden tokens and the like, which `generate` adds to any
-        config passed to it. So it is replaced during the call.
+        The model's generation config is replaced, as `generate` adds its penalties and the like to any config.
 
         Args:
             ids: int64 [B, T], padded on the left.

@@ -1,0 +1,113 @@
+"""export --calibration: settings on standard output, what is not derived, files, and the comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import random_calibration
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.calibration import Calibration
+from treeopt.cli.export_command import command
+from treeopt.engines import ENGINES, SETTINGS
+from treeopt.files.calibrations import save_calibration
+from treeopt.files.profiles import save_profile
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.engine_replay import replay_chain
+
+LINE = ("export", "--to", "vllm", "--calibration", "c.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def traces() -> Calibration:
+    """Thirty texts in `c.safetensors`, and a profile of two batches in `p.yaml`."""
+    made = random_calibration(11, sequences=30)
+    save_calibration(made, "c.safetensors")
+    points = [(n, batch, 1 + cost * (n - 1)) for batch, cost in ((1, 0.05), (8, 0.5)) for n in (1, 2, 3, 4, 5, 8)]
+    save_profile(LatencyProfile.from_points(LatencyPoint(n, b, 512, s, s, s) for n, b, s in points), "p.yaml")
+    return made
+
+
+def test_settings_go_to_standard_output(traces: Calibration) -> None:
+    """The content alone can be passed to the engine; figures are notes."""
+    result = treeopt(*LINE, "--profile", "p.yaml")
+    config = json.loads(result.stdout)
+    length = config["num_speculative_tokens"]
+    assert config["num_speculative_tokens_per_batch_size"][0] == [1, 1, length]
+    promise = replay_chain(traces, length).tokens_per_step
+    assert f"{promise:.4f} tokens per step" in result.stderr
+    assert "not derived: model" in result.stderr
+    found = treeopt_json(*LINE, "--profile", "p.yaml")
+    assert found["settings"] == config
+    assert found["tokens_per_step"] == promise
+    assert [row["batch"] for row in found["batches"]] == [1, 8]
+
+
+@pytest.mark.usefixtures("traces")
+def test_settings_go_to_a_file() -> None:
+    """A file is replaced with --force alone, and an input never."""
+    treeopt(*LINE, "--drafts", "2", "-o", "s.json")
+    assert json.loads(Path("s.json").read_text())["num_speculative_tokens"] == 2
+    assert error_number(treeopt(*LINE, "--drafts", "3", "-o", "s.json", status=3)) == "E202"
+    treeopt(*LINE, "--drafts", "3", "-o", "s.json", "--force")
+    assert json.loads(Path("s.json").read_text())["num_speculative_tokens"] == 3
+    assert error_number(treeopt(*LINE, "-o", "c.safetensors", "--force", status=3)) == "E204"
+
+
+def test_length_is_not_guessed(traces: Calibration) -> None:
+    """Without a profile the chains are printed, and the setting is named."""
+    result = treeopt(*LINE)
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    assert rows[1] == ["0", "1.0000"]
+    assert rows[3] == ["2", f"{replay_chain(traces, 2).tokens_per_step:.4f}"]
+    assert "not derived: num_speculative_tokens" in result.stderr
+    assert not Path("s.json").exists()
+
+
+def test_comparison(traces: Calibration) -> None:
+    """The engine's mean is compared with a chain of its own length, and the verdict printed."""
+    Path("m.json").write_text(json.dumps({"acceptance_histogram": [10, 10, 10]}))
+    result = treeopt(*LINE, "--compare", "m.json")
+    promised = replay_chain(traces, 2)
+    assert "measured  2.0000" in result.stdout
+    found = treeopt_json(*LINE, "--compare", "m.json")["comparison"]
+    assert found["measured"] == 2.0
+    assert found["promised"] == pytest.approx(promised.tokens_per_step, rel=0.05)
+    assert found["measured_rates"] == pytest.approx([2 / 3, 1 / 3])
+    assert found["as_promised"] == (found["interval"][0] <= 2.0 <= found["interval"][1])
+    Path("m.json").write_text(json.dumps({"avg_spec_accept_length": 2.0}))
+    assert error_number(treeopt(*LINE, "--compare", "m.json", status=3)) == "E230"
+    assert treeopt_json(*LINE, "--drafts", "2", "--compare", "m.json")["comparison"]["measured_rates"] is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["export", "--to", "vllm"],
+        ["export", "--to", "medusa", "--calibration", "c.safetensors"],
+        ["export", "mc_sim_7b_63", "--to", "vllm"],
+        ["export", "mc_sim_7b_63", "--to", "medusa", "--calibration", "c.safetensors"],
+        ["export", "mc_sim_7b_63", "--to", "medusa", "--drafts", "2"],
+        [*LINE, "--drafts", "0"],
+        [*LINE, "--nodes", "1"],
+        [*LINE, "--compare="],
+    ],
+)
+def test_trees_and_settings_are_not_mixed(line: list[str]) -> None:
+    """A tree or a calibration, and the formats of each, are usage errors otherwise."""
+    treeopt(*line, status=2)
+
+
+def test_formats_of_both_kinds_are_offered() -> None:
+    """`--to` has the formats of trees and the engines with settings."""
+    option = next(one for one in command.params if one.name == "to")
+    assert set(option.type.choices) == {*ENGINES, *SETTINGS}
+    assert treeopt("export", "mc_sim_7b_63", "--to", "trtllm").stdout.startswith("[[0]")

@@ -1,0 +1,82 @@
+"""heads show and heads convert: what they print, what they write, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_heads import READERS
+from program import error_number, treeopt, treeopt_json
+from tiny import random_heads, tiny_base
+
+from treeopt.cli.heads_command import command
+from treeopt.export.heads import READERS as TARGETS
+from treeopt.models.layouts import load_heads, save_heads
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_show_describes_the_built_in_heads() -> None:
+    """Layout, sizes and targets, for people and for programs."""
+    found = treeopt_json("heads", "show", "pocket")
+    loaded = load_heads("pocket").heads
+    assert found["layout"].startswith("Medusa v")
+    assert (found["heads"], found["hidden_size"]) == (loaded.num_heads, loaded.hidden_size)
+    assert found["base"] == "pocket"
+    assert set(found["converts"]) == set(TARGETS)
+    text = treeopt("heads", "show", "pocket").stdout
+    assert f"heads          {loaded.num_heads}\n" in text
+    assert "--to nxdi" in text
+
+
+def test_targets_are_those_of_the_library() -> None:
+    """The choices of --to, written without torch, are the library's."""
+    option = next(one for one in command.commands["convert"].params if one.name == "to")
+    assert tuple(option.type.choices) == tuple(TARGETS)
+
+
+def test_show_says_what_a_layout_cannot_hold() -> None:
+    """The reason is printed beside the layout."""
+    save_heads(random_heads(tiny_base("llama"), 2, blocks=2), "heads", base="owner/base")
+    assert "1 block only" in treeopt_json("heads", "show", "heads")["converts"]["nxdi"]
+    assert "--to nxdi      no: " in treeopt("heads", "show", "heads").stdout
+
+
+@pytest.mark.parametrize("to", ["medusa", "tgi", "vllm", "nxdi"])
+def test_convert_writes_what_the_engine_reads(to: str) -> None:
+    """The files are read as the engine reads them, LM heads included; the warnings of the source are passed on."""
+    base = tiny_base("llama")
+    base.model.save_pretrained("base")
+    save_heads(random_heads(base, 2, shared=True), "heads", base="base")
+    found = treeopt_json("heads", "convert", "heads", "--to", to, "-o", "out")
+    assert found["from"] == "Medusa v2, with the base's LM head"
+    assert all(Path(file).is_file() for file in found["files"])
+    read = READERS[to](Path("out"))
+    assert len(read.blocks) == 2
+    assert (read.lm_heads is not None) == (to in ("vllm", "nxdi"))
+    assert error_number(treeopt("heads", "convert", "heads", "--to", to, "-o", "out", status=3)) == "E202"
+    treeopt("heads", "convert", "heads", "--to", to, "-o", "out", "--force")
+
+
+def test_convert_refusals() -> None:
+    """No base model, the source as output, a layout that cannot hold the heads: one error each."""
+    heads = random_heads(tiny_base("llama"), 2, blocks=2)
+    save_heads(heads, "heads", base="owner/base")
+    treeopt("heads", "convert", "heads", "--to", "vllm", "-o", "v")
+    Path("v/config.json").unlink()
+    assert error_number(treeopt("heads", "convert", "v", "--to", "tgi", "-o", "o", status=3)) == "E215"
+    assert error_number(treeopt("heads", "convert", "heads", "--to", "nxdi", "-o", "o", status=3)) == "E215"
+    same = treeopt("heads", "convert", "heads", "--to", "tgi", "-o", "heads", "--force", status=3)
+    assert error_number(same) == "E204"
+    assert not Path("o").exists()
+
+
+def test_group_help_and_empty_names() -> None:
+    """The group has its two commands; an empty name is a usage error."""
+    assert "convert" in treeopt("heads", "--help").stdout
+    for line in (["--to", "tgi", "--output="], ["--to", "tgi", "-o", "x", "--model="]):
+        assert "it is empty" in treeopt("heads", "convert", "h", *line, status=2).stderr

@@ -1,0 +1,191 @@
+"""Accepted drafts of engines: their files are read, damaged ones are refused, and they are compared with replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import make_calibration, random_calibration
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.export.acceptance import Acceptance, compare_acceptance, read_acceptance
+from treeopt.optimize.engine_replay import replay_chain
+
+# The example of vLLM's documentation, and one of a pull request of SGLang.
+VLLM = {
+    "choices": [],
+    "metrics": {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1.2325581395348837,
+            "acceptance_histogram": [39, 1, 0, 3],
+            "acceptance_histogram_by_draft_length": {"3": [39, 1, 0, 3]},
+            "num_spec_steps": 43,
+            "num_accepted_draft_tokens": 10,
+            "num_draft_tokens": 129,
+            "num_spec_tokens": 3,
+        }
+    },
+}
+SGLANG = {
+    "meta_info": {
+        "completion_tokens": 106,
+        "spec_accept_length": 2.4651162790697674,
+        "spec_verify_ct": 43,
+        "spec_correct_drafts_histogram": [11, 14, 11, 4, 0, 3],
+    }
+}
+METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 43.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 129.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 10.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 4.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 3.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 3.0
+vllm:prompt_tokens_total{engine="0"} NaN
+"""
+
+
+def write(folder: Path, content: Any) -> Path:
+    """A file with this text, or this object as JSON."""
+    file = folder / "measured"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
+
+
+def test_vllm_responses(tmp_path: Path) -> None:
+    """One response, a list and JSON lines; counts of requests are added, each once."""
+    one = read_acceptance(write(tmp_path, VLLM))
+    assert one.histogram == (39, 1, 0, 3)
+    assert one.mean_acceptance_length == VLLM["metrics"]["speculative_decoding"]["mean_acceptance_length"]  # type: ignore[index]
+    longer = {"acceptance_histogram": [1, 1, 1, 1, 2]}
+    for content in ([VLLM, longer], f"{json.dumps(VLLM)}\n\n{json.dumps(longer)}\n"):
+        assert read_acceptance(write(tmp_path, content)).histogram == (40, 2, 1, 4, 2)
+
+
+def test_vllm_metrics(tmp_path: Path) -> None:
+    """The counters by position give the histogram of the same steps; several engines are added."""
+    found = read_acceptance(write(tmp_path, METRICS))
+    assert found.histogram == (39, 1, 0, 3)
+    assert found.mean_acceptance_length == pytest.approx(1 + 10 / 43)
+    both = METRICS + METRICS.replace('engine="0"', 'engine="1"')
+    assert read_acceptance(write(tmp_path, both)).histogram == (78, 2, 0, 6)
+
+
+def test_vllm_metrics_without_positions(tmp_path: Path) -> None:
+    """Without positions the mean alone is known."""
+    found = read_acceptance(write(tmp_path, "\n".join(line for line in METRICS.splitlines() if "per_pos" not in line)))
+    assert found == Acceptance(1 + 10 / 43, None)
+
+
+def test_sglang_records(tmp_path: Path) -> None:
+    """A request's histogram, under both of its names, and the mean of the server."""
+    assert read_acceptance(write(tmp_path, SGLANG)).histogram == (11, 14, 11, 4, 0, 3)
+    assert read_acceptance(write(tmp_path, SGLANG)).mean_acceptance_length == pytest.approx(1 + 63 / 43)
+    assert read_acceptance(write(tmp_path, {"meta_info": {"spec_accept_histogram": [5, 0, 0, 10]}})).histogram == (
+        5,
+        0,
+        0,
+        10,
+    )
+    server = {"internal_states": [{"avg_spec_accept_length": 2.5}], "version": "0.5"}
+    assert read_acceptance(write(tmp_path, server)) == Acceptance(2.5, None)
+    gauge = 'sglang:spec_accept_length{model_name="m"} 2.25\n'
+    assert read_acceptance(write(tmp_path, gauge)) == Acceptance(2.25, None)
+
+
+HOSTILE: list[Any] = [
+    "",
+    "nothing of interest\n",
+    "{",
+    "[" * 100_000,
+    {"a": 1},
+    [],
+    {"acceptance_histogram": []},
+    {"acceptance_histogram": [0, 0]},
+    {"acceptance_histogram": [1, -1]},
+    {"acceptance_histogram": [1.5, 2]},
+    {"acceptance_histogram": [True, 2]},
+    {"acceptance_histogram": {"0": 1}},
+    {"acceptance_histogram": [1] * 5000},
+    {"acceptance_histogram": [1, 2], "num_spec_steps": 4},
+    {"spec_correct_drafts_histogram": [1, 2], "spec_verify_ct": "3"},
+    {"avg_spec_accept_length": "many"},
+    {"avg_spec_accept_length": 0.5},
+    {"avg_spec_accept_length": 1e9},
+    {"avg_spec_accept_length": True},
+    [{"spec_accept_length": 2.0}, {"spec_accept_length": 3.0}],
+    '{"avg_spec_accept_length": NaN}',
+    '{"avg_spec_accept_length": 1e999}',
+    METRICS.replace("43.0", "0.0"),
+    METRICS.replace("43.0", "3.0"),
+    METRICS.replace("43.0", "nan"),
+    METRICS.replace("43.0", "-1"),
+    METRICS.replace("43.0", "1e400"),
+    METRICS.replace("} 43.0", "} x"),
+    METRICS.replace(" 10.0", " 11.0"),
+    METRICS.replace('position="1"', 'position="7"'),
+    METRICS.replace('position="2"} 3.0', 'position="2"} 4.0'),
+    METRICS.replace("accepted_tokens_total", "something_total"),
+]
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+def test_damaged_files_are_one_error(tmp_path: Path, content: Any) -> None:
+    """A file without such a record, or with one that contradicts itself, is refused with its name."""
+    if content == METRICS:
+        pytest.fail("the fault was not planted")
+    file = write(tmp_path, content)
+    with pytest.raises(TreeoptError) as caught:
+        read_acceptance(file)
+    assert caught.value.code is Code.FILE_INVALID
+    assert str(file) in caught.value.what
+    assert len(caught.value.what) < 500
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """Binary files, folders and files that are not there."""
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, code in (("binary", Code.FILE_INVALID), ("", Code.FILE_INVALID), ("gone", Code.FILE_MISSING)):
+        with pytest.raises(TreeoptError) as caught:
+            read_acceptance(tmp_path / name)
+        assert caught.value.code is code
+
+
+def test_replay_compared_with_itself() -> None:
+    """The steps of a replay are as promised, with equal rates at every depth."""
+    calibration = random_calibration(4, sequences=30)
+    replay = replay_chain(calibration, 3)
+    ends = set((calibration.offsets[1:] - 1).tolist())
+    counts = [0, 0, 0, 0]
+    for position, (visited, accepted) in enumerate(zip(replay.visited, replay.accepted.tolist(), strict=True)):
+        counts[accepted] += bool(visited) and position not in ends
+    mean = 1 + (counts[1] + 2 * counts[2] + 3 * counts[3]) / sum(counts)
+    found = compare_acceptance(replay, calibration, Acceptance(mean, tuple(counts)))
+    assert found.promised == pytest.approx(mean)
+    assert found.as_promised is True
+    assert found.measured_rates == pytest.approx(found.promised_rates)
+    assert found.promised_rates[0] == pytest.approx(1 - counts[0] / sum(counts))
+    assert found.promised_rates[2] == pytest.approx(counts[3] / sum(counts))
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, True), (0.6, False), (1.6, False)])
+def test_other_acceptance_is_reported(factor: float, expected: bool) -> None:
+    """A figure outside the interval of the promise is not as promised."""
+    calibration = random_calibration(4, sequences=30)
+    replay = replay_chain(calibration, 3)
+    found = compare_acceptance(replay, calibration, Acceptance(replay.tokens_per_step * factor, None))
+    assert found.as_promised is expected
+    assert found.measured_rates is None
+
+
+def test_one_text_has_no_interval() -> None:
+    """Without an interval there is no verdict."""
+    table = random_calibration(4, sequences=1, length=30).ranks
+    calibration = make_calibration([table % 3])
+    found = compare_acceptance(replay_chain(calibration, 2), calibration, Acceptance(2.0, None))
+    assert found.interval is None
+    assert found.as_promised is None

@@ -1,0 +1,199 @@
+"""Heads for engines: what each engine reads is the heads that were given, bit for bit, and the rest is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from engine_heads import READERS, EngineHeads, logits
+from tiny import HIDDEN, VOCAB, random_heads, tiny_base
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.export.heads import READERS as TARGETS
+from treeopt.export.heads import convert_heads
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.layouts import load_heads
+
+BASE = tiny_base("llama")
+HEADS = 3
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAPPED = torch.tensor([40, 2, 60, 7, 11])
+
+
+def mapped_heads(dtype: torch.dtype = torch.float32) -> MedusaHeads:
+    """Heads that draft five of the tokens."""
+    whole = random_heads(BASE, HEADS)
+    assert whole.lm_head is not None
+    parts = (whole.weight.detach(), whole.bias.detach(), whole.lm_head.detach()[:, MAPPED])
+    return MedusaHeads.from_tensors(*(part.to(dtype) for part in parts), MAPPED, VOCAB)
+
+
+def convert(heads: MedusaHeads, to: str, folder: Path, **options: bool) -> EngineHeads:
+    """The heads as the engine reads them."""
+    convert_heads(heads, to, folder, base_name="owner/base", base=BASE, **options)
+    return READERS[to](folder)
+
+
+def check_equal(read: EngineHeads, heads: MedusaHeads, lm_head: torch.Tensor | None) -> None:
+    """The engine has each tensor of the heads, bit for bit and in its place, and these LM heads [H, rows, d]."""
+    assert len(read.blocks) == heads.num_heads
+    for h, blocks in enumerate(read.blocks):
+        assert len(blocks) == heads.weight.shape[0]
+        for block, (weight, bias) in enumerate(blocks):
+            assert bias is not None
+            assert weight.dtype == bias.dtype == heads.weight.dtype
+            assert torch.equal(weight, heads.weight[block, h])
+            assert torch.equal(bias, heads.bias[block, h])
+    assert (read.lm_heads is None) == (lm_head is None)
+    if lm_head is not None:
+        assert read.lm_heads is not None
+        assert all(torch.equal(one, lm_head[h]) for h, one in enumerate(read.lm_heads))
+
+
+def test_readers_are_those_of_the_targets() -> None:
+    """Each layout that treeopt writes has a reader here."""
+    assert set(READERS) == set(TARGETS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("to", READERS)
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_engine_reads_heads_with_lm_heads(tmp_path: Path, to: str, blocks: int, dtype: torch.dtype) -> None:
+    """Every engine has the tensors that were given, and treeopt reads the same files back to equal heads."""
+    heads = random_heads(BASE, HEADS, blocks=blocks).to(dtype)
+    if to == "nxdi" and blocks > 1:
+        with pytest.raises(TreeoptError, match="nxdi") as caught:
+            convert(heads, to, tmp_path)
+        assert caught.value.code is Code.HEADS_NOT_EXPORTABLE
+        return
+    check_equal(convert(heads, to, tmp_path), heads, heads.lm_head)
+    again = load_heads(tmp_path).heads
+    assert again.state_dict().keys() == heads.state_dict().keys()
+    assert all(torch.equal(tensor, heads.state_dict()[key]) for key, tensor in again.state_dict().items())
+
+
+@pytest.mark.parametrize("to", READERS)
+@pytest.mark.parametrize("written", [False, True])
+def test_engine_reads_heads_that_share_the_lm_head(tmp_path: Path, to: str, written: bool) -> None:
+    """vLLM and NxD Inference get the base's LM head, Medusa and TGI only on request."""
+    heads = random_heads(BASE, HEADS, shared=True)
+    needed = written or to in ("vllm", "nxdi")
+    lm_head = BASE.lm_head.weight.detach().expand(HEADS, VOCAB, HIDDEN) if needed else None
+    check_equal(convert(heads, to, tmp_path, with_lm_heads=written), heads, lm_head)
+    if to == "vllm":
+        assert "lm_head.weight" in safetensors.torch.load_file(tmp_path / "model.safetensors")
+
+
+def test_shared_lm_head_needs_the_base(tmp_path: Path) -> None:
+    """Without the base model nothing is written."""
+    with pytest.raises(TreeoptError, match="LM head") as caught:
+        convert_heads(random_heads(BASE, HEADS, shared=True), "vllm", tmp_path / "out", base_name=None)
+    assert caught.value.code is Code.HEADS_NOT_EXPORTABLE
+    assert not (tmp_path / "out").exists()
+
+
+def test_tgi_refuses_two_blocks_that_share_the_lm_head(tmp_path: Path) -> None:
+    """TGI's second version has one block; with LM heads two blocks are possible."""
+    heads = random_heads(BASE, HEADS, blocks=2, shared=True)
+    with pytest.raises(TreeoptError, match=r"for tgi") as caught:
+        convert(heads, "tgi", tmp_path)
+    assert caught.value.fix == "--with-lm-heads"
+    lm_head = BASE.lm_head.weight.detach().expand(HEADS, VOCAB, HIDDEN)
+    check_equal(convert(heads, "tgi", tmp_path, with_lm_heads=True), heads, lm_head)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_token_map_goes_to_vllm_alone(tmp_path: Path, dtype: torch.dtype) -> None:
+    """vLLM reads the rows with their tokens; no other layout can say them."""
+    heads = mapped_heads(dtype)
+    read = convert(heads, "vllm", tmp_path / "vllm")
+    check_equal(read, heads, heads.lm_head)
+    assert (read.tokens, read.vocab_size) == (MAPPED.tolist(), VOCAB)
+    for to in ("medusa", "tgi", "nxdi"):
+        with pytest.raises(TreeoptError, match=f"written for {to}"):
+            convert(heads, to, tmp_path / to)
+
+
+@pytest.mark.parametrize("kind", ["with LM heads", "two blocks", "shared", "token map"])
+def test_logits_of_the_engine_are_those_of_treeopt(tmp_path: Path, kind: str) -> None:
+    """After a way through vLLM's files the heads give the logits of plain arithmetic on these files."""
+    made = {
+        "with LM heads": random_heads(BASE, HEADS),
+        "two blocks": random_heads(BASE, HEADS, blocks=2),
+        "shared": random_heads(BASE, HEADS, shared=True),
+        "token map": mapped_heads(),
+    }[kind]
+    hidden = torch.randn(7, HIDDEN, generator=torch.Generator().manual_seed(3))
+    expected = logits(convert(made, "vllm", tmp_path), hidden, BASE.lm_head.weight.detach())
+    for heads in (made, load_heads(tmp_path).heads):
+        with torch.no_grad():
+            found = heads(hidden, BASE.lm_head).double()
+        drafted = torch.isfinite(expected)
+        assert torch.allclose(found[drafted], expected[drafted], atol=1e-4)
+        assert (found[~drafted] < -1000).all()
+        assert torch.equal(found.argmax(-1), expected.argmax(-1))
+        assert found.shape == (HEADS, 7, VOCAB)
+
+
+def test_config_names_the_base_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines take a folder from their current one, so a local base is named by its absolute path."""
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    convert_heads(random_heads(BASE, HEADS), "tgi", "out", base_name="base")
+    assert json.loads(Path("out/config.json").read_text())["base_model_name_or_path"] == str(tmp_path / "base")
+    assert load_heads("out").base == str(tmp_path / "base")
+
+
+@pytest.mark.parametrize("to", READERS)
+def test_heads_are_replaced_only_on_request(tmp_path: Path, to: str) -> None:
+    """Existing heads are refused, and replaced with `overwrite`."""
+    convert(random_heads(BASE, 2), to, tmp_path)
+    with pytest.raises(TreeoptError) as caught:
+        convert(random_heads(BASE, HEADS), to, tmp_path)
+    assert caught.value.code is Code.FILE_EXISTS
+    assert len(READERS[to](tmp_path).blocks) == 2
+    assert len(convert(random_heads(BASE, HEADS), to, tmp_path, overwrite=True).blocks) == HEADS
+
+
+@pytest.mark.parametrize("to", ["medusa", "tgi", "vllm"])
+def test_base_model_is_never_replaced(tmp_path: Path, to: str) -> None:
+    """A folder with a base model is refused, with `overwrite` too; its files stay."""
+    BASE.model.save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(TreeoptError) as caught:
+        convert(random_heads(BASE, HEADS), to, tmp_path, overwrite=True)
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_nxdi_goes_beside_the_base_model(tmp_path: Path) -> None:
+    """NxD Inference reads heads in the folder of the base, which is then also found as their base model."""
+    BASE.model.save_pretrained(tmp_path)
+    heads = random_heads(BASE, HEADS)
+    check_equal(convert(heads, "nxdi", tmp_path), heads, heads.lm_head)
+    assert load_heads(tmp_path).base == str(tmp_path)
+
+
+def test_two_files_of_heads_are_refused(tmp_path: Path) -> None:
+    """A folder never gets a second file that programs could read in place of the first."""
+    convert(random_heads(BASE, 2), "tgi", tmp_path)
+    with pytest.raises(TreeoptError, match=r"medusa_lm_head\.safetensors") as caught:
+        convert(random_heads(BASE, HEADS), "medusa", tmp_path, overwrite=True)
+    assert caught.value.code in (Code.FILE_UNWRITABLE, Code.FILE_EXISTS)
+
+
+def test_same_heads_give_the_same_bytes(tmp_path: Path) -> None:
+    """Files are reproducible, and a view of large memory is not written whole."""
+    whole = torch.randn(1, 50, HIDDEN, HIDDEN)
+    bias, lm_head = torch.randn(1, 50, HIDDEN), torch.randn(50, VOCAB, HIDDEN)
+    heads = MedusaHeads.from_tensors(whole[:, :2], bias[:, :2], lm_head[:2])
+    for to, file in (("medusa", "medusa_lm_head.pt"), ("vllm", "model.safetensors")):
+        sizes = []
+        for name in ("one", "two"):
+            convert(heads, to, tmp_path / to / name)
+            sizes.append((tmp_path / to / name / file).read_bytes())
+        assert sizes[0] == sizes[1]
+        assert len(sizes[0]) < 2 * 4 * (HIDDEN * HIDDEN + HIDDEN + VOCAB * HIDDEN) + 10_000

@@ -1,0 +1,292 @@
+"""Settings of engines: the numbers are those of replay and profile, and what follows from neither is not guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from eagle_simulation import MadeUpDrafter, traces_of
+from helpers import random_calibration
+
+from treeopt.calibration import Calibration
+from treeopt.drafter import Drafter
+from treeopt.engines import SETTINGS
+from treeopt.errors import Code, TreeoptError
+from treeopt.export.settings import engine_settings, promised
+from treeopt.export.settings_of import SETTINGS_OF
+from treeopt.files.drafters import save_drafter
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.engine_choice import best_chains, best_stopped_chain, best_tree, chain_tokens
+from treeopt.optimize.replay import replay
+from treeopt.tree import Tree
+
+CHAINS = ("vllm", "trtllm", "llamacpp", "transformers", "chain")
+# Seconds per step by batch: a node costs more in a larger batch.
+COSTS = {1: 0.05, 4: 0.2, 16: 0.5, 64: 3.0}
+
+
+def priced(costs: dict[int, float] = COSTS, largest: int = 16) -> LatencyProfile:
+    """A profile whose steps take 1 second and `cost` for each draft."""
+    sizes = [size for size in (1, 2, 3, 4, 5, 6, 8, 16, 32) if size <= largest]
+    points = [(n, batch, 1 + cost * (n - 1)) for batch, cost in costs.items() for n in sizes]
+    return LatencyProfile.from_points(LatencyPoint(n, batch, 512, s, s, s) for n, batch, s in points)
+
+
+def naive_best(calibration: Calibration, cost: float) -> int:
+    """The number of drafts with the most tokens per second, by replay of each chain as a tree."""
+    rates = [1.0]
+    for drafts in range(1, calibration.num_heads + 1):
+        chain = Tree.from_paths([(0,) * depth for depth in range(1, drafts + 1)])
+        rates.append(replay(chain, calibration).tokens_per_step / (1 + cost * drafts))
+    return max(range(len(rates)), key=rates.__getitem__)
+
+
+@pytest.fixture
+def calibration() -> Calibration:
+    return random_calibration(11, sequences=30)
+
+
+@pytest.fixture(scope="module")
+def stepwise() -> Calibration:
+    return traces_of([MadeUpDrafter(seed, 40, 4, 5) for seed in range(4)])
+
+
+def test_every_engine_has_settings() -> None:
+    """The engines of the command line are those of the library."""
+    assert tuple(SETTINGS_OF) == tuple(SETTINGS)
+
+
+def test_lengths_are_the_fastest_at_each_batch(calibration: Calibration) -> None:
+    """Each batch has the chain with the most tokens per second, found here by replay of trees."""
+    best = best_chains(calibration, priced())
+    lengths = {batch: budget.nodes - 1 for batch, budget in best.items()}
+    assert lengths == {batch: naive_best(calibration, cost) for batch, cost in COSTS.items()}
+    assert len(set(lengths.values())) > 2
+    assert lengths[64] == 0
+
+
+def test_vllm_table_has_every_batch_once(calibration: Calibration) -> None:
+    """The table starts at batch 1, has no gap, and gives each measured batch its length, 0 included."""
+    found = engine_settings("vllm", calibration, priced())
+    config = json.loads(found.content)
+    assert config == found.settings
+    table = config["num_speculative_tokens_per_batch_size"]
+    lengths = {batch: naive_best(calibration, cost) for batch, cost in COSTS.items()}
+    covered = {batch: length for first, last, length in table for batch in range(first, last + 1)}
+    assert sorted(covered) == list(range(1, 65))
+    assert {batch: covered[batch] for batch in COSTS} == lengths
+    assert covered[5] == lengths[16]
+    assert config["num_speculative_tokens"] == max(lengths.values())
+    assert config["method"] == "medusa"
+    assert "model" in found.underived
+
+
+def test_equal_lengths_are_one_range(calibration: Calibration) -> None:
+    """Batches with one length are one entry."""
+    config = engine_settings("vllm", calibration, priced({1: 0.05, 2: 0.05, 8: 0.05})).settings
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 8, naive_best(calibration, 0.05)]]
+
+
+def test_vllm_with_one_batch_has_no_table(calibration: Calibration) -> None:
+    """One batch gives a length, and the table is named as not derived."""
+    found = engine_settings("vllm", calibration, priced({1: 0.05}))
+    assert "num_speculative_tokens_per_batch_size" not in found.settings
+    assert "num_speculative_tokens_per_batch_size" in found.underived
+
+
+def test_tensorrt_schedule_ends_with_the_last_length(calibration: Calibration) -> None:
+    """Keys are the last batch of each length; a length of 0 is left out, because it is what follows."""
+    settings = engine_settings("trtllm", calibration, priced()).settings
+    lengths = {batch: naive_best(calibration, cost) for batch, cost in COSTS.items()}
+    assert settings["max_draft_len"] == max(lengths.values())
+    schedule = settings["draft_len_schedule"]
+    assert 64 not in schedule
+    for batch, length in lengths.items():
+        assert next((value for last, value in sorted(schedule.items()) if batch <= last), 0) == length
+
+
+def test_tensorrt_schedule_is_one_that_it_accepts(calibration: Calibration) -> None:
+    """The first length is max_draft_len and the greatest; where the smallest batch does not draft there is none."""
+    settings = engine_settings("trtllm", calibration, priced({1: 0.4, 8: 0.05, 16: 0.4})).settings
+    assert naive_best(calibration, 0.05) > naive_best(calibration, 0.4) == 1
+    assert settings == {"max_draft_len": 1, "draft_len_schedule": {16: 1}}
+    found = engine_settings("trtllm", calibration, priced({1: 3.0, 8: 0.05}))
+    assert found.settings == {}
+    assert "smallest batch" in found.underived["max_draft_len"]
+
+
+def test_promise_is_of_the_smallest_batch_that_drafts(calibration: Calibration) -> None:
+    """vLLM's table may begin without drafts; the promise is of the first batch with some."""
+    found = engine_settings("vllm", calibration, priced({1: 3.0, 8: 0.05, 16: 0.4}))
+    assert found.settings["num_speculative_tokens_per_batch_size"][0] == [1, 1, 0]
+    assert found.batch == 8
+    assert found.replay is not None
+    assert found.replay.tokens_per_step == found.chains[naive_best(calibration, 0.05)]
+
+
+@pytest.mark.parametrize("engine", ["llamacpp", "transformers", "chain"])
+def test_one_length_is_that_of_the_smallest_batch(engine: str, calibration: Calibration) -> None:
+    """Engines without a table get the length of the smallest batch, be it shorter than others."""
+    found = engine_settings(engine, calibration, priced({1: 0.4, 8: 0.05}))
+    assert naive_best(calibration, 0.4) == 1
+    assert 1 in found.settings.values()
+    assert list(found.budgets) == [1]
+
+
+def test_bounds_are_named(calibration: Calibration, stepwise: Calibration) -> None:
+    """The promise of a chain is exact, that of a tree exact or an estimate."""
+    assert engine_settings("vllm", calibration, drafts=2).bound == "exact"
+    assert engine_settings("sglang", calibration, nodes=6).bound == "estimate"
+    bounds = {nodes: engine_settings("sglang", stepwise, nodes=nodes) for nodes in (2, 6, 30)}
+    for nodes, found in bounds.items():
+        steps, top_k, _ = found.settings.values()
+        exact = steps == 1 or top_k == 1 or (top_k >= nodes - 1 and steps == 4)
+        assert found.bound == ("exact" if exact else "estimate")
+    assert len({found.bound for found in bounds.values()}) == 2
+
+
+@pytest.mark.parametrize("engine", CHAINS)
+def test_length_is_not_guessed(engine: str, calibration: Calibration) -> None:
+    """Without a profile no length is derived; a given one is taken, with its replay."""
+    found = engine_settings(engine, calibration)
+    assert (found.settings, found.content, found.replay) == ({}, "", None)
+    assert any("--profile" in why for why in found.underived.values())
+    given = engine_settings(engine, calibration, drafts=3)
+    chain = Tree.from_paths([(0,), (0, 0), (0, 0, 0)])
+    assert given.replay is not None
+    assert given.replay.tokens_per_step == replay(chain, calibration).tokens_per_step == given.chains[3]
+    assert 3 in given.settings.values()
+
+
+@pytest.mark.parametrize("engine", CHAINS)
+def test_no_length_where_none_is_faster(engine: str, calibration: Calibration) -> None:
+    """Where drafting never pays, no setting is written, and the reason is."""
+    found = engine_settings(engine, calibration, priced({1: 3.0}))
+    assert found.content == ""
+    assert any("faster" in why for why in found.underived.values())
+
+
+@pytest.mark.parametrize("drafts", [5, 17, 200])
+def test_length_beyond_the_traces_is_refused(drafts: int, calibration: Calibration) -> None:
+    """Four levels are traced."""
+    with pytest.raises(TreeoptError) as caught:
+        engine_settings("chain", calibration, drafts=drafts)
+    assert caught.value.code is Code.TREE_TOO_DEEP
+
+
+def test_no_text_is_refused() -> None:
+    """A calibration without text promises nothing."""
+    with pytest.raises(TreeoptError) as caught:
+        engine_settings("chain", random_calibration(1).select([]), drafts=1)
+    assert caught.value.code is Code.PROMPTS_EMPTY
+
+
+def test_sglang_options_are_a_command_line(stepwise: Calibration) -> None:
+    """The options with their numbers, as SGLang counts them: the root is a draft token."""
+    profile = dataclasses.replace(priced({1: 0.05}), provenance={"kind": "dynamic", "drafter": ""})
+    found = engine_settings("sglang", stepwise, profile)
+    words = shlex.split(found.content)
+    options = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    assert options == found.settings
+    best = best_tree(stepwise, profile)
+    assert best.shape is not None
+    assert tuple(options.values()) == (best.shape.steps, best.shape.top_k, best.shape.nodes)
+    assert found.replay is not None
+    assert best.budget is not None
+    assert best.budget.tokens_per_second == pytest.approx(
+        found.replay.tokens_per_step / (1 + 0.05 * (best.shape.nodes - 1))
+    )
+    assert best.budget.speedup > chain_tokens(stepwise).max() / (1 + 0.05 * 4) * 0.99
+
+
+def test_sglang_chain_has_one_node_more_than_steps(stepwise: Calibration) -> None:
+    """With one candidate SGLang sets the nodes itself: only the fitting number is written."""
+    for nodes in (2, 3, 4, 5):
+        settings = engine_settings("sglang", stepwise, nodes=nodes).settings
+        assert settings["--speculative-eagle-topk"] > 1 or settings["--speculative-num-steps"] == nodes - 1
+
+
+def test_tensorrt_tree_counts_without_the_root(stepwise: Calibration) -> None:
+    """max_total_draft_tokens leaves out the root and is at most top_k * steps."""
+    for nodes in (2, 6, 12, 16):
+        settings = engine_settings("trtllm", stepwise, nodes=nodes).settings
+        assert settings["max_total_draft_tokens"] == nodes - 1
+        assert settings["max_draft_len"] <= nodes - 1
+        assert nodes - 1 <= settings["max_draft_len"] * settings["dynamic_tree_max_topK"]
+
+
+@pytest.mark.parametrize("nodes", [1, 255])
+def test_trees_beyond_the_traces_are_refused(nodes: int, stepwise: Calibration) -> None:
+    """Places are traced up to 254 nodes."""
+    with pytest.raises(TreeoptError) as caught:
+        engine_settings("sglang", stepwise, nodes=nodes)
+    assert caught.value.code is Code.TREE_INVALID
+
+
+def test_profile_of_another_drafter_is_refused(calibration: Calibration) -> None:
+    """Steps of another drafter take other times."""
+    profile = dataclasses.replace(priced(), provenance={"kind": "static", "drafter": "other"})
+    for engine in ("vllm", "llamacpp"):
+        with pytest.raises(TreeoptError) as caught:
+            engine_settings(engine, calibration, profile)
+        assert caught.value.code is Code.DRAFTER_MISMATCH
+
+
+def test_p_min_is_the_fastest(stepwise: Calibration) -> None:
+    """The least probability and length have the most tokens per second of all, each step priced by its drafts."""
+    assert stepwise.steps is not None
+    sure = np.where(stepwise.ranks == 0, 0.9, 0.12).astype(np.float16)  # drafts that are mostly known to be right
+    sure[::7] = 0.5
+    stepwise = dataclasses.replace(stepwise, steps=dataclasses.replace(stepwise.steps, confidence=sure))
+    profile = dataclasses.replace(priced({1: 0.1}), provenance={"kind": "dynamic", "drafter": ""})
+    best = best_stopped_chain(stepwise, profile)
+    assert stepwise.steps is not None
+    rates = {}
+    for drafts in range(1, 5):
+        for least in (i / 20 for i in range(20)):
+            at, seconds = 0, 0.0
+            while at < stepwise.positions:
+                made, right, known = 0, 0, True
+                while made < drafts and not (known and stepwise.steps.confidence[at, made] < least):
+                    known = known and stepwise.ranks[at, made] == 0
+                    made, right = made + 1, right + known
+                seconds += 1 + 0.1 * min(made + 1, drafts)
+                at += 1 + right
+            rates[drafts, least] = stepwise.positions / seconds
+    assert best.speedup == pytest.approx(max(rates.values()))
+    assert rates[best.drafts, best.least] == pytest.approx(max(rates.values()))
+    settings = engine_settings("llamacpp", stepwise, profile).settings
+    assert settings["--spec-draft-p-min"] == best.least > 0
+    assert settings["--spec-draft-n-max"] == best.drafts
+
+
+def test_method_of_a_draft_model(tmp_path: Path, calibration: Calibration) -> None:
+    """The method is that of the drafter in the calibration, where its file is there and is the same one."""
+    drafter = Drafter.model_only(4, 16, "d" * 16)
+    save_drafter(drafter, tmp_path / "d.safetensors")
+    source = dataclasses.replace(
+        calibration.provenance, drafter_id=drafter.id, drafter=str(tmp_path / "d.safetensors"), heads="", heads_id=""
+    )
+    of_model = dataclasses.replace(calibration, provenance=source)
+    assert engine_settings("vllm", of_model, drafts=2).settings["method"] == "draft_model"
+    for changed in ({"drafter_id": "another"}, {"drafter": str(tmp_path / "gone.safetensors")}):
+        other = dataclasses.replace(of_model, provenance=dataclasses.replace(source, **changed))
+        found = engine_settings("vllm", other, drafts=2)
+        assert "method" not in found.settings
+        assert "method" in found.underived
+
+
+def test_promise_is_of_the_drafts_that_were_made(calibration: Calibration) -> None:
+    """An engine with another length than the settings is compared with a chain of its own length."""
+    found = engine_settings("vllm", calibration, drafts=3)
+    assert promised(found, calibration, 2).tokens_per_step == found.chains[2]
+    assert promised(found, calibration, None).tokens_per_step == found.chains[3]
+    with pytest.raises(TreeoptError) as caught:
+        promised(found, calibration, 9)
+    assert caught.value.code is Code.TREE_TOO_DEEP
+    with pytest.raises(TreeoptError):
+        promised(engine_settings("vllm", calibration), calibration, None)

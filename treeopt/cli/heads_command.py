@@ -1,0 +1,126 @@
+"""`treeopt heads`: a checkpoint of Medusa heads, described or written for an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.console import Console
+from treeopt.cli.console import command as make_command
+from treeopt.cli.options import force_option
+from treeopt.files.outputs import check_no_input
+
+if TYPE_CHECKING:
+    from treeopt.models.base import Base
+    from treeopt.models.heads import MedusaHeads
+    from treeopt.models.layouts import LoadedHeads
+
+# As `treeopt.export.heads.READERS`, which needs torch.
+_TARGETS = ("medusa", "tgi", "vllm", "nxdi")
+
+
+@click.group("heads")
+def group() -> None:
+    """Describe Medusa heads, or convert them for an engine.
+
+    HEADS is a folder, a weights file, an index of shards or a hub name. The layout is recognised by the names of the
+    tensors: Medusa (v1, v2, v1.0 with its base model), TGI, vLLM, ModelOpt and AWS NxD Inference.
+    """
+
+
+@make_command("show")
+@click.argument("heads")
+def show(console: Console, heads: str) -> None:
+    """Print the layout, sizes and base model of HEADS, and the layouts that can hold them."""
+    from treeopt.models.layouts import load_heads
+
+    loaded = load_heads(heads)
+    described = _described(loaded)
+    for note in loaded.notes:
+        console.warn(f"warning: {note}")
+    for name, value in described.items():
+        if name != "converts":
+            console.say(f"{name:14} {'as the base model' if value is None else value}")
+    for name, why in described["converts"].items():
+        console.say(f"--to {name:9} {'no: ' + why if why else 'yes'}")
+    console.result(described)
+
+
+@make_command("convert")
+@click.argument("heads")
+@click.option("--to", type=click.Choice(_TARGETS), required=True, help="The layout; docs/engines.md lists its readers.")
+@click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config].")
+@click.option("--with-lm-heads", is_flag=True, help="Write the base's LM head for each head, where they share it.")
+@force_option
+@click.option("-o", "--output", required=True, help="Folder.")
+def convert(console: Console, heads: str, output: str, force: bool, **options: Any) -> None:
+    """Write HEADS in the layout of an engine, with a config that it reads rightly; no value is changed.
+
+    vLLM and NxD Inference store an LM head. Heads that share that of their base model are written with it, so the base
+    model is then loaded.
+    """
+    from treeopt.export.heads import READERS, check_output, convert_heads
+    from treeopt.models.layouts import load_heads
+
+    loaded, to = load_heads(heads), options["to"]
+    check_no_input(output, loaded.file.parent)
+    check_output(loaded.heads, to, output, overwrite=force)
+    for note in loaded.notes:
+        console.warn(f"warning: {note}")
+    name = options["model"] or loaded.base
+    base = _loaded_base(loaded.heads, name, to, options["with_lm_heads"])
+    found = convert_heads(
+        loaded.heads,
+        to,
+        output,
+        base_name=name,
+        base=base,
+        with_lm_heads=options["with_lm_heads"],
+        overwrite=force,
+    )
+    for file in found.files:
+        console.say(f"wrote {file}")
+    for note in (f"read by {READERS[to]}", *found.notes):
+        console.say(note)
+    files = [str(file) for file in found.files]
+    console.result({"from": loaded.layout, "to": to, "files": files, "readers": READERS[to], "notes": found.notes})
+
+
+def _described(loaded: LoadedHeads) -> dict[str, Any]:
+    """What is known of heads, by names for people and programs."""
+    from treeopt.export.heads import READERS, refusal
+
+    heads = loaded.heads
+    return {
+        "file": str(loaded.file),
+        "layout": loaded.layout,
+        "heads": heads.num_heads,
+        "blocks": heads.bias.shape[0],
+        "hidden_size": heads.hidden_size,
+        "vocab_size": heads.vocab_size,
+        "lm_heads": "none: that of the base model" if heads.lm_head is None else "one for each head",
+        "drafted_tokens": heads.vocab_size if heads.token_map is None else len(heads.token_map),
+        "dtype": str(heads.bias.dtype).removeprefix("torch."),
+        "base": loaded.base,
+        "fingerprint": loaded.fingerprint,
+        "converts": {name: refusal(heads, name) for name in READERS},
+    }
+
+
+def _loaded_base(heads: MedusaHeads, name: str | None, to: str, with_lm_heads: bool) -> Base | None:
+    """The base model, where its LM head is written and its name is known."""
+    from treeopt.export.heads import needs_base, refusal
+
+    if name is None or refusal(heads, to, with_lm_heads=with_lm_heads):
+        return None
+    if not needs_base(heads, to, with_lm_heads=with_lm_heads):
+        return None
+    from treeopt.models.base import load_base
+
+    return load_base(name, dtype=str(heads.bias.dtype).removeprefix("torch."), device="cpu")
+
+
+group.add_command(show)
+group.add_command(convert)
+command = group

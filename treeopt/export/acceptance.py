@@ -1,0 +1,229 @@
+"""Accepted drafts as an engine measured them, and their comparison with replay.
+
+Read are metrics of Prometheus as text, and JSON or JSON lines with the records of requests or of the server, under the
+names of vLLM, SGLang, TensorRT-LLM and treeopt. Counts of several records are added.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treeopt.calibration import Calibration
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.evaluate.metrics import predicted_histogram
+from treeopt.files.atomic import read_bytes
+from treeopt.optimize.intervals import Interval, by_text, prediction_interval
+from treeopt.optimize.replay import Replay
+
+MOST_BYTES = 1 << 26
+MOST_DRAFTS = 1 << 10
+# Steps by the number of accepted drafts: vLLM, TensorRT-LLM and treeopt; SGLang, to its pull request 33518 and since.
+_HISTOGRAMS = ("acceptance_histogram", "spec_accept_histogram", "spec_correct_drafts_histogram")
+_STEPS = ("num_spec_steps", "spec_verify_ct")
+# Mean tokens per step where there is no histogram: a request, the server, the server's metrics.
+_MEANS = ("spec_accept_length", "avg_spec_accept_length")
+_GAUGE = "sglang:spec_accept_length"
+_COUNTER = "vllm:spec_decode_num_{}_total"
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?")
+_POSITION = re.compile(r'(?:^|,)position="(\d{1,4})"')
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Accepted drafts of an engine.
+
+    Args:
+        mean_acceptance_length: tokens per step, the one after the accepted drafts counted.
+        histogram: [D+1], steps with k accepted drafts; None where the engine gives the mean alone.
+    """
+
+    mean_acceptance_length: float
+    histogram: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Accepted drafts of an engine beside those that replay promised.
+
+    Args:
+        promised: tokens per step by replay: 1 + accepted drafts per step with a forward.
+        interval: of the promise on as many new texts; None below two different ones.
+        measured: tokens per step of the engine.
+        promised_rates: [D], share of steps that accept d drafts or more by replay, d = 1 .. D.
+        measured_rates: [D] of the engine; None where it gives the mean alone.
+    """
+
+    promised: float
+    interval: Interval | None
+    measured: float
+    promised_rates: tuple[float, ...]
+    measured_rates: tuple[float, ...] | None
+
+    @property
+    def as_promised(self) -> bool | None:
+        """Whether the engine's figure is in the interval of the promise; None without one."""
+        return None if self.interval is None else self.interval.low <= self.measured <= self.interval.high
+
+
+def compare_acceptance(replay: Replay, calibration: Calibration, measured: Acceptance) -> Comparison:
+    """An engine's accepted drafts beside those of a replay over the texts of a calibration."""
+    histogram = predicted_histogram(replay)
+    steps = replay.steps_by_sequence()
+    interval = prediction_interval(*by_text(calibration.token_hashes, np.diff(calibration.offsets), steps))
+    return Comparison(
+        _mean(histogram),
+        interval,
+        measured.mean_acceptance_length,
+        _rates(histogram),
+        None if measured.histogram is None else _rates(measured.histogram),
+    )
+
+
+def read_acceptance(path: str | os.PathLike[str]) -> Acceptance:
+    """The accepted drafts in a file of an engine.
+
+    Raises:
+        TreeoptError: E201 where it is missing, E203 where it is damaged, holds no such record, or contradicts itself.
+    """
+    raw = read_bytes(path)
+    if len(raw) > MOST_BYTES:
+        raise _invalid(path, f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise _invalid(path, "is not text in UTF-8") from error
+    if not text.lstrip().startswith(("{", "[")):
+        return _of_metrics(text, path)
+    records = list(_records(_parsed(text, path)))
+    histograms = [_histogram(record, path) for record in records if _key(record, _HISTOGRAMS)]
+    if histograms:
+        total = tuple(sum(column) for column in itertools.zip_longest(*histograms, fillvalue=0))
+        return Acceptance(_positive_mean(total, path), total)
+    means = [_number(record[key], key, path) for record in records if (key := _key(record, _MEANS))]
+    if len(means) == 1:
+        return Acceptance(_tokens(means[0], path), None)
+    if means:
+        raise _invalid(path, f"has {len(means)} means and no histogram: their numbers of steps are not known")
+    raise _invalid(path, "has no record of accepted drafts")
+
+
+def _of_metrics(text: str, path: str | os.PathLike[str]) -> Acceptance:
+    """The counters of vLLM, or the gauge of SGLang, in metrics of Prometheus."""
+    totals: dict[str, float] = {}
+    positions: dict[int, float] = {}
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
+        if match is None or not match[1].startswith(("vllm:spec_decode_", _GAUGE)):
+            continue
+        value = _number(match[3], match[1], path)
+        position = _POSITION.search(match[2] or "")
+        if match[1] == _COUNTER.format("accepted_tokens_per_pos") and position:
+            positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
+        totals[match[1]] = totals.get(match[1], 0.0) + value
+    drafts, accepted = (totals.get(_COUNTER.format(name)) for name in ("drafts", "accepted_tokens"))
+    if drafts is None or accepted is None:
+        if _GAUGE in totals:
+            return Acceptance(_tokens(totals[_GAUGE], path), None)
+        raise _invalid(path, "has no record of accepted drafts")
+    if not drafts:
+        raise _invalid(path, "counts no step with drafts")
+    if not positions:
+        return Acceptance(_tokens(1 + accepted / drafts, path), None)
+    if sorted(positions) != list(range(len(positions))):
+        raise _invalid(path, f"has positions {sorted(positions)}, not 0, 1, ...")
+    reached = [drafts, *(positions[i] for i in range(len(positions))), 0.0]
+    if any(one < other for one, other in itertools.pairwise(reached)) or sum(reached[1:]) != accepted:
+        raise _invalid(path, "has counts of positions that contradict those of drafts or accepted tokens")
+    histogram = tuple(int(one - other) for one, other in itertools.pairwise(reached))
+    return Acceptance(_positive_mean(histogram, path), histogram)
+
+
+def _parsed(text: str, path: str | os.PathLike[str]) -> Any:
+    """A JSON document, or the list of those in its lines."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise _invalid(path, "is nested too deeply") from error
+    except ValueError as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        try:
+            if len(lines) > 1:
+                return [json.loads(line) for line in lines]
+        except (ValueError, RecursionError):
+            pass
+        raise _invalid(path, f"is not JSON: {first_line(error)}") from error
+
+
+def _records(data: Any) -> Iterator[Mapping[str, Any]]:
+    """The objects that hold accepted drafts, outermost first; what is inside of one is not searched."""
+    waiting = [data]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict) and _key(one, (*_HISTOGRAMS, *_MEANS)):
+            yield one
+        elif isinstance(one, (dict, list)):
+            waiting += one.values() if isinstance(one, dict) else one
+
+
+def _key(record: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    """The first of these names that the record has a value for."""
+    return next((name for name in names if record.get(name) is not None), "")
+
+
+def _histogram(record: Mapping[str, Any], path: str | os.PathLike[str]) -> list[int]:
+    key = _key(record, _HISTOGRAMS)
+    counts = record[key]
+    whole = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
+    if not whole or not 0 < len(counts) <= MOST_DRAFTS:
+        raise _invalid(path, f"has a {key} that is not a list of counts")
+    steps = _key(record, _STEPS)
+    if steps and record[steps] != sum(counts):
+        raise _invalid(path, f"has {sum(counts)} steps in {key} and {record[steps]!r} in {steps}")
+    return list(counts)
+
+
+def _number(value: Any, name: str, path: str | os.PathLike[str]) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else np.nan
+    except (TypeError, ValueError, OverflowError):
+        number = np.nan
+    if not 0 <= number < np.inf:
+        raise _invalid(path, f"has {str(value)[:40]!r} as {name}")
+    return float(number)
+
+
+def _positive_mean(histogram: tuple[int, ...], path: str | os.PathLike[str]) -> float:
+    if not sum(histogram):
+        raise _invalid(path, "counts no step with drafts")
+    return _mean(histogram)
+
+
+def _tokens(mean: float, path: str | os.PathLike[str]) -> float:
+    if not 1 <= mean <= MOST_DRAFTS:
+        raise _invalid(path, f"has {mean} tokens per step; a step emits 1 or more")
+    return mean
+
+
+def _mean(histogram: tuple[int, ...]) -> float:
+    """Tokens per step: 1 + accepted drafts per step; 1 where there is no step."""
+    return 1 + sum(k * steps for k, steps in enumerate(histogram)) / max(sum(histogram), 1)
+
+
+def _rates(histogram: tuple[int, ...]) -> tuple[float, ...]:
+    """[D]: share of steps that accept d drafts or more, d = 1 .. D."""
+    reached = np.cumsum(histogram[::-1])[::-1] / max(sum(histogram), 1)
+    return tuple(reached[1:].tolist())
+
+
+def _invalid(path: str | os.PathLike[str], what: str) -> TreeoptError:
+    why = "accepted drafts are read from JSON of vLLM, SGLang or TensorRT-LLM, or metrics of vLLM or SGLang"
+    return TreeoptError(Code.FILE_INVALID, f"{Path(path)} {what}", why=why, fix="see Acceptance in docs/engines.md")

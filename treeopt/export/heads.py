@@ -1,0 +1,236 @@
+"""Medusa heads in the layouts of the programs that read them, each with a config that it reads rightly.
+
+docs/engines.md gives the versions and what each of them does with the files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import check_writable, make_folder, write_bytes
+from treeopt.models.base import Base, check_heads_fit
+from treeopt.models.head_files import CONFIG_FILE, NXDI_FILE, VLLM_FILE, WEIGHT_FILES, State
+from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.layouts import check_heads_writable, medusa_numbers, state_of
+
+SAFETENSORS, PICKLE = WEIGHT_FILES
+# Name -> the programs and versions that read it.
+READERS = {
+    "medusa": "FasterDecoding/Medusa, Spec-Bench, TensorRT-LLM up to 1.2 (its TensorRT backend)",
+    "tgi": "text-generation-inference 1.4 to 3.3, LoRAX",
+    "vllm": "vLLM up to 0.32; 0.33 has no Medusa",
+    "nxdi": "AWS NxD Inference, Llama models",
+}
+_VLLM_MARK = "medusa_fc_bias"  # in the config of heads for vLLM, and in none of a base model
+
+
+@dataclass(frozen=True)
+class ConvertedHeads:
+    """Files of heads for an engine.
+
+    Args:
+        files: those written, the weights first.
+        notes: what a user must know to serve them.
+    """
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def refusal(heads: MedusaHeads, to: str, *, with_lm_heads: bool = False) -> str:
+    """Why a layout cannot hold these heads; empty where it can."""
+    blocks = heads.bias.shape[0]
+    if heads.token_map is not None and to != "vllm":
+        return f"they draft only {len(heads.token_map)} of {heads.vocab_size} tokens, which vLLM's layout alone can say"
+    if to == "tgi" and heads.lm_head is None and blocks != 1 and not with_lm_heads:
+        return f"TGI reads heads without LM heads of 1 block only, and these have {blocks}"
+    if to == "nxdi" and blocks != 1:
+        return f"NxD Inference reads heads of 1 block only, and these have {blocks}"
+    return ""
+
+
+def needs_base(heads: MedusaHeads, to: str, *, with_lm_heads: bool = False) -> bool:
+    """Whether the layout stores LM heads that these heads share with their base model."""
+    return heads.lm_head is None and (to in ("vllm", "nxdi") or with_lm_heads)
+
+
+def check_output(heads: MedusaHeads, to: str, folder: str | os.PathLike[str], *, overwrite: bool) -> None:
+    """Check that `convert_heads` may write to a folder, before long work.
+
+    Raises:
+        TreeoptError: E204 where the folder has a base model, or heads in a file that would be read in place of the new
+            one; E202 where it has heads and `overwrite` is off.
+    """
+    place = Path(folder)
+    if to == "nxdi":
+        if place.exists():
+            check_writable(place / NXDI_FILE, overwrite=overwrite)
+    elif to == "vllm":
+        check_heads_writable(place, overwrite=overwrite, names=(VLLM_FILE,), mark=_VLLM_MARK)
+    else:
+        check_heads_writable(place, overwrite=overwrite)
+        other = SAFETENSORS if _medusa_file(heads, to) == PICKLE else PICKLE
+        if (place / other).exists():
+            what = f"{place} has {other}, and programs would read either it or the new file"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, at=str(place / other), fix="another folder for the heads")
+
+
+def convert_heads(
+    heads: MedusaHeads,
+    to: str,
+    folder: str | os.PathLike[str],
+    *,
+    base_name: str | None,
+    base: Base | None = None,
+    with_lm_heads: bool = False,
+    overwrite: bool = False,
+) -> ConvertedHeads:
+    """Write heads in the layout of an engine; their tensors are not changed.
+
+    Args:
+        heads: written in their type.
+        to: one of `READERS`.
+        folder: made where it is missing. For `nxdi` only the weights are written: the engine reads them in the folder
+            of the base model.
+        base_name: name or folder of the base model, for the config; None where it is not known.
+        base: the base model; needed where `needs_base`, its LM head is then written.
+        with_lm_heads: write an LM head for each head, where they share that of the base.
+        overwrite: replace existing heads.
+
+    Raises:
+        TreeoptError: E215 where the layout cannot hold the heads, or their base model is needed and not known; E212
+            where the base does not fit; E202 and E204 as `check_output`.
+    """
+    why = refusal(heads, to, with_lm_heads=with_lm_heads)
+    if why:
+        fix = "--with-lm-heads" if to == "tgi" and heads.lm_head is None else "another --to"
+        raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, f"these heads cannot be written for {to}", why=why, fix=fix)
+    if to in ("medusa", "tgi") and base_name is None:
+        what = f"the config for {to} names the base model, which the heads' own config does not"
+        raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what, fix="name the base model with --model")
+    check_output(heads, to, folder, overwrite=overwrite)
+    notes: list[str] = []
+    if needs_base(heads, to, with_lm_heads=with_lm_heads):
+        heads = _with_lm_heads(heads, base, notes)
+    place = make_folder(folder)
+    name, state = _weights(heads, to)
+    content = {name: _saved(name, state)}
+    if to != "nxdi":
+        config = _vllm_config(heads, state) if to == "vllm" else medusa_numbers(heads)
+        content[CONFIG_FILE] = (json.dumps(_named(base_name) | config, indent=1) + "\n").encode()
+    for file, raw in content.items():
+        write_bytes(place / file, raw)
+    return ConvertedHeads(tuple(place / file for file in content), (*notes, *_advice(heads, to, place)))
+
+
+def _with_lm_heads(heads: MedusaHeads, base: Base | None, notes: list[str]) -> MedusaHeads:
+    """The heads, each with the LM head of the base; one memory for all of them."""
+    if base is None:
+        what = "these heads share the LM head of their base model, which this layout stores"
+        raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what, fix="name the base model with --model")
+    check_heads_fit(base, heads, "given")
+    if base.lm_head.bias is not None:
+        what = f"the LM head of {base.name} has a bias, and those of Medusa heads have none"
+        raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what)
+    dtype = heads.bias.dtype
+    weight = base.lm_head.weight.detach().cpu().to(dtype)
+    notes.append(f"the LM head of {base.name} is written with the heads, in {str(dtype).removeprefix('torch.')}")
+    return MedusaHeads.from_tensors(
+        heads.weight.detach(), heads.bias.detach(), weight.expand(heads.num_heads, *weight.shape)
+    )
+
+
+def _medusa_file(heads: MedusaHeads, to: str) -> str:
+    """The weights file: the original code and TensorRT-LLM read v1 from the pickle, TGI and v2 are safetensors."""
+    return PICKLE if to == "medusa" and heads.lm_head is not None else SAFETENSORS
+
+
+def _weights(heads: MedusaHeads, to: str) -> tuple[str, State]:
+    """The name of the weights file, and its tensors."""
+    if to == "nxdi":
+        return NXDI_FILE, state_of(heads, NXDI)
+    if to != "vllm":
+        return _medusa_file(heads, to), state_of(heads, MEDUSA)
+    state = state_of(heads, VLLM)
+    assert heads.lm_head is not None
+    if _all_equal(heads.lm_head):
+        first = state["lm_heads.0.weight"]
+        state = {key: tensor for key, tensor in state.items() if not key.startswith("lm_heads.")}
+        state["lm_head.weight"] = first
+    if heads.token_map is not None:
+        state["token_map"] = heads.token_map.cpu()
+    return VLLM_FILE, state
+
+
+def _all_equal(lm_head: Tensor) -> bool:
+    """Whether two or more LM heads are equal: [H, V, d]."""
+    return len(lm_head) > 1 and all(torch.equal(one, lm_head[0]) for one in lm_head[1:])
+
+
+def _saved(name: str, state: State) -> bytes:
+    if not name.endswith(".pt"):
+        raw: bytes = safetensors.torch.save(state, metadata={"format": "pt"})
+        return raw
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    return stream.getvalue()
+
+
+def _named(base_name: str | None) -> dict[str, Any]:
+    """The entry that names the base model; a folder in full, because engines take it from their current folder."""
+    if base_name is None:
+        return {}
+    local = Path(base_name).expanduser()
+    return {"base_model_name_or_path": str(local.resolve()) if local.is_dir() else base_name}
+
+
+def _vllm_config(heads: MedusaHeads, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The config that vLLM reads.
+
+    It drops biases without `medusa_fc_bias`, assumes a hidden size of 4096 where there is none, and takes any entry
+    whose name has "num" and "heads" for the number of heads.
+    """
+    rows = heads.vocab_size if heads.token_map is None else len(heads.token_map)
+    return {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": heads.hidden_size,
+        "vocab_size": heads.vocab_size,
+        "truncated_vocab_size": rows,
+        "num_heads": heads.num_heads,
+        "num_hidden_layers": heads.bias.shape[0],
+        "original_lm_head": "lm_head.weight" in state,
+        "medusa_fc_bias": True,
+        "dtype": str(heads.bias.dtype).removeprefix("torch."),
+    }
+
+
+def _advice(heads: MedusaHeads, to: str, place: Path) -> list[str]:
+    """What a user must know to serve the files."""
+    blocks = heads.bias.shape[0]
+    if to == "nxdi":
+        return [f"{NXDI_FILE} belongs into the folder of the base model, whose state it is merged into"]
+    if to == "vllm":
+        config = {"method": "medusa", "model": str(place), "num_speculative_tokens": heads.num_heads}
+        return [f"vllm serve BASE --speculative-config '{json.dumps(config)}'", "vLLM drafts a chain, no tree"]
+    if to == "tgi":
+        line = f"text-generation-launcher --model-id {place} --speculate {heads.num_heads}"
+        return [line, "TGI drafts a chain, no tree"]
+    notes = []
+    if blocks > 1:
+        notes.append(f"FasterDecoding's code ties the {blocks} blocks of a head to one; TensorRT-LLM does not")
+    if heads.lm_head is None:
+        notes.append("TensorRT-LLM and medusa_model.py need LM heads: --with-lm-heads")
+    return notes
