@@ -14,6 +14,8 @@ from sampled_traces import LEVELS, RANKS, TRACED, of_drafter, sampled
 from treeopt.calibration import NONE, Calibration, TargetTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.curve import measure_curve, policy_curve
+from treeopt.optimize.held_out import judge, split
+from treeopt.optimize.intervals import by_text, difference_interval
 from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, replay_policy
@@ -218,6 +220,27 @@ def test_winner_has_the_most_expected_tokens_per_step() -> None:
     many = TextSums(np.full(8, 24.0), np.full(8, 12))
     assert fitter._winner([MEDUSA, Method("joint", "visits", 64.0)], [few, many]).values == "joint"
     assert fitter._winner([MEDUSA, Method("joint", "visits", 64.0)], [many, few]) == MEDUSA
+    # Of two strengths with equal tokens per step the greater wins, though its trees take more steps.
+    strengths = [Method("joint", "visits", 64.0), Method("joint", "visits", 256.0)]
+    longer = TextSums(np.full(8, 26.0), np.full(8, 13))
+    assert fitter._winner(strengths, [many, longer]) == strengths[1]
+
+
+def test_gain_on_texts_held_out_is_of_the_sums_of_both_trees() -> None:
+    """The paired interval resamples the expected tokens of each tree with its own steps."""
+    calibration = sampled(21, texts=30)
+    fitted, aside, dropped = split(calibration, 12)
+    limits = Limits(9, RANKS)
+    tree = random_tree(3, nodes=9, depth=LEVELS, ranks=RANKS)
+    found = judge(tree, fitted, aside, dropped, limits)
+    [(_, medusa)] = Fitter(fitted, limits).build([MEDUSA])
+    one, other = (
+        by_text(aside.token_hashes, s.tokens, s.steps) for s in (replay(t, aside).sums for t in (tree, medusa))
+    )
+    assert (one[0] != other[0]).any()
+    assert found.gain == difference_interval(one[0], one[1], other[1], other[0])
+    assert found.gain != difference_interval(one[0], one[1], other[1])
+    assert found.medusa_tokens_per_step == replay(medusa, aside).tokens_per_step
 
 
 def test_standard_error_by_hand() -> None:
