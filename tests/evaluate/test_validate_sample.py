@@ -108,7 +108,7 @@ def test_seeds_are_independent() -> None:
 
 @pytest.mark.parametrize("kind", ["static", "policy", "several sizes"])
 def test_validate_sample_is_predicted(kind: str) -> None:
-    """Measured and predicted tokens per step agree within their standard errors, over 48 texts."""
+    """Measured and predicted tokens per step agree within their standard errors, over 24 or 48 texts."""
     base, heads = planted(3)
     drafter = quick_drafter(base, heads)
     cost = SIZE_COST if kind == "several sizes" else ()
@@ -121,7 +121,7 @@ def test_validate_sample_is_predicted(kind: str) -> None:
         drafter=None if kind == "static" else drafter,
         acceptance=Sample(temperature=0.4, seed=1),
         max_new_tokens=10,
-        repeats=6,
+        repeats=3 if kind == "several sizes" else 6,
         draws=0,
         batch_size=1 if kind == "several sizes" else 8,
     )
@@ -129,7 +129,7 @@ def test_validate_sample_is_predicted(kind: str) -> None:
     assert abs(found.z_score) < 3
     assert found.as_predicted
     assert found.measured_standard_error is not None
-    assert found.measured_standard_error < 0.1
+    assert found.measured_standard_error < 0.15
     assert found.tokens_per_step > 1.2
 
 
