@@ -109,6 +109,14 @@ class Calibration:
         """S."""
         return len(self.prompt_ids)
 
+    @property
+    def temperature(self) -> float | None:
+        """Of the sampling of the texts, 0 where they are greedy; None where they were given or it is not recorded."""
+        settings = self.provenance.settings
+        if "temperature" in settings:
+            return float(settings["temperature"])
+        return 0.0 if settings.get("answers") == "greedy" else None
+
     @functools.cached_property
     def hits(self) -> NDArray[np.int64]:
         """int64 [H, top_k]: how often the true token had rank r under head h."""

@@ -13,6 +13,7 @@ import helpers
 import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, without_checksum
+from sampled_traces import sampled
 
 import treeopt
 from treeopt.calibration import NONE, Calibration, Provenance, StepTraces
@@ -86,6 +87,22 @@ def test_round_trip_of_provenance(tmp_path: Path) -> None:
     calibration = dataclasses.replace(random_calibration(0), provenance=provenance)
     save_calibration(calibration, tmp_path / "file")
     check_equal(load_calibration(tmp_path / "file"), calibration)
+
+
+def test_round_trip_of_target_probabilities(tmp_path: Path) -> None:
+    """Probabilities of sampled texts come back, with places in per-step trees or without; so does the temperature."""
+    calibration = sampled(3)
+    static = dataclasses.replace(calibration, steps=None, target=dataclasses.replace(calibration.target, places=None))
+    for made in (calibration, static):
+        save_calibration(made, tmp_path / "file", overwrite=True)
+        loaded = load_calibration(tmp_path / "file")
+        check_equal(loaded, made)
+        assert loaded.temperature == 0.7
+        assert made.target is not None
+        assert loaded.target is not None
+        np.testing.assert_array_equal(loaded.target.probability, made.target.probability)
+        assert loaded.target.probability.dtype == np.float16
+        np.testing.assert_array_equal(loaded.target.places, made.target.places)
 
 
 def test_round_trip_without_text(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_belongs, check_static_only, check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
+from treeopt.cli.sampling_options import check_temperature_of
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import TREE
@@ -37,6 +38,7 @@ def run_auto(console: Console, options: dict[str, Any]) -> None:
         **{name: options[name] for name in (*_STATIC, "batch", "context")},
     )
     calibrations = [load_calibration(file) for file in options["calibrations"]]
+    check_temperature_of(calibrations, options["temperature"])
     profiles = [load_profile(file) for file in options["profile"]]
     with console.progress("build") as progress:
         choice = choose_drafter(calibrations, profiles, job, kinds=kinds, progress=late(progress))

@@ -15,6 +15,7 @@ from treeopt.cli.early_checks import check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import check_outputs, force_option
+from treeopt.cli.sampling_options import check_temperature_of, temperature_option
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
 from treeopt.files.marks import TREE
@@ -92,6 +93,7 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 )
 @click.option("--mix", help="Weights of the tasks, e.g. 3,1 [default: by their tokens].")
 @click.option("--robust", is_flag=True, help="Minimise the loss on the worst of several tasks.")
+@temperature_option
 @force_option
 @click.option("-o", "--output", default="tree.yaml", show_default=True)
 def run(console: Console, **options: Any) -> None:
@@ -100,6 +102,9 @@ def run(console: Console, **options: Any) -> None:
     Node values are estimated from the traces. Several estimates are compared by cross-validation over texts; the Medusa
     tree (--values independent --weights uniform) is a candidate unless both options are given. Then the tree is
     replayed over the traces, which gives exactly the steps of a decoder on that text.
+
+    Traces of sampled texts (`treeopt calibrate --temperature`) have the target's probability of each candidate, and
+    tokens per step are then sums of probabilities, at the temperature of the traces.
 
     With --kind dynamic the drafter's estimates choose the nodes of each step, so no tree is grown: the file holds the
     number of nodes and the drafter. With --nodes auto each step takes the size that is worth its time.
@@ -130,6 +135,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     check_suffix(options["output"], ".yaml", ".yml")
     job = _job(options, len(files))
     calibrations = [load_calibration(file) for file in files]
+    check_temperature_of(calibrations, options["temperature"])
     warn_other_heads(console, calibrations[0], job.profile)
     with console.progress("build") as progress:
         built = run_job(calibrations, job, progress=late(progress))

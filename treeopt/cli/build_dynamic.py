@@ -12,6 +12,7 @@ from treeopt.cli.early_checks import check_static_only, check_suffix
 from treeopt.cli.learn_report import report_reliability
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
+from treeopt.cli.sampling_options import check_temperature_of
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import TREE
 from treeopt.files.policies import save_policy
@@ -35,6 +36,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     check_outputs(options, options["output"], kind=TREE)
     check_suffix(options["output"], ".yaml", ".yml")
     calibration = load_calibration(file)
+    check_temperature_of([calibration], options["temperature"])
     if options["profile"]:
         profile = load_profile(options["profile"])
         warn_other_heads(console, calibration, profile)
@@ -87,7 +89,8 @@ def check_profile(options: dict[str, Any]) -> None:
 def texts_of(calibration: Calibration) -> str:
     """The number of texts, and of different ones where some are equal."""
     count, distinct = calibration.sequences, calibration.distinct
-    return f"{count} text{'s' if count != 1 else ''}" + (f", {distinct} distinct" if distinct != count else "")
+    sampled = f" sampled at temperature {calibration.temperature:g}" if calibration.target is not None else ""
+    return f"{count} text{'s' if count != 1 else ''}{sampled}" + (f", {distinct} distinct" if distinct != count else "")
 
 
 def warn_few_texts(console: Console, calibration: Calibration) -> None:

@@ -72,6 +72,9 @@ def run(console: Console, **options: Any) -> None:
     The model answers every prompt greedily. Then one pass over the answers ranks each token under each head, or at each
     level of a drafter. The output holds these ranks, from which any tree can be built and replayed exactly.
 
+    With --temperature above 0 the answers are sampled, and the output also holds the model's probability of each
+    candidate: tokens per step are then sums of probabilities, with a smaller error than counts.
+
     With --drafter heads+ngram, ngram or model+ngram the model samples more text for the same prompts, and a drafter is
     learned from all of it (see `treeopt learn`). Each answer is traced by a drafter that was learned from other
     prompts. With --draft (--drafter model) a smaller model drafts, whose probabilities are fitted to the answers. The

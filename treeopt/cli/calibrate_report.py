@@ -54,6 +54,11 @@ def _print_accuracy(console: Console, run: CalibrationRun) -> None:
         f"{calibration.sequences} texts, {calibration.distinct} distinct, {calibration.positions} positions; accuracy "
         "by rank" + ("; ± one standard error, clustered by text" if np.isfinite(errors).any() else "")
     )
+    if calibration.target is not None:
+        console.say(
+            f"sampled at temperature {calibration.temperature:g}, with the target's probabilities of "
+            f"{calibration.target.ranks} candidates per {'head' if run.heads == calibration.num_heads else 'level'}"
+        )
 
 
 def _as_dict(run: CalibrationRun) -> dict[str, Any]:
@@ -70,6 +75,8 @@ def _as_dict(run: CalibrationRun) -> dict[str, Any]:
         "answers_cut": run.answers_cut,
         "positions": calibration.positions,
         "top_k": top_k,
+        "temperature": calibration.temperature,
+        "target_ranks": None if calibration.target is None else calibration.target.ranks,
         "trials": calibration.trials.tolist(),
         "accuracy": calibration.accuracy[:, :top_k].tolist(),
         "standard_error_top_1": calibration.standard_error(1)[:, 0].tolist(),

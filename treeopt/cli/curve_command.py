@@ -12,6 +12,7 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_static_only, check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import calibration_option, check_outputs, force_option
+from treeopt.cli.sampling_options import check_temperature_of, temperature_option
 from treeopt.drafter import KINDS
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked
@@ -40,6 +41,7 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
 @click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
 @click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
+@temperature_option
 @force_option
 @click.option("-o", "--output", default="curve.svg", show_default=True)
 def run(console: Console, **options: Any) -> None:
@@ -54,6 +56,7 @@ def run(console: Console, **options: Any) -> None:
     check_outputs(options, options["output"], kind=PICTURE)
     check_suffix(options["output"], ".svg")
     calibration = load_calibration(options["calibration"])
+    check_temperature_of([calibration], options["temperature"])
     timing = _timing(options)
     if timing is not None:
         check_priced(timing.profile, calibration, options["kind"])

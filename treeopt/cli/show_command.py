@@ -60,7 +60,12 @@ def run(console: Console, tree: str, calibration: str | None, layout: str) -> No
     warn_other_traces(console, tree, plan, traces)
     report(console, plan)
     others = " (traces of other heads than those of the tree)" if same is False else ""
-    console.say(f"replayed over {calibration}{others}: {outcome.tokens_per_step:.4f} tokens per step (root counted)")
+    error = outcome.sums.standard_error
+    spread = "" if error is None else f"; standard error {error:.4f}, clustered by text"
+    figure = f"{outcome.tokens_per_step:.4f} tokens per step (root counted)"
+    console.say(f"replayed over {calibration}{others}: {figure}{spread}")
+    if outcome.expected_drafts is not None:
+        console.say(f"its texts are sampled at temperature {traces.temperature:g}: a sum of the target's probabilities")
     shares = " ".join(f"{share:.3f}" for share in outcome.acceptance_by_depth().tolist())
     console.say(f"share of steps that accept at least 1, 2, ... drafts: {shares}")
     console.result(as_dict(plan) | {"replay": _replayed(outcome, same)})
@@ -94,5 +99,9 @@ def _same_heads(plan: Plan, traces: Calibration) -> bool | None:
 
 
 def _replayed(outcome: Replay, same_heads: bool | None) -> dict[str, Any]:
-    by_depth = outcome.acceptance_by_depth().tolist()
-    return {"tokens_per_step": outcome.tokens_per_step, "acceptance_by_depth": by_depth, "same_heads": same_heads}
+    return {
+        "tokens_per_step": outcome.tokens_per_step,
+        "standard_error": outcome.sums.standard_error,
+        "acceptance_by_depth": outcome.acceptance_by_depth().tolist(),
+        "same_heads": same_heads,
+    }

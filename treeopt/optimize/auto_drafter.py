@@ -117,9 +117,9 @@ def choose_drafter(
 
     Raises:
         ValueError: where the job has other options, or there are no calibrations.
-        TreeoptError: E221 where the calibrations are of different base models, or those of a drafter cannot be
-            compared; E204 where no file could hold a tree of the given size; E230 where two profiles are of one drafter
-            and kind, a profile names no drafter, or no candidate has figures.
+        TreeoptError: E221 where the calibrations are of different base models or temperatures, or those of a drafter
+            cannot be compared; E204 where no file could hold a tree of the given size; E230 where two profiles are of
+            one drafter and kind, a profile names no drafter, or no candidate has figures.
     """
     if not calibrations or job.holdout or job.refine_seconds or job.robust or job.shares is not None:
         raise ValueError("a choice of drafters takes calibrations, and neither holdout, refining, shares nor robust")
@@ -147,6 +147,13 @@ def _groups(
         what = "the calibrations are of different base models, so their tokens per second cannot be compared"
         at = "\n".join(f"{name} ({model_id})" for model_id, name in models.items())
         raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=at, fix="treeopt calibrate again, with one --model")
+    temperatures = {calibration.temperature for calibration in calibrations}
+    if len(temperatures) > 1:
+        what = "the calibrations are of texts at different temperatures, so their tokens per step cannot be compared"
+        at = "\n".join("given answers" if one is None else f"temperature {one:g}" for one in temperatures)
+        raise TreeoptError(
+            Code.CALIBRATION_MISMATCH, what, at=at, fix="treeopt calibrate again, with one --temperature"
+        )
     by_drafter: dict[str, list[Calibration]] = {}
     for calibration in calibrations:
         by_drafter.setdefault(calibration.provenance.drafter_id, []).append(calibration)

@@ -158,6 +158,7 @@ def calibration_source(calibration: Calibration) -> dict[str, str | int]:
         "prompts": ", ".join(provenance.prompts.values()),
         "sequences": calibration.sequences,
         "positions": calibration.positions,
+        **({"temperature": f"{calibration.temperature:g}"} if calibration.temperature else {}),
     }
 
 

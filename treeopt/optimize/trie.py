@@ -106,9 +106,12 @@ class PathTrie:
         found = np.zeros((parent_count, self.top_k))
         counted = self.ranks[level] >= target.ranks
         found[self.keys[level][counted] // self.top_k, self.ranks[level][counted]] = hits[counted]
-        for rank in range(min(target.ranks, self.top_k)):
-            expected = weights * target.probability[:, level, rank]
-            found[:, rank] = np.bincount(parents, weights=expected, minlength=parent_count + 1)[:parent_count]
+        from scipy.sparse import csr_array  # takes a tenth of a second
+
+        traced = min(target.ranks, self.top_k)
+        probability = target.probability[:, level, :traced].astype(np.float64)
+        sums = csr_array((weights, (parents, np.arange(len(weights)))), shape=(parent_count + 1, len(weights)))
+        found[:, :traced] = (sums @ probability)[:parent_count]
         return found
 
     def find(self, paths: NDArray[np.int32]) -> Ints:

@@ -1,0 +1,121 @@
+"""`calibrate`, `build`, `curve` and `show` under sampling, as a user meets them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from helpers import random_calibration
+from program import error_number, treeopt, treeopt_json
+from sampled_traces import of_drafter, sampled
+
+from treeopt.calibration import Calibration
+from treeopt.files.calibrations import load_calibration, save_calibration
+from treeopt.files.profiles import save_profile
+from treeopt.files.trees import load_tree
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.methods import MEDUSA
+from treeopt.optimize.replay import replay
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import tree_limits
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def traces() -> Calibration:
+    """Texts sampled at temperature 0.7, under the default name."""
+    made = sampled(1, texts=20)
+    save_calibration(made, "calibration.safetensors")
+    return made
+
+
+def test_calibrate_at_a_temperature_traces_probabilities() -> None:
+    """The file has the temperature and probabilities, and the tree's figure is their sum."""
+    common = ("calibrate", "--heads", "pocket", "--limit", "6", "--max-new-tokens", "12", "--batch-size", "6")
+    result = treeopt(*common, "--temperature", "0.7", "--seed", "3", "-o", "sampled.safetensors")
+    assert "sampled at temperature 0.7, with the target's probabilities of 32 candidates per head" in result.stdout
+    made = load_calibration("sampled.safetensors")
+    assert made.temperature == 0.7
+    assert made.target is not None
+    assert made.target.probability.shape == (*made.ranks.shape, 32)
+    treeopt("build", "--nodes", "6", "--calibration", "sampled.safetensors", "--temperature", "0.7", "-o", "tree.yaml")
+    tree = load_tree("tree.yaml")
+    expected = replay(tree, made)
+    assert expected.expected_drafts is not None
+    assert tree.expected is not None
+    assert tree.expected.replay == pytest.approx(expected.tokens_per_step, rel=1e-6)
+    assert yaml.safe_load(Path("tree.yaml").read_text())["calibration"]["temperature"] == "0.7"
+    treeopt(*common, "-o", "greedy.safetensors")
+    greedy = load_calibration("greedy.safetensors")
+    assert (greedy.temperature, greedy.target) == (0.0, None)
+
+
+@pytest.mark.parametrize("command", [("build",), ("build", "--kind", "dynamic", "--nodes", "8"), ("curve",)])
+def test_another_temperature_is_refused(command: tuple[str, ...], traces: Calibration) -> None:
+    """E220 names the temperature of the traces, and the command that makes others; nothing is written."""
+    save_calibration(of_drafter(traces), "calibration.safetensors", overwrite=True)
+    for asked, found in (("1.0", "temperature 0.7"), ("0", "temperature 0.7")):
+        result = treeopt(*command, "--temperature", asked, status=3)
+        assert error_number(result) == "E220"
+        assert found in result.stderr
+    save_calibration(dataclasses.replace(traces, target=None), "calibration.safetensors", overwrite=True)
+    assert "older versions" in treeopt(*command, "--temperature", "0.7", status=3).stderr
+    save_calibration(random_calibration(1), "calibration.safetensors", overwrite=True)
+    assert "greedy texts" in treeopt("build", "--temperature", "0.7", status=3).stderr
+    assert not list(Path().glob("*.yaml"))
+    assert not list(Path().glob("*.svg"))
+    treeopt("build", "--nodes", "4", "--temperature", "0", "-o", "greedy.yaml")
+
+
+@pytest.mark.usefixtures("traces")
+def test_show_prints_the_standard_error() -> None:
+    """Replay over sampled texts: the sum, its standard error, and that it is a sum."""
+    treeopt("build", "--nodes", "8")
+    data = treeopt_json("show", "tree.yaml", "--calibration", "calibration.safetensors")
+    found = replay(load_tree("tree.yaml"), load_calibration())
+    assert data["replay"]["tokens_per_step"] == found.tokens_per_step
+    assert data["replay"]["standard_error"] == found.sums.standard_error
+    printed = treeopt("show", "tree.yaml", "--calibration", "calibration.safetensors").stdout
+    assert f"standard error {found.sums.standard_error:.4f}" in printed
+    assert "sampled at temperature 0.7" in printed
+
+
+def test_curve_and_holdout_are_of_sums(traces: Calibration) -> None:
+    """The points of the curve and the figure of the texts held out are sums of probabilities."""
+    data = treeopt_json("curve", "--largest", "6", "--values", "independent", "--weights", "uniform")
+    sizes = [point["nodes"] for point in data["points"]]
+    fitter = Fitter(traces, tree_limits(traces, 6))
+    found = [sums.tokens_per_step for sums in fitter.cross_validated_sums(MEDUSA, sizes)]
+    assert [point["tokens_per_step"] for point in data["points"]] == found
+    judged = treeopt_json("build", "--nodes", "6", "--holdout", "5")["judged"]
+    held_out = traces.select(np.arange(traces.sequences - 5, traces.sequences))
+    assert judged["tokens_per_step"] == pytest.approx(replay(load_tree("tree.yaml"), held_out).tokens_per_step)
+    plain = dataclasses.replace(held_out, target=None)
+    assert judged["tokens_per_step"] != replay(load_tree("tree.yaml"), plain).tokens_per_step
+
+
+@pytest.mark.usefixtures("traces")
+def test_drafters_at_different_temperatures_are_not_compared() -> None:
+    """`build --drafter auto` takes texts of one temperature."""
+    other = of_drafter(sampled(2, texts=20))
+    settings = {**other.provenance.settings, "temperature": 1.0}
+    other = dataclasses.replace(other, provenance=dataclasses.replace(other.provenance, settings=settings))
+    save_calibration(other, "other.safetensors")
+    seconds = {1: 0.01, 8: 0.011}
+    points = (LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items())
+    save_profile(LatencyProfile.from_points(points), "profile.yaml")
+    result = treeopt(
+        *("build", "--drafter", "auto", "--profile", "profile.yaml"),
+        *("--calibration", "calibration.safetensors", "--calibration", "other.safetensors"),
+        status=3,
+    )
+    assert error_number(result) == "E221"
+    assert "different temperatures" in result.stderr
