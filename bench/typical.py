@@ -27,6 +27,7 @@ from treeopt.drafting.learn import Learning
 from treeopt.evaluate.inputs import Inputs, num_ranks, replayed
 from treeopt.evaluate.quality import quality
 from treeopt.evaluate.typical_replay import typical_replay
+from treeopt.evaluate.validate_typical import rule_traces
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.policy import Plan
 from treeopt.texts.encode import Text, encode_prompts
@@ -75,10 +76,8 @@ def epsilon_table(inputs: dict[int, Inputs], greedy: Sequence[Text], epsilon: fl
     widest = max(inputs.values(), key=lambda one: num_ranks(one.tree))
     errors = []
     for nodes, of in found.items():
-        traced = widest.traced(of.texts, lambda logits: logits.float() / TEMPERATURE)
-        entropy = np.concatenate([one.entropy for one in traced if one.entropy is not None])
-        traces = widest.record(of.texts, traced)
-        ranks = widest.record(of.texts, [dataclasses.replace(one, target=None) for one in traced])
+        traces, entropy = rule_traces(widest, of.texts, rule)
+        ranks = dataclasses.replace(traces, target=None)
         text_quality = quality(widest.base, of.texts, greedy)
         for other, measured in found.items():
             tree = inputs[other].tree

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from drafters import SIZE_COST, planted, prompts_of, quick_drafter
@@ -18,6 +17,7 @@ from treeopt.drafter import Drafter
 from treeopt.evaluate.baselines import with_generate
 from treeopt.evaluate.inputs import Inputs
 from treeopt.evaluate.typical_replay import typical_replay
+from treeopt.evaluate.validate_typical import rule_traces
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -45,9 +45,7 @@ def decoded(inputs: Inputs, rule: Typical, new: int = NEW) -> tuple[list[Text], 
 
 def predicted(inputs: Inputs, texts: Sequence[Text], rule: Typical, tree: Plan | None = None) -> list[int]:
     """The steps of each text by replay; the traces are those of the inputs' tree."""
-    traced = inputs.traced(texts, lambda logits: logits.float() / rule.temperature)
-    entropy = np.concatenate([one.entropy for one in traced])
-    found = typical_replay(tree or inputs.tree, inputs.record(texts, traced), entropy, rule)
+    found = typical_replay(tree or inputs.tree, *rule_traces(inputs, texts, rule), rule)
     assert found.tokens == sum(len(text.answer) for text in texts)
     return found.steps_by_sequence().tolist()
 
