@@ -44,6 +44,7 @@ CALLS = {
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
     "speed": ["tinystories --shared {shared}", "heads"],
+    "typical": ["--model pocket", "--model tinystories --kind dynamic --shared {shared}"],
 }
 PARTS = {
     "timing",

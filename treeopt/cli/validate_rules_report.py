@@ -36,7 +36,7 @@ def report_sample(console: Console, found: SampleValidation, skipped: Sequence[S
             "rounding of probabilities near the edge of top-k or top-p, or there is a bug"
         )
     console.result(_sample_json(found, [*skipped, *found.skipped]))
-    if not found.lossless:
+    if found.lossless is False:
         raise _distribution_error(found)
 
 

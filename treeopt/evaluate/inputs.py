@@ -88,7 +88,7 @@ class Inputs:
 
     def traced(self, texts: Sequence[Text], scores: Callable[[Tensor], Tensor] | None = None) -> list[Traced]:
         """The teacher-forced traces of each text; with `scores`, the probabilities that are their softmax, too."""
-        target = None if scores is None else Target(scores, min(max(1, self.tree.nodes - 1), self.base.vocab_size))
+        target = None if scores is None else Target(scores, min(num_ranks(self.tree), self.base.vocab_size))
         proposer = proposer_for(self.base, self.heads, self.drafter, self.draft)
         return _traced(self.base, proposer, texts, step_depth(self.tree), target)
 
@@ -157,6 +157,11 @@ def replayed(tree: Plan, traces: Calibration) -> Replay:
 def step_depth(tree: Plan) -> int:
     """Depth of the trees chosen per step; 0 for a static tree."""
     return tree.depth if isinstance(tree, TreePolicy) else 0
+
+
+def num_ranks(tree: Plan) -> int:
+    """The number of candidates of a node that may be nodes of the tree, at least 1."""
+    return max(1, tree.max_rank + 1 if isinstance(tree, Tree) else tree.nodes - 1)
 
 
 def parts(tree: Plan, traces: Calibration) -> dict[int, Plan]:

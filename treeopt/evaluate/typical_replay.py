@@ -36,8 +36,8 @@ def typical_replay(tree: Plan, traces: Calibration, entropy: NDArray[np.float32]
 
     Args:
         tree: any tree or policy of the drafter of the traces.
-        traces: of texts that the rule decoded with any tree; their target is the base at the rule's temperature, with
-            as many candidates as the tree has ranks.
+        traces: of texts that the rule decoded with any tree; their target is the base at the rule's temperature.
+            Drafts of ranks that were not traced are accepted where they are on the text.
         entropy: float32 [P], of the target at each position, in nats.
         rule: the rule.
 
@@ -68,7 +68,8 @@ def _more(tree: Plan, traces: Calibration, on_text: Replay, acceptable: Bools) -
     if isinstance(tree, Tree):
         children = np.zeros((tree.nodes, acceptable.shape[2]), np.bool_)  # [N, R]
         for node, path in enumerate(tree.paths, start=1):
-            children[tree.parents[node], path[-1]] = True
+            if path[-1] < acceptable.shape[2]:
+                children[tree.parents[node], path[-1]] = True
         inside = children[deepest_nodes(tree, traces.ranks)]
     else:
         assert traces.target is not None

@@ -41,7 +41,7 @@ class SampleValidation(Measured):
     """The results of a validation under sampling. Its trials are the texts of all repeats.
 
     Args:
-        rule: temperature, top-k, top-p and seed.
+        rule: temperature, top-k, top-p and seed; no seed is seed 0.
         predicted: replay over the texts of stock generate, with the expected drafts of every step.
         measured_standard_error: of the measured tokens per step, clustered by prompt; None with fewer than two prompts.
         predicted_standard_error: the same of the predicted tokens per step.
@@ -58,9 +58,9 @@ class SampleValidation(Measured):
     tests: tuple[DistributionTest, ...]
 
     @property
-    def lossless(self) -> bool:
-        """Whether no test found another distribution than the base's: `p_value` is at least `ALPHA`."""
-        return self.p_value is None or self.p_value >= ALPHA
+    def lossless(self) -> bool | None:
+        """Whether no test found another distribution than the base's: `p_value` >= `ALPHA`; None without tests."""
+        return None if self.p_value is None else self.p_value >= ALPHA
 
     @property
     def p_value(self) -> float | None:
@@ -76,6 +76,7 @@ class SampleValidation(Measured):
 def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleValidation:
     """Decode every prompt `repeats` times with independent draws, predict the steps, and test the distribution."""
     base, options = inputs.base, inputs.options
+    rule = dataclasses.replace(rule, seed=rule.seed or 0)
     baselines = _baselines(inputs, rule)
     once = dataclasses.replace(options, repeats=1)
     runs = _joined([decode_all(baselines, base, inputs.texts, once, progress) for _ in range(options.repeats)])
@@ -145,13 +146,13 @@ def z_score(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float |
 def _baselines(inputs: Inputs, rule: Sample) -> dict[str, Baseline]:
     """Stock generate, our loop without and with the tree, each with draws of its own."""
     base = inputs.base
-    unseeded = dataclasses.replace(rule, seed=None)
+    seed, unseeded = rule.seed or 0, dataclasses.replace(rule, seed=None)
     runs = {
         GENERATE: with_generate(base, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p),
         AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), acceptance=unseeded, probe=False)),
         TREE: with_decoder(inputs.decoder(unseeded)),
     }
-    return {name: seeded(base, run, rule.seed or 0, name) for name, run in runs.items()}
+    return {name: seeded(base, run, seed, name) for name, run in runs.items()}
 
 
 def _joined(runs: Sequence[Runs]) -> Runs:

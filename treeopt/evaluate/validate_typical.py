@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Typical
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, with_decoder, with_generate
@@ -20,6 +22,7 @@ from treeopt.evaluate.typical_replay import typical_replay
 from treeopt.evaluate.validation import Measured
 from treeopt.optimize.replay import Replay
 from treeopt.progress import Progress
+from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 
 SAMPLED = "sampled generate"  # stock generate, sampling at the temperature of the rule
@@ -63,9 +66,7 @@ def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> Typic
         ]
         for name in (GENERATE, SAMPLED, TREE)
     }
-    traced = inputs.traced(texts[TREE], lambda logits: logits.float() / rule.temperature)
-    traces = inputs.record(texts[TREE], traced)
-    entropy = np.concatenate([one.entropy for one in traced if one.entropy is not None])
+    traces, entropy = rule_traces(inputs, texts[TREE], rule)
     predicted = typical_replay(inputs.tree, traces, entropy, rule)
     smaller = {
         nodes: typical_replay(part, traces, entropy, rule).tokens_per_step
@@ -78,3 +79,10 @@ def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> Typic
         predicted=predicted,
         quality={name: quality(base, found, texts[GENERATE]) for name, found in texts.items()},
     )
+
+
+def rule_traces(inputs: Inputs, texts: Sequence[Text], rule: Typical) -> tuple[Calibration, NDArray[np.float32]]:
+    """What the rule needs of the base on these texts: traces with the candidates' probabilities, and entropies [P]."""
+    traced = inputs.traced(texts, lambda logits: logits.float() / rule.temperature)
+    entropy = np.concatenate([one.entropy for one in traced if one.entropy is not None])
+    return inputs.record(texts, traced), entropy
