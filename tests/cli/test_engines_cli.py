@@ -16,7 +16,9 @@ from program import error_number, treeopt, treeopt_json
 from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
 from treeopt.files.calibrations import save_calibration
+from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree
+from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.contiguous import gaps
 from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.refine import Limits
@@ -156,6 +158,32 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
     treeopt("export", "kept.yaml", "--to", engine)
     if engine in ("sequoia", "nxdi-eagle", "eagle"):
         treeopt("export", "free.yaml", "--to", engine, status=3)
+
+
+def test_limits_of_joint_values_and_of_several_tasks() -> None:
+    """Joint values give no gaps, at every budget; for several calibrations the loss is not printed."""
+    rising()
+    for nodes in (5, 40, 150):
+        treeopt("build", "--nodes", str(nodes), "--values", "joint", "--weights", "visits", "--contiguous")
+        assert not gaps(load_tree("tree.yaml").paths, 9)
+    Path("calibration.safetensors").rename("one.safetensors")
+    rising(20)
+    tasks = ("--calibration", "one.safetensors", "--calibration", "calibration.safetensors")
+    said = treeopt("build", "--nodes", "12", *MEDUSA_METHOD, *tasks, "--for", "sequoia", "--mix", "1,2")
+    assert "what the limits cost is printed for one --calibration" in said.stdout
+    assert not gaps(load_tree("tree.yaml").paths, 9)
+
+
+def test_nodes_auto_under_limits() -> None:
+    """The size is chosen among trees without gaps, and so is the tree."""
+    rising()
+    seconds = {size: 0.01 + 0.0001 * size for size in (1, 2, 4, 8, 16)}
+    points = (LatencyPoint(size, 1, 512, s, s, s) for size, s in seconds.items())
+    save_profile(LatencyProfile.from_points(points), "p.yaml")
+    data = treeopt_json("build", "--nodes", "auto", "--profile", "p.yaml", *MEDUSA_METHOD, "--for", "nxdi-eagle")
+    tree = load_tree("tree.yaml")
+    assert tree.nodes == data["auto"]["best"]["nodes"] > 1
+    assert not gaps(tree.paths, 9)
 
 
 def test_limits_belong_to_static_trees_of_one_drafter() -> None:
