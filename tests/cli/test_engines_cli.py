@@ -251,6 +251,19 @@ def test_lint_warns_of_many_drafts() -> None:
     assert "rows" not in treeopt("lint", "few.yaml", "--for", "trtllm").stdout
 
 
+def test_lint_compares_the_depth_with_the_heads() -> None:
+    """A tree of four levels needs four heads where heads draft, and --fix keeps to three."""
+    rising()
+    save_tree(Tree.chain(4), "c.yaml")
+    failed = treeopt("lint", "c.yaml", "--for", "nxdi", "--num-heads", "3", status=3)
+    assert "error: heads [nxdi]: 1 path ([0, 0, 0, 0]) deeper than the 3 heads" in failed.stdout
+    treeopt("lint", "c.yaml", "--for", "nxdi", "--num-heads", "4")
+    treeopt("lint", "c.yaml", "--for", "sequoia", "--num-heads", "3")
+    fix = ("--fix", "--calibration", "calibration.safetensors", "--num-heads", "2", "-o", "f.yaml")
+    treeopt("lint", "c.yaml", "--for", "nxdi", *fix)
+    assert (load_tree("f.yaml").nodes, load_tree("f.yaml").depth <= 2) == (5, True)
+
+
 def test_fix_grows_the_tree_again() -> None:
     """The new tree has as many nodes and no error, and both are compared on the traces."""
     calibration = rising()
