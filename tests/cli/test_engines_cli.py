@@ -305,6 +305,13 @@ def test_diff_lists_paths_and_the_gain() -> None:
         assert steps[key] == pytest.approx(replay(load_tree(name), calibration).tokens_per_step)
     same = treeopt_json("diff", "t.yaml", "t.yaml", "--calibration", "calibration.safetensors")["tokens_per_step"]
     assert (same["difference"], same["interval"]["low"], same["interval"]["high"]) == (0.0, 0.0, 0.0)
+    save_tree(Tree(tuple((rank,) for rank in range(12))), "wide.yaml")  # clearly better on evenly spread ranks
+    traces = ("--calibration", "calibration.safetensors")
+    better = treeopt_json("diff", "t.yaml", "wide.yaml", *traces)["tokens_per_step"]
+    worse = treeopt_json("diff", "wide.yaml", "t.yaml", *traces)["tokens_per_step"]
+    assert 0 < better["interval"]["low"] < better["difference"] < better["interval"]["high"]
+    assert worse["difference"] == -better["difference"]
+    assert worse["interval"]["high"] == pytest.approx(-better["interval"]["low"], rel=0.2)
     save_tree(Tree(T.paths, drafter="abc"), "d.yaml")
     assert error_number(treeopt("diff", "t.yaml", "d.yaml", status=3)) == "E223"
 
