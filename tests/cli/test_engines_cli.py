@@ -10,7 +10,7 @@ import engine_readers as readers
 import numpy as np
 import pytest
 from engine_trees import T, closed_up
-from helpers import make_calibration, random_tree
+from helpers import make_calibration, random_calibration, random_tree
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
@@ -158,6 +158,18 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
     treeopt("export", "kept.yaml", "--to", engine)
     if engine in ("sequoia", "nxdi-eagle", "eagle"):
         treeopt("export", "free.yaml", "--to", engine, status=3)
+
+
+def test_build_for_eagle_drops_levels_until_it_is_read_rightly() -> None:
+    """A tree of ranks to 9 that EAGLE-1 misreads is built again with fewer levels, until its drafts are the tree's."""
+    save_calibration(random_calibration(0, heads=5, sequences=12), "calibration.safetensors")
+    treeopt("build", "--nodes", "48", *MEDUSA_METHOD, "--max-rank", "9", "-o", "free.yaml")
+    assert "draft-rows" in treeopt("export", "free.yaml", "--to", "eagle", status=3).stderr
+    data = treeopt_json("build", "--nodes", "48", *MEDUSA_METHOD, "--for", "eagle", "-o", "kept.yaml")
+    free, kept = load_tree("free.yaml"), load_tree("kept.yaml")
+    assert 2 <= kept.depth < free.depth
+    assert readers.eagle_drafts(kept.paths) == list(kept.paths) != readers.eagle_drafts(free.paths)
+    assert data["limits"]["loss"]["second"] > 1
 
 
 def test_limits_of_joint_values_and_of_several_tasks() -> None:
