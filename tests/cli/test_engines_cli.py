@@ -10,13 +10,15 @@ import engine_readers as readers
 import numpy as np
 import pytest
 from engine_trees import T, closed_up
-from helpers import make_calibration, random_tree
+from helpers import make_calibration, random_calibration, random_tree
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
 from treeopt.files.calibrations import save_calibration
+from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree
+from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.contiguous import gaps
 from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.refine import Limits
@@ -158,6 +160,44 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
         treeopt("export", "free.yaml", "--to", engine, status=3)
 
 
+def test_build_for_eagle_drops_levels_until_it_is_read_rightly() -> None:
+    """A tree of ranks to 9 that EAGLE-1 misreads is built again with fewer levels, until its drafts are the tree's."""
+    save_calibration(random_calibration(0, heads=5, sequences=12), "calibration.safetensors")
+    treeopt("build", "--nodes", "48", *MEDUSA_METHOD, "--max-rank", "9", "-o", "free.yaml")
+    assert "draft-rows" in treeopt("export", "free.yaml", "--to", "eagle", status=3).stderr
+    data = treeopt_json("build", "--nodes", "48", *MEDUSA_METHOD, "--for", "eagle", "-o", "kept.yaml")
+    free, kept = load_tree("free.yaml"), load_tree("kept.yaml")
+    assert 2 <= kept.depth < free.depth
+    assert readers.eagle_drafts(kept.paths) == list(kept.paths) != readers.eagle_drafts(free.paths)
+    assert data["limits"]["loss"]["second"] > 1
+
+
+def test_limits_of_joint_values_and_of_several_tasks() -> None:
+    """Joint values give no gaps, at every budget; for several calibrations the loss is not printed."""
+    rising()
+    for nodes in (5, 40, 150):
+        treeopt("build", "--nodes", str(nodes), "--values", "joint", "--weights", "visits", "--contiguous")
+        assert not gaps(load_tree("tree.yaml").paths, 9)
+    Path("calibration.safetensors").rename("one.safetensors")
+    rising(20)
+    tasks = ("--calibration", "one.safetensors", "--calibration", "calibration.safetensors")
+    said = treeopt("build", "--nodes", "12", *MEDUSA_METHOD, *tasks, "--for", "sequoia", "--mix", "1,2")
+    assert "what the limits cost is printed for one --calibration" in said.stdout
+    assert not gaps(load_tree("tree.yaml").paths, 9)
+
+
+def test_nodes_auto_under_limits() -> None:
+    """The size is chosen among trees without gaps, and so is the tree."""
+    rising()
+    seconds = {size: 0.01 + 0.0001 * size for size in (1, 2, 4, 8, 16)}
+    points = (LatencyPoint(size, 1, 512, s, s, s) for size, s in seconds.items())
+    save_profile(LatencyProfile.from_points(points), "p.yaml")
+    data = treeopt_json("build", "--nodes", "auto", "--profile", "p.yaml", *MEDUSA_METHOD, "--for", "nxdi-eagle")
+    tree = load_tree("tree.yaml")
+    assert tree.nodes == data["auto"]["best"]["nodes"] > 1
+    assert not gaps(tree.paths, 9)
+
+
 def test_limits_belong_to_static_trees_of_one_drafter() -> None:
     """Per-step trees and a choice of drafters have no limits of engines; an engine's largest tree is one."""
     rising()
@@ -223,6 +263,19 @@ def test_lint_warns_of_many_drafts() -> None:
     assert "rows" not in treeopt("lint", "few.yaml", "--for", "trtllm").stdout
 
 
+def test_lint_compares_the_depth_with_the_heads() -> None:
+    """A tree of four levels needs four heads where heads draft, and --fix keeps to three."""
+    rising()
+    save_tree(Tree.chain(4), "c.yaml")
+    failed = treeopt("lint", "c.yaml", "--for", "nxdi", "--num-heads", "3", status=3)
+    assert "error: heads [nxdi]: 1 path ([0, 0, 0, 0]) deeper than the 3 heads" in failed.stdout
+    treeopt("lint", "c.yaml", "--for", "nxdi", "--num-heads", "4")
+    treeopt("lint", "c.yaml", "--for", "sequoia", "--num-heads", "3")
+    fix = ("--fix", "--calibration", "calibration.safetensors", "--num-heads", "2", "-o", "f.yaml")
+    treeopt("lint", "c.yaml", "--for", "nxdi", *fix)
+    assert (load_tree("f.yaml").nodes, load_tree("f.yaml").depth <= 2) == (5, True)
+
+
 def test_fix_grows_the_tree_again() -> None:
     """The new tree has as many nodes and no error, and both are compared on the traces."""
     calibration = rising()
@@ -264,6 +317,13 @@ def test_diff_lists_paths_and_the_gain() -> None:
         assert steps[key] == pytest.approx(replay(load_tree(name), calibration).tokens_per_step)
     same = treeopt_json("diff", "t.yaml", "t.yaml", "--calibration", "calibration.safetensors")["tokens_per_step"]
     assert (same["difference"], same["interval"]["low"], same["interval"]["high"]) == (0.0, 0.0, 0.0)
+    save_tree(Tree(tuple((rank,) for rank in range(12))), "wide.yaml")  # clearly better on evenly spread ranks
+    traces = ("--calibration", "calibration.safetensors")
+    better = treeopt_json("diff", "t.yaml", "wide.yaml", *traces)["tokens_per_step"]
+    worse = treeopt_json("diff", "wide.yaml", "t.yaml", *traces)["tokens_per_step"]
+    assert 0 < better["interval"]["low"] < better["difference"] < better["interval"]["high"]
+    assert worse["difference"] == -better["difference"]
+    assert worse["interval"]["high"] == pytest.approx(-better["interval"]["low"], rel=0.2)
     save_tree(Tree(T.paths, drafter="abc"), "d.yaml")
     assert error_number(treeopt("diff", "t.yaml", "d.yaml", status=3)) == "E223"
 
