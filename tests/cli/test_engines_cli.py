@@ -16,7 +16,9 @@ from program import error_number, treeopt, treeopt_json
 from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
 from treeopt.files.calibrations import save_calibration
+from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree
+from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.contiguous import gaps
 from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.refine import Limits
@@ -158,6 +160,32 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
         treeopt("export", "free.yaml", "--to", engine, status=3)
 
 
+def test_limits_of_joint_values_and_of_several_tasks() -> None:
+    """Joint values give no gaps, at every budget; for several calibrations the loss is not printed."""
+    rising()
+    for nodes in (5, 40, 150):
+        treeopt("build", "--nodes", str(nodes), "--values", "joint", "--weights", "visits", "--contiguous")
+        assert not gaps(load_tree("tree.yaml").paths, 9)
+    Path("calibration.safetensors").rename("one.safetensors")
+    rising(20)
+    tasks = ("--calibration", "one.safetensors", "--calibration", "calibration.safetensors")
+    said = treeopt("build", "--nodes", "12", *MEDUSA_METHOD, *tasks, "--for", "sequoia", "--mix", "1,2")
+    assert "what the limits cost is printed for one --calibration" in said.stdout
+    assert not gaps(load_tree("tree.yaml").paths, 9)
+
+
+def test_nodes_auto_under_limits() -> None:
+    """The size is chosen among trees without gaps, and so is the tree."""
+    rising()
+    seconds = {size: 0.01 + 0.0001 * size for size in (1, 2, 4, 8, 16)}
+    points = (LatencyPoint(size, 1, 512, s, s, s) for size, s in seconds.items())
+    save_profile(LatencyProfile.from_points(points), "p.yaml")
+    data = treeopt_json("build", "--nodes", "auto", "--profile", "p.yaml", *MEDUSA_METHOD, "--for", "nxdi-eagle")
+    tree = load_tree("tree.yaml")
+    assert tree.nodes == data["auto"]["best"]["nodes"] > 1
+    assert not gaps(tree.paths, 9)
+
+
 def test_limits_belong_to_static_trees_of_one_drafter() -> None:
     """Per-step trees and a choice of drafters have no limits of engines; an engine's largest tree is one."""
     rising()
@@ -223,6 +251,19 @@ def test_lint_warns_of_many_drafts() -> None:
     assert "rows" not in treeopt("lint", "few.yaml", "--for", "trtllm").stdout
 
 
+def test_lint_compares_the_depth_with_the_heads() -> None:
+    """A tree of four levels needs four heads where heads draft, and --fix keeps to three."""
+    rising()
+    save_tree(Tree.chain(4), "c.yaml")
+    failed = treeopt("lint", "c.yaml", "--for", "nxdi", "--num-heads", "3", status=3)
+    assert "error: heads [nxdi]: 1 path ([0, 0, 0, 0]) deeper than the 3 heads" in failed.stdout
+    treeopt("lint", "c.yaml", "--for", "nxdi", "--num-heads", "4")
+    treeopt("lint", "c.yaml", "--for", "sequoia", "--num-heads", "3")
+    fix = ("--fix", "--calibration", "calibration.safetensors", "--num-heads", "2", "-o", "f.yaml")
+    treeopt("lint", "c.yaml", "--for", "nxdi", *fix)
+    assert (load_tree("f.yaml").nodes, load_tree("f.yaml").depth <= 2) == (5, True)
+
+
 def test_fix_grows_the_tree_again() -> None:
     """The new tree has as many nodes and no error, and both are compared on the traces."""
     calibration = rising()
@@ -276,7 +317,7 @@ def test_explain_by_the_values_of_the_file() -> None:
     assert [prefix["share"] for prefix in data["prefixes"]] == [0.5, 0.5]
     said = treeopt("explain", "v.yaml", "[1]").stdout
     assert "[1] is in v.yaml, which has 3 paths" in said
-    assert "place     3 of 3" in said
+    assert "place     3 by value; the tree has 3 places" in said
     assert error_number(treeopt("explain", "v.yaml", "2", status=3)) == "E106"
     assert error_number(treeopt("explain", "v.yaml", "[]", status=3)) == "E106"
     assert error_number(treeopt("explain", "t.yaml", "0", status=3)) == "E106"
@@ -307,7 +348,45 @@ def test_explain_by_traces() -> None:
         for key, paths in (("first", {*tree.paths} - below), ("second", {*tree.paths} | above)):
             assert gain[key] == pytest.approx(replay(Tree.from_paths(paths), calibration).tokens_per_step)
     said = treeopt("explain", "b.yaml", text, "--calibration", "calibration.safetensors").stdout
-    assert "it missed it by" in said
+    assert "  out by " in said
     assert (
         error_number(treeopt("explain", "b.yaml", "40", "--calibration", "calibration.safetensors", status=3)) == "E102"
     )
+
+
+HOSTILE: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
+    "lint nothing": ("", ("lint", "a.txt"), "E203"),
+    "lint deep nesting": ("[" * 100_000, ("lint", "a.txt"), "E203"),
+    "lint code": ("[[0], __import__('os').mkdir('evil')]", ("lint", "a.txt"), "E203"),
+    "lint a huge file": ("[" + "[0], " * 2_000_000 + "]", ("lint", "a.txt"), "E203"),
+    "lint bytes": (bytes(range(256)), ("lint", "a.txt"), "E203"),
+    "lint a missing file": ("", ("lint", "b.yaml"), "E201"),
+    "lint an unknown name": ("", ("lint", "b"), "E104"),
+    "import a cycle": ('{"0": ["1"], "2": ["3"], "3": ["2"]}', ("import", "a.txt"), "E206"),
+    "import a missing file": ("", ("import", "b.json"), "E201"),
+    "export an orphan": ("[[1, 0]]", ("export", "a.txt", "--to", "json"), "E203"),
+    "export no draft": ("[]", ("export", "a.txt", "--to", "medusa"), "E105"),
+    "diff an orphan": ("[[1, 0]]", ("diff", "t.yaml", "a.txt"), "E203"),
+    "diff over no calibration": ("[[0]]", ("diff", "t.yaml", "a.txt", "--calibration", "t.yaml"), "E203"),
+    "explain without values": ("[[0]]", ("explain", "a.txt", "0"), "E106"),
+    "explain an endless path": ("[[0]]", ("explain", "a.txt", ",".join(["0"] * 500)), "E106"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_run_is_one_error(name: str) -> None:
+    """Each run ends in one error with its number, and leaves no file."""
+    content, line, number = HOSTILE[name]
+    Path("a.txt").write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = {path.name for path in Path().iterdir()}
+    assert error_number(treeopt(*line, status=3)) == number
+    assert json.loads(treeopt(*line, "--json", status=3).stderr)["error"] == number
+    assert {path.name for path in Path().iterdir()} == before
+
+
+def test_a_long_list_of_faults_is_cut() -> None:
+    """A hundred thousand faulty paths are one line a rule."""
+    Path("l.py").write_text(str([[i, 10**6] for i in range(100_000)]))
+    result = treeopt("lint", "l.py", status=3)
+    assert "error: orphan: 100000 paths ([0, 1000000], [1, 1000000], [2, 1000000], ...)" in result.stdout
+    assert len(result.stdout) < 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -13,14 +14,17 @@ from pathlib import Path
 import engine_readers as readers
 import pytest
 import torch
+from conftest import ROOT_FOLDER
 from engine_trees import T, closed_up, trees
 from helpers import random_tree
 
+from treeopt.drafter import Drafter
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.lint import ERROR, lint_tree
 from treeopt.export.read_tree import ADJACENCY, BRACES, GROWMAP, PATHS, import_tree
 from treeopt.export.trees import BINARY, WRITERS, export_tree
+from treeopt.files.drafters import save_drafter
 from treeopt.tree import Tree
 
 READERS: dict[str, Callable[[str], readers.Paths]] = {
@@ -154,6 +158,60 @@ def test_numbers_of_the_setting_are_those_of_the_tree() -> None:
     assert "--medusa-speculation-length 4 " in export_tree(T, "nxdi").setting
     assert "max_draft_len=3 " in export_tree(T, "trtllm").setting
     assert "H >= 2" in export_tree(T, "nxdi").setting
+
+
+def _of_drafter(drafter: Drafter, folder: Path) -> Tree:
+    """The running example for a drafter, whose file is in the folder."""
+    save_drafter(drafter, folder / "d.safetensors")
+    return Tree(T.paths, drafter=drafter.id, source={"drafter": str(folder / "d.safetensors")})
+
+
+def test_trees_of_a_draft_model_are_for_engines_that_draft_alike(tmp_path: Path) -> None:
+    """Sequoia drafts with a model too; EAGLE's formats have a warning, formats of heads refuse."""
+    tree = _of_drafter(Drafter.model_only(3, 8, "m1"), tmp_path)
+    assert export_tree(tree, "sequoia").warnings == ()
+    for engine in ("eagle", "nxdi-eagle"):
+        assert [finding.rule for finding in export_tree(tree, engine).warnings] == ["drafter"]
+    for engine in ("medusa", "nxdi", "trtllm", "triton", "json"):
+        with pytest.raises(TreeoptError, match=r"drafter \w+ \(model\)"):
+            export_tree(tree, engine)
+
+
+def test_trees_of_a_learned_drafter_are_refused(tmp_path: Path) -> None:
+    """Candidates of an n-gram table are no engine's; a file of another drafter says nothing."""
+    tree = _of_drafter(Drafter.untrained(100, 3), tmp_path)
+    other = Tree(T.paths, drafter="another", source=tree.source)
+    for engine in ENGINES:
+        with pytest.raises(TreeoptError, match=r"\(ngram\)"):
+            export_tree(tree, engine)
+        with pytest.raises(TreeoptError, match="drafter another"):
+            export_tree(other, engine)
+
+
+def test_trees_fitted_to_heads_have_a_warning_for_draft_models() -> None:
+    """A list says nothing about its drafts, a tree with a calibration does."""
+    tree = Tree(T.paths, source={"calibration": {"model": "m"}})
+    for engine in ENGINES:
+        expected = ["drafter"] if engine in ("sequoia", "eagle", "nxdi-eagle") else []
+        assert [finding.rule for finding in export_tree(tree, engine).warnings] == expected
+        assert export_tree(T, engine).warnings == ()
+
+
+def test_text_formats_need_no_torch(tmp_path: Path) -> None:
+    """Export and import of text load neither torch nor transformers."""
+    code = "import sys, treeopt; treeopt.export_tree([[0]], 'sequoia'); open(sys.argv[1], 'w').write('[[0]]'); "
+    code += "treeopt.import_tree(sys.argv[1]); print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    line = [sys.executable, "-c", code, str(tmp_path / "a.json")]
+    done = subprocess.run(line, cwd=ROOT_FOLDER, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_tree_that_eagle_ships_passes() -> None:
+    """The 25 drafts in EAGLE-1's choices.py are drafted as they are listed, and break none of its rules."""
+    listed = [[0], [1], [2], [3], [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [2, 0], [2, 1], [3, 0]]
+    listed += [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 1, 1], [0, 2, 0], [0, 2, 1], [1, 0, 0]]
+    listed += [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]]
+    assert readers.eagle(written(Tree.from_paths(listed), "eagle")) == list(map(tuple, listed))
 
 
 def test_list_of_paths_is_exported() -> None:
@@ -342,7 +400,7 @@ def test_missing_file_and_folder() -> None:
 
 def test_readers_import_nothing_of_treeopt() -> None:
     """The oracles of these tests are independent of what they check."""
-    code = "import sys, engine_readers; print([name for name in sys.modules if name.startswith('treeopt')])"
-    folder = Path(readers.__file__).parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    source = Path(readers.__file__).read_text()
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert len(imports) >= 5
+    assert not [node for node in imports if "treeopt" in ast.unparse(node)]

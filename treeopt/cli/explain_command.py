@@ -11,6 +11,7 @@ from treeopt.cli.engine_report import gain_as_dict, gain_text
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.trees import load_tree
 from treeopt.optimize.explain import Explanation, Prefix, explain_path
+from treeopt.optimize.tree_builder import MAX_NODES
 from treeopt.tree import Path
 
 _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
@@ -33,13 +34,12 @@ def run(console: Console, tree: str, path: str, calibration: str | None) -> None
     found = explain_path(record, ranks, traces)
     last = found.last
     console.say(f"{list(ranks)} is {'' if last.in_tree else 'not '}in {tree}, which has {record.nodes - 1} paths")
-    console.say(f"value     {last.value:.6f}  the estimated probability that all its ranks are right ({found.method})")
-    place = "beyond the places that were searched" if last.place is None else f"{last.place:,} of {record.nodes - 1:,}"
-    console.say(f"place     {place}")
-    console.say(f"cut-off   {found.cut_off:.6f}  the value of the last place")
-    made = "made it" if found.made_it else "missed it"
+    console.say(f"value     {last.value:.4g}  the estimated probability that all its ranks are right ({found.method})")
+    console.say(f"place     {_place(last)} by value; the tree has {found.paths:,} places")
+    console.say(f"cut-off   {found.cut_off:.4g}  the value of the last place")
+    made = "in by" if found.made_it else "out by"
     tie = "; equal values go to the shallower path, then to the smaller ranks" if not found.margin else ""
-    console.say(f"margin    {found.margin:+.6f}  it {made} by {abs(found.margin):.6f}{tie}")
+    console.say(f"margin    {found.margin:+.4g}  {made} {abs(found.margin):.4g}{tie}")
     if found.gain is not None:
         gain = found.gain
         console.say(
@@ -84,7 +84,10 @@ def _why_not(found: Explanation) -> str:
     return f"it is not in the tree although its value is enough: {ends}"
 
 
+def _place(prefix: Prefix) -> str:
+    return f"above {MAX_NODES:,}" if prefix.place is None else f"{prefix.place:,}"
+
+
 def _cells(prefix: Prefix) -> list[str]:
-    place = "-" if prefix.place is None else str(prefix.place)
     inside = "yes" if prefix.in_tree else "no"
-    return [str(list(prefix.path)), f"{prefix.value:.6f}", f"{prefix.share:.4f}", place, inside]
+    return [str(list(prefix.path)), f"{prefix.value:.4g}", f"{prefix.share:.4f}", _place(prefix), inside]

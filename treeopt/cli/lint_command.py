@@ -22,6 +22,7 @@ from treeopt.progress import late
 @command("lint")
 @click.argument("tree")
 @click.option("--for", "engine", type=click.Choice(list(ENGINES)), help="One engine [default: all of them].")
+@click.option("--num-heads", type=click.IntRange(min=1), help="Number of heads that the engine serves.")
 @click.option("--fix", is_flag=True, help="Grow the tree again under the engine's limits; needs --for, --calibration.")
 @click.option("--calibration", help="Traces to grow from, from `treeopt calibrate`.")
 @force_option
@@ -42,7 +43,7 @@ def run(console: Console, tree: str, **options: Any) -> None:
     from treeopt.export.lint_file import lint_file
 
     names = [options["engine"]] if options["engine"] else list(ENGINES)
-    report = lint_file(tree, names)
+    report = lint_file(tree, names, num_heads=options["num_heads"])
     findings = findings_as_list(report.findings)
     say_findings(console, report.findings)
     data = {"nodes": report.nodes, "engines": names, "valid": report.tree is not None, "findings": findings}
@@ -70,7 +71,7 @@ def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]
     from treeopt.export.lint_file import fix_tree
 
     with console.progress("lint") as progress:
-        fixed = fix_tree(name, engine, calibration, progress=late(progress))
+        fixed = fix_tree(name, engine, calibration, num_heads=options["num_heads"], progress=late(progress))
     save_tree(fixed.tree, output)
     console.say(f"{fixed.tree.nodes} nodes, depth {fixed.tree.depth}, under the limits of {engine}")
     for label, gain in (("over the tree given", fixed.gain), ("over the tree without the limits", fixed.loss)):

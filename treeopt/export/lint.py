@@ -52,15 +52,21 @@ class Finding:
     count: int = 0
 
 
-def lint_tree(tree: Tree, engine: str) -> list[Finding]:
+def lint_tree(tree: Tree, engine: str, *, num_heads: int | None = None) -> list[Finding]:
     """The rules of an engine that a tree breaks, errors first.
 
     Args:
         tree: the tree.
         engine: a name of `treeopt.engines.ENGINES`.
+        num_heads: number of heads that the engine serves; None where it is not known.
     """
     known = ENGINES[engine]
     found = [finding for rule in _RULES if (finding := rule(tree, known)) is not None]
+    if num_heads is not None and known.drafts == HEADS_DRAFT and tree.depth > num_heads:
+        deep = [path for path in tree.paths if len(path) > num_heads]
+        what = f"{_named(deep)} deeper than the {num_heads} heads"
+        fix = f"treeopt build --max-depth {num_heads}"
+        found.append(_of_engine("heads", known, what, fix, why="level d is drafted by head d", paths=deep))
     return sorted(found, key=lambda finding: finding.severity != ERROR)
 
 

@@ -15,7 +15,6 @@ from treeopt.files.kinds import TREE_FORMATS, read_text
 from treeopt.files.trees import load_tree
 from treeopt.optimize.build_job import Job
 from treeopt.optimize.differences import Gain, replayed_gain
-from treeopt.optimize.tree_builder import DEFAULT_TOP_K
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
@@ -59,7 +58,7 @@ class Fixed:
     findings: tuple[Finding, ...]
 
 
-def lint_file(name: str, engines: Sequence[str]) -> Report:
+def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None) -> Report:
     """Check the tree of a file, or of the zoo, by the rules of some engines.
 
     A list of paths that is not a tree is reported with the rules that it breaks; other files must hold a tree.
@@ -73,23 +72,32 @@ def lint_file(name: str, engines: Sequence[str]) -> Report:
         if found:
             return Report(None, 1 + len(entries), tuple(found))
     tree = load_tree(name)
-    return Report(tree, tree.nodes, tuple(finding for engine in engines for finding in lint_tree(tree, engine)))
+    broken = (finding for engine in engines for finding in lint_tree(tree, engine, num_heads=num_heads))
+    return Report(tree, tree.nodes, tuple(broken))
 
 
-def fix_tree(name: str, engine: str, calibration: Calibration, *, progress: Progress = silent) -> Fixed:
+def fix_tree(
+    name: str,
+    engine: str,
+    calibration: Calibration,
+    *,
+    num_heads: int | None = None,
+    progress: Progress = silent,
+) -> Fixed:
     """The best tree of as many nodes as the tree of a file, under the limits of an engine.
 
     Args:
         name: the file, or a name of the zoo; a list that is not a tree counts by its entries.
         engine: a name of `treeopt.engines.ENGINES`.
         calibration: the traces to grow from.
+        num_heads: number of heads that the engine serves, which limits the depth.
         progress: called after each growth.
 
     Raises:
         TreeoptError: as `lint_file` and `build_for`.
     """
     report = lint_file(name, [engine])
-    job = Job(nodes=report.nodes, top_k=min(DEFAULT_TOP_K, calibration.top_k), engine=engine)
+    job = Job(nodes=report.nodes, max_depth=num_heads, engine=engine)
     constrained = build_for([calibration], job, progress=progress)
     tree = constrained.built.tree
     gain, replaced = None, "its paths are not a tree"

@@ -173,7 +173,8 @@ def _check_kind(document: Document) -> None:
     if not isinstance(data, dict) or "schema" not in data:
         kind = "a YAML list" if isinstance(data, list) else "one value" if not isinstance(data, dict) else "a mapping"
         found = f" of {', '.join(list(data)[:4])}" if isinstance(data, dict) else ""
-        raise refusal(path, f"is {kind}{found} without a schema, not a {SCHEMA} file", TREE_FORMATS)
+        fix = "treeopt import FILE reads the trees of engines"
+        raise refusal(path, f"is {kind}{found} without a schema, not a {SCHEMA} file", TREE_FORMATS, fix=fix)
 
 
 def _check_utf8(path: Path, raw: bytes) -> None:
