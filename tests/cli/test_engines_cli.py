@@ -10,7 +10,7 @@ import engine_readers as readers
 import numpy as np
 import pytest
 from engine_trees import T, closed_up
-from helpers import make_calibration, random_tree
+from helpers import make_calibration, random_calibration, random_tree
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
@@ -160,6 +160,18 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
         treeopt("export", "free.yaml", "--to", engine, status=3)
 
 
+def test_build_for_eagle_drops_levels_until_it_is_read_rightly() -> None:
+    """A tree of ranks to 9 that EAGLE-1 misreads is built again with fewer levels, until its drafts are the tree's."""
+    save_calibration(random_calibration(0, heads=5, sequences=12), "calibration.safetensors")
+    treeopt("build", "--nodes", "48", *MEDUSA_METHOD, "--max-rank", "9", "-o", "free.yaml")
+    assert "draft-rows" in treeopt("export", "free.yaml", "--to", "eagle", status=3).stderr
+    data = treeopt_json("build", "--nodes", "48", *MEDUSA_METHOD, "--for", "eagle", "-o", "kept.yaml")
+    free, kept = load_tree("free.yaml"), load_tree("kept.yaml")
+    assert 2 <= kept.depth < free.depth
+    assert readers.eagle_drafts(kept.paths) == list(kept.paths) != readers.eagle_drafts(free.paths)
+    assert data["limits"]["loss"]["second"] > 1
+
+
 def test_limits_of_joint_values_and_of_several_tasks() -> None:
     """Joint values give no gaps, at every budget; for several calibrations the loss is not printed."""
     rising()
@@ -305,6 +317,13 @@ def test_diff_lists_paths_and_the_gain() -> None:
         assert steps[key] == pytest.approx(replay(load_tree(name), calibration).tokens_per_step)
     same = treeopt_json("diff", "t.yaml", "t.yaml", "--calibration", "calibration.safetensors")["tokens_per_step"]
     assert (same["difference"], same["interval"]["low"], same["interval"]["high"]) == (0.0, 0.0, 0.0)
+    save_tree(Tree(tuple((rank,) for rank in range(12))), "wide.yaml")  # clearly better on evenly spread ranks
+    traces = ("--calibration", "calibration.safetensors")
+    better = treeopt_json("diff", "t.yaml", "wide.yaml", *traces)["tokens_per_step"]
+    worse = treeopt_json("diff", "wide.yaml", "t.yaml", *traces)["tokens_per_step"]
+    assert 0 < better["interval"]["low"] < better["difference"] < better["interval"]["high"]
+    assert worse["difference"] == -better["difference"]
+    assert worse["interval"]["high"] == pytest.approx(-better["interval"]["low"], rel=0.2)
     save_tree(Tree(T.paths, drafter="abc"), "d.yaml")
     assert error_number(treeopt("diff", "t.yaml", "d.yaml", status=3)) == "E223"
 

@@ -249,6 +249,24 @@ def test_pasted_text_is_the_running_example(text: str, tmp_path: Path) -> None:
     assert len(found.assumed) == 1
 
 
+@pytest.mark.parametrize("text", ["[[1, 0], [0, 0]]", "((0, 0), (1, 0), (1,))", "{1, 0}, {0, 0}"])
+def test_parents_are_added_where_that_is_chosen(text: str, tmp_path: Path) -> None:
+    """A list of leaves is refused, or completed, and the number of added paths is stated."""
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(TreeoptError, match="its parent"):
+        import_tree(tmp_path / "a.txt")
+    found = import_tree(tmp_path / "a.txt", add_parents=True)
+    assert found.tree.paths == ((0,), (1,), (0, 0), (1, 0))
+    added = 1 if "(1,)" in text else 2
+    assert found.assumed[-1] == f"{added} paths above those listed"
+    (tmp_path / "a.txt").write_text("[[0], [1], [0, 0]]")
+    assert import_tree(tmp_path / "a.txt", add_parents=True) == import_tree(tmp_path / "a.txt")
+    for bad in ("[[0, 'x'], 3]", "[[[0], 1, 2]]", f"[{[0] * 200}]", "[[0, 0], [0, 0]]"):
+        (tmp_path / "a.txt").write_text(bad)
+        with pytest.raises(TreeoptError):
+            import_tree(tmp_path / "a.txt", add_parents=True)
+
+
 def test_published_lists_are_imported(shared: Path, tmp_path: Path) -> None:
     """The nine lists of Medusa are read, exported for it, and read again as the same trees."""
     published = json.loads((shared / "data" / "published_trees.json").read_text())["trees"]
@@ -298,14 +316,18 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "deep nesting": ("[" * 100_000, "E203"),
     "deep mapping": ('{"a":' * 50_000, "E203"),
     "large": ("[" + "[0], " * 2_000_000 + "]", "E203"),
+    "many paths": ("[" + "[0], " * 140_000 + "[1]]", "E203"),
+    "many paths in braces": ("{0}, " * 140_000 + "{1}", "E203"),
+    "many nodes": ('{"0": [' + ", ".join(f'"{i}"' for i in range(1, 140_000)) + "]}", "E206"),
     "a set": ("{(0,), (1,)}", "E203"),
     "not UTF-8": (b"[[0]] # \xff", "E203"),
     "a tree of treeopt": ("schema: treeopt.tree/1\nnodes: 1\npaths: []\n", "E203"),
     "braces of words": ("{0}, {a}", "E206"),
     "unclosed braces": ("{0}, {1", "E206"),
     "empty braces": ("{0}, {}", "E206"),
-    "an orphan in braces": ("{0}, {1, 0}", "E206"),
+    "an orphan in braces": ("{0}, {1, 0}", "E203"),
     "a huge rank in braces": ("{99999999999}", "E206"),
+    "a tree of prompt tokens": ("{0: [[[0], 0.5, 3]]}", "E206"),
     "spaces in braces": ("{0}" + " " * 1_000_000 + "x", "E206"),
     "a cycle": ('{"0": ["1"], "2": ["3"], "3": ["2"]}', "E206"),
     "a node above itself": ('{"0": ["1"], "1": ["2"], "2": ["1"]}', "E206"),

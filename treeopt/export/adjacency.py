@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treeopt.export.faults import Fault, shown
+from treeopt.optimize.tree_builder import MAX_NODES
 from treeopt.tree import MAX_DEPTH, Path, Tree
 
 _ID = re.compile(r"0|[1-9][0-9]{0,6}")
@@ -46,6 +47,8 @@ def tree_of_children(children: Mapping[int, list[int]], nodes: int, fault: Fault
     Raises:
         TreeoptError: as `tree_of_adjacency`.
     """
+    if nodes > MAX_NODES:
+        raise fault(f"has {nodes:,} nodes; a tree has {MAX_NODES:,} at most")
     large = next((node for parent, listed in children.items() for node in (parent, *listed) if node >= nodes), None)
     if large is not None:
         raise fault(f"has node {large}, but {nodes} nodes, whose ids are 0 to {nodes - 1}")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from treeopt.errors import TreeoptError
 from treeopt.export.faults import Fault, shown
-from treeopt.tree import Tree
+from treeopt.tree import Path, Tree
 
 _RANKS = r"\{\s*\d{1,10}(?:\s*,\s*\d{1,10})*\s*\}"
 _LIST = re.compile(rf"{_RANKS}(?:\s*,\s*{_RANKS})*\s*,?")
@@ -20,23 +19,19 @@ def braces_text(tree: Tree) -> str:
 
 def is_braces(text: str) -> bool:
     """Whether a text begins as paths in braces do, with or without the option's name and quotes."""
-    return re.match(r"\{\s*[\d}]", _bare(text)) is not None
+    return re.match(r"\{\s*\d[\d\s,]*\}", _bare(text)) is not None
 
 
-def tree_of_braces(text: str, fault: Fault) -> Tree:
-    """The tree of a text such as `{0}, {1}, {0, 0}`.
+def paths_of_braces(text: str, fault: Fault) -> list[Path]:
+    """The paths of a text such as `{0}, {1}, {0, 0}`, which need not be those of a tree.
 
     Raises:
-        TreeoptError: E206 where it is not such a text, or the paths are not a tree.
+        TreeoptError: E206 where it is not such a text.
     """
     listed = _bare(text)
     if not _LIST.fullmatch(listed):
         raise fault(f"holds {shown(listed)}, not paths such as {{0}}, {{1}}, {{0, 0}}")
-    paths = [[int(rank) for rank in ranks.split(",")] for ranks in re.findall(r"\{([^}]*)\}", listed)]
-    try:
-        return Tree.from_paths(paths)
-    except TreeoptError as error:
-        raise fault(f"is {error.what}") from error
+    return [tuple(int(rank) for rank in ranks.split(",")) for ranks in re.findall(r"\{([^}]*)\}", listed)]
 
 
 def _bare(text: str) -> str:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.adjacency import tree_of_adjacency
-from treeopt.export.braces import is_braces, tree_of_braces
+from treeopt.export.braces import is_braces, paths_of_braces
 from treeopt.export.faults import FORMATS, fault_of
 from treeopt.export.growmaps import KEYS, MAX_PT, read_growmap_pt, tree_of_growmap
 from treeopt.files.atomic import read_bytes
 from treeopt.files.choices import is_choices, literal, tree_of_literal
 from treeopt.files.kinds import read_text, refusal
-from treeopt.tree import Tree
+from treeopt.optimize.tree_builder import MAX_NODES
+from treeopt.tree import MAX_DEPTH, Tree
+from treeopt.tree import Path as RankPath
 
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
@@ -45,10 +47,14 @@ class Imported:
     assumed: tuple[str, ...]
 
 
-def import_tree(path: str | os.PathLike[str]) -> Imported:
+def import_tree(path: str | os.PathLike[str], *, add_parents: bool = False) -> Imported:
     """Read a tree from the file of an engine, or from a file with a pasted Python or JSON literal.
 
     No code of the file is executed, and pickles are read with `weights_only=True`.
+
+    Args:
+        path: the file.
+        add_parents: add the paths above those of a list, as TensorRT-LLM's Python runtime does for a list of leaves.
 
     Raises:
         TreeoptError: E201 where there is no file; E203 where it is not text of these formats; E206 where it breaks the
@@ -65,16 +71,33 @@ def import_tree(path: str | os.PathLike[str]) -> Imported:
             file, "is a tree of treeopt already", FORMATS, fix="use it as it is; treeopt export writes others"
         )
     if is_braces(text):
-        return _imported(file, tree_of_braces(text, fault_of(file, BRACES)), BRACES, ())
+        fault = fault_of(file, BRACES)
+        return _of_list(file, text, paths_of_braces(text, fault), BRACES, add_parents)
     if not is_choices(text) and not text.lstrip().startswith("{"):
         raise refusal(file, "holds no tree in a format that is known", FORMATS)
     content = literal(file, text)
     if not isinstance(content, Mapping):
-        tree = tree_of_literal(file, content)
-        return _imported(file, tree, PATHS, tuple(_dropped(text, content, tree)))
+        return _of_list(file, text, content, PATHS, add_parents)
     if set(content) & set(KEYS):
         return _imported(file, tree_of_growmap(content, fault_of(file, GROWMAP)), GROWMAP, _DERIVED)
     return _imported(file, tree_of_adjacency(content, fault_of(file, ADJACENCY)), ADJACENCY, ())
+
+
+def _of_list(file: Path, text: str, content: Any, layout: str, add_parents: bool) -> Imported:
+    """The tree of the paths in a file."""
+    if isinstance(content, (list, tuple)) and len(content) >= MAX_NODES:
+        raise refusal(file, f"lists {len(content):,} paths; a tree has {MAX_NODES:,} nodes at most", FORMATS)
+    added: dict[RankPath, None] = {}
+    if add_parents and isinstance(content, (list, tuple)):
+        listed = [path for path in content if isinstance(path, (list, tuple)) and len(path) <= MAX_DEPTH]
+        above = (tuple(path[:length]) for path in listed for length in range(1, len(path)))
+        known = {tuple(path) for path in listed if all(type(rank) is int for rank in path)}
+        added = dict.fromkeys(path for path in above if all(type(rank) is int for rank in path) and path not in known)
+        content = [*content, *added]
+    tree = tree_of_literal(file, content)
+    dropped = _dropped(text, content, tree) if layout == PATHS else ()
+    found = _imported(file, tree, layout, tuple(dropped))
+    return replace(found, assumed=(*found.assumed, f"{len(added)} paths above those listed")) if added else found
 
 
 def _dropped(text: str, content: Sequence[Sequence[int]], tree: Tree) -> Iterator[str]:
