@@ -17,8 +17,12 @@ from .evaluate.learn_drafter import LearnedDrafter as LearnedDrafter
 from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile
 from .evaluate.validate import validate as validate
+from .export.acceptance import compare_acceptance as compare_acceptance
+from .export.acceptance import read_acceptance as read_acceptance
+from .export.heads import convert_heads as convert_heads
 from .export.lint import lint_tree as lint_tree
 from .export.read_tree import import_tree as import_tree
+from .export.settings import engine_settings as engine_settings
 from .export.trees import export_tree as export_tree
 from .files.calibrations import load_calibration as load_calibration
 from .files.calibrations import save_calibration as save_calibration

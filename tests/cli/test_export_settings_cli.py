@@ -83,6 +83,9 @@ def test_comparison(traces: Calibration) -> None:
     assert found["promised"] == pytest.approx(promised.tokens_per_step, rel=0.05)
     assert found["measured_rates"] == pytest.approx([2 / 3, 1 / 3])
     assert found["as_promised"] == (found["interval"][0] <= 2.0 <= found["interval"][1])
+    several = {"acceptance_histogram": [1, 2, 3], "acceptance_histogram_by_draft_length": {"1": [1, 1], "2": [0, 1, 3]}}
+    Path("m.json").write_text(json.dumps(several))
+    assert "had 1, 2 drafts" in treeopt(*LINE, "--compare", "m.json").stderr
     Path("m.json").write_text(json.dumps({"avg_spec_accept_length": 2.0}))
     assert error_number(treeopt(*LINE, "--compare", "m.json", status=3)) == "E230"
     assert treeopt_json(*LINE, "--drafts", "2", "--compare", "m.json")["comparison"]["measured_rates"] is None

@@ -32,7 +32,8 @@ def test_empty_names_are_usage_errors() -> None:
     tried = 0
     for name in COMMANDS:
         command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
-        given = {"train": ["--data", "d", "-o", "o"], "distill": ["-o", "o"]}.get(name, [])
+        needed = {"train": ["--data", "d", "-o", "o"], "distill": ["-o", "o"], "export": ["--to", "vllm"]}
+        given = needed.get(name, [])
         for parameter in command.params:
             option = parameter.opts[-1]
             if isinstance(parameter.type, click.Choice):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration
 
@@ -60,6 +62,7 @@ def test_vllm_responses(tmp_path: Path) -> None:
     """One response, a list and JSON lines; counts of requests are added, each once."""
     one = read_acceptance(write(tmp_path, VLLM))
     assert one.histogram == (39, 1, 0, 3)
+    assert one.draft_lengths == (3,)
     assert one.mean_acceptance_length == VLLM["metrics"]["speculative_decoding"]["mean_acceptance_length"]  # type: ignore[index]
     longer = {"acceptance_histogram": [1, 1, 1, 1, 2]}
     for content in ([VLLM, longer], f"{json.dumps(VLLM)}\n\n{json.dumps(longer)}\n"):
@@ -112,6 +115,9 @@ HOSTILE: list[Any] = [
     {"acceptance_histogram": {"0": 1}},
     {"acceptance_histogram": [1] * 5000},
     {"acceptance_histogram": [1, 2], "num_spec_steps": 4},
+    {"acceptance_histogram": [1, 2], "acceptance_histogram_by_draft_length": [1]},
+    {"acceptance_histogram": [1, 2], "acceptance_histogram_by_draft_length": {"x": [1]}},
+    {"acceptance_histogram": [1, 2], "acceptance_histogram_by_draft_length": {"9999999999": [1]}},
     {"spec_correct_drafts_histogram": [1, 2], "spec_verify_ct": "3"},
     {"avg_spec_accept_length": "many"},
     {"avg_spec_accept_length": 0.5},
@@ -180,6 +186,20 @@ def test_other_acceptance_is_reported(factor: float, expected: bool) -> None:
     found = compare_acceptance(replay, calibration, Acceptance(replay.tokens_per_step * factor, None))
     assert found.as_promised is expected
     assert found.measured_rates is None
+
+
+def test_interval_is_of_the_promised_figure() -> None:
+    """With many short texts, whose last roots need no forward, the promise is still inside of its interval."""
+    calibration = make_calibration([np.zeros((3, 2), int) + s % 2 for s in range(400)])
+    calibration = dataclasses.replace(calibration, token_hashes=tuple(map(str, range(400))))
+    replay = replay_chain(calibration, 1)
+    found = compare_acceptance(replay, calibration, Acceptance(1.5, None))
+    # Texts of three tokens: right drafts give steps of 2 and 1 (no forward), wrong ones 1, 1 and 1 (no forward).
+    assert found.promised == pytest.approx(1 + 200 / 600)
+    assert found.interval is not None
+    assert found.interval.low < found.promised < found.interval.high
+    assert replay.tokens_per_step == pytest.approx(1200 / 1000)
+    assert found.interval.low > 1200 / 1000
 
 
 def test_one_text_has_no_interval() -> None:

@@ -9,13 +9,15 @@ import pytest
 import safetensors.torch
 import torch
 from engine_heads import READERS, EngineHeads, logits
-from tiny import HIDDEN, VOCAB, random_heads, tiny_base
+from tiny import HIDDEN, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base, walk
 
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.heads import READERS as TARGETS
 from treeopt.export.heads import convert_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import load_heads
+from treeopt.tree import Tree
 
 BASE = tiny_base("llama")
 HEADS = 3
@@ -136,6 +138,23 @@ def test_logits_of_the_engine_are_those_of_treeopt(tmp_path: Path, kind: str) ->
         assert (found[~drafted] < -1000).all()
         assert torch.equal(found.argmax(-1), expected.argmax(-1))
         assert found.shape == (HEADS, 7, VOCAB)
+
+
+def test_heads_of_a_truncated_vocabulary_decode_losslessly(tmp_path: Path) -> None:
+    """Heads with a token map, read from vLLM's files, draft only their tokens, and the text is that of the base."""
+    base = cycle_base()
+    heads = cycle_heads(base, 3)
+    assert heads.lm_head is not None
+    kept = torch.arange(0, VOCAB, 2)
+    parts = heads.weight.detach(), heads.bias.detach(), heads.lm_head.detach()[:, kept]
+    convert_heads(MedusaHeads.from_tensors(*parts, kept, VOCAB), "vllm", tmp_path, base_name="owner/base")
+    decoder = TreeDecoder(base, load_heads(tmp_path).heads, Tree.chain(3))
+    found = decoder.generate([0], 40)
+    assert found.tokens == walk(0, 41)[1:]
+    lengths = set(found.step_lengths)
+    assert lengths - {1}, "no draft was accepted"
+    whole = TreeDecoder(base, heads, Tree.chain(3)).generate([0], 40)
+    assert len(whole.step_lengths) < len(found.step_lengths)
 
 
 def test_config_names_the_base_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,6 +264,14 @@ def test_p_min_is_the_fastest(stepwise: Calibration) -> None:
     assert settings["--spec-draft-n-max"] == best.drafts
 
 
+@pytest.mark.parametrize("largest", [2, 3, 4])
+def test_stopped_chain_is_as_long_as_was_measured(largest: int, stepwise: Calibration) -> None:
+    """Where drafts cost next to nothing the chain is the longest of the profile: its nodes without the root."""
+    profile = dataclasses.replace(priced({1: 1e-6}, largest), provenance={"kind": "dynamic", "drafter": ""})
+    assert best_stopped_chain(stepwise, profile).drafts == largest - 1
+    assert best_stopped_chain(stepwise, profile, 1).drafts == 1
+
+
 def test_method_of_a_draft_model(tmp_path: Path, calibration: Calibration) -> None:
     """The method is that of the drafter in the calibration, where its file is there and is the same one."""
     drafter = Drafter.model_only(4, 16, "d" * 16)

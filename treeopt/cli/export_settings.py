@@ -31,6 +31,9 @@ def export_settings(console: Console, to: str, output: str | None, options: Mapp
         from treeopt.export.acceptance import compare_acceptance, read_acceptance
 
         measured = read_acceptance(options["compare"])
+        if len(measured.draft_lengths) > 1:
+            lengths = ", ".join(map(str, measured.draft_lengths))
+            console.warn(f"warning: the engine's steps had {lengths} drafts; the promise is of the longest chain")
         drafts = None if measured.histogram is None else len(measured.histogram) - 1
         comparison = compare_acceptance(promised(found, calibration, drafts), calibration, measured)
     _report(console, found, output, table=comparison is None)

@@ -28,6 +28,7 @@ MOST_BYTES = 1 << 26
 MOST_DRAFTS = 1 << 10
 # Steps by the number of accepted drafts: vLLM, TensorRT-LLM and treeopt; SGLang, to its pull request 33518 and since.
 _HISTOGRAMS = ("acceptance_histogram", "spec_accept_histogram", "spec_correct_drafts_histogram")
+_BY_LENGTH = "acceptance_histogram_by_draft_length"  # of vLLM
 _STEPS = ("num_spec_steps", "spec_verify_ct")
 # Mean tokens per step where there is no histogram: a request, the server, the server's metrics.
 _MEANS = ("spec_accept_length", "avg_spec_accept_length")
@@ -44,10 +45,12 @@ class Acceptance:
     Args:
         mean_acceptance_length: tokens per step, the one after the accepted drafts counted.
         histogram: [D+1], steps with k accepted drafts; None where the engine gives the mean alone.
+        draft_lengths: the numbers of drafts that steps had, ascending, where the engine states them.
     """
 
     mean_acceptance_length: float
     histogram: tuple[int, ...] | None
+    draft_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,8 +80,13 @@ class Comparison:
 def compare_acceptance(replay: Replay, calibration: Calibration, measured: Acceptance) -> Comparison:
     """An engine's accepted drafts beside those of a replay over the texts of a calibration."""
     histogram = predicted_histogram(replay)
-    steps = replay.steps_by_sequence()
-    interval = prediction_interval(*by_text(calibration.token_hashes, np.diff(calibration.offsets), steps))
+    verified = replay.visited.copy()
+    verified[replay.offsets[1:] - 1] = False  # as in `predicted_histogram`
+    steps, accepted = (
+        np.diff(np.concatenate([[0], np.cumsum(column)])[replay.offsets])
+        for column in (verified, np.where(verified, replay.accepted, 0).astype(np.int64))
+    )
+    interval = prediction_interval(*by_text(calibration.token_hashes, steps + accepted, steps))
     return Comparison(
         _mean(histogram),
         interval,
@@ -107,7 +115,8 @@ def read_acceptance(path: str | os.PathLike[str]) -> Acceptance:
     histograms = [_histogram(record, path) for record in records if _key(record, _HISTOGRAMS)]
     if histograms:
         total = tuple(sum(column) for column in itertools.zip_longest(*histograms, fillvalue=0))
-        return Acceptance(_positive_mean(total, path), total)
+        lengths = {length for record in records for length in _draft_lengths(record, path)}
+        return Acceptance(_positive_mean(total, path), total, tuple(sorted(lengths)))
     means = [_number(record[key], key, path) for record in records if (key := _key(record, _MEANS))]
     if len(means) == 1:
         return Acceptance(_tokens(means[0], path), None)
@@ -189,6 +198,14 @@ def _histogram(record: Mapping[str, Any], path: str | os.PathLike[str]) -> list[
     if steps and record[steps] != sum(counts):
         raise _invalid(path, f"has {sum(counts)} steps in {key} and {record[steps]!r} in {steps}")
     return list(counts)
+
+
+def _draft_lengths(record: Mapping[str, Any], path: str | os.PathLike[str]) -> list[int]:
+    """The numbers of drafts of a record's steps; empty where it does not state them."""
+    stated = record.get(_BY_LENGTH, {})
+    if not isinstance(stated, dict) or not all(re.fullmatch(r"[0-9]{1,4}", length) for length in stated):
+        raise _invalid(path, f"has a {_BY_LENGTH} that is not by numbers of drafts")
+    return [int(length) for length in stated]
 
 
 def _number(value: Any, name: str, path: str | os.PathLike[str]) -> float:

@@ -28,10 +28,10 @@ from treeopt.models.layouts import check_heads_writable, medusa_numbers, state_o
 SAFETENSORS, PICKLE = WEIGHT_FILES
 # Name -> the programs and versions that read it.
 READERS = {
-    "medusa": "FasterDecoding/Medusa, Spec-Bench, TensorRT-LLM up to 1.2 (its TensorRT backend)",
-    "tgi": "text-generation-inference 1.4 to 3.3, LoRAX",
-    "vllm": "vLLM up to 0.32; 0.33 has no Medusa",
-    "nxdi": "AWS NxD Inference, Llama models",
+    "medusa": "FasterDecoding/Medusa to e2a5d20, Spec-Bench, TensorRT-LLM to 1.2 (its TensorRT backend)",
+    "tgi": "text-generation-inference to db931fc, LoRAX to a7394ba",
+    "vllm": "vLLM 0.6 to 0.32; 0.33 has no Medusa",
+    "nxdi": "AWS NxD Inference to 4bcdc54, Llama models",
 }
 _VLLM_MARK = "medusa_fc_bias"  # in the config of heads for vLLM, and in none of a base model
 
