@@ -35,7 +35,7 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.drafting.learn import Learning
 from treeopt.models.base import Base, load_base
-from treeopt.models.layouts import load_heads
+from treeopt.models.layouts import WEIGHT_FILES, load_heads
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.answers import AnswerOptions, answer_all
@@ -166,11 +166,13 @@ def runs(setting: Setting) -> dict[str, Callable[[], Path]]:
     direct = dataclasses.replace(joint, steps=both, heads_schedule=CONSTANT, heads_weight=1.0, heads_rate=1.0)
 
     def first(name: str, count: int) -> Path:
-        train_heads(setting.base, setting.texts, folder / name, dataclasses.replace(setting.heads, steps=count))
+        if not (folder / name / WEIGHT_FILES[0]).exists():
+            train_heads(setting.base, setting.texts, folder / name, dataclasses.replace(setting.heads, steps=count))
         return folder / name
 
     def second(name: str, settings: JointSettings, heads: Path | None) -> Path:
-        train_jointly(setting.base, setting.texts, folder / name, settings, heads=heads)
+        if not (folder / name / WEIGHT_FILES[0]).exists():
+            train_jointly(setting.base, setting.texts, folder / name, settings, heads=heads)
         return folder / name
 
     one = folder / "medusa1"
@@ -248,12 +250,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="of each stage")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the training texts")
     parser.add_argument("--joint-rate", type=float, help="learning rate of the adapter")
-    parser.add_argument("--folder", type=Path, help="for texts and heads, which are made in a temporary one by default")
+    parser.add_argument("--folder", type=Path, help="for texts and heads; those that are there are not made again")
     add_tiny(parser)
     options = parser.parse_args()
-    options.texts, options.batch = (512, 4) if options.model == "pocket" else (2048, 8)
-    options.held_out, options.new_tokens, options.prompts = 64, 128, 128
-    options.others, options.learn_tokens = 64, 20_000
+    options.texts, options.batch, options.prompts = (512, 4, 64) if options.model == "pocket" else (2048, 8, 128)
+    options.held_out, options.new_tokens, options.others, options.learn_tokens = 64, 128, 64, 20_000
     if options.tiny:
         options.steps, options.texts, options.held_out, options.new_tokens = 2, 12, 2, 12
         options.prompts, options.others, options.learn_tokens = 6, 2, 200

@@ -41,6 +41,7 @@ CALLS = {
     "forward": ["--shared {shared}"],
     "hostile": [""],
     "learn": [""],
+    "medusa2": ["--model pocket", "--shared {shared}"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
     "speed": ["tinystories --shared {shared}", "heads"],

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.adapters import merge, read_adapter
+from treeopt.models.adapters import read_adapter
 from treeopt.models.base import Base, load_base
 from treeopt.models.fingerprint import fingerprint, fingerprints
 from treeopt.models.layouts import save_heads
@@ -248,8 +248,7 @@ def test_missing_peft(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without peft an adapter is E401 with the command that installs it."""
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    base = tiny_base("llama", tie_word_embeddings=True)
-    error = refused(lambda: merge(base.model, read_adapter(llama / "run" / "adapter")), Code.PROGRAM_MISSING)
+    error = refused(lambda: load_base(llama / "base", adapter=llama / "run" / "adapter"), Code.PROGRAM_MISSING)
     assert (error.fix, error.exit_status) == ("pip install peft", 4)
 
 

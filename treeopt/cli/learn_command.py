@@ -115,6 +115,8 @@ def run(console: Console, **options: Any) -> None:
         )
     save_drafter(found.drafter, options["output"], overwrite=options["force"])
     where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
+    if base.adapter is not None:
+        where += f" --adapter {base.adapter.name}"
     _report(console, found, options["output"], where)
 
 

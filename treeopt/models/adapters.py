@@ -62,8 +62,9 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
 
     Raises:
         TreeoptError: E201 where the folder or a file is missing, E203 where a file is damaged or is not of a LoRA
-            adapter that treeopt wrote.
+            adapter that treeopt wrote, E401 without peft.
     """
+    require_peft()
     place = Path(folder).expanduser()
     if not (place / CONFIG_FILE).is_file():
         inside = place / ADAPTER_FOLDER
@@ -106,10 +107,8 @@ def merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     tensors are replaced and not written to.
 
     Raises:
-        TreeoptError: E401 without peft, E214 where the adapter was trained on another base, E203 where its files are
-            damaged.
+        TreeoptError: E214 where the adapter was trained on another base, E203 where its files are damaged.
     """
-    require_peft()
     found = fingerprints(model)
     if not any(found[key] == one for key, one in adapter.base_ids.items() if key in found):
         what = f"the adapter {adapter.name} was trained on another base model ({adapter.kind})"
