@@ -91,6 +91,12 @@ def test_equal_lengths_are_one_range(calibration: Calibration) -> None:
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 8, naive_best(calibration, 0.05)]]
 
 
+def test_table_begins_at_batch_1(calibration: Calibration) -> None:
+    """vLLM refuses a table that begins later: batches below the smallest measured one have its length."""
+    config = engine_settings("vllm", calibration, priced({4: 0.05, 16: 3.0})).settings
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, naive_best(calibration, 0.05)], [5, 16, 0]]
+
+
 def test_vllm_with_one_batch_has_no_table(calibration: Calibration) -> None:
     """One batch gives a length, and the table is named as not derived."""
     found = engine_settings("vllm", calibration, priced({1: 0.05}))
@@ -123,6 +129,7 @@ def test_promise_is_of_the_smallest_batch_that_drafts(calibration: Calibration) 
     """vLLM's table may begin without drafts; the promise is of the first batch with some."""
     found = engine_settings("vllm", calibration, priced({1: 3.0, 8: 0.05, 16: 0.4}))
     assert found.settings["num_speculative_tokens_per_batch_size"][0] == [1, 1, 0]
+    assert found.settings["num_speculative_tokens"] == naive_best(calibration, 0.05)
     assert found.batch == 8
     assert found.replay is not None
     assert found.replay.tokens_per_step == found.chains[naive_best(calibration, 0.05)]

@@ -161,6 +161,5 @@ def _shapes(calibration: Calibration, nodes: int, narrow: bool) -> Iterator[Dyna
     for steps in range(1, min(calibration.num_heads, nodes - 1) + 1):
         for top_k in sorted({*WIDTHS, calibration.top_k}):
             candidates = steps * top_k if narrow else top_k + top_k**2 * (steps - 1)
-            chain = top_k > 1 or nodes == steps + 1  # SGLang sets the nodes of a chain itself
-            if top_k <= min(calibration.top_k, WIDTHS[-1]) and nodes - 1 <= candidates and chain:
+            if top_k <= min(calibration.top_k, WIDTHS[-1]) and nodes - 1 <= candidates:
                 yield DynamicTree(steps, top_k, nodes)
