@@ -120,6 +120,21 @@ def test_cells_count_a_text_that_cannot_occur(small: Base) -> None:
     assert p_of_counts(cells.counts([text for text, p in texts.items() if p > 0]), cells.probabilities) > 0
 
 
+def test_cells_keep_what_cannot_occur_apart(small: Base) -> None:
+    """Where all possible texts of a prefix have cells, its other texts are in a cell of probability 0."""
+    rule = Sample(top_k=2)
+    cells = text_cells(small, PROMPT, rule.scores, 0.1)
+    texts = listed(small, rule, cells.length)
+    assert cells.probabilities[cells.of_prefix[()]] > 0.1  # texts that are possible, of other prefixes
+    found = 0
+    for text, p in texts.items():
+        begun = [other for other in texts if other[:-1] == text[:-1] and texts[other]]
+        if p == 0 and begun and all(other in cells.of_prefix for other in begun):
+            found += 1
+            assert cells.probabilities[cells.counts([text]) > 0] == [0.0]
+    assert found
+
+
 def test_p_values_by_hand() -> None:
     """Pearson's statistic and degrees of freedom, from the definition."""
     counts, probabilities = np.array([30, 50, 20]), np.array([0.25, 0.5, 0.25])

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from drafters import SIZE_COST, planted, prompts_of, quick_drafter
@@ -91,6 +92,23 @@ def test_replay_of_policies_on_their_texts_is_the_decoder(cost: tuple[tuple[int,
     greedy = [with_generate(base)([text.prompt], NEW)[0].tokens for text in texts]
     assert [text.answer for text in texts] != greedy  # the rule accepts what greedy decoding does not
     assert predicted(inputs, texts, rule) == steps
+
+
+def test_replay_of_policies_counts_only_their_nodes() -> None:
+    """A step of two nodes accepts its one draft where it is on the text or likely enough, whatever others are."""
+    base, heads = planted(3)
+    drafter = quick_drafter(base, heads)
+    rule = Typical(0.5, 0.04, 0.99)
+    large = inputs_of(base, heads, TreePolicy(16, drafter.depth, drafter.id), drafter)
+    texts, _ = decoded(large, rule)
+    traces, entropy = rule_traces(large, texts, rule)
+    assert traces.target is not None
+    probability = traces.target.probability[:-1, 0].astype(float)  # [P-1, R], of the next position
+    likely = probability > np.minimum(0.04, 0.99 * np.exp(-entropy[1:].astype(float)))[:, None]
+    expected = likely[:, 0] | (traces.ranks[:-1, 0] == 0)
+    assert (likely[:, 1:].any(1) & ~expected).any()
+    found = typical_replay(TreePolicy(2, drafter.depth, drafter.id), traces, entropy, rule)
+    np.testing.assert_array_equal(found.accepted[:-1], expected)
 
 
 def naive_steps(base: Base, heads: MedusaHeads, tree: Tree, text: Text, rule: Typical) -> int:
