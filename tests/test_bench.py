@@ -44,6 +44,7 @@ CALLS = {
     "medusa2": ["--model pocket", "--shared {shared}"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
+    "sampling": ["agree --shared {shared}", "loss --model pocket --shared {shared}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "typical": ["--model pocket", "--model tinystories --kind dynamic --shared {shared}"],
 }
