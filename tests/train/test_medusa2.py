@@ -186,6 +186,18 @@ def test_adapter_is_on_every_linear_layer() -> None:
     assert {module.scaling["default"] for module in layers} == {8.0 / 4}
 
 
+def test_plain_lm_head_has_the_update() -> None:
+    """The LM head with which accuracies are counted gives the logits of the LM head with its adapter."""
+    joined = adapted(tied_base(), Lora(4, 8.0, 0.05))
+    with torch.no_grad():
+        for weight in joined.weights:
+            weight.normal_(generator=torch.Generator().manual_seed(len(weight)))
+        hidden = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(0))
+        found, expected = joined.plain_lm_head()(hidden), joined.base.lm_head(hidden)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+        assert (found - joined.original.lm_head(hidden)).abs().max() > 1
+
+
 def test_new_adapter_is_the_base(tmp_path: Path) -> None:
     """At step 0 the divergence is exactly 0, in training with dropout, and the loss of the base is the original's."""
     settings = dataclasses.replace(JOINT, self_distill=True, log_every=1, steps=3, warmup=0.5, dropout=0.5)
