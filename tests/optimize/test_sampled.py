@@ -15,7 +15,7 @@ from treeopt.calibration import NONE, Calibration, TargetTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.curve import measure_curve, policy_curve
 from treeopt.optimize.held_out import judge, split
-from treeopt.optimize.intervals import by_text, difference_interval
+from treeopt.optimize.intervals import by_text, difference_interval, prediction_interval
 from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, replay_policy
@@ -23,7 +23,7 @@ from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.sums import TextSums, standard_error
-from treeopt.optimize.tree_builder import build_tree
+from treeopt.optimize.tree_builder import build_tree, describe
 from treeopt.optimize.trie import PathTrie
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
@@ -167,8 +167,44 @@ def test_counts_are_sums_of_probabilities() -> None:
             p = calibration.target.probability[:, level, rank] if rank < TRACED else calibration.ranks[:, level] == rank
             assert hits[rank] == pytest.approx(float((weights * there * p.astype(np.float64)).sum()))
         np.testing.assert_allclose(found[level].trials, plain[level].trials)
-    nowhere = trie.find(np.array([(RANKS - 1,) * 2], np.int32))
-    assert not found[2].of_children(nowhere, np.full((1, RANKS), -1))[0].any() or nowhere[0] >= 0
+    nowhere = np.array([-1])
+    assert not found[2].of_children(nowhere, np.full((1, RANKS), -1)).any()
+
+
+@pytest.mark.parametrize("max_rank", [0, 3])
+def test_levels_without_paths_have_no_hits(max_rank: int) -> None:
+    """Few short texts have no path at deep levels: the tree of counts is built, and that of sums too."""
+    for seed in range(12):
+        calibration = sampled(seed, texts=6, length=8, levels=4)
+        for one in (calibration, dataclasses.replace(calibration, target=None)):
+            assert build_tree(one, 5, max_rank=max_rank).max_rank <= max_rank
+
+
+def test_prediction_interval_holds_the_count_on_new_texts() -> None:
+    """The 90 % interval of a tree, from the sums of one sample, holds the counted figure of another in most cases."""
+    tree = random_tree(4, nodes=12, depth=LEVELS, ranks=RANKS)
+    made = [sampled(seed, texts=40, traced=RANKS, length=30) for seed in range(300, 360)]
+    inside = 0
+    for one, fresh in itertools.pairwise(made):
+        interval = prediction_interval(*by_text(one.token_hashes, *replay(tree, one).sums.columns))
+        assert interval is not None
+        inside += interval.low <= fresh.positions / replay(tree, fresh).steps <= interval.high
+    assert 0.8 * (len(made) - 1) <= inside  # 0.9 expected, 0.7 where new texts are taken for sums
+
+
+def test_tasks_at_different_temperatures_are_refused() -> None:
+    """E221: the figures of one tree cannot be of two temperatures."""
+    one, other = sampled(1), sampled(2)
+    settings = {**other.provenance.settings, "temperature": 1.3}
+    warmer = dataclasses.replace(other, provenance=dataclasses.replace(other.provenance, settings=settings))
+    greedy = dataclasses.replace(
+        other, target=None, provenance=dataclasses.replace(other.provenance, settings={"answers": "greedy"})
+    )
+    for task in (warmer, greedy):
+        with pytest.raises(TreeoptError) as caught:
+            join_tasks([one, task])
+        assert caught.value.code is Code.CALIBRATION_MISMATCH
+        assert "0.7" in caught.value.at
 
 
 def test_accuracy_is_a_mean_of_probabilities() -> None:
@@ -241,6 +277,28 @@ def test_gain_on_texts_held_out_is_of_the_sums_of_both_trees() -> None:
     assert found.gain == difference_interval(one[0], one[1], other[1], other[0])
     assert found.gain != difference_interval(one[0], one[1], other[1])
     assert found.medusa_tokens_per_step == replay(medusa, aside).tokens_per_step
+
+
+def test_refined_tree_has_more_expected_tokens_per_step() -> None:
+    """Exchanges are judged by sums, and the values of the refined tree are the expected shares of the steps."""
+    calibration = sampled(31, texts=10, length=25)
+    fitter = Fitter(calibration, Limits(7, RANKS), refine_seconds=60.0)
+    refined = dataclasses.replace(MEDUSA, refined=True)
+    [(_, plain), (_, better)] = fitter.build([MEDUSA, refined])
+    assert replay(better, calibration).tokens_per_step > replay(plain, calibration).tokens_per_step
+    fit = dataclasses.replace(fitter.choose([MEDUSA]), tree=better, method=refined)
+    tree = describe(fitter, fit)
+    assert tree.values is not None
+    assert tree.expected is not None
+    assert 1 + sum(tree.values) == pytest.approx(tree.expected.replay, rel=1e-5)
+    assert calibration.target is not None
+    visited = replay(better, calibration).visited
+    for path, value in zip(tree.paths, tree.values, strict=True):
+        *above, last = path
+        there = visited & (calibration.ranks[:, : len(above)] == np.array(above, np.int64)).all(axis=1)
+        level = len(above)
+        known = calibration.target.probability[:, level, last] if last < TRACED else calibration.ranks[:, level] == last
+        assert value == pytest.approx(float(known[there].astype(np.float64).sum() / visited.sum()), rel=1e-5)
 
 
 def test_standard_error_by_hand() -> None:

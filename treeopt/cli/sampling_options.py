@@ -18,19 +18,15 @@ temperature_option = click.option(
 
 
 def check_temperature_of(calibrations: Iterable[Calibration], temperature: float | None) -> None:
-    """Raise E220 unless all texts are of this temperature, and sampled ones have the target's probabilities."""
+    """Raise E220 unless all texts are of this temperature."""
     if temperature is None:
         return
     for calibration in calibrations:
-        of_greedy = temperature == 0
-        if calibration.temperature == temperature and (of_greedy or calibration.target is not None):
-            continue
-        found = kind_of_texts(calibration)
         if calibration.temperature == temperature:
-            found += ", without the target's probabilities, which older versions did not store"
+            continue
         raise TreeoptError(
             Code.CALIBRATION_INVALID,
-            f"the calibration is of {found}",
+            f"the calibration is of {kind_of_texts(calibration)}",
             at=f"--temperature {temperature:g}",
             why="acceptance is traced on texts of the temperature that they will be decoded at",
             fix=f"treeopt calibrate --temperature {temperature:g}, with the same model and prompts",

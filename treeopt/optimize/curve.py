@@ -130,14 +130,14 @@ def _points(
     points = []
     for nodes, sums in found:
         tau = sums.tokens_per_step
-        texts = by_text(calibration.token_hashes, sums.tokens, sums.steps)
+        texts = by_text(calibration.token_hashes, *sums.columns)
         seconds = None if timing is None else timing.seconds(nodes)
         overhead = None if seconds is None or alone is None else seconds / alone
         points.append(
             CurvePoint(
                 nodes=nodes,
                 tokens_per_step=tau,
-                sampling=sampling_interval(*texts),
+                sampling=sampling_interval(*texts[:2]),
                 prediction=prediction_interval(*texts),
                 seconds=seconds,
                 overhead=overhead,

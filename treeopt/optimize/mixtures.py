@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration, TargetTraces
+from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.methods import Method
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fit, Fitter
@@ -151,11 +152,20 @@ def join_tasks(calibrations: Sequence[Calibration]) -> tuple[Calibration, NDArra
     Traces of per-step trees, and target probabilities, are kept where all tasks have them.
 
     Raises:
-        TreeoptError: E221 where the tasks are of different models, heads or drafters.
+        TreeoptError: E221 where the tasks are of different models, heads, drafters or temperatures.
     """
     first = calibrations[0]
     for other in calibrations[1:]:
         first.check_comparable(other, settings=False)  # tasks may differ in the length or kind of their answers
+    temperatures = {calibration.temperature or 0.0 for calibration in calibrations}
+    if len(temperatures) > 1:
+        raise TreeoptError(
+            Code.CALIBRATION_MISMATCH,
+            "the calibrations are of texts at different temperatures",
+            at="\n".join(f"temperature {temperature:g}" for temperature in sorted(temperatures)),
+            why="one tree for several tasks is fitted to the tokens per step at one temperature",
+            fix="treeopt calibrate again, with one --temperature",
+        )
     lengths = np.concatenate([np.diff(calibration.offsets) for calibration in calibrations])
     task = np.repeat(np.arange(len(calibrations)), [calibration.sequences for calibration in calibrations])
     ids = [f"{t:04}/{prompt}" for t, calibration in enumerate(calibrations) for prompt in calibration.prompt_ids]

@@ -176,7 +176,7 @@ def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
     begun = steps.expected_tokens[found.visited]
     estimated = np.array([np.interp(size, STEP_SIZES, row) for size, row in zip(sizes, begun, strict=True)])
     low = high = None
-    interval = prediction_interval(*by_text(calibration.token_hashes, found.sums.tokens, found.sums.steps))
+    interval = prediction_interval(*by_text(calibration.token_hashes, *found.sums.columns))
     if interval is not None:
         low, high = rounded(max(interval.low, 0.0)), rounded(interval.high)
     expected = PolicyExpected(

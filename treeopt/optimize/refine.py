@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Ranks
 from treeopt.optimize.contiguous import gaps
-from treeopt.optimize.replay import accepted_drafts, deepest_nodes, visits
+from treeopt.optimize.replay import accepted_drafts, deepest_nodes, expected_drafts, visits
 from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent
+from treeopt.traces import TargetTraces
 from treeopt.tree import Path, Tree
 
 _NEAR = 24  # leaves and frontier nodes that are considered at a time
@@ -39,7 +40,14 @@ class Limits:
 
 
 def refine(
-    tree: Tree, ranks: Ranks, weights: Floats, limits: Limits, *, seconds: float, progress: Progress = silent
+    tree: Tree,
+    ranks: Ranks,
+    weights: Floats,
+    limits: Limits,
+    *,
+    seconds: float,
+    target: TargetTraces | None = None,
+    progress: Progress = silent,
 ) -> Tree:
     """A tree of the same size with fewer weighted steps on these traces, or the same tree.
 
@@ -52,17 +60,18 @@ def refine(
         weights: float64 [P], the cost of a step that begins at each position.
         limits: of ranks and depth.
         seconds: time limit.
+        target: the target's probabilities at these positions. Then trees with more expected tokens per step are sought.
         progress: called with the elapsed time in whole seconds.
     """
     end = time.monotonic() + seconds
-    current, cost = tree, _cost(tree, ranks, weights)
+    current, cost = tree, _cost(tree, ranks, weights, target)
     while True:
         for better in _exchanges(current, ranks, weights, limits):
             left = end - time.monotonic()
             if left < 0:
                 return current
             progress(math.floor(seconds - left) + 1, math.floor(seconds) + 1, f"refining: {cost:.0f} steps")
-            found = _cost(better, ranks, weights)
+            found = _cost(better, ranks, weights, target)
             if found < cost:
                 current, cost = better, found
                 break
@@ -70,8 +79,12 @@ def refine(
             return current
 
 
-def _cost(tree: Tree, ranks: Ranks, weights: Floats) -> float:
-    return float(weights[visits(accepted_drafts(tree, ranks))].sum())
+def _cost(tree: Tree, ranks: Ranks, weights: Floats, target: TargetTraces | None) -> float:
+    """Weighted steps; under sampling those that the tokens of the texts take at the expected tokens per step."""
+    visited = visits(accepted_drafts(tree, ranks))
+    steps = float(weights[visited].sum())
+    expected = expected_drafts(tree, ranks, target, visited)
+    return steps if expected is None else float(weights.sum() * steps / (steps + weights @ expected))
 
 
 def _exchanges(tree: Tree, ranks: Ranks, weights: Floats, limits: Limits) -> list[Tree]:

@@ -104,7 +104,23 @@ def text_sums(visited: NDArray[np.bool_], offsets: NDArray[np.int64], expected: 
     if expected is None:
         return TextSums(np.diff(offsets), steps)
     text = np.repeat(np.arange(len(steps)), np.diff(offsets))
-    return TextSums(steps + np.bincount(text, weights=expected, minlength=len(steps)), steps)
+    tokens = steps + np.bincount(text, weights=expected, minlength=len(steps))
+    return TextSums(tokens, steps, np.diff(offsets))
+
+
+def expected_shares(tree: Tree, ranks: Ranks, target: TargetTraces) -> list[float]:
+    """For each path the share of the steps that accept it, as the target's probabilities expect."""
+    children, rows = _children(tree), np.flatnonzero(visits(accepted_drafts(tree, ranks)))
+    nodes, part = children.along(ranks[rows]), target.rows(rows)
+    sums = np.zeros((tree.nodes + 1, max(target.ranks, tree.max_rank + 1)))  # the last row: off the tree
+    parent = np.zeros(len(rows), np.int32)
+    for level in range(tree.depth):
+        np.add.at(sums[:, : target.ranks], parent, part.probability[:, level].astype(np.float64))
+        untraced = (ranks[rows, level] >= target.ranks) & (ranks[rows, level] < sums.shape[1])
+        np.add.at(sums, (parent[untraced], ranks[rows, level][untraced]), 1.0)
+        parent = nodes[:, level]
+    pairs = zip(tree.parents[1:], tree.paths, strict=True)
+    return [float(sums[above, path[-1]] / max(len(rows), 1)) for above, path in pairs]
 
 
 def expected_drafts(
@@ -113,11 +129,15 @@ def expected_drafts(
     """float64 [P]: `Children.expected_drafts` of the tree at visited positions; None without target probabilities."""
     if target is None:
         return None
-    parents, last = np.array(tree.parents[1:], np.int64), np.array([path[-1] for path in tree.paths], np.int64)
-    children, chosen = Children.of(parents, last, tree.depth), np.flatnonzero(visited)
+    children, chosen = _children(tree), np.flatnonzero(visited)
     found = np.zeros(len(ranks))
     found[chosen] = children.expected_drafts(children.along(ranks[chosen]), ranks[chosen], target.rows(chosen))
     return found
+
+
+def _children(tree: Tree) -> Children:
+    parents, last = np.array(tree.parents[1:], np.int64), np.array([path[-1] for path in tree.paths], np.int64)
+    return Children.of(parents, last, tree.depth)
 
 
 def check_drafter(drafter: str, calibration: Calibration) -> None:

@@ -1,8 +1,7 @@
 """Selection of the method by cross-validation over texts.
 
 Candidates are the Medusa tree, joint trees of several prior strengths, and the best of them refined. Each is fitted to
-four fifths of the texts and replayed on the rest, for every fifth. The one with the most tokens per step is fitted to
-all.
+four fifths of the texts and replayed on the rest, for every fifth. The one with the most tokens per step is chosen.
 The Medusa tree is built where no other candidate is better, or where there are too few texts.
 """
 
@@ -12,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,8 +204,7 @@ class Fitter:
     def cross_validated_sums(self, method: Method, sizes: Sequence[int], *, seed: int = 0) -> list[TextSums]:
         """For each size: tokens and steps on every text of a tree that was fitted without it (with it, below 5 texts).
 
-        All sizes of a fold come from one growth to the limit, which no size may exceed; with contiguous siblings, from
-        one growth each.
+        All sizes of a fold come from one growth to the limit; with contiguous siblings, from one growth each.
         """
         assert max(sizes) <= self.limits.nodes
         folds = self._folds(seed)
@@ -274,8 +273,9 @@ class _Part:
         tree = self.growth(method).tree()
         if method.refined:
             seconds = fitter.refine_seconds / (FOLDS + 1)
-            ranks, progress = fitter.calibration.ranks, fitter.meter.progress
-            tree = refine(tree, ranks, self.weights, fitter.limits, seconds=seconds, progress=progress)
+            traces, progress = fitter.calibration, fitter.meter.progress
+            more: Any = {"seconds": seconds, "target": traces.target, "progress": progress}
+            tree = refine(tree, traces.ranks, self.weights, fitter.limits, **more)
         return tree
 
     def estimate(self, method: Method) -> Values:

@@ -21,10 +21,17 @@ class TextSums:
         tokens: [S], tokens of each text. Under sampling float64, the tokens that the target's probabilities expect of
             the text's steps, which is not the length of the text.
         steps: int64 [S]; float64 where texts are weighted.
+        counted: [S], under sampling the lengths of the texts; None where `tokens` are.
     """
 
     tokens: NDArray[Any]
     steps: NDArray[Any]
+    counted: NDArray[Any] | None = None
+
+    @property
+    def columns(self) -> list[NDArray[Any]]:
+        """The arrays that are known, in this order."""
+        return [self.tokens, self.steps, *([] if self.counted is None else [self.counted])]
 
     @property
     def tokens_per_step(self) -> float:
@@ -34,14 +41,13 @@ class TextSums:
 
     def weighted(self, weights: NDArray[np.float64]) -> TextSums:
         """The sums times the weight of each text, float64 [S]."""
-        return TextSums(self.tokens * weights, self.steps * weights)
+        return TextSums(*(column * weights for column in self.columns))
 
     @classmethod
     def of_folds(cls, folds: NDArray[np.int64], parts: Sequence[TextSums]) -> TextSums:
         """Sums of all texts from those of each fold, ascending; `folds` int64 [S] are the folds of the texts."""
         order = np.argsort(np.argsort(folds, kind="stable"), kind="stable")
-        tokens, steps = (np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "steps"))
-        return cls(tokens[order], steps[order])
+        return cls(*(np.concatenate(columns)[order] for columns in zip(*(part.columns for part in parts), strict=True)))
 
     @property
     def standard_error(self) -> float | None:

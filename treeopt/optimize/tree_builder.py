@@ -13,7 +13,7 @@ from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.methods import Method, candidates
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.replay import deepest_nodes, visits
+from treeopt.optimize.replay import deepest_nodes, expected_shares, visits
 from treeopt.optimize.select_method import Fit, Fitter
 from treeopt.optimize.trie import Floats
 from treeopt.tree import Expected, Tree
@@ -107,7 +107,7 @@ def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
     if fit.sums is not None:
         sums = fit.sums.weighted(fitter.text_weights)
         expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step))
-        interval = prediction_interval(*by_text(calibration.token_hashes, sums.tokens, sums.steps))
+        interval = prediction_interval(*by_text(calibration.token_hashes, *sums.columns))
         if interval is not None:
             low, high = rounded(max(interval.low, 0.0)), rounded(interval.high)
             expected = dataclasses.replace(expected, low=low, high=high)
@@ -128,6 +128,8 @@ def _independent(tree: Tree, accuracy: Floats) -> float:
 
 def _accepted_shares(tree: Tree, calibration: Calibration) -> tuple[float, ...]:
     """Share of the calibration's steps in which each node is accepted: the values of a refined tree."""
+    if calibration.target is not None:
+        return tuple(map(rounded, expected_shares(tree, calibration.ranks, calibration.target)))
     reached = deepest_nodes(tree, calibration.ranks)
     begun = visits(np.array(tree.depths, np.int8)[reached])
     counts: Floats = np.bincount(reached[begun], minlength=tree.nodes).astype(np.float64)

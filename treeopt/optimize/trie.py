@@ -35,9 +35,11 @@ class Counts:
             parents: int64 [n], index of each path; -1 where it does not occur.
             children: int64 [n, K], index of its children in this level, likewise.
         """
+        if not len(self.hits):
+            return np.zeros(children.shape)
         if self.hits.ndim == 2:
             return np.where(parents[:, None] >= 0, self.hits[parents], 0.0)
-        return np.where(children >= 0, self.hits[children], 0.0) if len(self.hits) else np.zeros(children.shape)
+        return np.where(children >= 0, self.hits[children], 0.0)
 
 
 class PathTrie:
