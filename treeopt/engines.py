@@ -58,7 +58,7 @@ ENGINES = {
             "Medusa to e2a5d20 (2024-04), Hydra 3f39fbd, Spec-Bench fd2c1cd",
             HEADS_DRAFT,
             "medusa_generate(..., medusa_choices=CONTENT), or --medusa-choices 'CONTENT'; Hydra: "
-            "--hydra-choices 'CONTENT'",
+            "--hydra-choices 'CONTENT' (its heads depend on the path, so for it a tree of Medusa heads is a guess)",
             max_rank=9,
             reason=_TOPK,
         ),
