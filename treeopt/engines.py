@@ -165,3 +165,11 @@ SETTINGS = {
     "transformers": SettingsEngine("transformers 5.23", (MODEL_DRAFT,)),
     "chain": SettingsEngine("any engine with chains", (ANY_DRAFT,)),
 }
+
+# Layout of Medusa heads, of `treeopt heads convert --to` -> the programs and versions that read it.
+HEAD_READERS = {
+    "medusa": "FasterDecoding/Medusa to e2a5d20, Spec-Bench, TensorRT-LLM to 1.2 (its TensorRT backend)",
+    "tgi": "text-generation-inference to db931fc, LoRAX to a7394ba",
+    "vllm": "vLLM 0.6 to 0.32; 0.33 has no Medusa",
+    "nxdi": "AWS NxD Inference to 4bcdc54, Llama models",
+}

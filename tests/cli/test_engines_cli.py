@@ -368,6 +368,17 @@ def test_explain_by_the_values_of_the_file() -> None:
     treeopt("explain", "v.yaml", "zero", status=2)
 
 
+def test_explain_a_value_of_zero() -> None:
+    """A path that was never right has no place, which is not a large one."""
+    save_calibration(make_calibration([np.zeros((20, 2), int)]), "calibration.safetensors")
+    line = ("explain", "t.yaml", "1", "--calibration", "calibration.safetensors")
+    data = treeopt_json(*line)
+    assert (data["value"], data["place"]) == (0, None)
+    said = treeopt(*line).stdout
+    assert "place     none: its value is 0; the tree has 3 places" in said
+    assert "131,072" not in said
+
+
 def test_explain_by_traces() -> None:
     """Values are the products of accuracies, places those of a sorted list, and the gain is that of replay."""
     calibration = rising()
