@@ -58,7 +58,7 @@ ENGINES = {
             "Medusa to e2a5d20 (2024-04), Hydra 3f39fbd, Spec-Bench fd2c1cd",
             HEADS_DRAFT,
             "medusa_generate(..., medusa_choices=CONTENT), or --medusa-choices 'CONTENT'; Hydra: "
-            "--hydra-choices 'CONTENT'",
+            "--hydra-choices 'CONTENT' (its heads depend on the path, so for it a tree of Medusa heads is a guess)",
             max_rank=9,
             reason=_TOPK,
         ),
@@ -137,12 +137,39 @@ ENGINES = {
     )
 }
 
-# Engines that take no fixed tree -> the versions whose settings `treeopt export --calibration` writes.
+
+@dataclass(frozen=True)
+class SettingsEngine:
+    """An engine that takes no fixed tree, for `treeopt export --calibration`.
+
+    Args:
+        versions: those whose settings are written.
+        chains: the drafters, as in `Engine.drafts`, that it drafts chains with; None where it takes no length.
+        trees: those that it drafts dynamic trees with; None where it takes no size.
+    """
+
+    versions: str
+    chains: tuple[str, ...] | None
+    trees: tuple[str, ...] | None = None
+
+
 SETTINGS = {
-    "vllm": "vLLM 0.24 and later; methods medusa to 0.32, draft_model from 0.25",
-    "sglang": "SGLang 0.5",
-    "trtllm": "TensorRT-LLM 1.3, PyTorch backend",
-    "llamacpp": "llama.cpp from 2026-06 (--spec-draft-*); before: --draft-max, --draft-min, --draft-p-min",
-    "transformers": "transformers 5.23",
-    "chain": "any engine with chains",
+    "vllm": SettingsEngine(
+        "vLLM 0.24 and later; methods medusa to 0.32, draft_model from 0.25", (HEADS_DRAFT, MODEL_DRAFT)
+    ),
+    "sglang": SettingsEngine("SGLang 0.5", None, (MODEL_DRAFT, EAGLE_DRAFT)),
+    "trtllm": SettingsEngine("TensorRT-LLM 1.3, PyTorch backend", (MODEL_DRAFT, EAGLE_DRAFT), (EAGLE_DRAFT,)),
+    "llamacpp": SettingsEngine(
+        "llama.cpp from 2026-06 (--spec-draft-*); before: --draft-max, --draft-min, --draft-p-min", (MODEL_DRAFT,)
+    ),
+    "transformers": SettingsEngine("transformers 5.23", (MODEL_DRAFT,)),
+    "chain": SettingsEngine("any engine with chains", (ANY_DRAFT,)),
+}
+
+# Layout of Medusa heads, of `treeopt heads convert --to` -> the programs and versions that read it.
+HEAD_READERS = {
+    "medusa": "FasterDecoding/Medusa to e2a5d20, Spec-Bench, TensorRT-LLM to 1.2 (its TensorRT backend)",
+    "tgi": "text-generation-inference to db931fc, LoRAX to a7394ba",
+    "vllm": "vLLM 0.6 to 0.32; 0.33 has no Medusa",
+    "nxdi": "AWS NxD Inference to 4bcdc54, Llama models",
 }

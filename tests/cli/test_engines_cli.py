@@ -15,6 +15,8 @@ from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
+from treeopt.errors import TreeoptError
+from treeopt.export.lint_file import fix_tree
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree
@@ -328,6 +330,29 @@ def test_diff_lists_paths_and_the_gain() -> None:
     assert error_number(treeopt("diff", "t.yaml", "d.yaml", status=3)) == "E223"
 
 
+@pytest.mark.parametrize(("given", "most"), [(7, 6), (6, 6), (5, 6)])
+def test_fix_has_at_most_the_nodes_of_the_engine(given: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger tree than the engine takes is replaced by the largest that it takes, and that is reported."""
+    monkeypatch.setitem(ENGINES, "sequoia", dataclasses.replace(ENGINES["sequoia"], max_nodes=most))
+    save_tree(Tree.from_paths([(rank,) for rank in range(given - 1)]), "wide.yaml")
+    fixed = fix_tree("wide.yaml", "sequoia", rising())
+    assert fixed.tree.nodes == min(given, most)
+    expected = "the tree given has 7 nodes, and sequoia takes 6" if given > most else ""
+    assert fixed.capped == expected
+
+
+def test_fix_names_no_option_that_lint_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the search without gaps has a limit, the remedy is a build."""
+    monkeypatch.setattr("treeopt.optimize.contiguous.MAX_NODES", 4)
+    save_tree(Tree.chain(3), "c.yaml")
+    save_tree(Tree.from_paths([(rank,) for rank in range(11)]), "wide.yaml")
+    calibration = rising()
+    with pytest.raises(TreeoptError) as caught:
+        fix_tree("wide.yaml", "nxdi-eagle", calibration)
+    assert caught.value.fix == "treeopt build --for nxdi-eagle --nodes 4"
+    assert fix_tree("c.yaml", "nxdi-eagle", calibration).tree.nodes == 4
+
+
 def test_explain_by_the_values_of_the_file() -> None:
     """Place, cut-off and margin are read off the values."""
     save_tree(Tree(((0,), (1,), (0, 0)), (0.5, 0.125, 0.25)), "v.yaml")
@@ -341,6 +366,17 @@ def test_explain_by_the_values_of_the_file() -> None:
     assert error_number(treeopt("explain", "v.yaml", "[]", status=3)) == "E106"
     assert error_number(treeopt("explain", "t.yaml", "0", status=3)) == "E106"
     treeopt("explain", "v.yaml", "zero", status=2)
+
+
+def test_explain_a_value_of_zero() -> None:
+    """A path that was never right has no place, which is not a large one."""
+    save_calibration(make_calibration([np.zeros((20, 2), int)]), "calibration.safetensors")
+    line = ("explain", "t.yaml", "1", "--calibration", "calibration.safetensors")
+    data = treeopt_json(*line)
+    assert (data["value"], data["place"]) == (0, None)
+    said = treeopt(*line).stdout
+    assert "place     none: its value is 0; the tree has 3 places" in said
+    assert "131,072" not in said
 
 
 def test_explain_by_traces() -> None:

@@ -63,13 +63,29 @@ def test_settings_go_to_a_file() -> None:
 
 
 def test_length_is_not_guessed(traces: Calibration) -> None:
-    """Without a profile the chains are printed, and the setting is named."""
-    result = treeopt(*LINE)
+    """Without a profile the chains are printed, the setting is named, and no file is written or said to be."""
+    result = treeopt(*LINE, "-o", "s.json")
     rows = [line.split("\t") for line in result.stdout.splitlines()]
     assert rows[1] == ["0", "1.0000"]
     assert rows[3] == ["2", f"{replay_chain(traces, 2).tokens_per_step:.4f}"]
     assert "not derived: num_speculative_tokens" in result.stderr
+    assert "s.json is not written" in result.stderr
     assert not Path("s.json").exists()
+    Path("s.json").write_text("of before")
+    found = treeopt_json(*LINE, "-o", "s.json", "--force")
+    assert found["output"] is None
+    assert any("s.json is not written" in warning for warning in found["warnings"])
+    assert Path("s.json").read_text() == "of before"
+
+
+@pytest.mark.usefixtures("traces")
+def test_another_drafter_is_a_warning() -> None:
+    """llama.cpp has no Medusa heads: the promise of their traces is not called exact."""
+    line = ("export", "--to", "llamacpp", "--calibration", "c.safetensors", "--drafts", "2")
+    said = treeopt(*line).stderr
+    assert "warning: the calibration is of the drafter heads, and the engine drafts with a draft model" in said
+    assert "(other drafter)" in said
+    assert "exact" not in said
 
 
 def test_comparison(traces: Calibration) -> None:
@@ -91,6 +107,7 @@ def test_comparison(traces: Calibration) -> None:
     assert treeopt_json(*LINE, "--drafts", "2", "--compare", "m.json")["comparison"]["measured_rates"] is None
 
 
+@pytest.mark.usefixtures("traces")
 @pytest.mark.parametrize(
     "line",
     [
@@ -100,6 +117,9 @@ def test_comparison(traces: Calibration) -> None:
         ["export", "mc_sim_7b_63", "--to", "medusa", "--calibration", "c.safetensors"],
         ["export", "mc_sim_7b_63", "--to", "medusa", "--drafts", "2"],
         [*LINE, "--drafts", "0"],
+        [*LINE, "--nodes", "4"],
+        ["export", "--to", "sglang", "--calibration", "c.safetensors", "--drafts", "2"],
+        ["export", "--to", "trtllm", "--calibration", "c.safetensors", "--drafts", "2", "--nodes", "4"],
         [*LINE, "--nodes", "1"],
         [*LINE, "--compare="],
     ],

@@ -10,7 +10,7 @@ from program import error_number, treeopt, treeopt_json
 from tiny import random_heads, tiny_base
 
 from treeopt.cli.heads_command import command
-from treeopt.export.heads import READERS as TARGETS
+from treeopt.engines import HEAD_READERS as TARGETS
 from treeopt.models.layouts import load_heads, save_heads
 
 
@@ -33,10 +33,10 @@ def test_show_describes_the_built_in_heads() -> None:
     assert "--to nxdi" in text
 
 
-def test_targets_are_those_of_the_library() -> None:
-    """The choices of --to, written without torch, are the library's."""
+def test_targets_are_those_that_can_be_read_back() -> None:
+    """The choices of --to are the engines that the tests have readers of."""
     option = next(one for one in command.commands["convert"].params if one.name == "to")
-    assert tuple(option.type.choices) == tuple(TARGETS)
+    assert set(option.type.choices) == set(READERS)
 
 
 def test_show_says_what_a_layout_cannot_hold() -> None:
@@ -60,6 +60,14 @@ def test_convert_writes_what_the_engine_reads(to: str) -> None:
     assert (read.lm_heads is not None) == (to in ("vllm", "nxdi"))
     assert error_number(treeopt("heads", "convert", "heads", "--to", to, "-o", "out", status=3)) == "E202"
     treeopt("heads", "convert", "heads", "--to", to, "-o", "out", "--force")
+
+
+def test_show_says_that_the_base_is_not_known() -> None:
+    """The config of heads for vLLM names no base model."""
+    save_heads(random_heads(tiny_base("llama"), 2), "heads", base="owner/base")
+    assert "base           owner/base\n" in treeopt("heads", "show", "heads").stdout
+    Path("heads/config.json").write_text("{}")
+    assert "base           not known (--model)\n" in treeopt("heads", "show", "heads").stdout
 
 
 def test_convert_refusals() -> None:

@@ -100,7 +100,22 @@ def test_sglang_records(tmp_path: Path) -> None:
     assert read_acceptance(write(tmp_path, gauge)) == Acceptance(2.25, None)
 
 
+RANKS = """sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.5
+sglang:spec_accept_length{model_name="m",tp_rank="1"} 2.5
+"""
+
+
+def test_sglang_gauge_of_several_ranks_is_not_a_sum(tmp_path: Path) -> None:
+    """Each rank of tensor parallelism has the same mean; different ones cannot be put together."""
+    assert read_acceptance(write(tmp_path, RANKS)) == Acceptance(2.5, None)
+    means = [{"spec_accept_length": 2.0}, {"spec_accept_length": 2.0}]
+    assert read_acceptance(write(tmp_path, means)) == Acceptance(2.0, None)
+    with pytest.raises(TreeoptError, match="has 2 means and no histogram"):
+        read_acceptance(write(tmp_path, RANKS.replace("2.5\n", "3.5\n", 1)))
+
+
 HOSTILE: list[Any] = [
+    {"acceptance_histogram": [1, 2], "predicted_acceptance_histogram": [2, 1]},
     "",
     "nothing of interest\n",
     "{",

@@ -12,8 +12,8 @@ from engine_heads import READERS, EngineHeads, logits
 from tiny import HIDDEN, VOCAB, cycle_base, cycle_heads, random_heads, tiny_base, walk
 
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.engines import HEAD_READERS as TARGETS
 from treeopt.errors import Code, TreeoptError
-from treeopt.export.heads import READERS as TARGETS
 from treeopt.export.heads import convert_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import load_heads
@@ -155,6 +155,15 @@ def test_heads_of_a_truncated_vocabulary_decode_losslessly(tmp_path: Path) -> No
     assert lengths - {1}, "no draft was accepted"
     whole = TreeDecoder(base, heads, Tree.chain(3)).generate([0], 40)
     assert len(whole.step_lengths) < len(found.step_lengths)
+
+
+@pytest.mark.parametrize(("to", "names"), [("medusa", 2), ("tgi", 1)])
+def test_number_of_heads_has_the_name_of_each_reader(tmp_path: Path, to: str, names: int) -> None:
+    """Medusa and TGI read `medusa_num_heads`, TensorRT-LLM's LLM API reads `num_medusa_heads`."""
+    convert(random_heads(BASE, HEADS), to, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    found = {name: value for name, value in config.items() if "heads" in name}
+    assert found == dict.fromkeys(("medusa_num_heads", "num_medusa_heads")[:names], HEADS)
 
 
 def test_config_names_the_base_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,15 @@ def naive_best(calibration: Calibration, cost: float) -> int:
     return max(range(len(rates)), key=rates.__getitem__)
 
 
+def of_model(calibration: Calibration, folder: Path, drafter: Drafter | None = None) -> Calibration:
+    """The same traces, as those of a draft model whose file is in the folder."""
+    drafter = drafter or Drafter.model_only(4, 16, "d" * 16)
+    save_drafter(drafter, folder / "d.safetensors", overwrite=True)
+    file = str(folder / "d.safetensors")
+    source = dataclasses.replace(calibration.provenance, drafter_id=drafter.id, drafter=file, heads="", heads_id="")
+    return dataclasses.replace(calibration, provenance=source)
+
+
 @pytest.fixture
 def calibration() -> Calibration:
     return random_calibration(11, sequences=30)
@@ -144,10 +153,11 @@ def test_one_length_is_that_of_the_smallest_batch(engine: str, calibration: Cali
     assert list(found.budgets) == [1]
 
 
-def test_bounds_are_named(calibration: Calibration, stepwise: Calibration) -> None:
+def test_bounds_are_named(calibration: Calibration, stepwise: Calibration, tmp_path: Path) -> None:
     """The promise of a chain is exact, that of a tree exact or an estimate."""
     assert engine_settings("vllm", calibration, drafts=2).bound == "exact"
-    assert engine_settings("sglang", calibration, nodes=6).bound == "estimate"
+    assert engine_settings("sglang", of_model(calibration, tmp_path), nodes=6).bound == "estimate"
+    stepwise = of_model(stepwise, tmp_path)
     bounds = {nodes: engine_settings("sglang", stepwise, nodes=nodes) for nodes in (2, 6, 30)}
     for nodes, found in bounds.items():
         steps, top_k, _ = found.settings.values()
@@ -264,7 +274,7 @@ def test_p_min_is_the_fastest(stepwise: Calibration) -> None:
                 seconds += 1 + 0.1 * min(made + 1, drafts)
                 at += 1 + right
             rates[drafts, least] = stepwise.positions / seconds
-    assert best.speedup == pytest.approx(max(rates.values()))
+    assert best.budget.speedup == pytest.approx(max(rates.values()))
     assert rates[best.drafts, best.least] == pytest.approx(max(rates.values()))
     settings = engine_settings("llamacpp", stepwise, profile).settings
     assert settings["--spec-draft-p-min"] == best.least > 0
@@ -281,15 +291,11 @@ def test_stopped_chain_is_as_long_as_was_measured(largest: int, stepwise: Calibr
 
 def test_method_of_a_draft_model(tmp_path: Path, calibration: Calibration) -> None:
     """The method is that of the drafter in the calibration, where its file is there and is the same one."""
-    drafter = Drafter.model_only(4, 16, "d" * 16)
-    save_drafter(drafter, tmp_path / "d.safetensors")
-    source = dataclasses.replace(
-        calibration.provenance, drafter_id=drafter.id, drafter=str(tmp_path / "d.safetensors"), heads="", heads_id=""
-    )
-    of_model = dataclasses.replace(calibration, provenance=source)
-    assert engine_settings("vllm", of_model, drafts=2).settings["method"] == "draft_model"
+    modelled = of_model(calibration, tmp_path)
+    source = modelled.provenance
+    assert engine_settings("vllm", modelled, drafts=2).settings["method"] == "draft_model"
     for changed in ({"drafter_id": "another"}, {"drafter": str(tmp_path / "gone.safetensors")}):
-        other = dataclasses.replace(of_model, provenance=dataclasses.replace(source, **changed))
+        other = dataclasses.replace(modelled, provenance=dataclasses.replace(source, **changed))
         found = engine_settings("vllm", other, drafts=2)
         assert "method" not in found.settings
         assert "method" in found.underived
@@ -305,3 +311,129 @@ def test_promise_is_of_the_drafts_that_were_made(calibration: Calibration) -> No
     assert caught.value.code is Code.TREE_TOO_DEEP
     with pytest.raises(TreeoptError):
         promised(engine_settings("vllm", calibration), calibration, None)
+
+
+HAVE = {
+    "heads": {"vllm", "chain"},
+    "model": {"vllm", "trtllm", "llamacpp", "transformers", "chain"},
+    "ngram": {"chain"},
+}
+
+
+@pytest.mark.parametrize("engine", CHAINS)
+@pytest.mark.parametrize("name", HAVE)
+def test_figures_of_a_drafter_that_the_engine_lacks_are_not_exact(
+    name: str, engine: str, calibration: Calibration, tmp_path: Path
+) -> None:
+    """They are marked as those of another drafter, and a warning says what the engine drafts with."""
+    if name != "heads":
+        drafter = Drafter.untrained(20, 4) if name == "ngram" else None
+        calibration = of_model(calibration, tmp_path, drafter)
+    found = engine_settings(engine, calibration, drafts=2)
+    assert found.bound == ("exact" if engine in HAVE[name] else "other drafter")
+    assert (name in found.warning and "drafts with" in found.warning) == (engine not in HAVE[name])
+
+
+def test_trees_of_a_drafter_that_the_engine_lacks_are_not_exact(stepwise: Calibration, tmp_path: Path) -> None:
+    """SGLang drafts trees with a draft model and TensorRT-LLM with EAGLE heads, which have no traces."""
+    assert engine_settings("sglang", stepwise, nodes=2).bound == "other drafter"
+    modelled = of_model(stepwise, tmp_path)
+    assert engine_settings("sglang", modelled, nodes=2).bound == "exact"
+    assert engine_settings("trtllm", modelled, nodes=2).bound == "other drafter"
+    assert "an EAGLE head" in engine_settings("trtllm", modelled, nodes=2).warning
+
+
+@pytest.mark.parametrize(
+    ("engine", "levels", "ranks", "most"),
+    [("sglang", 2, 5, 5 + 25 + 1), ("trtllm", 4, 16, 4 * 16 + 1), ("sglang", 1, 3, 4), ("trtllm", 2, 20, 33)],
+)
+def test_trees_beyond_the_candidates_are_refused(engine: str, levels: int, ranks: int, most: int) -> None:
+    """The error names the largest tree of the traced levels and ranks, and that one is exported."""
+    made = random_calibration(3, sequences=8, heads=levels, top_k=ranks)
+    key, root = {"sglang": ("--speculative-num-draft-tokens", 0), "trtllm": ("max_total_draft_tokens", 1)}[engine]
+    assert engine_settings(engine, made, nodes=most).settings[key] == most - root
+    for nodes in (most + 1, 70, 200):
+        with pytest.raises(TreeoptError) as caught:
+            engine_settings(engine, made, nodes=nodes)
+        assert caught.value.code is Code.TREE_INVALID
+        assert f"the largest tree has {most} nodes" in (caught.value.why or "")
+
+
+def test_sizes_of_a_profile_beyond_the_candidates_are_not_tried() -> None:
+    """Two levels of three ranks have twelve candidates; the profile goes to 32 nodes, which cost nothing."""
+    made = random_calibration(3, sequences=8, heads=2, top_k=3)
+    found = engine_settings("sglang", made, priced({1: 1e-9}, 32))
+    assert 2 <= found.settings["--speculative-num-draft-tokens"] <= 13
+
+
+def test_a_given_size_is_priced(calibration: Calibration) -> None:
+    """With a profile the figures of the size are those of its smallest batch."""
+    found = engine_settings("sglang", calibration, priced({2: 0.05, 4: 0.2}), nodes=6)
+    assert found.replay is not None
+    assert found.batch == 2
+    assert found.budgets[2].speedup == pytest.approx(found.replay.tokens_per_step / 1.25)
+
+
+def test_numbers_that_an_engine_does_not_take_are_refused(calibration: Calibration) -> None:
+    """A length of trees, a size of chains, or both."""
+    for engine in CHAINS:
+        with pytest.raises(ValueError, match="one of them" if engine == "trtllm" else "takes no nodes"):
+            engine_settings(engine, calibration, nodes=4, drafts=2)
+    with pytest.raises(ValueError, match="takes no drafts"):
+        engine_settings("sglang", calibration, drafts=2)
+
+
+def sure(stepwise: Calibration) -> Calibration:
+    """Drafts that are mostly known to be right."""
+    assert stepwise.steps is not None
+    confidence = np.where(stepwise.ranks == 0, 0.9, 0.12).astype(np.float16)
+    return dataclasses.replace(stepwise, steps=dataclasses.replace(stepwise.steps, confidence=confidence))
+
+
+def of_dynamic_trees(profile: LatencyProfile) -> LatencyProfile:
+    """The profile, as one of per-step trees."""
+    return dataclasses.replace(profile, provenance={"kind": "dynamic", "drafter": ""})
+
+
+def test_stopped_chain_is_of_the_smallest_batch(stepwise: Calibration) -> None:
+    """A profile without batch 1 is enough, and the figures beside the settings are those of the stopped chain."""
+    profile = of_dynamic_trees(priced({4: 0.3, 8: 3.0}))
+    found = engine_settings("llamacpp", sure(stepwise), profile)
+    best = best_stopped_chain(sure(stepwise), profile, batch=4)
+    assert found.settings["--spec-draft-p-min"] == best.least > 0
+    assert found.batch == 4
+    assert found.budgets == {4: best.budget}
+    assert found.replay is not None
+    assert best.budget.tokens_per_step == found.replay.tokens_per_step
+    assert best.budget.speedup == pytest.approx(best.budget.tokens_per_step / best.budget.seconds)  # 1 s without drafts
+
+
+def test_a_given_length_is_kept_where_it_does_not_pay(stepwise: Calibration) -> None:
+    """The length was given; only a search for the fastest may find that none is."""
+    profile = of_dynamic_trees(priced({1: 50.0}))
+    assert engine_settings("llamacpp", stepwise, profile).settings == {}
+    found = engine_settings("llamacpp", stepwise, profile, drafts=2)
+    assert found.settings["--spec-draft-n-max"] == 2
+    assert found.budgets[1].speedup < 1
+
+
+def test_promise_of_trees_and_stopped_chains_is_their_own_replay(stepwise: Calibration) -> None:
+    """An engine's histogram says nothing about trees or stops, so no chain takes the place of what was replayed."""
+    tree = engine_settings("trtllm", stepwise, nodes=8)
+    stopped = engine_settings("llamacpp", sure(stepwise), of_dynamic_trees(priced({1: 0.3})))
+    assert stopped.settings["--spec-draft-p-min"] > 0
+    for found in (tree, stopped):
+        for drafts in (1, 2, 9):
+            assert promised(found, stepwise, drafts) is found.replay
+    with pytest.raises(TreeoptError):
+        promised(engine_settings("sglang", stepwise), stepwise, 2)
+
+
+def test_nothing_is_listed_beside_no_settings(calibration: Calibration, stepwise: Calibration) -> None:
+    """Where there is no setting, the reason is the only thing that is not derived."""
+    for engine, key in (("vllm", "num_speculative_tokens"), ("transformers", "num_assistant_tokens")):
+        assert list(engine_settings(engine, calibration).underived) == [key]
+    assert list(engine_settings("llamacpp", stepwise).underived) == ["--spec-draft-n-max"]
+    given = engine_settings("llamacpp", calibration, drafts=2)
+    assert list(given.underived) == ["--spec-draft-p-min"]
+    assert "default" in given.underived["--spec-draft-p-min"]

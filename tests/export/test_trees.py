@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,13 +24,13 @@ from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.lint import ERROR, lint_tree
 from treeopt.export.read_tree import ADJACENCY, BRACES, GROWMAP, PATHS, import_tree
-from treeopt.export.trees import BINARY, WRITERS, export_tree
+from treeopt.export.trees import BINARY, WRITERS, Exported, export_tree
 from treeopt.files.drafters import save_drafter
 from treeopt.tree import Tree
 
 READERS: dict[str, Callable[[str], readers.Paths]] = {
     "medusa": readers.medusa,
-    "nxdi": lambda text: readers.nxdi(text, 1 + text.count("[") - 1),
+    "nxdi": lambda text: readers.nxdi(text, 1 + len(json.loads(text))),  # `read` has the exported number
     "nxdi-eagle": readers.nxdi_eagle,
     "trtllm": readers.trtllm_python,
     "triton": readers.triton,
@@ -51,6 +52,16 @@ GOLDEN = {
     "json": "[[0], [1], [0, 0]]\n",
 }
 LAYOUTS = {"nxdi-eagle": ADJACENCY, "triton": BRACES, "sequoia": GROWMAP}
+
+
+def read(exported: Exported) -> readers.Paths:
+    """What the engine drafts from an export; NxD Inference also takes the number of the setting, as text."""
+    text = exported.content.decode().strip()
+    if exported.engine != "nxdi":
+        return READERS[exported.engine](text)
+    found = re.search(r"--medusa-speculation-length (\d+) ", exported.setting)
+    assert found is not None
+    return readers.nxdi(text, int(found[1]))
 
 
 def written(tree: Tree, engine: str) -> str:
@@ -77,6 +88,7 @@ def test_running_example_is_golden(engine: str) -> None:
     """The tree of docs/engines.md has exactly this text in each format."""
     exported = export_tree(T, engine)
     assert exported.content.decode() == GOLDEN[engine]
+    assert read(exported) == [(0,), (1,), (0, 0)]
     assert READERS[engine](GOLDEN[engine].strip()) == [(0,), (1,), (0, 0)]
     assert exported.warnings == ()
     assert not set("{}") & set(exported.setting)
@@ -96,7 +108,7 @@ def test_random_trees_are_read_back(engine: str, tmp_path: Path) -> None:
             continue
         legal += 1
         text = written(tree, engine)
-        assert READERS[engine](text.strip()) == list(tree.paths)
+        assert read(export_tree(tree, engine)) == list(tree.paths)
         (tmp_path / f"{i}.txt").write_text(text)
         found = import_tree(tmp_path / f"{i}.txt")
         assert found.tree == tree
@@ -167,14 +179,16 @@ def _of_drafter(drafter: Drafter, folder: Path) -> Tree:
 
 
 def test_trees_of_a_draft_model_are_for_engines_that_draft_alike(tmp_path: Path) -> None:
-    """Sequoia drafts with a model too; EAGLE's formats have a warning, formats of heads refuse."""
+    """Sequoia drafts with a model too; EAGLE's formats and paths have a warning, formats of heads refuse."""
     tree = _of_drafter(Drafter.model_only(3, 8, "m1"), tmp_path)
     assert export_tree(tree, "sequoia").warnings == ()
-    for engine in ("eagle", "nxdi-eagle"):
+    for engine in ("eagle", "nxdi-eagle", "json"):
         assert [finding.rule for finding in export_tree(tree, engine).warnings] == ["drafter"]
-    for engine in ("medusa", "nxdi", "trtllm", "triton", "json"):
-        with pytest.raises(TreeoptError, match=r"drafter \w+ \(model\)"):
+    for engine in ("medusa", "nxdi", "trtllm", "triton"):
+        with pytest.raises(TreeoptError, match=r"drafter \w+ \(model\)") as caught:
             export_tree(tree, engine)
+        assert "draft model" in (caught.value.why or "")
+        assert "only treeopt" not in (caught.value.why or "")
 
 
 def test_trees_of_a_learned_drafter_are_refused(tmp_path: Path) -> None:
@@ -231,11 +245,14 @@ PASTED = {
     "[[0], [1], [0, 0]]": (),
     "((0,), (1,), (0, 0))": (),
     "x: list = [\n[0],\n[1], [0, 0]]": ("the name x",),
-    'medusa_choices: "{0}, {1}, {0, 0}"': (),
-    "eagle_choices = '{0},{1},{0,0}'": (),
+    'medusa_choices: "{0}, {1}, {0, 0}"': ("the name medusa_choices",),
+    "eagle_choices = '{0, 0},{1},{0}'": (
+        "the order of the list: paths are sorted by (length, path)",
+        "the name eagle_choices",
+    ),
     " { 0 } , {1}, {0, 0},\n": (),
     "{'0': ['1', '2'], '1': ['3'], '2': []}": (),
-    'tree = {"0": ["1", "2"], "1": ["3"]}': (),
+    'tree = {"0": ["1", "2"], "1": ["3"]}  # NxDI': ("comments", "the name tree"),
 }
 
 
@@ -265,6 +282,19 @@ def test_parents_are_added_where_that_is_chosen(text: str, tmp_path: Path) -> No
         (tmp_path / "a.txt").write_text(bad)
         with pytest.raises(TreeoptError):
             import_tree(tmp_path / "a.txt", add_parents=True)
+
+
+def test_added_parents_are_at_most_those_of_a_tree(tmp_path: Path) -> None:
+    """A small file of long paths would be a tree of 380,000 nodes; one below the bound is read."""
+    for paths, legal in ((3000, False), (300, True)):
+        leaves = [[i, *[1] * 126] for i in range(paths)]
+        (tmp_path / "a.json").write_text(json.dumps(leaves))
+        if legal:
+            assert import_tree(tmp_path / "a.json", add_parents=True).tree.nodes == 1 + 127 * paths
+            continue
+        with pytest.raises(TreeoptError, match="more than 131,072 nodes") as caught:
+            import_tree(tmp_path / "a.json", add_parents=True)
+        assert caught.value.code is Code.FILE_INVALID
 
 
 def test_published_lists_are_imported(shared: Path, tmp_path: Path) -> None:

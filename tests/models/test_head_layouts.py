@@ -220,6 +220,15 @@ def test_vllm_with_one_lm_head(tmp_path: Path, name: str) -> None:
     assert all(torch.equal(heads.lm_head[h], one) for h in range(HEADS))
 
 
+@pytest.mark.parametrize(("config", "said"), [({}, False), ({"original_lm_head": True}, True)])
+def test_vllm_lm_heads_that_it_drops_are_noted(tmp_path: Path, config: dict[str, Any], said: bool) -> None:
+    """With `original_lm_head` vLLM has one LM head for all heads, whatever the checkpoint holds."""
+    loaded = load_heads(write(tmp_path, made("vllm"), config))
+    assert any(f"one of these {HEADS} LM heads" in note for note in loaded.notes) == said
+    assert loaded.heads.lm_head is not None
+    assert not torch.equal(loaded.heads.lm_head[0], loaded.heads.lm_head[1])
+
+
 def test_vllm_with_the_first_lm_head_alone_is_incomplete(tmp_path: Path) -> None:
     """Without `original_lm_head` the other heads lack theirs."""
     state = {**made("vllm", own=False), "lm_heads.0.weight": torch.randn(VOCAB, HIDDEN)}

@@ -35,7 +35,8 @@ def run(console: Console, tree: str, path: str, calibration: str | None) -> None
     last = found.last
     console.say(f"{list(ranks)} is {'' if last.in_tree else 'not '}in {tree}, which has {record.nodes - 1} paths")
     console.say(f"value     {last.value:.4g}  the estimated probability that all its ranks are right ({found.method})")
-    console.say(f"place     {_place(last)} by value; the tree has {found.paths:,} places")
+    by_value = "" if last.place is None and not last.value else " by value"
+    console.say(f"place     {_place(last)}{by_value}; the tree has {found.paths:,} places")
     console.say(f"cut-off   {found.cut_off:.4g}  the value of the last place")
     made = "in by" if found.made_it else "out by"
     tie = "; equal values go to the shallower path, then to the smaller ranks" if not found.margin else ""
@@ -85,7 +86,9 @@ def _why_not(found: Explanation) -> str:
 
 
 def _place(prefix: Prefix) -> str:
-    return f"above {MAX_NODES:,}" if prefix.place is None else f"{prefix.place:,}"
+    if prefix.place is not None:
+        return f"{prefix.place:,}"
+    return f"above {MAX_NODES:,}" if prefix.value else "none: its value is 0"
 
 
 def _cells(prefix: Prefix) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ def run(console: Console, tree: str | None, to: str, output: str | None, force: 
     if tree is None and options["calibration"] is not None:
         if to not in SETTINGS:
             raise click.UsageError(f"--to {to} writes a tree: give TREE in place of --calibration.")
+        _check_taken(to, options)
         export_settings(console, to, output, {**options, "force": force})
         return
     given = [f"--{name}" for name, value in options.items() if value is not None]
@@ -67,6 +69,17 @@ def run(console: Console, tree: str | None, to: str, output: str | None, force: 
 
 
 command = run
+
+
+def _check_taken(to: str, options: Mapping[str, Any]) -> None:
+    """Refuse a length or a size that the engine does not take."""
+    known = SETTINGS[to]
+    if options["drafts"] is not None and known.chains is None:
+        raise click.UsageError(f"--to {to} takes a tree, no length: --nodes in place of --drafts.")
+    if options["nodes"] is not None and known.trees is None:
+        raise click.UsageError(f"--to {to} takes a length, no tree: --drafts in place of --nodes.")
+    if options["drafts"] is not None and options["nodes"] is not None:
+        raise click.UsageError("--drafts is of a chain and --nodes of a tree: give one of them.")
 
 
 def _export_tree(console: Console, tree: str, to: str, output: str | None, force: bool) -> None:

@@ -50,11 +50,14 @@ def _report(console: Console, found: EngineSettings, output: str | None, *, tabl
     elif table:
         rows = [[str(drafts), f"{tokens:.4f}"] for drafts, tokens in enumerate(found.chains)]
         console.table(["drafts", "tokens per step"], rows)
+    if found.warning:
+        console.warn(f"warning: {found.warning}")
     for name, why in found.underived.items():
         console.warn(f"not derived: {name}: {why}")
-    if output is not None and found.content:
-        console.note(f"wrote {output}")
-    console.note(f"read by   {SETTINGS[found.engine]}")
+    if output is not None:
+        written = f"wrote {output}" if found.content else f"{output} is not written: there is no setting"
+        (console.note if found.content else console.warn)(written)
+    console.note(f"read by   {SETTINGS[found.engine].versions}")
     if found.replay is not None:
         where = "" if found.batch is None else f", batch {found.batch}"
         console.note(f"replay    {found.replay.tokens_per_step:.4f} tokens per step ({found.bound}{where})")
@@ -91,10 +94,10 @@ def _as_dict(found: EngineSettings, comparison: Comparison | None, output: str |
     ]
     result: dict[str, Any] = {
         "to": found.engine,
-        "versions": SETTINGS[found.engine],
+        "versions": SETTINGS[found.engine].versions,
         "settings": dict(found.settings),
         "content": found.content if output is None else None,
-        "output": output,
+        "output": output if found.content else None,
         "tokens_per_step": None if found.replay is None else found.replay.tokens_per_step,
         "batch": found.batch,
         "bound": found.bound,

@@ -9,15 +9,13 @@ import click
 from treeopt.cli.console import Console
 from treeopt.cli.console import command as make_command
 from treeopt.cli.options import force_option
+from treeopt.engines import HEAD_READERS
 from treeopt.files.outputs import check_no_input
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.heads import MedusaHeads
     from treeopt.models.layouts import LoadedHeads
-
-# As `treeopt.export.heads.READERS`, which needs torch.
-_TARGETS = ("medusa", "tgi", "vllm", "nxdi")
 
 
 @click.group("heads")
@@ -41,7 +39,7 @@ def show(console: Console, heads: str) -> None:
         console.warn(f"warning: {note}")
     for name, value in described.items():
         if name != "converts":
-            console.say(f"{name:14} {'as the base model' if value is None else value}")
+            console.say(f"{name:14} {'not known (--model)' if value is None else value}")
     for name, why in described["converts"].items():
         console.say(f"--to {name:9} {'no: ' + why if why else 'yes'}")
     console.result(described)
@@ -49,7 +47,9 @@ def show(console: Console, heads: str) -> None:
 
 @make_command("convert")
 @click.argument("heads")
-@click.option("--to", type=click.Choice(_TARGETS), required=True, help="The layout; docs/engines.md lists its readers.")
+@click.option(
+    "--to", type=click.Choice(list(HEAD_READERS)), required=True, help="The layout; docs/engines.md lists its readers."
+)
 @click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config].")
 @click.option("--with-lm-heads", is_flag=True, help="Write the base's LM head for each head, where they share it.")
 @force_option
@@ -60,7 +60,7 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
     vLLM and NxD Inference store an LM head. Heads that share that of their base model are written with it, so the base
     model is then loaded.
     """
-    from treeopt.export.heads import READERS, check_output, convert_heads
+    from treeopt.export.heads import check_output, convert_heads
     from treeopt.models.layouts import load_heads
 
     loaded, to = load_heads(heads), options["to"]
@@ -81,15 +81,15 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
     )
     for file in found.files:
         console.say(f"wrote {file}")
-    for note in (f"read by {READERS[to]}", *found.notes):
+    for note in (f"read by {HEAD_READERS[to]}", *found.notes):
         console.say(note)
     files = [str(file) for file in found.files]
-    console.result({"from": loaded.layout, "to": to, "files": files, "readers": READERS[to], "notes": found.notes})
+    console.result({"from": loaded.layout, "to": to, "files": files, "readers": HEAD_READERS[to], "notes": found.notes})
 
 
 def _described(loaded: LoadedHeads) -> dict[str, Any]:
     """What is known of heads, by names for people and programs."""
-    from treeopt.export.heads import READERS, refusal
+    from treeopt.export.heads import refusal
 
     heads = loaded.heads
     return {
@@ -104,7 +104,7 @@ def _described(loaded: LoadedHeads) -> dict[str, Any]:
         "dtype": str(heads.bias.dtype).removeprefix("torch."),
         "base": loaded.base,
         "fingerprint": loaded.fingerprint,
-        "converts": {name: refusal(heads, name) for name in READERS},
+        "converts": {name: refusal(heads, name) for name in HEAD_READERS},
     }
 
 

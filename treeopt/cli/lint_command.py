@@ -34,8 +34,8 @@ def run(console: Console, tree: str, **options: Any) -> None:
     lists the rules by their ids. With --for the exit status is 3 where there is an error; without it only where the
     list is not a tree.
 
-    With --fix a tree of the same number of nodes is grown from the calibration under the limits of the engine, as
-    `treeopt build --for` does, and both are compared on the calibration's texts.
+    With --fix a tree of the same number of nodes, or of as many as the engine takes, is grown from the calibration
+    under the limits of the engine, as `treeopt build --for` does, and both are compared on the calibration's texts.
     """
     check_belongs(("calibration", "output", "force"), "--fix", holds=options["fix"])
     if options["fix"] and not (options["engine"] and options["calibration"]):
@@ -77,6 +77,8 @@ def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]
     for label, gain in (("over the tree given", fixed.gain), ("over the tree without the limits", fixed.loss)):
         if gain is not None:
             console.say(f"{label}: {gain.first:.3f} to {gain.second:.3f} tokens per step, {gain_text(gain)}")
+    if fixed.capped:
+        console.say(f"fewer nodes: {fixed.capped}")
     if fixed.replaced:
         console.say(f"the tree given was not replayed: {fixed.replaced}")
     say_findings(console, fixed.findings)
@@ -84,6 +86,7 @@ def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]
     return {
         "output": output,
         "paths": fixed.tree.paths,
+        "capped": fixed.capped or None,
         "gain": fixed.gain and gain_as_dict(fixed.gain),
         "loss": fixed.loss and gain_as_dict(fixed.loss),
         "findings": findings_as_list(fixed.findings),

@@ -1,7 +1,7 @@
 """Accepted drafts as an engine measured them, and their comparison with replay.
 
 Read are metrics of Prometheus as text, and JSON or JSON lines with the records of requests or of the server, under the
-names of vLLM, SGLang, TensorRT-LLM and treeopt. Counts of several records are added.
+names of vLLM, SGLang and TensorRT-LLM. Counts of several records are added.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from treeopt.optimize.replay import Replay
 
 MOST_BYTES = 1 << 26
 MOST_DRAFTS = 1 << 10
-# Steps by the number of accepted drafts: vLLM, TensorRT-LLM and treeopt; SGLang, to its pull request 33518 and since.
+# Steps by the number of accepted drafts: vLLM and TensorRT-LLM; SGLang, to its pull request 33518 and since.
 _HISTOGRAMS = ("acceptance_histogram", "spec_accept_histogram", "spec_correct_drafts_histogram")
 _BY_LENGTH = "acceptance_histogram_by_draft_length"  # of vLLM
+_OF_VALIDATE = "predicted_acceptance_histogram"  # of `treeopt validate --json`
 _STEPS = ("num_spec_steps", "spec_verify_ct")
 # Mean tokens per step where there is no histogram: a request, the server, the server's metrics.
 _MEANS = ("spec_accept_length", "avg_spec_accept_length")
@@ -112,37 +113,44 @@ def read_acceptance(path: str | os.PathLike[str]) -> Acceptance:
     if not text.lstrip().startswith(("{", "[")):
         return _of_metrics(text, path)
     records = list(_records(_parsed(text, path)))
+    if any(_OF_VALIDATE in record for record in records):
+        raise _invalid(path, "is of treeopt validate, which has the prediction for its own tree beside each figure")
     histograms = [_histogram(record, path) for record in records if _key(record, _HISTOGRAMS)]
     if histograms:
         total = tuple(sum(column) for column in itertools.zip_longest(*histograms, fillvalue=0))
         lengths = {length for record in records for length in _draft_lengths(record, path)}
         return Acceptance(_positive_mean(total, path), total, tuple(sorted(lengths)))
     means = [_number(record[key], key, path) for record in records if (key := _key(record, _MEANS))]
-    if len(means) == 1:
-        return Acceptance(_tokens(means[0], path), None)
-    if means:
+    return _of_means(means, path)
+
+
+def _of_means(means: Sequence[float], path: str | os.PathLike[str]) -> Acceptance:
+    """One mean, or several equal ones; others cannot be put together."""
+    if not means:
+        raise _invalid(path, "has no record of accepted drafts")
+    if len(set(means)) > 1:
         raise _invalid(path, f"has {len(means)} means and no histogram: their numbers of steps are not known")
-    raise _invalid(path, "has no record of accepted drafts")
+    return Acceptance(_tokens(means[0], path), None)
 
 
 def _of_metrics(text: str, path: str | os.PathLike[str]) -> Acceptance:
     """The counters of vLLM, or the gauge of SGLang, in metrics of Prometheus."""
     totals: dict[str, float] = {}
     positions: dict[int, float] = {}
+    means: list[float] = []
     for line in text.splitlines():
         match = None if line.startswith("#") else _SAMPLE.fullmatch(line.strip())
         if match is None or not match[1].startswith(("vllm:spec_decode_", _GAUGE)):
             continue
         value = _number(match[3], match[1], path)
+        means += [value] if match[1] == _GAUGE else []  # one for each rank of tensor parallelism
         position = _POSITION.search(match[2] or "")
         if match[1] == _COUNTER.format("accepted_tokens_per_pos") and position:
             positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
         totals[match[1]] = totals.get(match[1], 0.0) + value
     drafts, accepted = (totals.get(_COUNTER.format(name)) for name in ("drafts", "accepted_tokens"))
     if drafts is None or accepted is None:
-        if _GAUGE in totals:
-            return Acceptance(_tokens(totals[_GAUGE], path), None)
-        raise _invalid(path, "has no record of accepted drafts")
+        return _of_means(means, path)
     if not drafts:
         raise _invalid(path, "counts no step with drafts")
     if not positions:

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treeopt.calibration import Calibration
-from treeopt.export.lint import Finding, lint_tree
+from treeopt.export.lint import DRAFT_ROWS, Finding, lint_tree
 from treeopt.optimize.build_job import Built, Job, run_job
 from treeopt.optimize.differences import Gain, gain_of_sums, replayed_gain
 from treeopt.progress import Progress, silent
-
-DRAFT_ROWS = "draft-rows"
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,6 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import check_heads_writable, medusa_numbers, state_of
 
 SAFETENSORS, PICKLE = WEIGHT_FILES
-# Name -> the programs and versions that read it.
-READERS = {
-    "medusa": "FasterDecoding/Medusa to e2a5d20, Spec-Bench, TensorRT-LLM to 1.2 (its TensorRT backend)",
-    "tgi": "text-generation-inference to db931fc, LoRAX to a7394ba",
-    "vllm": "vLLM 0.6 to 0.32; 0.33 has no Medusa",
-    "nxdi": "AWS NxD Inference to 4bcdc54, Llama models",
-}
 _VLLM_MARK = "medusa_fc_bias"  # in the config of heads for vLLM, and in none of a base model
 
 
@@ -101,7 +94,7 @@ def convert_heads(
 
     Args:
         heads: written in their type.
-        to: one of `READERS`.
+        to: one of `treeopt.engines.HEAD_READERS`.
         folder: made where it is missing. For `nxdi` only the weights are written: the engine reads them in the folder
             of the base model.
         base_name: name or folder of the base model, for the config; None where it is not known.
@@ -128,7 +121,7 @@ def convert_heads(
     name, state = _weights(heads, to)
     content = {name: _saved(name, state)}
     if to != "nxdi":
-        config = _vllm_config(heads, state) if to == "vllm" else medusa_numbers(heads)
+        config = _vllm_config(heads, state) if to == "vllm" else _medusa_config(heads, to)
         content[CONFIG_FILE] = (json.dumps(_named(base_name) | config, indent=1) + "\n").encode()
     for file, raw in content.items():
         write_bytes(place / file, raw)
@@ -215,6 +208,11 @@ def _vllm_config(heads: MedusaHeads, state: Mapping[str, Tensor]) -> dict[str, A
         "medusa_fc_bias": True,
         "dtype": str(heads.bias.dtype).removeprefix("torch."),
     }
+
+
+def _medusa_config(heads: MedusaHeads, to: str) -> dict[str, Any]:
+    """The config that the original code, TGI and TensorRT-LLM read; the last has another name for the number."""
+    return medusa_numbers(heads) | ({"num_medusa_heads": heads.num_heads} if to == "medusa" else {})
 
 
 def _advice(heads: MedusaHeads, to: str, place: Path) -> list[str]:

@@ -23,6 +23,7 @@ from treeopt.tree import Path as RankPath
 from treeopt.tree import Tree
 
 ERROR, WARNING = "error", "warning"
+DRAFT_ROWS = "draft-rows"  # the rule of EAGLE-1 that growth does not know
 _SHOWN = 3  # paths of one finding
 _SAME = {HEADS: HEADS_DRAFT, MODEL: MODEL_DRAFT}  # drafter of a tree -> engines that draft alike
 
@@ -176,8 +177,14 @@ def _drafter(tree: Tree, engine: Engine) -> Finding | None:
         )
         fix = "" if engine.drafts == EAGLE_DRAFT else "treeopt calibrate --draft MODEL, and treeopt build"
         return _of_engine("drafter", engine, what, fix, why=why, severity=WARNING)
+    if kind == MODEL and engine.drafts == ANY_DRAFT:
+        what = "the ranks are of a draft model, which the file does not say"
+        why = "rank r is the (r+1)-th likeliest token after the tokens of the path above, not of a head"
+        return _of_engine("drafter", engine, what, "keep the tree file beside it", why=why, severity=WARNING)
     what = f"the tree was made for drafter {tree.drafter}" + (f" ({kind})" if kind else "")
     why = "its ranks are of candidates that only treeopt drafts; an engine takes them for ranks of its drafter"
+    if kind == MODEL:
+        why = "its ranks are of a draft model's tokens after each path; the engine takes them for ranks of its heads"
     fix = "treeopt calibrate --drafter heads, and treeopt build; or treeopt generate with this tree"
     if engine.drafts in (MODEL_DRAFT, EAGLE_DRAFT):
         fix = (
@@ -229,7 +236,7 @@ def _draft_rows(tree: Tree, engine: Engine) -> Finding | None:
     why = (
         "its drafter counts only parents of such nodes, so the drafts below the later node are those of the earlier one"
     )
-    return _of_engine("draft-rows", engine, what, "treeopt build --max-depth 2", why=why, paths=skipped)
+    return _of_engine(DRAFT_ROWS, engine, what, "treeopt build --max-depth 2", why=why, paths=skipped)
 
 
 _RULES: tuple[Callable[[Tree, Engine], Finding | None], ...] = (

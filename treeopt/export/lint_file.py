@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treeopt.calibration import Calibration
+from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.build_for import build_for
 from treeopt.export.lint import ERROR, Finding, lint_list, lint_tree
@@ -49,6 +50,7 @@ class Fixed:
         loss: from the new tree without the limits to the new tree; cross-validated where there are enough texts.
         replaced: why the given tree was not replayed; empty where it was.
         findings: rules that the new tree breaks.
+        capped: why the new tree has fewer nodes than the given one; empty where the engine takes as many.
     """
 
     tree: Tree
@@ -56,6 +58,7 @@ class Fixed:
     loss: Gain | None
     replaced: str
     findings: tuple[Finding, ...]
+    capped: str = ""
 
 
 def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None) -> Report:
@@ -84,7 +87,7 @@ def fix_tree(
     num_heads: int | None = None,
     progress: Progress = silent,
 ) -> Fixed:
-    """The best tree of as many nodes as the tree of a file, under the limits of an engine.
+    """The best tree of as many nodes as the tree of a file, or as the engine takes, under the limits of an engine.
 
     Args:
         name: the file, or a name of the zoo; a list that is not a tree counts by its entries.
@@ -97,8 +100,15 @@ def fix_tree(
         TreeoptError: as `lint_file` and `build_for`.
     """
     report = lint_file(name, [engine])
-    job = Job(nodes=report.nodes, max_depth=num_heads, engine=engine)
-    constrained = build_for([calibration], job, progress=progress)
+    nodes = min(report.nodes, ENGINES[engine].max_nodes or report.nodes)
+    job = Job(nodes=nodes, max_depth=num_heads, engine=engine)
+    try:
+        constrained = build_for([calibration], job, progress=progress)
+    except TreeoptError as error:
+        if error.code is not Code.TREE_NOT_EXPORTABLE:
+            raise
+        fix = f"treeopt build --for {engine} {error.fix}"  # the option of a smaller tree, which lint does not have
+        raise TreeoptError(error.code, error.what, why=error.why, fix=fix) from error
     tree = constrained.built.tree
     gain, replaced = None, "its paths are not a tree"
     if report.tree is not None:
@@ -108,7 +118,8 @@ def fix_tree(
             if error.code not in (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.DRAFTER_MISMATCH):
                 raise
             replaced = error.what
-    return Fixed(tree, gain, constrained.gain, replaced, constrained.findings)
+    capped = f"the tree given has {report.nodes:,} nodes, and {engine} takes {nodes:,}" if nodes < report.nodes else ""
+    return Fixed(tree, gain, constrained.gain, replaced, constrained.findings, capped)
 
 
 def _entries(name: str) -> list[object] | None:

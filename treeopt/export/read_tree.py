@@ -79,31 +79,38 @@ def import_tree(path: str | os.PathLike[str], *, add_parents: bool = False) -> I
     if not isinstance(content, Mapping):
         return _of_list(file, text, content, PATHS, add_parents)
     if set(content) & set(KEYS):
-        return _imported(file, tree_of_growmap(content, fault_of(file, GROWMAP)), GROWMAP, _DERIVED)
-    return _imported(file, tree_of_adjacency(content, fault_of(file, ADJACENCY)), ADJACENCY, ())
+        return _imported(file, tree_of_growmap(content, fault_of(file, GROWMAP)), GROWMAP, (*_DERIVED, *_words(text)))
+    return _imported(file, tree_of_adjacency(content, fault_of(file, ADJACENCY)), ADJACENCY, tuple(_words(text)))
 
 
 def _of_list(file: Path, text: str, content: Any, layout: str, add_parents: bool) -> Imported:
     """The tree of the paths in a file."""
     if isinstance(content, (list, tuple)) and len(content) >= MAX_NODES:
         raise refusal(file, f"lists {len(content):,} paths; a tree has {MAX_NODES:,} nodes at most", FORMATS)
-    added: dict[RankPath, None] = {}
-    if add_parents and isinstance(content, (list, tuple)):
-        listed = [path for path in content if isinstance(path, (list, tuple)) and len(path) <= MAX_DEPTH]
-        above = (tuple(path[:length]) for path in listed for length in range(1, len(path)))
-        known = {tuple(path) for path in listed if all(type(rank) is int for rank in path)}
-        added = dict.fromkeys(path for path in above if all(type(rank) is int for rank in path) and path not in known)
-        content = [*content, *added]
+    added = _above(file, content) if add_parents and isinstance(content, (list, tuple)) else []
+    content = [*content, *added] if added else content
     tree = tree_of_literal(file, content)
-    dropped = _dropped(text, content, tree) if layout == PATHS else ()
-    found = _imported(file, tree, layout, tuple(dropped))
+    order = [tuple(path) for path in content] != list(tree.paths)
+    sorted_again = ("the order of the list: paths are sorted by (length, path)",) if order else ()
+    found = _imported(file, tree, layout, (*sorted_again, *_words(text)))
     return replace(found, assumed=(*found.assumed, f"{len(added)} paths above those listed")) if added else found
 
 
-def _dropped(text: str, content: Sequence[Sequence[int]], tree: Tree) -> Iterator[str]:
-    """What a list in JSON or Python has and its tree has not."""
-    if [tuple(path) for path in content] != list(tree.paths):
-        yield "the order of the list: paths are sorted by (length, path)"
+def _above(file: Path, content: Sequence[Any]) -> list[RankPath]:
+    """The paths above those of a list that it does not have; entries that are no paths are refused later."""
+    paths = (path for path in content if isinstance(path, (list, tuple)) and len(path) <= MAX_DEPTH)
+    known = {tuple(path) for path in paths if all(type(rank) is int for rank in path)}
+    added: dict[RankPath, None] = {}
+    for path in known:
+        added.update(dict.fromkeys(above for n in range(1, len(path)) if (above := path[:n]) not in known))
+        if len(known) + len(added) >= MAX_NODES:
+            what = f"lists more than {MAX_NODES:,} nodes with the paths above those listed, which is the most of a tree"
+            raise refusal(file, what, FORMATS)
+    return list(added)
+
+
+def _words(text: str) -> Iterator[str]:
+    """What a text has beside its list or mapping."""
     if "#" in text:
         yield "comments"
     name = re.match(r"(?:\s|#[^\n]*\n)*([A-Za-z_]\w*)\s*[:=]", text)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeopt.calibration import Calibration
+from treeopt.engines import SETTINGS
 from treeopt.errors import Code, TreeoptError
-from treeopt.export.settings_of import SETTINGS_OF, Found, Given
+from treeopt.export.settings_of import Found, Given, settings_of
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget
 from treeopt.optimize.engine_choice import chain_tokens
@@ -26,16 +27,19 @@ class EngineSettings:
     """Settings of one engine with the steps that replay promises.
 
     Args:
-        engine: one of `SETTINGS_OF`.
+        engine: one of `treeopt.engines.SETTINGS`.
         settings: values by the engine's names; empty where none could be derived.
         content: the settings as the engine takes them: JSON, or options of its command line; empty with them.
         replay: the promised steps; None without settings.
         batch: the smallest measured batch with drafts, which the promise is of; None where the length was given.
-        bound: `exact` where the replay is of the engine's own drafts, `estimate` where it is of likely ones.
+        bound: `exact` where the replay is of the engine's own drafts, `estimate` where it is of likely ones, `other
+            drafter` where the engine does not have the drafter of the calibration.
+        chain: whether the engine drafts a chain of one length: no tree, and no chain that ends earlier.
         budgets: the figures at each measured batch; empty without a profile.
         chains: tokens per step of chains of 0, 1, 2, ... drafts.
         underived: reasons, by setting.
         notes: what a user must know.
+        warning: that the engine does not have the drafter of the calibration; empty where it has.
     """
 
     engine: str
@@ -44,10 +48,12 @@ class EngineSettings:
     replay: Replay | None
     batch: int | None
     bound: str
+    chain: bool
     budgets: Mapping[int, Budget]
     chains: tuple[float, ...]
     underived: Mapping[str, str]
     notes: tuple[str, ...]
+    warning: str
 
 
 def engine_settings(
@@ -61,7 +67,7 @@ def engine_settings(
     """The settings of an engine for the drafter of a calibration.
 
     Args:
-        engine: one of `SETTINGS_OF`.
+        engine: one of `treeopt.engines.SETTINGS`.
         calibration: traces of the drafter that the engine will run.
         profile: seconds per step of that drafter on the machine that serves; without it `drafts` or `nodes` is needed.
         drafts: the length of the chain; None is the fastest.
@@ -70,14 +76,21 @@ def engine_settings(
     Raises:
         TreeoptError: E220 and E223 as in replay, E230 where the profile lacks what is needed, E303 where the
             calibration holds no text, E103 where a number is out of range.
+        ValueError: where the engine takes no such number.
     """
+    known = SETTINGS[engine]
+    for name, value, taken in (("drafts", drafts, known.chains), ("nodes", nodes, known.trees)):
+        if value is not None and taken is None:
+            raise ValueError(f"{engine} takes no {name}")
+    if drafts is not None and nodes is not None:
+        raise ValueError("drafts are of a chain and nodes of a tree: one of them")
     if not calibration.positions:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
     if drafts is not None and not 1 <= drafts < len(chain_tokens(calibration)):
         what = f"a chain of {drafts} drafts cannot be replayed"
         why = f"the calibration has {calibration.num_heads} levels, and chains have 16 drafts at most"
         raise TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--drafts {drafts}", why=why)
-    found = SETTINGS_OF[engine](Given(calibration, profile, drafts, nodes))
+    found = settings_of(engine, Given(calibration, profile, drafts, nodes))
     return EngineSettings(
         engine,
         found.settings,
@@ -85,15 +98,17 @@ def engine_settings(
         found.replay,
         found.batch,
         found.bound,
+        found.chain,
         found.budgets,
         tuple(chain_tokens(calibration).tolist()),
         found.underived,
         found.notes,
+        found.warning,
     )
 
 
 def promised(found: EngineSettings, calibration: Calibration, drafts: int | None) -> Replay:
-    """The steps to compare an engine's with: those of the settings, or of a chain of as many drafts as it made.
+    """The steps to compare an engine's with: of a chain of as many drafts as it made, or those of other settings.
 
     Args:
         found: the settings.
@@ -103,7 +118,7 @@ def promised(found: EngineSettings, calibration: Calibration, drafts: int | None
     Raises:
         TreeoptError: E101 where the engine drafts more levels than were traced, E230 where neither is known.
     """
-    if found.engine == "sglang" or drafts is None:
+    if not found.chain or drafts is None:
         if found.replay is None:
             what = "there is no promise to compare with: the engine's file and the options give no length"
             raise TreeoptError(Code.PROFILE_INVALID, what, fix="--profile, --drafts or --nodes")

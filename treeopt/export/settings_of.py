@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from treeopt.calibration import Calibration
 from treeopt.drafter import HEADS, MODEL
+from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, SETTINGS
 from treeopt.files.drafters import load_drafter
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget, budget_at
@@ -19,16 +21,18 @@ from treeopt.optimize.engine_choice import (
     best_tree,
     chain_tokens,
     check_chains,
+    price_tree,
     tree_of,
 )
 from treeopt.optimize.engine_replay import replay_chain
 from treeopt.optimize.replay import Replay
 
-EXACT, ESTIMATE = "exact", "estimate"
+EXACT, ESTIMATE, OTHER_DRAFTER = "exact", "estimate", "other drafter"
 _NO_LENGTH = "the fastest length needs seconds per step: --profile, or give the length with --drafts"
 _NO_SIZE = "the fastest size needs seconds per step: --profile, or give the size with --nodes"
 _NO_GAIN = "no length is faster than decoding without drafts on this machine"
 _SCHEDULE = "draft_len_schedule begins with its greatest length, so none is above that of the smallest batch"
+_NAMES = {HEADS: "Medusa heads", MODEL: "a draft model", EAGLE_DRAFT: "an EAGLE head"}
 _METHODS = {HEADS: "medusa", MODEL: "draft_model"}  # of vLLM, by treeopt's drafter
 
 
@@ -44,7 +48,14 @@ class Given:
 
 @dataclass(frozen=True)
 class Found:
-    """Settings of an engine before they are described, with the fields of `EngineSettings`; `lines` False: JSON."""
+    """Settings of an engine before they are described, with the fields of `EngineSettings`.
+
+    Args:
+        chain: whether an engine with these settings drafts a chain of one length; False for trees and for chains that
+            end before improbable drafts.
+        lines: whether they are options of a command line; otherwise JSON.
+        warning: that the engine does not have the drafter of the calibration; empty where it has.
+    """
 
     settings: dict[str, Any]
     replay: Replay | None
@@ -53,7 +64,9 @@ class Found:
     notes: tuple[str, ...] = ()
     batch: int | None = None
     bound: str = EXACT
+    chain: bool = True
     lines: bool = False
+    warning: str = ""
 
 
 def _lengths(given: Given) -> dict[int, Budget]:
@@ -105,10 +118,12 @@ def _vllm(given: Given) -> Found:
 
     end = "beyond the largest measured batch vLLM keeps the last length of the table"
     found = _chain(given, "num_speculative_tokens", make, *([end] if _several(given) else []), by_batch=True)
-    if found.settings and "method" not in found.settings:
+    if not found.settings:
+        return found
+    if "method" not in found.settings:
         found.underived["method"] = "the calibration is of a drafter that vLLM does not have"
     found.underived["model"] = "the folder of the heads (`treeopt heads convert --to vllm`), or the draft model"
-    if found.settings and not _several(given):
+    if not _several(given):
         found.underived[table] = "the profile has one batch, or there is none"
     return found
 
@@ -131,18 +146,18 @@ def _ranges(lengths: Mapping[int, int]) -> list[list[int]]:
 def _sglang(given: Given) -> Found:
     found = _tree(given, narrow=False)
     if isinstance(found, str):
-        return Found({}, None, {}, {"--speculative-num-draft-tokens": found}, lines=True)
+        return Found({}, None, {}, {"--speculative-num-draft-tokens": found}, chain=False)
     choice, budgets = found
     if choice.shape is None:
-        return Found({}, None, budgets, {"--speculative-num-draft-tokens": _NO_GAIN}, lines=True)
+        return Found({}, None, budgets, {"--speculative-num-draft-tokens": _NO_GAIN}, chain=False)
     settings = {
         "--speculative-num-steps": choice.shape.steps,
         "--speculative-eagle-topk": choice.shape.top_k,
         "--speculative-num-draft-tokens": choice.shape.nodes,
     }
     algorithm = {"--speculative-algorithm": "STANDALONE for a draft model, EAGLE or EAGLE3 for their drafts; no Medusa"}
-    notes = _tree_notes(given, choice)
-    return Found(settings, choice.replay, budgets, algorithm, notes, _batch(budgets), _bound(given, choice), lines=True)
+    notes, batch, bound = _tree_notes(given, choice), min(budgets, default=None), _bound(given, choice)
+    return Found(settings, choice.replay, budgets, algorithm, notes, batch, bound, chain=False, lines=True)
 
 
 def _trtllm(given: Given) -> Found:
@@ -175,20 +190,21 @@ def _trtllm(given: Given) -> Found:
     }
     notes = ("TensorRT-LLM's choice of nodes is taken to be EAGLE-2's", *_tree_notes(given, choice))
     underived = {"draft_len_schedule": "of chains; a dynamic tree has one size"}
-    return Found(settings, choice.replay, budgets, underived, notes, _batch(budgets), _bound(given, choice))
+    batch = min(budgets, default=None)
+    return Found(settings, choice.replay, budgets, underived, notes, batch, _bound(given, choice), chain=False)
 
 
 def _tree(given: Given, *, narrow: bool) -> tuple[TreeChoice, dict[int, Budget]] | str:
     """The dynamic tree and its figures at the smallest measured batch; a reason where it cannot be chosen."""
-    if given.profile is None or given.nodes is not None:
-        return _NO_SIZE if given.nodes is None else (tree_of(given.calibration, given.nodes, narrow=narrow), {})
-    batch = given.profile.batches[0]
-    choice = best_tree(given.calibration, given.profile, batch=batch, narrow=narrow)
+    calibration, profile = given.calibration, given.profile
+    if given.nodes is not None:
+        choice = tree_of(calibration, given.nodes, narrow=narrow)
+        return choice, {} if profile is None else price_tree(choice, calibration, profile)
+    if profile is None:
+        return _NO_SIZE
+    batch = profile.batches[0]
+    choice = best_tree(calibration, profile, batch=batch, narrow=narrow)
     return choice, {} if choice.budget is None else {batch: choice.budget}
-
-
-def _batch(budgets: Mapping[int, Budget]) -> int | None:
-    return min(budgets, default=None)
 
 
 def _bound(given: Given, choice: TreeChoice) -> str:
@@ -215,21 +231,22 @@ def _llamacpp(given: Given) -> Found:
             "--spec-draft-p-min": 0.0,
         }
 
-    found = _chain(given, "--spec-draft-n-max", make)
-    underived = found.underived | {"--spec-draft-n-min": "0: a replay has no gain from dropping short drafts"}
+    found = dataclasses.replace(_chain(given, "--spec-draft-n-max", make), lines=True)
     if given.profile is None or given.calibration.steps is None:
-        underived["--spec-draft-p-min"] = "0, which never stops: needs per-step traces (--kind dynamic) and a profile"
-        return Found(found.settings, found.replay, found.budgets, underived, batch=found.batch, lines=True)
-    best = best_stopped_chain(given.calibration, given.profile, given.drafts)
-    if best.speedup <= 1:
-        return Found({}, None, found.budgets, underived | {"--spec-draft-n-max": _NO_GAIN}, lines=True)
-    settings = make({1: best.drafts}) | {"--spec-draft-p-min": best.least}
-    underived.pop("--spec-draft-n-max", None)
+        if found.settings:
+            why = "the engine's default, 0: another needs per-step traces (--kind dynamic) and a profile"
+            found.underived["--spec-draft-p-min"] = why
+        return found
+    batch = given.profile.batches[0]
+    best = best_stopped_chain(given.calibration, given.profile, given.drafts, batch=batch)
+    if best.budget.speedup <= 1 and given.drafts is None:
+        return Found({}, None, found.budgets, {"--spec-draft-n-max": _NO_GAIN})
+    settings = make({batch: best.drafts}) | {"--spec-draft-p-min": best.least}
     note = (
-        f"speedup {best.speedup:.3f} with this p-min at batch 1, by the traced probabilities; llama.cpp compares "
-        "those of its draft model among its ten likeliest tokens"
+        "p-min is by the traced probabilities; llama.cpp compares those of its draft model among its ten likeliest "
+        "tokens"
     )
-    return Found(settings, best.replay, found.budgets, underived, (note,), 1, lines=True)
+    return Found(settings, best.replay, {batch: best.budget}, {}, (note,), batch, chain=not best.least, lines=True)
 
 
 def _transformers(given: Given) -> Found:
@@ -242,7 +259,8 @@ def _transformers(given: Given) -> Found:
 
     note = "set them on assistant_model.generation_config, which assisted generation reads; batch 1 only"
     found = _chain(given, "num_assistant_tokens", make, note)
-    found.underived["prompt_lookup_num_tokens"] = "prompt lookup drafts by other rules than the traced drafter"
+    if found.settings:
+        found.underived["prompt_lookup_num_tokens"] = "prompt lookup drafts by other rules than the traced drafter"
     return found
 
 
@@ -258,6 +276,21 @@ SETTINGS_OF: dict[str, Callable[[Given], Found]] = {
     "transformers": _transformers,
     "chain": _any_chain,
 }
+
+
+def settings_of(engine: str, given: Given) -> Found:
+    """The settings of an engine, with a warning where it does not have the drafter of the calibration."""
+    found = SETTINGS_OF[engine](given)
+    known = SETTINGS[engine]
+    drafters = known.trees if given.nodes is not None or known.chains is None else known.chains
+    assert drafters is not None
+    name = drafter_name(given.calibration)
+    if not found.settings or {name, ANY_DRAFT} & set(drafters):
+        return found
+    has = " or ".join(_NAMES[drafter] for drafter in drafters)
+    of = "a drafter whose file is not found" if name is None else f"the drafter {name}"
+    warning = f"the calibration is of {of}, and the engine drafts with {has}: the figures do not hold there"
+    return dataclasses.replace(found, bound=OTHER_DRAFTER, warning=warning)
 
 
 def drafter_name(calibration: Calibration) -> str | None:

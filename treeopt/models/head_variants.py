@@ -47,7 +47,7 @@ def plain_heads(found: HeadTensors, config: Mapping[str, Any]) -> PlainHeads:
     if layout.name != "vllm":
         return PlainHeads(state, None, None, tuple(notes))
     token_map = state.pop(f"{layout.prefix}token_map", None)
-    state = _with_biases(_with_lm_heads(state, layout, config), layout, config, notes)
+    state = _with_biases(_with_lm_heads(state, layout, config, notes), layout, config, notes)
     vocab_size = config.get("vocab_size")
     if token_map is None:
         return PlainHeads(state, None, None, tuple(notes))
@@ -74,10 +74,12 @@ def _check_token_map(token_map: Tensor, vocab_size: int, name: str) -> None:
         raise invalid(name, f"has a token_map that is not of distinct token ids below {vocab_size}")
 
 
-def _with_lm_heads(state: State, layout: Layout, config: Mapping[str, Any]) -> State:
-    """The state with an LM head for each head, where it has one for all."""
+def _with_lm_heads(state: State, layout: Layout, config: Mapping[str, Any], notes: list[str]) -> State:
+    """The state with an LM head for each head, where it has one for all; a note where vLLM keeps one of several."""
     shared, first = f"{layout.prefix}lm_head.weight", layout.lm_head.format(h=0)
     present = [key for key in state if layout.lm_head_pattern.fullmatch(key)]
+    if len(present) > 1 and config.get("original_lm_head") is True:
+        notes.append(f"vLLM keeps one of these {len(present)} LM heads: original_lm_head is true in config.json")
     if shared in state and not present:
         source = shared
     elif present == [first] and config.get("original_lm_head") is True:

@@ -27,12 +27,19 @@ MOST_NODES = STEP_SIZES[-1]  # of which places are traced
 
 @dataclass(frozen=True)
 class StoppedChain:
-    """A chain that ends before improbable drafts, with tokens per second ÷ autoregressive ones at batch 1."""
+    """A chain that ends before improbable drafts.
+
+    Args:
+        drafts: its greatest length.
+        least: the probability below which a token is not drafted; 0 drafts all.
+        replay: the steps.
+        budget: their mean seconds, and the speedup; `nodes` is that of the longest chain.
+    """
 
     drafts: int
     least: float
     replay: Replay
-    speedup: float
+    budget: Budget
 
 
 @dataclass(frozen=True)
@@ -74,30 +81,36 @@ def chain_tokens(calibration: Calibration) -> NDArray[np.float64]:
     return np.concatenate([[1.0], replayed_chains(calibration)])
 
 
-def best_stopped_chain(calibration: Calibration, profile: LatencyProfile, drafts: int | None = None) -> StoppedChain:
-    """The fastest chain that ends before improbable drafts, at batch 1.
+def best_stopped_chain(
+    calibration: Calibration, profile: LatencyProfile, drafts: int | None = None, *, batch: int = 1
+) -> StoppedChain:
+    """The fastest chain that ends before improbable drafts, at one batch.
 
     Args:
         calibration: with traced probabilities.
         profile: as `best_chains`.
         drafts: the greatest length; None tries all.
+        batch: texts decoded together, of the profile.
 
     Raises:
         TreeoptError: as `best_chains` and `replay_stopped_chain`.
     """
     check_chains(calibration, profile)
-    most = min(calibration.num_heads, MOST_DRAFTS, profile.largest() - 1)
-    seconds = np.array([step_seconds(profile, drafted + 1) for drafted in range(most + 1)])
+    most = min(calibration.num_heads, MOST_DRAFTS, profile.largest(batch) - 1)
+    seconds = np.array([step_seconds(profile, drafted + 1, batch) for drafted in range(most + 1)])
 
     def chains() -> Iterator[StoppedChain]:
         for length in range(1, most + 1) if drafts is None else [min(drafts, most)]:
             for least in LEAST_PROBABILITIES:
                 replay, drafted = replay_stopped_chain(calibration, length, least)
                 # The improbable draft that ends a chain is made too: a step is priced as if it were verified.
-                spent = float(seconds[np.minimum(drafted[replay.visited] + 1, length)].sum())
-                yield StoppedChain(length, least, replay, float(replay.tokens / spent * seconds[0]))
+                spent = float(seconds[np.minimum(drafted[replay.visited] + 1, length)].mean())
+                tokens, overhead = replay.tokens_per_step, spent / float(seconds[0])
+                yield StoppedChain(
+                    length, least, replay, Budget(length + 1, tokens, spent, overhead, tokens / overhead)
+                )
 
-    return max(chains(), key=lambda chain: chain.speedup)  # the shortest and least restrictive of equal ones
+    return max(chains(), key=lambda chain: chain.budget.speedup)  # the shortest and least restrictive of equal ones
 
 
 def best_tree(calibration: Calibration, profile: LatencyProfile, *, batch: int = 1, narrow: bool = False) -> TreeChoice:
@@ -114,7 +127,7 @@ def best_tree(calibration: Calibration, profile: LatencyProfile, *, batch: int =
             the batch or the one-node step.
     """
     check_priced(profile, calibration, KINDS[calibration.steps is not None])
-    largest = min(profile.largest(batch), MOST_NODES)
+    largest = min(profile.largest(batch), most_nodes(calibration, narrow=narrow))
     sizes = default_sizes(largest)[1:]
     known = [1.0] + [best_shape(calibration, size, narrow=narrow)[1].tokens_per_step for size in sizes]
     expected = np.interp(np.arange(1, largest + 1), [ONE_NODE, *sizes], known)
@@ -132,6 +145,20 @@ def tree_of(calibration: Calibration, nodes: int, *, narrow: bool = False) -> Tr
     return TreeChoice(*best_shape(calibration, nodes, narrow=narrow), None)
 
 
+def price_tree(choice: TreeChoice, calibration: Calibration, profile: LatencyProfile) -> dict[int, Budget]:
+    """The figures of a dynamic tree at the smallest measured batch.
+
+    Raises:
+        TreeoptError: as `best_tree`, and E230 where the size was not measured.
+    """
+    check_priced(profile, calibration, KINDS[calibration.steps is not None])
+    assert choice.shape is not None
+    assert choice.replay is not None
+    expected = np.full(choice.shape.nodes, choice.replay.tokens_per_step)
+    batch = profile.batches[0]
+    return {batch: budget_at(expected, profile, choice.shape.nodes, batch)}
+
+
 def best_shape(calibration: Calibration, nodes: int, *, narrow: bool = False) -> tuple[DynamicTree, Replay]:
     """Steps and top_k of a tree of so many nodes, and its replay.
 
@@ -140,26 +167,47 @@ def best_shape(calibration: Calibration, nodes: int, *, narrow: bool = False) ->
 
     Args:
         calibration: the traces.
-        nodes: 2 to `MOST_NODES`, root counted.
+        nodes: 2 to `most_nodes`, root counted.
         narrow: at most `steps` * `top_k` drafts, the limit of TensorRT-LLM.
 
     Raises:
         TreeoptError: E103 where the number of nodes is out of range.
     """
-    if not 2 <= nodes <= MOST_NODES:
+    most = most_nodes(calibration, narrow=narrow)
+    if not 2 <= nodes <= most:
         what = f"a dynamic tree of {nodes} nodes cannot be replayed"
-        raise TreeoptError(Code.TREE_INVALID, what, why=f"the root counts, and places are traced up to {MOST_NODES}")
+        why = f"places are traced up to {MOST_NODES} nodes, root counted"
+        if most < MOST_NODES:
+            traced = f"{calibration.num_heads} levels of {calibration.top_k} ranks are traced"
+            limit = (
+                f"steps * top_k drafts, with a top_k of {WIDTHS[-1]} at most"
+                if narrow
+                else f"a top_k of {WIDTHS[-1]} at most"
+            )
+            why = f"{traced}; with {limit}, the largest tree has {most} nodes, root counted"
+        raise TreeoptError(Code.TREE_INVALID, what, why=why, fix=f"--nodes from 2 to {most}")
     figure = replay_mean_tree if calibration.steps is None else replay_dynamic_tree
     found = [(shape, figure(calibration, shape)) for shape in _shapes(calibration, nodes, narrow)]
-    most = max(replay.tokens_per_step for _, replay in found)
-    good = [one for one in found if one[1].tokens_per_step >= _GOOD_ENOUGH * most]
+    best = max(replay.tokens_per_step for _, replay in found)
+    good = [one for one in found if one[1].tokens_per_step >= _GOOD_ENOUGH * best]
     return min(good, key=lambda one: (one[0].steps * one[0].top_k, one[0].steps))
+
+
+def most_nodes(calibration: Calibration, *, narrow: bool = False) -> int:
+    """The largest number of nodes, root counted, of a dynamic tree of the traced levels and ranks; see `best_shape`."""
+    widest = min(calibration.top_k, WIDTHS[-1])
+    return min(MOST_NODES, 1 + _candidates(calibration.num_heads, widest, narrow))
+
+
+def _candidates(steps: int, top_k: int, narrow: bool) -> int:
+    """The number of nodes, root not counted, that a tree is chosen from, or the limit of TensorRT-LLM."""
+    return steps * top_k if narrow else top_k + top_k**2 * (steps - 1)
 
 
 def _shapes(calibration: Calibration, nodes: int, narrow: bool) -> Iterator[DynamicTree]:
     """The numbers that engines accept for so many nodes."""
     for steps in range(1, min(calibration.num_heads, nodes - 1) + 1):
         for top_k in sorted({*WIDTHS, calibration.top_k}):
-            candidates = steps * top_k if narrow else top_k + top_k**2 * (steps - 1)
-            if top_k <= min(calibration.top_k, WIDTHS[-1]) and nodes - 1 <= candidates:
+            enough = nodes - 1 <= _candidates(steps, top_k, narrow)
+            if enough and top_k <= min(calibration.top_k, WIDTHS[-1]):
                 yield DynamicTree(steps, top_k, nodes)
