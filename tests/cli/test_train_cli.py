@@ -330,7 +330,6 @@ def test_adapter_mismatch(chat: str) -> None:
         ("--merge", "m"),
         ("--stage", "2", "--heads", "one", "--num-heads", "2"),
         ("--stage", "2", "--load-in-4bit"),
-        ("--stage", "2", "--merge", "out"),
         ("--stage", "2", "--heads-schedule", "cosine"),
         ("--stage", "3"),
     ],
@@ -356,6 +355,46 @@ def test_merged_folder_is_checked_first(chat: str) -> None:
     result = treeopt(*STAGE_TWO, "--model", chat, "--merge", chat, "-o", "out", status=3)
     assert error_number(result) == "E204"
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("--model", "in/base", "--merge", "in/base"),
+        ("--model", "in/base", "--merge", "in"),
+        ("--model", "in/base", "--merge", "in/base/new"),
+        ("--heads", "in/one", "--merge", "in/one"),
+        ("--heads", "in/one/medusa_lm_head.safetensors", "--merge", "in/one"),
+        ("--data", "in/data.jsonl", "--merge", "in"),
+        ("--merge", "out"),
+        ("--merge", "./out/merged"),
+        ("--merge", "in/link"),
+        ("-o", "merged/out", "--merge", "merged"),
+    ],
+)
+@pytest.mark.usefixtures("unloaded")
+def test_merge_with_inputs_or_output_in_its_folder(chat: str, line: tuple[str, ...]) -> None:
+    """A folder of --merge that is an input or -o, contains one or lies in one is E204, and nothing is deleted.
+
+    Every folder looks like that of an earlier merge, which --force would replace.
+    """
+    Path("in/one").mkdir(parents=True)
+    Path(chat).rename("in/base")
+    Path("data.jsonl").rename("in/data.jsonl")
+    Path("in/link").symlink_to(Path("in/base").resolve())
+    Path("in/one/medusa_lm_head.safetensors").write_text("heads")
+    for place in (Path("in"), Path("in/one"), Path("in/base")):
+        (place / "config.json").write_text("{}")
+        files = sorted(path.relative_to(place).as_posix() for path in place.rglob("*"))
+        (place / "treeopt.json").write_text(
+            json.dumps({"files": [*files, "treeopt.json", "one/treeopt.json", "base/treeopt.json"]})
+        )
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    given = ("--data", "in/data.jsonl", "--model", "in/base", "-o", "out", "--force")
+    result = treeopt("train", "--stage", "2", *given, *line, status=3)
+    assert error_number(result) == "E204"
+    assert "the folder for the merged model" in result.stderr
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
 def test_defaults_are_those_of_the_settings() -> None:

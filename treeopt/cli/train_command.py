@@ -137,8 +137,6 @@ def _check_options(options: dict[str, Any]) -> None:
     if options["heads"] is not None:
         check_belongs(_FORM, "new heads: leave out --heads", holds=False)
     check_belongs(("load_in_4bit",), "--stage 1: an adapter is merged into whole weights", options["stage"] == 1)
-    if options["merge"] is not None and Path(options["merge"]).resolve() == Path(options["output"]).resolve():
-        raise click.UsageError("--merge needs another folder than -o: heads and base both have a config.json")
 
 
 def _check_outputs(options: dict[str, Any]) -> None:
@@ -156,7 +154,7 @@ def _check_outputs(options: dict[str, Any]) -> None:
     inputs = (*inputs, *([] if options["heads"] is None else [options["heads"]]))
     medusa2.check_outputs(Path(options["output"]), inputs, **again)
     if options["merge"] is not None:
-        check_merged_writable(options["merge"], overwrite=options["force"])
+        check_merged_writable(options["merge"], overwrite=options["force"], others=(*inputs, options["output"]))
 
 
 def _train(
