@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -136,14 +138,100 @@ def test_merged_folder_is_replaced_on_demand(folder: Path, tmp_path: Path) -> No
     """A folder of `save_merged` is replaced with `overwrite` alone; a base without an adapter is not copied."""
     merged = load_base(folder / "base", adapter=folder / "run" / "adapter")
     save_merged(merged, tmp_path / "merged")
-    (tmp_path / "merged" / "more").write_text("")
-    with pytest.raises(TreeoptError) as caught:
-        save_merged(merged, tmp_path / "merged")
-    assert caught.value.code is Code.FILE_EXISTS
-    save_merged(merged, tmp_path / "merged", overwrite=True)
-    assert not (tmp_path / "merged" / "more").exists()
+    names = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert names >= {"config.json", "generation_config.json", "model.safetensors", "treeopt.json"}
+    (tmp_path / "merged" / "model.safetensors").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "merged")
+    refused(lambda: save_merged(merged, tmp_path / "merged"), Code.FILE_EXISTS)
+    for place in ("merged", "link"):
+        save_merged(merged, tmp_path / place, overwrite=True)
+        assert load_base(tmp_path / "merged").fingerprint == merged.fingerprint
+        assert {path.name for path in tmp_path.iterdir()} == {"merged", "link"}
+        assert {path.name for path in (tmp_path / "merged").iterdir()} == names
     with pytest.raises(ValueError, match="without an adapter"):
         save_merged(load_base(folder / "base"), tmp_path / "copy")
+
+
+@pytest.mark.parametrize("foreign", ["more", "medusa_lm_head.safetensors", "deep/more", "empty/"])
+def test_merged_folder_with_a_foreign_file_is_kept(llama: Path, foreign: str) -> None:
+    """A file or folder that `save_merged` did not write, at any depth, is never deleted, and nothing else changes."""
+    merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
+    save_merged(merged, place)
+    if foreign.endswith("/"):
+        (place / foreign).mkdir()
+    else:
+        (place / foreign).parent.mkdir(exist_ok=True)
+        (place / foreign).write_text("mine")
+    before = contents(llama)
+    for overwrite in (False, True):
+        error = refused(
+            lambda overwrite=overwrite: save_merged(merged, place, overwrite=overwrite), Code.FILE_UNWRITABLE
+        )
+        assert foreign.split("/")[0] in error.what
+    assert contents(llama) == before
+
+
+def test_file_that_appears_while_merged_weights_are_written(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is checked once more before it is replaced."""
+    merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
+    save_merged(merged, place)
+    write = type(merged.model).save_pretrained
+
+    def slow(*given: Any, **options: Any) -> None:
+        write(*given, **options)
+        (place / "mine").write_text("mine")
+
+    monkeypatch.setattr(type(merged.model), "save_pretrained", slow)
+    before = contents(llama)
+    refused(lambda: save_merged(merged, place, overwrite=True), Code.FILE_UNWRITABLE)
+    assert contents(llama) == before | {"merged/mine": b"mine"}
+
+
+@pytest.mark.parametrize("files", [None, "model.safetensors", [1]])
+def test_merged_folder_with_another_note_is_kept(llama: Path, files: object) -> None:
+    """A folder whose note does not list the files that were written is not replaced."""
+    merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
+    save_merged(merged, place)
+    for note in (json.dumps({"base": "x", "adapter": "y", "files": files}), "{"):
+        (place / "treeopt.json").write_text(note)
+        before = contents(llama)
+        refused(lambda: save_merged(merged, place, overwrite=True), Code.FILE_UNWRITABLE)
+        assert contents(llama) == before
+
+
+@pytest.mark.parametrize("place", ["base", "base/new", "run/adapter", "run/adapter/new", "run", "."])
+def test_merged_folder_is_apart_from_base_and_adapter(llama: Path, place: str) -> None:
+    """A folder that is base or adapter, contains one, or lies in one, is refused whatever it holds."""
+    merged = load_base(llama / "base", adapter=llama / "run" / "adapter")
+    before = contents(llama)
+    error = refused(lambda: save_merged(merged, llama / place, overwrite=True), Code.FILE_UNWRITABLE)
+    assert error.what.startswith("the folder for the merged model, ")
+    assert contents(llama) == before
+
+
+def test_failed_replacement_keeps_the_merged_folder(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the new folder cannot be moved to its place, the old one is back, and nothing else is left."""
+    merged, place = load_base(llama / "base", adapter=llama / "run" / "adapter"), llama / "merged"
+    save_merged(merged, place)
+    before, moved, calls = contents(llama), os.replace, []
+
+    def failing(source: Any, target: Any) -> None:
+        if Path(target) == place and not calls:
+            calls.append(source)
+            raise OSError(errno.EIO, "Input/output error")
+        moved(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    refused(lambda: save_merged(merged, place, overwrite=True), Code.FILE_UNWRITABLE)
+    assert calls
+    assert contents(llama) == before
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Everything in a folder by its name: the bytes of a file, None for a folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")
+    }
 
 
 def test_fingerprint_and_provenance(folder: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
+from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import load_heads, save_heads
 from treeopt.models.pair import load_pair
 from treeopt.train import joint as joint_module
@@ -390,6 +391,20 @@ def test_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     error = refusal(Code.PROGRAM_MISSING, base, noise(6), tmp_path / "out", JOINT)
     assert error.exit_status == 4
     assert error.fix == "pip install peft"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tokens", [20, VOCAB])
+def test_heads_with_a_token_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """Heads whose LM heads have the rows of a token map are refused before a model is loaded."""
+    made = random_heads(tied_base(), 2)
+    token_map = torch.arange(VOCAB).flip(0)[:tokens]
+    assert made.lm_head is not None
+    lm_head = made.lm_head.detach()[:, token_map]
+    heads = MedusaHeads.from_tensors(made.weight.detach(), made.bias.detach(), lm_head, token_map, VOCAB)
+    monkeypatch.setattr(medusa2_module, "as_base", None)
+    error = refusal(Code.HEADS_MISMATCH, "base", noise(6), tmp_path / "out", JOINT, heads=heads)
+    assert f"{tokens} of {VOCAB} tokens in their token_map" in error.what
     assert not (tmp_path / "out").exists()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +14,7 @@ from treeopt.cli.console import Console, command, resumable
 from treeopt.cli.early_checks import check_apart, check_belongs
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import base_options, say_base
+from treeopt.errors import TreeoptError, system_error
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -107,6 +109,7 @@ def run(console: Console, **options: Any) -> None:
     """
     _check_options(options)
     from treeopt.models.base import load_base
+    from treeopt.models.merged import check_merged_space
     from treeopt.train.data import read_texts
     from treeopt.verify.probe import check_trees
 
@@ -116,6 +119,8 @@ def run(console: Console, **options: Any) -> None:
     base = load_base(options["model"], **{name: options[name] for name in names})
     say_base(console, base)
     check_trees(base)
+    if options["merge"] is not None:
+        check_merged_space(base, options["merge"])
     texts = _texts(console, base, files, options)
     with resumable(console, "from the last checkpoint"), console.progress("train") as progress:
         trained, score = (_train if options["stage"] == 1 else _train_jointly)(base, texts, options, progress)
@@ -137,8 +142,6 @@ def _check_options(options: dict[str, Any]) -> None:
     if options["heads"] is not None:
         check_belongs(_FORM, "new heads: leave out --heads", holds=False)
     check_belongs(("load_in_4bit",), "--stage 1: an adapter is merged into whole weights", options["stage"] == 1)
-    if options["merge"] is not None and Path(options["merge"]).resolve() == Path(options["output"]).resolve():
-        raise click.UsageError("--merge needs another folder than -o: heads and base both have a config.json")
 
 
 def _check_outputs(options: dict[str, Any]) -> None:
@@ -156,7 +159,7 @@ def _check_outputs(options: dict[str, Any]) -> None:
     inputs = (*inputs, *([] if options["heads"] is None else [options["heads"]]))
     medusa2.check_outputs(Path(options["output"]), inputs, **again)
     if options["merge"] is not None:
-        check_merged_writable(options["merge"], overwrite=options["force"])
+        check_merged_writable(options["merge"], overwrite=options["force"], others=(*inputs, options["output"]))
 
 
 def _train(
@@ -191,9 +194,35 @@ def _merge(console: Console, options: dict[str, Any]) -> None:
     from treeopt.models.merged import save_merged
 
     adapter = Path(options["output"]) / ADAPTER_FOLDER
-    base = load_base(options["model"], dtype=options["dtype"], device=options["device"], adapter=adapter)
-    save_merged(base, options["merge"], overwrite=options["force"])
+    with _mergeable(console, _merge_later(options, adapter)):
+        base = load_base(options["model"], dtype=options["dtype"], device=options["device"], adapter=adapter)
+        save_merged(base, options["merge"], overwrite=options["force"])
     console.note(f"wrote {options['merge']}   the base with the adapter in its weights")
+
+
+def _merge_later(options: dict[str, Any], adapter: Path) -> str:
+    """The Python expression that merges the adapter of a finished run."""
+    given = "".join(f", {name}={options[name]!r}" for name in ("dtype", "device") if options[name] != "auto")
+    replaced = ", overwrite=True" if options["force"] else ""
+    base = f"treeopt.load_base({options['model']!r}, adapter={str(adapter)!r}{given})"
+    return f"treeopt.save_merged({base}, {options['merge']!r}{replaced})"
+
+
+@contextmanager
+def _mergeable(console: Console, later: str) -> Iterator[None]:
+    """Context of the merge, which --resume cannot repeat: an interruption or error names what does."""
+    hint = f"heads and adapter are written; to merge later, in Python: {later}"
+    try:
+        yield
+    except Exception as error:
+        known = error if isinstance(error, TreeoptError) else system_error(error)
+        if known is not None:
+            raise TreeoptError(known.code, known.what, at=known.at, why=known.why, fix=hint) from error
+        console.warn(hint)
+        raise
+    except KeyboardInterrupt:
+        console.warn(f"interrupted; {hint}")
+        raise
 
 
 def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dict[str, Any]) -> TrainingTexts:

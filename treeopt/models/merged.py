@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from treeopt.errors import Code, TreeoptError
+from safetensors import SafetensorError
+
+from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.atomic import check_folder, check_space, make_folder, unwritable, write_text
 from treeopt.models.adapters import NOTE_FILE
 from treeopt.models.base import Base
+from treeopt.models.checkpoint import read_config
+
+_SHOWN = 3  # files in a message
 
 
 def save_merged(base: Base, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -23,10 +31,10 @@ def save_merged(base: Base, folder: str | os.PathLike[str], *, overwrite: bool =
     Args:
         base: from `load_base(..., adapter=)`.
         folder: made where it is missing; it appears when it is complete.
-        overwrite: replace a folder that this function wrote.
+        overwrite: replace the files that this function wrote; a folder that holds any other file is refused.
 
     Raises:
-        TreeoptError: as `check_merged_writable`; E403 where the disk is too small.
+        TreeoptError: as `check_merged_writable`, for the folders of base and adapter; E403 where the disk is too small.
         ValueError: where the base has no adapter, so that it is a copy of an existing checkpoint.
 
     Example:
@@ -39,45 +47,123 @@ def save_merged(base: Base, folder: str | os.PathLike[str], *, overwrite: bool =
     """
     if base.adapter is None:
         raise ValueError(f"{base.name} was loaded without an adapter, so there is nothing to merge")
-    place = check_merged_writable(folder, overwrite=overwrite)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in base.model.state_dict().values())
-    check_space(place, size, "the merged model")
-    parent = make_folder(place.absolute().parent)
+    others = (base.name, base.adapter.name)
+    place = check_merged_writable(folder, overwrite=overwrite, others=others)
+    check_merged_space(base, place)
+    target = Path(os.path.realpath(place))  # of a link, the folder that it points to
+    parent = make_folder(target.parent)
     try:
-        temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{place.name[:40]}."))
+        temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name[:40]}."))
     except OSError as error:
         raise unwritable(place, error) from error
+    written = temporary / "model"
     try:
-        written = temporary / "model"
         base.model.save_pretrained(written)
         if base.tokenizer is not None:
             base.tokenizer.save_pretrained(written)
-        note = {"base": base.name, "adapter": base.adapter.name, "base_ids": dict(base.adapter.base_ids)}
+        made = {"base": base.name, "adapter": base.adapter.name, "base_ids": dict(base.adapter.base_ids)}
+        note = {**made, "files": sorted(_names_in(written))}
         write_text(written / NOTE_FILE, json.dumps(note, indent=1) + "\n")
-        if place.exists():
-            shutil.rmtree(place)
-        os.replace(written, place)
+        check_merged_writable(folder, overwrite=overwrite, others=others)  # writing took long
+        _replace(written, target, temporary / "before")
     except OSError as error:
         raise unwritable(place, error) from error
+    except SafetensorError as error:  # its own errors of the disk
+        raise TreeoptError(Code.FILE_UNWRITABLE, f"{place} cannot be written: {first_line(error)}") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(written, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            temporary.rmdir()
     return place
 
 
-def check_merged_writable(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
+def check_merged_writable(
+    folder: str | os.PathLike[str], *, overwrite: bool, others: Iterable[str | os.PathLike[str]] = ()
+) -> Path:
     """The folder, after checking that a merged base can be written there; called before long work.
 
+    Args:
+        folder: of the merged base.
+        overwrite: whether a merged base may be replaced.
+        others: files and folders that the run reads or writes besides. A hub name is compared as a path, since a folder
+            of that name would be loaded in its place.
+
     Raises:
-        TreeoptError: E202 where it holds a merged base and `overwrite` is off, E204 where it holds other files or
-            cannot be written.
+        TreeoptError: E202 where it holds a merged base and `overwrite` is off, E204 where it holds other files, cannot
+            be written, or is, contains or lies in one of the others.
     """
     place = check_folder(folder)
-    names = {path.name for path in place.iterdir()} if place.is_dir() else set()
-    if names and not {NOTE_FILE, "config.json"} <= names:
-        what = f"{folder} holds files that treeopt did not write"
-        fix = "choose a folder that does not exist"
+    for other in others:
+        _check_apart(place, other)
+    if not place.is_dir() or not any(place.iterdir()):
+        return place
+    known = _names_written(place)
+    foreign = sorted(itertools.islice((name for name in _names_in(place) if name not in known), _SHOWN))
+    if foreign:
+        what = f"{folder} holds files that treeopt did not write: {', '.join(foreign)}"
+        fix = "choose a folder that does not exist, or move these files away"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, why="merged weights need a folder of their own", fix=fix)
-    if names and not overwrite:
+    if not overwrite:
         what = f"{folder} holds a merged model"
         raise TreeoptError(Code.FILE_EXISTS, what, fix="choose another folder, or replace it with --force")
     return place
+
+
+def check_merged_space(base: Base, folder: str | os.PathLike[str]) -> None:
+    """Raise E403 where a disk is too small for the base with an adapter in its weights; the base needs none yet."""
+    # The names of a tied LM head and its embedding are both counted: the merged model has both.
+    size = sum(tensor.numel() * tensor.element_size() for tensor in base.model.state_dict().values())
+    check_space(folder, size, "the merged model", option="--merge")
+
+
+def _check_apart(place: Path, other: str | os.PathLike[str]) -> None:
+    """Raise E204 where a folder is another file or folder, contains it, or lies in it."""
+    target, source = Path(os.path.realpath(place)), Path(os.path.realpath(Path(other).expanduser()))
+    if target == source:
+        relation = "is"
+    elif target in source.parents:
+        relation = "contains"
+    elif source in target.parents:
+        relation = "lies in"
+    else:
+        return
+    what = f"the folder for the merged model, {place}, {relation} {os.fspath(other)}, which the run reads or writes"
+    fix = "choose another folder for the merged model"
+    raise TreeoptError(Code.FILE_UNWRITABLE, what, why="merged weights need a folder of their own", fix=fix)
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """The files and folders in a folder, at all depths, relative to it."""
+    return (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def _names_written(folder: Path) -> set[str]:
+    """The files and folders that `save_merged` wrote to a folder, by its note; empty where it has no such note."""
+    try:
+        names = read_config(folder / NOTE_FILE).get("files")
+    except TreeoptError:
+        return set()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return set()
+    return {*names, NOTE_FILE}
+
+
+def _replace(written: Path, target: Path, before: Path) -> None:
+    """Move a folder to its place; a folder of `save_merged` that is there is moved away before and deleted after.
+
+    Files that `save_merged` did not write are never deleted.
+    """
+    if not target.is_dir():
+        os.replace(written, target)
+        return
+    os.replace(target, before)
+    try:
+        os.replace(written, target)
+    except BaseException:
+        os.replace(before, target)
+        raise
+    known = _names_written(before)
+    for name in sorted(known.intersection(_names_in(before)), reverse=True):  # files before their folders
+        path = before / name
+        (path.rmdir if path.is_dir() and not path.is_symlink() else path.unlink)()
+    before.rmdir()

@@ -8,13 +8,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.outputs import check_no_input
 from treeopt.models.adapters import ADAPTER_FOLDER, check_adapter_writable, require_peft
 from treeopt.models.base import check_heads_fit
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads, name_of
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import JOINT_METHOD, WEIGHT_FILES
+from treeopt.models.layouts import JOINT_METHOD, WEIGHT_FILES, LoadedHeads
 from treeopt.progress import Progress, silent
 from treeopt.train import run
 from treeopt.train.given_texts import GivenTexts, as_training_texts, names_of
@@ -65,7 +66,7 @@ def train_jointly(
         progress: called after each step.
 
     Raises:
-        TreeoptError: as `train_heads`; E212 where the heads do not fit the base, E304 where the base changes the logits
+        TreeoptError: as `train_heads`; E212 where the heads do not fit the base or have a token map, E304 where the base changes the logits
             of its LM head, E401 where peft is not installed.
         TypeError: where model, texts, settings or heads are of another type.
 
@@ -83,6 +84,7 @@ def train_jointly(
     require_peft()
     place = Path(folder)
     first = None if heads is None else as_heads(heads)
+    _check_all_tokens(first)
     inputs = (*names_of(texts), *name_of(model), *([] if first is None else [first.name]))
     check_outputs(place, inputs, resume=resume, overwrite=overwrite)
     base = as_base(model)
@@ -109,6 +111,16 @@ def train_jointly(
     )
     found = begun.eval(), trainer.scores, trainer.state.global_step
     return JointlyTrained(*found, place / ADAPTER_FOLDER, trainer.base_score)
+
+
+def _check_all_tokens(heads: LoadedHeads | None) -> None:
+    """Raise E212 for heads that draft only the tokens of a map: losses and files are of LM heads with all tokens."""
+    if heads is None or heads.heads.token_map is None:
+        return
+    mapped, vocab_size = len(heads.heads.token_map), heads.heads.vocab_size
+    what = f"the heads {heads.name} draft only the {mapped} of {vocab_size} tokens in their token_map"
+    why = "heads are trained on all tokens, and the layout of trained heads has no token_map"
+    raise TreeoptError(Code.HEADS_MISMATCH, what, why=why, fix="train heads of stage 1, or start with new ones")
 
 
 def check_outputs(folder: Path, inputs: tuple[str, ...], *, resume: bool, overwrite: bool) -> None:
