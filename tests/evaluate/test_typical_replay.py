@@ -16,7 +16,7 @@ from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 from treeopt.decode.rules import Typical
 from treeopt.drafter import Drafter
 from treeopt.evaluate.baselines import with_generate
-from treeopt.evaluate.inputs import Inputs
+from treeopt.evaluate.inputs import Inputs, num_ranks
 from treeopt.evaluate.typical_replay import typical_replay
 from treeopt.evaluate.validate_typical import rule_traces
 from treeopt.evaluate.validation import ValidateOptions
@@ -28,7 +28,14 @@ from treeopt.tree import Tree
 
 NEW = 19
 RULES = (Typical(0.7, 0.09, 0.3), Typical(1.5, 0.02, 0.5), Typical(0.5, 0.5, 0.99))
-TREES = (Tree.chain(3), random_tree(5, nodes=30, depth=3, ranks=8), Tree(()), Tree(tuple((r,) for r in range(61))))
+GAPS = Tree.from_paths([(0,), (9,), (0, 1), (0, 40), (9, 0), (9, 60)])  # 6 drafts, ranks up to 60
+TREES = (
+    Tree.chain(3),
+    random_tree(5, nodes=30, depth=3, ranks=8),
+    Tree(()),
+    Tree(tuple((r,) for r in range(61))),
+    GAPS,
+)
 
 
 def inputs_of(base: Base, heads: MedusaHeads | None, tree: Plan, drafter: Drafter | None = None) -> Inputs:
@@ -65,6 +72,22 @@ def test_replay_on_its_texts_is_the_decoder(tree: Tree, rule: Typical) -> None:
     inputs = inputs_of(base, random_heads(base, 3, 1), tree)
     texts, steps = decoded(inputs, rule)
     assert predicted(inputs, texts, rule) == steps
+
+
+@pytest.mark.parametrize(("plan", "count"), [(GAPS, 61), (Tree(()), 1), (TreePolicy(12, 2, "d"), 11)])
+def test_traced_candidates_reach_the_last_rank(plan: Plan, count: int) -> None:
+    """A static tree has ranks up to its last one, whatever its nodes; a policy one child fewer than nodes."""
+    assert num_ranks(plan) == count
+    base = tiny_base("llama", 1)
+    if isinstance(plan, Tree):
+        traces, _ = rule_traces(inputs_of(base, random_heads(base, 3, 1), plan), prompts_with_answers(), RULES[0])
+        assert traces.target is not None
+        assert traces.target.probability.shape == (6, 3, count)
+
+
+def prompts_with_answers() -> list[Text]:
+    """Two texts of three tokens."""
+    return [dataclasses.replace(text, answer=[3, 5, 7]) for text in prompts_of(3, 2)]
 
 
 @pytest.mark.parametrize("new", [1, 2, 7, 19])

@@ -207,6 +207,18 @@ def test_validate_sample_of_dialogues_clusters_their_turns(base: Base, loaded: L
     assert found.measured_standard_error is None
 
 
+def test_validate_sample_clusters_by_whole_ids() -> None:
+    """Ids with a point in them are of different prompts: two clusters, which have a standard error."""
+    base, heads = planted(3)
+    texts = [
+        dataclasses.replace(text, prompt_id=f"v1.{name}") for text, name in zip(prompts_of(4, 2), "ab", strict=True)
+    ]
+    found = validate(base, heads, TREE_OF, texts, acceptance=RULE, max_new_tokens=8, draws=0)
+    assert found.measured_standard_error is not None
+    assert found.predicted_standard_error is not None
+    assert found.z_score is not None
+
+
 def test_z_score_by_hand() -> None:
     """Two prompts: ratios 2.5 and 1.5, residuals -1/4 and 1/4 against none, so the standard error is 1/2."""
     one = np.array([4.0, 6.0]), np.array([2.0, 2.0])

@@ -535,3 +535,15 @@ def test_template_that_refuses_a_conversation(tokenizer: PreTrainedTokenizerBase
     assert "roles must take turns" in caught.value.why
     assert caught.value.code is Code.PROMPTS_INVALID
     assert "--no-chat-template" in caught.value.fix
+
+
+def test_turns_of_a_dialogue_share_its_id() -> None:
+    """Only the suffix of a later turn is cut, so ids with points stay apart, even one that looks like a turn's."""
+    first = Prompt("v1.a", ({"role": "user", "content": "a"},), None, None, later=("b", "c"))
+    second = first.after("x")
+    third = second.after("y")
+    assert [one.id for one in (first, second, third)] == ["v1.a", "v1.a.02", "v1.a.03"]
+    assert {one.dialogue for one in (first, second, third)} == {"v1.a"}
+    assert Text(third.id, [1], [], third).dialogue == "v1.a"
+    assert Text("v1.02", [1], []).dialogue == "v1.02"
+    assert Prompt("v1.02", None, "a", None).dialogue == "v1.02"

@@ -94,7 +94,7 @@ def _compare(inputs: Inputs, rule: Sample, runs: Runs, tests: Sequence[Distribut
     texts = [dataclasses.replace(text, prompt_id=f"{i:08}") for i, text in enumerate(runs.texts)]  # ids are unique
     traces = inputs.record(texts, inputs.traced(texts, rule.scores))
     predicted = replayed(inputs.tree, traces)
-    _, clusters = np.unique([text.prompt_id.partition(".")[0] for text in runs.texts], return_inverse=True)
+    _, clusters = np.unique([text.dialogue for text in runs.texts], return_inverse=True)
     trees = [by_name[TREE][0] for by_name in runs.by_text]
     measured = [len(run.tokens) for run in trees], [len(run.step_lengths) for run in trees]
     ours, theirs = (

@@ -28,6 +28,11 @@ class Text:
         return self.source.turn if self.source else 1
 
     @property
+    def dialogue(self) -> str:
+        """The id that all turns of the prompt's dialogue share: that of its first turn."""
+        return self.source.dialogue if self.source else self.prompt_id
+
+    @property
     def category(self) -> str | None:
         """The category in the prompt file, where it has one."""
         return self.source.category if self.source else None

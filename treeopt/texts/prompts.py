@@ -72,6 +72,11 @@ class Prompt:
         """Index of the row in its file, from 0."""
         return int(self.id.partition(":")[2].partition(".")[0] or 0)
 
+    @property
+    def dialogue(self) -> str:
+        """The id of the dialogue's first turn: without the suffix that `after` adds to later ones."""
+        return self.id.removesuffix(_turn_suffix(self.turn)) if self.turn > 1 else self.id
+
     def after(self, answer: str) -> Prompt:
         """The prompt of the next turn, after this answer."""
         assert self.messages is not None, "only requests have turns"
@@ -79,7 +84,7 @@ class Prompt:
         turn = self.turn + 1
         return dataclasses.replace(
             self,
-            id=f"{self.id.partition('.')[0]}.{turn:0{_TURN_DIGITS}}",
+            id=self.dialogue + _turn_suffix(turn),
             messages=(*self.messages, *said),
             answer=None,
             turn=turn,
@@ -94,6 +99,11 @@ class PromptSet:
     name: str
     sha256: str
     prompts: tuple[Prompt, ...]
+
+
+def _turn_suffix(turn: int) -> str:
+    """What the id of a later turn has after that of the first one."""
+    return f".{turn:0{_TURN_DIGITS}}"
 
 
 def request(text: str) -> Prompt:
