@@ -250,7 +250,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="of each stage")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the training texts")
     parser.add_argument("--joint-rate", type=float, help="learning rate of the adapter")
-    parser.add_argument("--folder", type=Path, help="for texts and heads; those that are there are not made again")
+    parser.add_argument(
+        "--folder", type=Path, help="for a folder of each model with its texts and heads; those there are kept"
+    )
     add_tiny(parser)
     options = parser.parse_args()
     options.texts, options.batch, options.prompts = (512, 4, 64) if options.model == "pocket" else (2048, 8, 128)
@@ -261,7 +263,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{machine(1)}, torch {torch.__version__}")
     with TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
+        folder = (options.folder or Path(temporary)) / options.model
         folder.mkdir(parents=True, exist_ok=True)
         table(setting_of(options, folder))
 

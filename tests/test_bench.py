@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers import random_calibration
@@ -122,6 +125,35 @@ def test_every_script_is_run() -> None:
         if isinstance(node, ast.ImportFrom)
     }
     assert used >= PARTS
+
+
+def test_medusa2_keeps_the_texts_of_models_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Runs of two models with one --folder read the answers of their model, which are made once."""
+    request.getfixturevalue("bench")  # finds the script, and forgets it afterwards
+    script: Any = importlib.import_module("medusa2")
+    made, read = [], []
+
+    def distill(base: Any, _seeds: Any, file: Path, **_options: Any) -> None:
+        made.append(base.name)
+        file.write_text(base.name)
+
+    def setting_of(options: Any, folder: Path) -> None:
+        base = SimpleNamespace(name=options.model, context=8)
+        read.append((options.model, script.made_texts(base, options, folder)))
+
+    fakes = {"distill": distill, "setting_of": setting_of}
+    fakes["load_texts"] = lambda _base, files, **_options: Path(files[0]).read_text()
+    for name in ("load_prompts", "write_openings", "documents", "table"):
+        fakes[name] = lambda *_given, **_options: None
+    for name, fake in fakes.items():
+        monkeypatch.setattr(script, name, fake)
+    for model in ("tinystories", "pocket", "tinystories"):
+        monkeypatch.setattr(sys, "argv", ["bench/medusa2.py", "--model", model, "--folder", str(tmp_path / "runs")])
+        script.main()
+    assert read == [("tinystories", "tinystories"), ("pocket", "pocket"), ("tinystories", "tinystories")]
+    assert made == ["tinystories", "pocket"]
 
 
 def test_drafting_decodes_what_it_predicts(bench: Bench) -> None:

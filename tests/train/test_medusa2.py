@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from runs import SMALL, Cut, cut_at, metrics, noise
-from tiny import HIDDEN, VOCAB, cycle_base, random_heads, tiny_base, walk
+from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base, walk
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
@@ -392,6 +392,20 @@ def test_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert error.exit_status == 4
     assert error.fix == "pip install peft"
     assert not (tmp_path / "out").exists()
+
+
+def test_tokenizer_of_a_model_object(tmp_path: Path) -> None:
+    """A model of transformers without a folder is trained on plain texts with `tokenizer=`, as with a `Base`."""
+    chat = chat_base()
+    texts = [" ".join(f"w{token}" for token in walk(i, 12)) for i in range(6)]
+    settings = dataclasses.replace(JOINT, steps=2)
+    refusal(Code.MODEL_INVALID, chat.model, texts, tmp_path / "bare", settings)
+    train_jointly(chat, texts, tmp_path / "base", settings)
+    train_jointly(chat.model, texts, tmp_path / "model", settings, tokenizer=chat.tokenizer)
+    for name in (HEADS, WEIGHTS):
+        assert (tmp_path / "base" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
+    with pytest.raises(TypeError, match="a tokenizer is one of transformers"):
+        train_jointly(chat.model, texts, tmp_path / "wrong", settings, tokenizer="base")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tokens", [20, VOCAB])

@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.outputs import check_no_input
 from treeopt.models.adapters import ADAPTER_FOLDER, check_adapter_writable, require_peft
@@ -46,6 +48,7 @@ def train_jointly(
     settings: JointSettings | None = None,
     *,
     heads: GivenHeads | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = silent,
@@ -61,14 +64,15 @@ def train_jointly(
         folder: for heads, adapter and metrics, and for checkpoints during the run.
         settings: the defaults where None.
         heads: trained heads to start from, as those of stage 1; they do not change. None starts with new ones.
+        tokenizer: of the model; None takes the one beside the model's weights.
         resume: continue from the last checkpoint in the folder; the result is that of an uninterrupted run.
         overwrite: replace heads and adapter, and delete checkpoints, in the folder.
         progress: called after each step.
 
     Raises:
-        TreeoptError: as `train_heads`; E212 where the heads do not fit the base or have a token map, E304 where the base changes the logits
-            of its LM head, E401 where peft is not installed.
-        TypeError: where model, texts, settings or heads are of another type.
+        TreeoptError: as `train_heads`; E212 where the heads do not fit the base or have a token map, E304 where the
+            base changes the logits of its LM head, E401 where peft is not installed.
+        TypeError: where model, texts, settings, heads or tokenizer are of another type.
 
     Example:
         >>> import treeopt
@@ -87,7 +91,7 @@ def train_jointly(
     _check_all_tokens(first)
     inputs = (*names_of(texts), *name_of(model), *([] if first is None else [first.name]))
     check_outputs(place, inputs, resume=resume, overwrite=overwrite)
-    base = as_base(model)
+    base = as_base(model, tokenizer)
     if first is not None:
         check_heads_fit(base, first.heads, first.name)
     chosen = settings.chosen(None if first is None else first.heads)
