@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tree(Tree.from_paths([(0,), (1,), (0, 0)]), "t.yaml")
 
 
-def untimed(data: dict[str, Any]) -> dict[str, Any]:
-    """A report without what a clock measured."""
+def untimed(data: Any) -> Any:
+    """A report, and its parts, without what a clock measured."""
+    if not isinstance(data, dict):
+        return data
     clock = ("seconds", "second", "speedup", "overhead", "quartiles", "autoregressive")
-    return {key: value for key, value in data.items() if not key.endswith(clock)}
+    return {key: untimed(value) for key, value in data.items() if not key.endswith(clock)}
 
 
 def test_sample_prints_both_figures_with_their_errors() -> None:
@@ -50,9 +53,11 @@ def test_sample_json_is_the_same_for_equal_seeds() -> None:
     data = treeopt_json(*SAMPLE, "--top-k", "30", "--top-p", "0.9")
     assert [data[key] for key in ("acceptance", "temperature", "top_k", "top_p", "seed")] == ["sample", 0.5, 30, 0.9, 3]
     assert (data["lossy"], data["lossless"], data["texts"], data["prompts"]) == (False, True, 2, 2)
-    z = (data["measured_tokens_per_step"] - data["predicted_tokens_per_step"]) / data["z_score"]
+    z = (data["tokens_per_step"] - data["predicted_tokens_per_step"]) / data["z_score"]
     assert 0 < z <= data["measured_standard_error"] + data["predicted_standard_error"] + 0.01
-    assert data["tokens"] / data["steps"] == data["measured_tokens_per_step"]
+    assert data["tokens"] / data["steps"] == data["tokens_per_step"]
+    depths = data["acceptance_by_depth"]
+    assert len(depths["measured"]) == len(depths["predicted"]) == 2
     assert [one["draws"] for one in data["tests"]] == [60, 60]
     assert untimed(treeopt_json(*SAMPLE, "--top-k", "30", "--top-p", "0.9")) == untimed(data)
 
@@ -107,12 +112,40 @@ def test_typical_json() -> None:
     data = treeopt_json(*TYPICAL, "--temperature", "1.5", "--delta", "0.9")
     assert [data[key] for key in ("acceptance", "temperature", "epsilon", "delta")] == ["typical", 1.5, 0.09, 0.9]
     assert (data["lossy"], data["prediction_misses"]) == (True, [])
-    assert data["predicted_tokens_per_step"] == data["measured_tokens_per_step"]
-    assert data["measured_acceptance_by_depth"] == data["predicted_acceptance_by_depth"]
+    assert data["predicted_tokens_per_step"] == data["tokens_per_step"]
+    assert data["acceptance_by_depth"]["measured"] == data["acceptance_by_depth"]["predicted"]
+    assert data["acceptance_histogram"] == data["predicted_acceptance_histogram"]
     assert list(data["quality"]) == ["greedy", "sampled_generate", "typical"]
     names = ["log_likelihood", "distinct_1", "distinct_2", "distinct_3", "agreement_with_greedy"]
     assert all(list(one) == names for one in data["quality"].values())
     assert data["quality"]["greedy"]["agreement_with_greedy"] == 1
+
+
+def test_json_of_all_rules_has_the_same_names(tmp_path: Path) -> None:
+    """Only settings and what one rule alone measures differ; categories have their part under every rule."""
+    rows = [{"prompt": "One day", "category": "a"}, {"prompt": "The cat", "category": "b"}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--prompts", "p.jsonl", "--repeats", "2")
+    greedy = treeopt_json("validate", *SMALL, *options)
+    sample = treeopt_json(*SAMPLE[:-1], "0", *options)
+    typical = treeopt_json(*TYPICAL, *options)
+    assert [data["acceptance"] for data in (greedy, sample, typical)] == ["greedy", "sample", "typical"]
+    assert [data["lossy"] for data in (greedy, sample, typical)] == [False, False, True]
+    assert [data["lossless"] for data in (greedy, sample, typical)] == [True, None, False]
+    assert [data["prompts"] for data in (greedy, sample, typical)] == [2, 2, 2]
+    assert [data["texts"] for data in (greedy, sample, typical)] == [2, 4, 2]
+    assert [data["repeats"] for data in (greedy, sample, typical)] == [2, 2, 2]
+    for data in (greedy, sample, typical):
+        assert list(data["by_category"]) == ["a", "b"]
+        parts = data["by_category"].values()
+        assert all(part["predicted_tokens_per_step"] >= 1 for part in parts)
+        assert sum(part["tokens"] for part in parts) == data["tokens"]
+    errors = {"measured_standard_error", "predicted_standard_error", "z_score"}
+    assert sample.keys() - greedy.keys() == {"temperature", "top_k", "top_p", "seed", "p_value", "tests", *errors}
+    assert typical.keys() - greedy.keys() == {"temperature", "epsilon", "delta", "quality"}
+    judged = {"failures", "differing", "judged", "differences"}
+    assert greedy.keys() - sample.keys() == {*judged, "prediction_misses"}
+    assert greedy.keys() - typical.keys() == judged
 
 
 def test_typical_keeps_the_minimum_of_tokens_per_step() -> None:

@@ -23,7 +23,7 @@ def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
     runs = {name: [Run([7] * 100, lengths[name], 1, 0.1, seconds[name])] for name in seconds}
     nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)
     metrics = Metrics((Trial("a:0", None, 1, runs, 40),))
-    return Validation(metrics, (), None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, MADE_BY, (), (), nothing)
+    return Validation(metrics, nothing, (), None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, 1, MADE_BY, (), ())
 
 
 def test_fastest_tree_needs_no_advice() -> None:

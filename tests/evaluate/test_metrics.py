@@ -23,7 +23,8 @@ def run(tokens: int, steps: int, seconds: float, prefill: float = 0.5) -> Run:
 def trial(name: str, tree: list[Run], plain: list[Run], *, category: str | None = None, turn: int = 1) -> Trial:
     """A text that the tree and the one-token loop decoded; stock and prompt lookup as the loop."""
     runs = {GENERATE: plain, LOOKUP: plain, AUTOREGRESSIVE: plain, TREE: tree}
-    return Trial(name, category, turn, runs, predicted_steps=len(tree[0].step_lengths))
+    predicted = len(tree[0].step_lengths), len(tree[0].tokens)
+    return Trial(name, category, turn, runs, predicted_steps=predicted[0], predicted_tokens=predicted[1])
 
 
 def test_metrics_hand_written() -> None:
@@ -42,6 +43,14 @@ def test_metrics_sum_before_they_divide() -> None:
     metrics = Metrics((trial("a:0", [run(10, 2, 1.0)], plain), trial("a:1", [run(2, 2, 1.0)], [run(2, 2, 1.0)])))
     assert metrics.tokens_per_step() == metrics.predicted_tokens_per_step == 3.0
     assert (metrics.tokens, metrics.steps) == (12, 4)
+
+
+def test_metrics_predicted_tokens_per_step_is_of_predicted_tokens() -> None:
+    """(9.5 + 4) / (4 + 2), whatever any baseline decoded; None where nothing is predicted."""
+    runs = {name: [run(tokens, 2, 1.0)] for name, tokens in ((GENERATE, 10), (AUTOREGRESSIVE, 8), (TREE, 6))}
+    trials = tuple(Trial(f"a:{steps}", None, 1, runs, steps, tokens) for steps, tokens in ((4, 9.5), (2, 4)))
+    assert Metrics(trials).predicted_tokens_per_step == 2.25
+    assert Metrics((Trial("a:0", None, 1, runs),)).predicted_tokens_per_step is None
 
 
 def test_metrics_spread_over_repeats() -> None:

@@ -18,6 +18,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
 from treeopt.decode.rules import Rule, Sample, Typical
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Run
+from treeopt.evaluate.metrics import Metrics
 from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validate_sample import SampleValidation, z_score
@@ -72,6 +73,15 @@ def test_validate_sample_standard_errors_are_clustered(found: SampleValidation) 
     tokens, steps = sums.tokens.reshape(3, 4).sum(0), sums.steps.reshape(3, 4).sum(0)
     error = math.sqrt(4 / 3 * sum((tokens - found.predicted.tokens_per_step * steps) ** 2)) / steps.sum()
     assert found.predicted_standard_error == pytest.approx(error)
+
+
+def test_validate_sample_predicts_trials(found: SampleValidation) -> None:
+    """The predicted figure of the metrics is that of the record, and that of a prompt is of its texts."""
+    assert found.metrics.predicted_tokens_per_step == pytest.approx(found.predicted.tokens_per_step)
+    assert found.repeats == 3
+    sums = found.predicted.sums
+    one = Metrics(found.metrics.trials[1::4]).predicted_tokens_per_step
+    assert one == pytest.approx(sums.tokens[1::4].sum() / sums.steps[1::4].sum())
 
 
 def test_validate_sample_with_equal_seeds(found: SampleValidation) -> None:

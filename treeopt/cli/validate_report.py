@@ -27,8 +27,8 @@ def report_metrics(console: Console, found: Validation, skipped: Sequence[Skippe
     """Print the metrics, before differing texts are judged, which may take long."""
     _say_tokens(console, found)
     say_speed(console, found)
-    say_depths(console, found, found.predicted.acceptance_by_depth().tolist())
-    _say_parts(console, found)
+    say_depths(console, found)
+    say_parts(console, found.metrics)
     say_skipped(console, [*skipped, *found.skipped])
 
 
@@ -101,7 +101,7 @@ def _say_tokens(console: Console, found: Validation) -> None:
         f"tokens per step {found.tokens_per_step:.4f} measured  (1 + accepted drafts per step: all tokens / all steps)"
     )
     console.say(
-        f"                {found.metrics.predicted_tokens_per_step:.4f} predicted by replay; steps agree on "
+        f"                {found.predicted.tokens_per_step:.4f} predicted by replay; steps agree on "
         f"{comparable - len(found.prediction_misses)}/{comparable} texts"
     )
     console.say(f"                {shown} expected by the calibration")
@@ -110,7 +110,7 @@ def _say_tokens(console: Console, found: Validation) -> None:
 
 def say_drafts(console: Console, metrics: Metrics) -> None:
     """Print how many drafts the tree verified and accepted."""
-    drafts = draft_metrics(metrics)
+    drafts = _draft_metrics(metrics)
     rate = "" if drafts.draft_acceptance_rate is None else f" ({drafts.draft_acceptance_rate:.1%})"
     console.say(
         f"drafts          {drafts.num_draft_tokens} verified in {drafts.num_drafts} steps, "
@@ -141,8 +141,9 @@ def say_speed(console: Console, found: Measured) -> None:
         console.say(f"{name} was left out: {why}")
 
 
-def say_depths(console: Console, found: Measured, predicted: Sequence[float]) -> None:
+def say_depths(console: Console, found: Measured) -> None:
     """Print the share of steps that accepted d drafts or more, measured and predicted."""
+    predicted = found.predicted.acceptance_by_depth().tolist()
     rows = [
         [str(depth), f"{measured:.1%}", f"{replayed:.1%}"]
         for depth, (measured, replayed) in enumerate(zip(found.measured_by_depth, predicted, strict=True), start=1)
@@ -151,9 +152,10 @@ def say_depths(console: Console, found: Measured, predicted: Sequence[float]) ->
         console.table(["drafts accepted, at least", "measured", "predicted"], rows)
 
 
-def _say_parts(console: Console, found: Validation) -> None:
-    by_turn = found.metrics.by_turn
-    parts = found.metrics.by_category
+def say_parts(console: Console, metrics: Metrics) -> None:
+    """Print the table of categories and turns, where there are several."""
+    by_turn = metrics.by_turn
+    parts = metrics.by_category
     if len(by_turn) > 1:
         parts |= {f"turn {turn}": part for turn, part in by_turn.items()}
     rows = [
@@ -162,7 +164,7 @@ def _say_parts(console: Console, found: Validation) -> None:
             str(len(part.trials)),
             str(part.tokens),
             f"{part.tokens_per_step():.4f}",
-            f"{part.predicted_tokens_per_step:.4f}",
+            "-" if part.predicted_tokens_per_step is None else f"{part.predicted_tokens_per_step:.4f}",
             spread_text(part.speedup(), 2),
         ]
         for name, part in parts.items()
@@ -199,35 +201,44 @@ def _token(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
 
 
 def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
-    from treeopt.evaluate.metrics import predicted_histogram
-
-    metrics = found.metrics
     return {
+        "acceptance": "greedy",
+        "lossy": False,
         "lossless": found.lossless,
         "failures": len(found.failures),
         "differing": found.differing,
         "judged": found.num_judged,
         "differences": [{**vars(one), "cause": one.cause.value} for one in found.differences],
-        "prompts": sum(trial.turn == 1 for trial in metrics.trials),
+        "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
+        **measured_json(found, skipped),
+    }
+
+
+def measured_json(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]:
+    """The part of the JSON report that all acceptance rules have."""
+    from treeopt.evaluate.metrics import predicted_histogram
+
+    metrics = found.metrics
+    return {
+        "prompts": len({text.dialogue for text in found.texts}),
         "texts": len(metrics.trials),
         "skipped": len(skipped),
         "skipped_prompts": [vars(one) for one in skipped],
         "tokens": metrics.tokens,
         "steps": metrics.steps,
         "tokens_per_step": found.tokens_per_step,
-        "predicted_tokens_per_step": metrics.predicted_tokens_per_step,
+        "predicted_tokens_per_step": found.predicted.tokens_per_step,
         "expected_tokens_per_step": found.expected_tokens_per_step,
-        **draft_metrics(metrics).as_dict(),
+        **_draft_metrics(metrics).as_dict(),
         "predicted_acceptance_histogram": list(predicted_histogram(found.predicted)),
-        "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
         "acceptance_by_depth": {
             "measured": found.measured_by_depth,
             "predicted": found.predicted.acceptance_by_depth().tolist(),
         },
         "smaller_trees": {str(nodes): tau for nodes, tau in found.smaller.items()},
-        "repeats": metrics.repeats,
+        "repeats": found.repeats,
         "batch_size": found.batch_size,
-        **speeds(found),
+        **_speeds(found),
         "by_category": {name: _part(part) for name, part in metrics.by_category.items()},
         "by_turn": {str(turn): _part(part) for turn, part in metrics.by_turn.items()},
         "left_out": dict(found.left_out),
@@ -235,7 +246,7 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
     }
 
 
-def speeds(found: Measured) -> dict[str, Any]:
+def _speeds(found: Measured) -> dict[str, Any]:
     """The timed part of the JSON report, by baseline: medians, and quartiles over the repeats."""
     metrics = found.metrics
     keys = {name.replace(" ", "_"): name for name in metrics.baselines}
@@ -264,13 +275,13 @@ def _part(part: Metrics) -> dict[str, Any]:
         "steps": part.steps,
         "tokens_per_step": part.tokens_per_step(),
         "predicted_tokens_per_step": part.predicted_tokens_per_step,
-        **draft_metrics(part).as_dict(),
+        **_draft_metrics(part).as_dict(),
         "overhead": _median(part.overhead),
         "speedup": _median(part.speedup()),
     }
 
 
-def draft_metrics(part: Metrics) -> DraftMetrics:
+def _draft_metrics(part: Metrics) -> DraftMetrics:
     """Those of the tree, which our decoder always reports."""
     drafts = part.draft_metrics()
     assert drafts is not None

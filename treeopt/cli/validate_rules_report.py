@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, row_of, say_skipped
-from treeopt.cli.validate_report import draft_metrics, say_depths, say_drafts, say_speed, speeds
+from treeopt.cli.validate_report import measured_json, say_depths, say_drafts, say_parts, say_speed
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
     from treeopt.evaluate.text_distribution import DistributionTest
     from treeopt.evaluate.validate_sample import SampleValidation
     from treeopt.evaluate.validate_typical import TypicalValidation
-    from treeopt.evaluate.validation import Measured
     from treeopt.texts.encode import Skipped
 
 _HALF = ("bfloat16", "float16")
@@ -28,6 +27,8 @@ def report_sample(console: Console, found: SampleValidation, skipped: Sequence[S
     _say_estimates(console, found)
     say_drafts(console, found.metrics)
     say_speed(console, found)
+    say_depths(console, found)
+    say_parts(console, found.metrics)
     _say_tests(console, found)
     say_skipped(console, [*skipped, *found.skipped])
     if not found.as_predicted:
@@ -50,7 +51,8 @@ def report_typical(console: Console, found: TypicalValidation, skipped: Sequence
     )
     say_drafts(console, found.metrics)
     say_speed(console, found)
-    say_depths(console, found, found.predicted.acceptance_by_depth().tolist())
+    say_depths(console, found)
+    say_parts(console, found.metrics)
     names = {"generate": "greedy", "tree": "typical"}
     rows = [
         [
@@ -150,10 +152,9 @@ def _sample_json(found: SampleValidation, skipped: Sequence[Skipped]) -> dict[st
         "p_value": found.p_value,
         "tests": [_test_json(one) for one in found.tests],
         "measured_standard_error": found.measured_standard_error,
-        "predicted_tokens_per_step": found.predicted.tokens_per_step,
         "predicted_standard_error": found.predicted_standard_error,
         "z_score": found.z_score,
-        **_common_json(found, skipped),
+        **measured_json(found, skipped),
     }
 
 
@@ -170,9 +171,8 @@ def _typical_json(found: TypicalValidation, skipped: Sequence[Skipped]) -> dict[
         "epsilon": rule.epsilon,
         "delta": rule.delta,
         "lossy": rule.lossy,
-        "predicted_tokens_per_step": found.predicted.tokens_per_step,
+        "lossless": False,
         "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
-        "predicted_acceptance_by_depth": found.predicted.acceptance_by_depth().tolist(),
         "quality": {
             keys.get(name, name.replace(" ", "_")): {
                 "log_likelihood": one.log_likelihood,
@@ -181,27 +181,5 @@ def _typical_json(found: TypicalValidation, skipped: Sequence[Skipped]) -> dict[
             }
             for name, one in found.quality.items()
         },
-        **_common_json(found, skipped),
-    }
-
-
-def _common_json(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]:
-    """What the reports of both rules have in common."""
-    metrics = found.metrics
-    return {
-        "measured_tokens_per_step": found.tokens_per_step,
-        "expected_tokens_per_step": found.expected_tokens_per_step,
-        "texts": len(metrics.trials),
-        "prompts": len({trial.prompt_id.partition(".")[0] for trial in metrics.trials}),
-        "tokens": metrics.tokens,
-        "steps": metrics.steps,
-        **draft_metrics(metrics).as_dict(),
-        "measured_acceptance_by_depth": found.measured_by_depth,
-        "smaller_trees": {str(nodes): tau for nodes, tau in found.smaller.items()},
-        "skipped": len(skipped),
-        "skipped_prompts": [vars(one) for one in skipped],
-        "batch_size": found.batch_size,
-        **speeds(found),
-        "left_out": dict(found.left_out),
-        "made_by": found.made_by,
+        **measured_json(found, skipped),
     }

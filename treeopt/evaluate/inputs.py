@@ -27,6 +27,7 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.per_step import replay_policy
 from treeopt.optimize.prune import most_used
 from treeopt.optimize.replay import Replay, replay
+from treeopt.optimize.sums import TextSums
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import Skipped, Text
 from treeopt.tree import Tree
@@ -62,16 +63,18 @@ class Inputs:
         """The decoder of the tree with this acceptance rule."""
         return TreeDecoder(self.base, self.heads, self.tree, drafter=self.drafter, draft=self.draft, acceptance=rule)
 
-    def measured(self, runs: Runs, metrics: Metrics, depth: int, smaller: Mapping[int, float]) -> dict[str, Any]:
-        """The fields of `Measured`, for trees of this depth."""
+    def measured(self, runs: Runs, predicted: Replay, smaller: Mapping[int, float]) -> dict[str, Any]:
+        """The fields of `Measured`; the prediction is of the texts of the runs, in their order."""
         return {
-            "metrics": metrics,
-            "measured_by_depth": _by_depth(runs, depth),
+            "metrics": _metrics(runs, predicted.sums),
+            "predicted": predicted,
+            "measured_by_depth": _by_depth(runs, predicted.depth),
             "expected_tokens_per_step": self.tree.expected.replay if self.tree.expected else None,
             "nodes": self.tree.nodes,
             "smaller": smaller,
             "skipped": (*self.skipped, *runs.skipped),
             "left_out": runs.left_out,
+            "repeats": self.options.repeats,
             "batch_size": runs.batch_size,
             "made_by": {
                 **self.base.versions(),
@@ -97,11 +100,14 @@ class Inputs:
         return _record(self.base, self.drafter, texts, traced)
 
 
-def trials(runs: Runs, predicted_steps: Sequence[int]) -> Metrics:
-    """The metrics of decoded texts, whose steps with the tree are predicted."""
-    rows = zip(runs.texts, runs.by_text, predicted_steps, strict=True)
+def _metrics(runs: Runs, predicted: TextSums) -> Metrics:
+    """The metrics of decoded texts, whose tokens and steps with the tree are predicted."""
+    rows = zip(runs.texts, runs.by_text, predicted.steps.tolist(), predicted.tokens.tolist(), strict=True)
     return Metrics(
-        tuple(Trial(text.prompt_id, text.category, text.turn, by_name, steps) for text, by_name, steps in rows)
+        tuple(
+            Trial(text.prompt_id, text.category, text.turn, by_name, steps, tokens)
+            for text, by_name, steps, tokens in rows
+        )
     )
 
 

@@ -16,7 +16,9 @@ _QUARTILES = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True)
 class Trial:
-    """One text: its runs by baseline and repeat, and the steps that replay predicts for the tree.
+    """One text: its runs by baseline and repeat, and the tokens and steps that replay predicts for the tree.
+
+    Replay is over the text of stock generate under greedy acceptance and sampling, over the tree's under typical.
 
     Args:
         prompt_id: the prompt.
@@ -24,6 +26,7 @@ class Trial:
         turn: of the dialogue, from 1.
         runs: by baseline, one a repeat.
         predicted_steps: steps of the tree by replay; 0 where nothing is predicted.
+        predicted_tokens: tokens of these steps; under sampling the tokens that the probabilities expect of them.
     """
 
     prompt_id: str
@@ -31,6 +34,7 @@ class Trial:
     turn: int
     runs: Mapping[str, Sequence[Run]]
     predicted_steps: int = 0
+    predicted_tokens: float = 0
 
     @property
     def tokens(self) -> int:
@@ -44,7 +48,7 @@ class Trial:
 
     @property
     def same(self) -> bool:
-        """Whether the tree's text equals that of stock generate, which the prediction is made on."""
+        """Whether the tree's text equals that of stock generate, which greedy acceptance is predicted on."""
         return self.runs[TREE][0].tokens == self.runs[GENERATE][0].tokens
 
 
@@ -77,10 +81,10 @@ class Metrics:
         return sum(trial.steps for trial in self.trials)
 
     @property
-    def predicted_tokens_per_step(self) -> float:
-        """tau by replay: tokens of stock generate / predicted steps."""
-        tokens = sum(len(trial.runs[GENERATE][0].tokens) for trial in self.trials)
-        return tokens / sum(trial.predicted_steps for trial in self.trials)
+    def predicted_tokens_per_step(self) -> float | None:
+        """tau by replay: predicted tokens / predicted steps; None where nothing is predicted."""
+        steps = sum(trial.predicted_steps for trial in self.trials)
+        return sum(trial.predicted_tokens for trial in self.trials) / steps if steps else None
 
     def tokens_per_step(self, name: str = TREE) -> float:
         """tau: all tokens / all steps."""

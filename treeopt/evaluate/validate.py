@@ -19,7 +19,7 @@ from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
 from treeopt.evaluate.baselines import all_baselines
 from treeopt.evaluate.divergence import Difference, first_difference
-from treeopt.evaluate.inputs import Inputs, parts, replayed, trials
+from treeopt.evaluate.inputs import Inputs, parts, replayed
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
@@ -133,12 +133,10 @@ def _compare(inputs: Inputs, runs: Runs) -> Validation:
     return Validation(
         **inputs.measured(
             runs,
-            trials(runs, predicted.steps_by_sequence().tolist()),
-            predicted.depth,
+            predicted,
             {nodes: replayed(part, traces).tokens_per_step for nodes, part in smaller.items()},
         ),
         differences=tuple(_differences(runs)),
-        predicted=predicted,
     )
 
 

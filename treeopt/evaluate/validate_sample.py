@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Baseline, with_decoder, with_generate
-from treeopt.evaluate.inputs import Inputs, parts, replayed, trials
+from treeopt.evaluate.inputs import Inputs, parts, replayed
 from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.text_distribution import ALPHA, DistributionTest, adjusted_p, compare_texts
 from treeopt.evaluate.validation import Measured
-from treeopt.optimize.replay import Replay
 from treeopt.optimize.sums import standard_error
 from treeopt.progress import Progress
 from treeopt.tree import Tree
@@ -42,7 +41,6 @@ class SampleValidation(Measured):
 
     Args:
         rule: temperature, top-k, top-p and seed; no seed is seed 0.
-        predicted: replay over the texts of stock generate, with the expected drafts of every step.
         measured_standard_error: of the measured tokens per step, clustered by prompt; None with fewer than two prompts.
         predicted_standard_error: the same of the predicted tokens per step.
         z_score: (measured - predicted) / standard error of the difference, clustered by prompt; None where there is no
@@ -51,7 +49,6 @@ class SampleValidation(Measured):
     """
 
     rule: Sample
-    predicted: Replay
     measured_standard_error: float | None
     predicted_standard_error: float | None
     z_score: float | None
@@ -102,11 +99,9 @@ def _compare(inputs: Inputs, rule: Sample, runs: Runs, tests: Sequence[Distribut
         for tokens, steps in (measured, (predicted.sums.tokens, predicted.sums.steps))
     )
     smaller = {nodes: replayed(part, traces).tokens_per_step for nodes, part in parts(inputs.tree, traces).items()}
-    metrics = trials(runs, [0] * len(runs.texts))
     return SampleValidation(
-        **inputs.measured(runs, metrics, predicted.depth, smaller),
+        **inputs.measured(runs, predicted, smaller),
         rule=rule,
-        predicted=predicted,
         measured_standard_error=standard_error(*ours),
         predicted_standard_error=standard_error(*theirs),
         z_score=z_score(ours, theirs),

@@ -13,14 +13,13 @@ from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Typical
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, with_decoder, with_generate
-from treeopt.evaluate.inputs import Inputs, parts, trials
+from treeopt.evaluate.inputs import Inputs, parts
 from treeopt.evaluate.metrics import Trial
 from treeopt.evaluate.quality import Quality, quality
 from treeopt.evaluate.runs import decode_all
 from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.typical_replay import typical_replay
 from treeopt.evaluate.validation import Measured
-from treeopt.optimize.replay import Replay
 from treeopt.progress import Progress
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
@@ -35,12 +34,10 @@ class TypicalValidation(Measured):
 
     Args:
         rule: temperature, epsilon and delta.
-        predicted: replay over the texts that the tree decoded.
         quality: of the texts, by the name of their baseline: greedy (stock generate), sampled, and typical (the tree).
     """
 
     rule: Typical
-    predicted: Replay
     quality: Mapping[str, Quality]
 
     @property
@@ -72,11 +69,9 @@ def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> Typic
         nodes: typical_replay(part, traces, entropy, rule).tokens_per_step
         for nodes, part in parts(inputs.tree, traces).items()
     }
-    metrics = trials(runs, predicted.steps_by_sequence().tolist())
     return TypicalValidation(
-        **inputs.measured(runs, metrics, predicted.depth, smaller),
+        **inputs.measured(runs, predicted, smaller),
         rule=rule,
-        predicted=predicted,
         quality={name: quality(base, found, texts[GENERATE]) for name, found in texts.items()},
     )
 

@@ -68,24 +68,29 @@ class Measured:
 
     Args:
         metrics: tokens per step and speed of all texts.
+        predicted: replay over the texts of stock generate, under sampling with the expected drafts of every step; under
+            typical acceptance over the texts that the tree decoded.
         measured_by_depth: share of steps that accepted d drafts or more, d = 1 .. D.
         expected_tokens_per_step: from the tree file; None where it has none.
         nodes: N of the tree; the maximum for a tree chosen per step.
         smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes.
         skipped: prompts, and later turns of dialogues, that do not fit into the context.
         left_out: baselines that do not support this model or batch size, and their error messages.
+        repeats: as in `ValidateOptions`; under sampling each gives texts of its own, which are trials.
         batch_size: texts decoded together.
         made_by: versions, device, threads, dtype, attention.
         texts: prompts and answers of stock generate, one for each trial of the metrics.
     """
 
     metrics: Metrics
+    predicted: Replay
     measured_by_depth: tuple[float, ...]
     expected_tokens_per_step: float | None
     nodes: int
     smaller: Mapping[int, float]
     skipped: tuple[Skipped, ...]
     left_out: Mapping[str, str]
+    repeats: int
     batch_size: int
     made_by: dict[str, str]
     texts: tuple[Text, ...]
@@ -115,11 +120,9 @@ class Validation(Measured):
     Args:
         differences: every text that is not that of stock generate, those of prompt lookup included; `judged` finds
             their causes.
-        predicted: replay over the texts of stock generate.
     """
 
     differences: tuple[Difference, ...]
-    predicted: Replay
 
     @property
     def lossless(self) -> bool:
