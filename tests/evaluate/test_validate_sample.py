@@ -229,6 +229,17 @@ def test_validate_sample_clusters_by_whole_ids() -> None:
     assert found.z_score is not None
 
 
+def test_warning_needs_drafts_and_follows_the_number_of_prompts() -> None:
+    """A z-score of 6 is beyond the limit of 30 prompts (4.7), within that of 8 (8.9); few drafts never warn."""
+    base, heads = planted(3)
+    for count, tokens, fits in ((30, 8, False), (8, 16, True), (3, 2, True)):
+        found = validate(base, heads, TREE_OF, prompts_of(4, count), acceptance=RULE, max_new_tokens=tokens, draws=0)
+        assert found.few_drafts == (count == 3)
+        assert dataclasses.replace(found, z_score=6.0).as_predicted == fits
+        assert dataclasses.replace(found, z_score=-100.0).as_predicted == (count == 3)
+        assert dataclasses.replace(found, z_score=None).as_predicted
+
+
 def test_z_score_by_hand() -> None:
     """Two prompts: ratios 2.5 and 1.5, residuals -1/4 and 1/4 against none, so the standard error is 1/2."""
     one = np.array([4.0, 6.0]), np.array([2.0, 2.0])

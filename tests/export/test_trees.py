@@ -396,6 +396,9 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "a mask of another shape": (_tensors(mask=torch.ones(3, 3, dtype=torch.int64)), "E206"),
     "a mask of floats": (_tensors(mask=torch.ones(4, 4)), "E206"),
     "a mask that is huge": (_tensors(mask=torch.ones(1, dtype=torch.int64).expand(10**6, 10**6)), "E206"),
+    "a mask without memory": (_tensors(mask=torch.ones(4, 4, dtype=torch.int64, device="meta")), "E206"),
+    "a complex mask": (_tensors(mask=torch.ones(4, 4, dtype=torch.complex64)), "E206"),
+    "digits of another script": ("{\u0663}", "E203"),
     "a mask that is a list": (_pt(_growmap()), "E206"),
     "an unknown key in a pickle": (_tensors(extra=1), "E206"),
 }

@@ -324,6 +324,14 @@ def test_damaged_files(llama: Path, name: str, content: str) -> None:
     refused(lambda: load_base(llama / "base", adapter=llama / "run" / "adapter"), Code.FILE_INVALID)
 
 
+def test_edited_scale(llama: Path) -> None:
+    """A config with another scale is another model: E203, as for weights that differ."""
+    path = llama / "run" / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "lora_alpha": 5000}, indent=1, sort_keys=True) + "\n")
+    refused(lambda: load_base(llama / "base", adapter=llama / "run" / "adapter"), Code.FILE_INVALID)
+
+
 def test_weights_of_another_run(llama: Path) -> None:
     """Weights that are whole but not those that the note was written with are refused."""
     path = llama / "run" / "adapter" / "adapter_model.safetensors"

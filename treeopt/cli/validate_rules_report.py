@@ -76,6 +76,7 @@ def report_typical(console: Console, found: TypicalValidation, skipped: Sequence
 def _say_estimates(console: Console, found: SampleValidation) -> None:
     """Print measured and predicted tokens per step with their standard errors."""
     score = "no standard error with one prompt" if found.z_score is None else f"z-score {found.z_score:+.2f}"
+    score += ", which means nothing with so few accepted drafts" if found.z_score and found.few_drafts else ""
     expected = found.expected_tokens_per_step
     console.say(
         f"tokens per step {found.tokens_per_step:.4f}{_error(found.measured_standard_error)} measured on "

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
@@ -30,7 +31,8 @@ from treeopt.tree import Tree
 
 TESTED = 4  # prompts whose texts are tested: the shortest, as each is decoded many times
 _ROUNDING = 2**-11  # of the traced probabilities, which are float16
-Z_LIMIT = 4.0  # of the difference between measured and predicted tokens per step, in standard errors
+Z_LIMIT = 4.0  # of the difference between measured and predicted tokens per step, in standard errors of many prompts
+LEAST_DRAFTS = 10  # accepted drafts of a z-score that a warning is based on
 
 Floats = NDArray[np.float64]
 
@@ -66,8 +68,22 @@ class SampleValidation(Measured):
 
     @property
     def as_predicted(self) -> bool:
-        """Whether measured and predicted tokens per step differ by at most `Z_LIMIT` standard errors."""
-        return self.z_score is None or abs(self.z_score) <= Z_LIMIT
+        """Whether the z-score is at most as rare as `Z_LIMIT` of a normal distribution, or says nothing.
+
+        Its standard error is estimated from the prompts, so it has Student's distribution with one degree of freedom
+        less. With few accepted drafts it is not normal, and the estimated error may be 0.
+        """
+        if self.z_score is None or self.few_drafts:
+            return True
+        prompts = len({text.dialogue for text in self.texts})
+        return abs(self.z_score) <= float(stats.t.isf(stats.norm.sf(Z_LIMIT), prompts - 1))
+
+    @property
+    def few_drafts(self) -> bool:
+        """Whether fewer than `LEAST_DRAFTS` were accepted, and fewer are expected by the prediction."""
+        sums = self.predicted.sums
+        expected = float(sums.tokens.sum() - sums.steps.sum())
+        return max(self.metrics.tokens - self.metrics.steps, expected) < LEAST_DRAFTS
 
 
 def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleValidation:

@@ -7,7 +7,7 @@ import re
 from treeopt.export.faults import Fault, shown
 from treeopt.tree import Path, Tree
 
-_RANKS = r"\{\s*\d{1,10}(?:\s*,\s*\d{1,10})*\s*\}"
+_RANKS = r"\{\s*[0-9]{1,10}(?:\s*,\s*[0-9]{1,10})*\s*\}"
 _LIST = re.compile(rf"{_RANKS}(?:\s*,\s*{_RANKS})*\s*,?")
 _NAME = re.compile(r"(?:medusa_choices|eagle_choices)\s*[:=]\s*")
 
@@ -19,7 +19,7 @@ def braces_text(tree: Tree) -> str:
 
 def is_braces(text: str) -> bool:
     """Whether a text begins as paths in braces do, with or without the option's name and quotes."""
-    return re.match(r"\{\s*\d[\d\s,]*\}", _bare(text)) is not None
+    return re.match(r"\{\s*[0-9][0-9\s,]*\}", _bare(text)) is not None
 
 
 def paths_of_braces(text: str, fault: Fault) -> list[Path]:

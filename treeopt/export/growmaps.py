@@ -15,7 +15,7 @@ import json
 import zipfile
 from collections.abc import Mapping
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
@@ -23,8 +23,12 @@ from treeopt.export.adjacency import tree_of_children
 from treeopt.export.faults import Fault, shown
 from treeopt.tree import Tree
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
 TENSORS = ("mask", "depth")
+_WHOLE = {f"torch.{name}" for name in ("bool", "uint8", "int8", "int16", "int32", "int64")}  # types of mask and depth
 MAX_PT = 1 << 26  # bytes of a .pt file, unpacked too; the mask of the largest growmap has half of them
 
 
@@ -91,12 +95,18 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
     lists = dict(content)
     for name, shape in (("mask", (size, size)), ("depth", (size,))):
         tensor = content[name]
-        if not isinstance(tensor, torch.Tensor) or tensor.is_sparse or tensor.is_floating_point():
+        if not isinstance(tensor, torch.Tensor) or not _holds_whole_numbers(tensor):
             raise fault(f"has a {name} that is not a tensor of whole numbers")
         if tuple(tensor.shape) != shape:
             raise fault(f"has a {name} of shape {list(tensor.shape)}, and size {size}")
         lists[name] = tensor.long().tolist()
     return lists
+
+
+def _holds_whole_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor from a file is an ordinary one of whole numbers or booleans in memory."""
+    ordinary = not tensor.is_nested and str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu"
+    return ordinary and str(tensor.dtype) in _WHOLE
 
 
 def tree_of_growmap(content: Mapping[str, Any], fault: Fault) -> Tree:

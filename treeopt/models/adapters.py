@@ -94,8 +94,8 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
     ]
     if not all(isinstance(text, str) for text in texts):
         raise TreeoptError(Code.FILE_INVALID, f"{place / NOTE_FILE} is not what treeopt train wrote", fix=_TRAINING)
-    if hashlib.sha256(read_bytes(place / WEIGHTS_FILE)).hexdigest() != note["sha256"]:
-        what = f"{place / WEIGHTS_FILE} is damaged: it differs from what was saved"
+    if _digest(read_bytes(place / WEIGHTS_FILE), read_bytes(place / CONFIG_FILE)) != note["sha256"]:
+        what = f"{place} is damaged: {WEIGHTS_FILE} or {CONFIG_FILE} differs from what was saved"
         raise TreeoptError(Code.FILE_INVALID, what, fix="restore it, or train again with --force")
     return Adapter(os.fspath(folder), note["base"], note["heads"], note["model"])
 
@@ -156,12 +156,18 @@ def save_adapter(
     place = make_folder(folder)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(weights.items())}
     content = safetensors.torch.save(state, metadata={"format": "pt"})
-    digest = hashlib.sha256(content).hexdigest()
+    settings = json.dumps(config, indent=1, sort_keys=True) + "\n"
+    digest = _digest(content, settings.encode())
     note = {"base": fingerprints(base), "model": type(base).__name__, "heads": heads_id, "sha256": digest}
     # The note comes first: it marks the folder as ours, and its digest shows whether the weights followed.
     write_text(place / NOTE_FILE, json.dumps(note, indent=1) + "\n")
     write_bytes(place / WEIGHTS_FILE, content)
-    write_text(place / CONFIG_FILE, json.dumps(config, indent=1, sort_keys=True) + "\n")
+    write_text(place / CONFIG_FILE, settings)
+
+
+def _digest(weights: bytes, config: bytes) -> str:
+    """Of both files: the config has the scale of the updates."""
+    return hashlib.sha256(weights + config).hexdigest()
 
 
 def check_adapter_writable(folder: Path, *, overwrite: bool) -> None:
