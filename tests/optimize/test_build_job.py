@@ -59,6 +59,6 @@ def test_equal_texts_share_a_fold() -> None:
     tables = [np.random.default_rng(s).integers(0, 6, (20, 3)) for s in range(12)]
     twice = make_calibration(tables + tables)
     fitter = Fitter(twice, Limits(8, 16))
-    steps = fitter.choose([MEDUSA]).steps
-    assert steps is not None
-    assert np.array_equal(steps[:12], steps[12:])
+    sums = fitter.choose([MEDUSA]).sums
+    assert sums is not None
+    assert np.array_equal(sums.steps[:12], sums.steps[12:])

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor
 
 from treeopt.evaluate.baselines import Baseline
@@ -116,6 +115,8 @@ def compare_texts(
 
 def p_of_counts(counts: Counts, probabilities: NDArray[np.float64]) -> float:
     """p-value of Pearson's chi-square test; 0 where a text was drawn whose probability is 0."""
+    from scipy import stats
+
     if counts[probabilities == 0].any():
         return 0.0
     possible = probabilities > 0
@@ -126,6 +127,8 @@ def p_of_counts(counts: Counts, probabilities: NDArray[np.float64]) -> float:
 
 def p_of_two(counts: Counts, others: Counts) -> float:
     """p-value of the chi-square test that two samples have one distribution."""
+    from scipy import stats
+
     table = np.stack([counts, others])
     table = table[:, table.sum(0) > 0]
     return float(stats.chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
@@ -73,6 +72,8 @@ class SampleValidation(Measured):
         Its standard error is estimated from the prompts, so it has Student's distribution with one degree of freedom
         less. With few accepted drafts it is not normal, and the estimated error may be 0.
         """
+        from scipy import stats
+
         if self.z_score is None or self.few_drafts:
             return True
         prompts = len({text.dialogue for text in self.texts})
