@@ -75,7 +75,7 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        unpacked = len(raw)  # a file of an older torch
+        unpacked = len(raw)  # no zip, as torch wrote before 1.6: torch.load below reads it or says that it is damaged
     if unpacked > MAX_PT:
         raise fault(f"holds {unpacked:,} bytes; at most {MAX_PT:,} are read")
     try:
