@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -11,6 +12,12 @@ from treeopt.calibration import Calibration
 from treeopt.files.calibrations import save_calibration
 from treeopt.models import base as base_module
 from treeopt.models import pair as pair_module
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own, before the fixtures of its file."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

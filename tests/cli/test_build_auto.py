@@ -28,9 +28,8 @@ def profile(name: str, drafter: str, kind: str, factor: float) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _files() -> None:
     """Two drafters' calibrations, and profiles of three of the four drafters and kinds; d2's policy is the fastest."""
-    monkeypatch.chdir(tmp_path)
     for seed, drafter in ((1, "d1"), (2, "d2")):
         save_calibration(traced(seed, exact=True, drafter=drafter), f"{drafter}.safetensors")
     profile("s1.yaml", "d1", "static", 0.2)

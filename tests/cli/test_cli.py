@@ -23,12 +23,6 @@ HEADS = "models/tinystories-260k-medusa"
 OPENINGS = "data/story_openings.json"
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def calibration_file() -> str:
     """A small calibration under the default name."""

@@ -21,12 +21,6 @@ from treeopt.view.bars import Bar, bars_figure, render_bars
 QUICK = ("--limit", "4", "--max-new-tokens", "8", "--repeats", "2", "--learn-tokens", "0")
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 def made() -> Comparison:
     """Two methods that ran, by category, and one that was left out."""
     speed, ratio = Spread(500.0, 450.0, 550.0), Spread(1.5, 1.4, 1.625)

@@ -13,11 +13,10 @@ from treeopt.cli.app import program
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few and short texts, in an empty folder."""
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few and short texts."""
     for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}.items():
         monkeypatch.setattr(demo_command, name, value)
-    monkeypatch.chdir(tmp_path)
 
 
 def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in a copy of that folder: trees and drafters work wherever they are moved together."""
     shutil.copytree(made, tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "moved")

@@ -21,9 +21,8 @@ FEW = ("--prompts", "p.jsonl", "--max-new-tokens", "6", "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in a folder of its own, with prompts and training texts."""
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
+    """Prompts and training texts."""
     Path("p.jsonl").write_text("".join(json.dumps({"instruction": f"w{i}"}) + "\n" for i in range(1, 7)))
     Path("data.jsonl").write_text('{"text": "w1", "output": "w2 w3 w4"}\n' * 8)
 

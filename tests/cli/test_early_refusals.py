@@ -24,9 +24,8 @@ OPENINGS = "prompts.jsonl"
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in a folder of its own, with a model that cannot verify trees, its heads, and prompts."""
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
+    """A model that cannot verify trees, its heads, and prompts."""
     base = tiny_base("mamba")
     base.model.save_pretrained("mamba")
     tokenizer = chat_base().tokenizer

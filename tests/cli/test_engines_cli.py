@@ -30,9 +30,8 @@ from treeopt.tree import Tree
 
 
 @pytest.fixture(autouse=True)
-def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder, with the running example in `t.yaml`."""
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
+    """The running example in `t.yaml`."""
     save_tree(T, "t.yaml")
 
 

@@ -20,12 +20,6 @@ from treeopt.optimize.engine_replay import replay_chain
 LINE = ("export", "--to", "vllm", "--calibration", "c.safetensors")
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def traces() -> Calibration:
     """Thirty texts in `c.safetensors`, and a profile of two batches in `p.yaml`."""

@@ -14,12 +14,6 @@ from treeopt.engines import HEAD_READERS as TARGETS
 from treeopt.models.layouts import load_heads, save_heads
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 def test_show_describes_the_built_in_heads() -> None:
     """Layout, sizes and targets, for people and for programs."""
     found = treeopt_json("heads", "show", "pocket")

@@ -25,11 +25,6 @@ from treeopt.tree import Tree
 PLAIN = Tree.chain(2)
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def line(shared: Path) -> list[str]:
     """The options that name the small model's heads."""

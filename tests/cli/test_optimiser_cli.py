@@ -31,12 +31,6 @@ from treeopt.optimize.tree_builder import build_tree, tree_limits
 from treeopt.optimize.values import IndependentValues
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 def treeopt(*arguments: str, status: int = 0) -> Result:
     """Run the program in this process and check its exit status."""
     result = CliRunner().invoke(program, list(arguments))

@@ -21,9 +21,8 @@ PRECIOUS = "precious"
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a tree, a calibration, a model with heads and prompts."""
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
+    """A tree, a calibration, a model with heads and prompts."""
     save_tree(Tree.chain(2), "t.yaml")
     save_calibration(random_calibration(1), "calibration.safetensors")
     Path("prompts.txt").write_text("Once upon a time\n")

@@ -34,12 +34,6 @@ def heads_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "heads"
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 def profile(heads: Path, *arguments: str, status: int = 0) -> Result:
     """Run the command on the CPU with two repeats and check its exit status."""
     fixed = ["profile", "--heads", str(heads), "--device", "cpu", "--repeats", "2"]

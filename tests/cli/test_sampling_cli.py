@@ -23,12 +23,6 @@ from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import tree_limits
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def traces() -> Calibration:
     """Texts sampled at temperature 0.7, under the default name."""

@@ -27,12 +27,6 @@ from treeopt.verify.buffers import compile_tree
 WIDTH = 80
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def built() -> Tree:
     """A tree built from `c.safetensors`, in `t.yaml`."""

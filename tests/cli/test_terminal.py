@@ -21,12 +21,6 @@ ESCAPE = "\x1b[31mred\x1b]0;title\x07"
 SHOWN = "\\x1b[31mred\\x1b]0;title\\x07"
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The program in a process of its own."""
     command = [sys.executable, "-m", "treeopt", *arguments]

@@ -29,12 +29,6 @@ from treeopt.train.settings import Settings
 TINY = ("--num-heads", "2", "--batch-size", "4", "--length", "64", "--shared-lm-head", "--device", "cpu")
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def chat() -> str:
     """A tiny model with a chat template, in the folder `base`, and training texts in `data.jsonl`."""

@@ -35,9 +35,8 @@ TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in a folder of its own that holds a tree."""
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
+    """A tree in `t.yaml`."""
     save_tree(TREE, "t.yaml")
 
 

@@ -119,6 +119,8 @@ def test_saved_merged_model_loads_in_stock_transformers(folder: Path, tmp_path: 
     assert not stock.config.tie_word_embeddings
     assert load_base(tmp_path / "deep" / "merged").fingerprint == merged.fingerprint
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["merged"]
+    modes = {path.stat().st_mode for path in (tmp_path / "deep" / "merged").iterdir()}
+    assert len(modes) == 1, "the weights can be read by whom the configuration can be read"
 
 
 def test_base_folder_is_not_written(folder: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool
             stream.flush()
             os.fsync(stream.fileno())
         # A file that is replaced keeps its mode.
-        os.chmod(temporary, stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask())
+        os.chmod(temporary, stat.S_IMODE(target.stat().st_mode) if target.exists() else new_file_mode())
         os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
@@ -176,8 +176,8 @@ def _temporary_prefix(target: Path) -> str:
     return f".{target.name[:_SHOWN_CHARACTERS]}."
 
 
-def _umask() -> int:
-    """The process's umask, which can be read only by setting it."""
-    current = os.umask(0)
-    os.umask(current)
-    return current
+def new_file_mode() -> int:
+    """The mode of a file that the process makes; the umask can be read only by setting it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask

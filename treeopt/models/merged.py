@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.files.atomic import check_folder, check_space, make_folder, unwritable, write_text
+from treeopt.files.atomic import check_folder, check_space, make_folder, new_file_mode, unwritable, write_text
 from treeopt.models.adapters import NOTE_FILE
 from treeopt.models.base import Base
 from treeopt.models.checkpoint import read_config
@@ -61,6 +61,8 @@ def save_merged(base: Base, folder: str | os.PathLike[str], *, overwrite: bool =
         base.model.save_pretrained(written)
         if base.tokenizer is not None:
             base.tokenizer.save_pretrained(written)
+        for path in written.rglob("*.safetensors"):  # safetensors makes them readable by their owner alone
+            path.chmod(new_file_mode())
         made = {"base": base.name, "adapter": base.adapter.name, "base_ids": dict(base.adapter.base_ids)}
         note = {**made, "files": sorted(_names_in(written))}
         write_text(written / NOTE_FILE, json.dumps(note, indent=1) + "\n")
