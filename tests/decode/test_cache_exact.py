@@ -90,16 +90,14 @@ def check_exact(made: Made) -> float:
 
 @pytest.mark.parametrize("number", range(len(TREE_FAMILIES)))
 def test_families(number: int) -> None:
-    """Every family with two sources and windows; the answers are those of stock generate."""
-    family = TREE_FAMILIES[number]
-    for turn in range(2):
-        made = made_for(family, SOURCES[(number + 3 * turn) % len(SOURCES)], WINDOWS[(number + turn) % 4], turn)
-        assert made.texts[0].answer == stock(made.base, made.texts[0].prompt, NEW)
-        check_exact(made)
+    """Every family, with one source and window each; the answers are those of stock generate."""
+    made = made_for(TREE_FAMILIES[number], SOURCES[number % len(SOURCES)], WINDOWS[number % 4])
+    assert made.texts[0].answer == stock(made.base, made.texts[0].prompt, NEW)
+    check_exact(made)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("window", [4, 8, 40])
+@pytest.mark.parametrize("window", [4, 40])
 def test_sources(source: str, window: int) -> None:
     """Every source with windows that the text outgrows; drafts are often accepted."""
     assert check_exact(made_for("llama", source, window, 1)) > 1.1

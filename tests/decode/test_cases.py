@@ -21,8 +21,8 @@ from treeopt.evaluate.inputs import predict
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text
 
-CASES = int(os.environ.get("TREEOPT_CASES", "330"))
-DRAFTER_CASES = CASES // 10
+CASES = int(os.environ.get("TREEOPT_CASES", "132"))
+DRAFTER_CASES = CASES // 6
 CONTEXT = {"gpt2": "n_positions"}  # where the setting has another name than in the others
 
 

@@ -65,7 +65,7 @@ def test_families(number: int) -> None:
     """Base and draft of every family: stock text in the predicted steps, alone and in a batch."""
     base = tiny_base(TREE_FAMILIES[number], 1, vocab_size=VOCAB)
     draft = tiny_base(TREE_FAMILIES[(number + 3) % len(TREE_FAMILIES)], 2, vocab_size=VOCAB)
-    texts = answered(base, prompts_of(number, 4, longest=40, vocab=VOCAB), NEW)
+    texts = answered(base, prompts_of(number, 2, longest=40, vocab=VOCAB), NEW)
     prompts = [text.prompt for text in texts]
     assert texts[0].answer == stock(base, prompts[0], NEW)
     for plan in plans_of(drafter := drafter_of(draft, (MODEL, MODEL_NGRAM)[number % 2], number)):
@@ -156,7 +156,7 @@ def test_sample_planted_wrong_rule() -> None:
 def test_calibrated_traced_and_replayed() -> None:
     """A drafter is learned with a draft model, and the replay of its traces is what the decoder does."""
     base, draft = cycle_base(disturbed=0.03), cycle_base()  # the draft model is often right
-    texts = answered(base, prompts_of(0, 12), NEW)
+    texts = answered(base, prompts_of(0, 6), NEW)
     for ngram in (False, True):
         options = AnswerOptions(max_new_tokens=NEW, batch_size=4)
         learned = learn(base, None, texts, Learning(200, ngram=ngram), options=options, draft=draft)
