@@ -13,7 +13,12 @@ from conftest import ROOT_FOLDER
 from treeopt.cli.app import program
 
 README = (ROOT_FOLDER / "README.md").read_text()
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(f"docs/{path.name}" for path in (ROOT_FOLDER / "docs").glob("*.md")))
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT_FOLDER / "docs").glob("*.md")),
+)
 
 
 def code_blocks(language: str, page: str) -> list[str]:

@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from treeopt.cli import demo_command
 from treeopt.cli.app import program
 
 
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def tiny() -> Iterator[None]:
     """Few and short texts."""
-    for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}.items():
-        monkeypatch.setattr(demo_command, name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}.items():
+            patch.setattr(demo_command, name, value)
+        yield
 
 
-def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:
-    """Every command is shown as it can be typed; the table says lossless; the files named are there."""
-    done = CliRunner().invoke(program, ["demo", "-o", "out"])
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """The folder in which `treeopt demo -o out` ran, and what it printed."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = CliRunner().invoke(program, ["demo", "-o", "out"])
     assert done.exit_code == 0, done.output
+    return folder, done
+
+
+@pytest.fixture
+def done(made: tuple[Path, Result], tmp_path: Path) -> Result:
+    """What the demo printed; its files are copied to the test's own folder."""
+    shutil.copytree(made[0] / "out", tmp_path / "out")
+    return made[1]
+
+
+def test_demo_prints_commands_table_and_files(done: Result, tmp_path: Path) -> None:
+    """Every command is shown as it can be typed; the table says lossless; the files named are there."""
     for name in ("calibrate", "build", "render", "compile", "validate"):
         assert f"$ treeopt {name} " in done.output
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line][1:]
@@ -35,9 +55,8 @@ def test_demo_prints_commands_table_and_files(tmp_path: Path) -> None:
     assert all((tmp_path / name).is_file() for name in written)
 
 
-def test_a_shown_command_can_be_typed_again() -> None:
+def test_a_shown_command_can_be_typed_again(done: Result) -> None:
     """The lines after `$` are real: the build that was shown gives the same tree."""
-    done = CliRunner().invoke(program, ["demo", "-o", "out"])
     shown = next(line for line in done.stdout.splitlines() if line.endswith("out/static16.yaml") and "build" in line)
     before = Path("out/static16.yaml").read_bytes()
     again = CliRunner().invoke(program, shown.removeprefix("$ treeopt ").split())
@@ -45,10 +64,14 @@ def test_a_shown_command_can_be_typed_again() -> None:
     assert Path("out/static16.yaml").read_bytes() == before
 
 
+@pytest.mark.usefixtures("done")
 def test_demo_as_json_is_one_object() -> None:
-    """Programs read one object, with every tree's figures."""
-    done = CliRunner().invoke(program, ["demo", "-o", "out", "--json"])
-    found = json.loads(done.stdout)
+    """Programs read one object, with every tree's figures; the files of the first demo are replaced by equal ones."""
+    before = Path("out/static16.yaml").read_bytes()
+    again = CliRunner().invoke(program, ["demo", "-o", "out", "--json"])
+    assert again.exit_code == 0
+    assert Path("out/static16.yaml").read_bytes() == before
+    found = json.loads(again.stdout)
     assert set(found["trees"]) == {"medusa", "static", "dynamic", "no-heads"}
     assert all(tree["lossless"] for tree in found["trees"].values())
 
@@ -62,17 +85,16 @@ def test_a_failing_step_ends_the_demo_with_its_status() -> None:
     assert "validate" not in done.stdout
 
 
-def test_a_second_demo_replaces_its_own_files_alone() -> None:
-    """Files of an earlier demo are replaced; one that was edited, or is the user's own, is kept without --force."""
-    for _ in range(2):
-        assert CliRunner().invoke(program, ["demo", "-o", "out"]).exit_code == 0
+@pytest.mark.usefixtures("done")
+def test_a_second_demo_keeps_a_file_that_was_edited() -> None:
+    """A file of an earlier demo that was edited is kept, before any work, and replaced with --force."""
     tree = Path("out/static16.yaml")
     edited = tree.read_text() + "# my favourite\n"
     tree.write_text(edited)
-    done = CliRunner().invoke(program, ["demo", "-o", "out"])
-    assert done.exit_code == 3
-    assert "out/static16.yaml exists" in done.stderr
-    assert "$" not in done.stdout
+    again = CliRunner().invoke(program, ["demo", "-o", "out"])
+    assert again.exit_code == 3
+    assert "out/static16.yaml exists" in again.stderr
+    assert "$" not in again.stdout
     assert tree.read_text() == edited
     assert CliRunner().invoke(program, ["demo", "-o", "out", "--force"]).exit_code == 0
     assert tree.read_text() != edited

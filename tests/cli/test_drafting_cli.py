@@ -57,7 +57,7 @@ TREES = ("static", "dynamic", "auto", "plain-auto")
 @pytest.mark.parametrize("name", TREES)
 def test_validate_and_generate(name: str) -> None:
     """Every kind is lossless, in the steps that were predicted; the drafter is found beside the tree."""
-    data = treeopt_json("validate", "--tree", f"{name}.yaml", "--limit", "4", "--max-new-tokens", "24")
+    data = treeopt_json("validate", "--tree", f"{name}.yaml", "--limit", "2", "--max-new-tokens", "24")
     assert data["lossless"]
     assert data["tokens_per_step"] == data["predicted_tokens_per_step"] > 1
     made = treeopt_json("generate", "One day", "--tree", f"{name}.yaml", "--max-new-tokens", "24")
