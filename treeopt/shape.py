@@ -5,6 +5,8 @@ A shape holds no weights. Layers of equal matrices are one entry with their numb
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from treeopt.errors import Code, TreeoptError
@@ -181,3 +183,10 @@ def check_numbers(name: str, record: object, fields: tuple[str, ...] | list[str]
 def shape_error(what: str, **parts: str) -> TreeoptError:
     """E240: a model, device or setting that the hardware model cannot use."""
     return TreeoptError(Code.PLAN_INVALID, what, **parts)
+
+
+def similar(name: str, known: Iterable[str]) -> list[str]:
+    """Up to four known names that a wrong one may mean: those that contain it, else those spelled alike."""
+    names, text = list(known), name.lower()
+    found = [one for one in names if text and text in one] or difflib.get_close_matches(text, names, n=4, cutoff=0.5)
+    return found[:4]

@@ -5,11 +5,10 @@ The numbers are those of each model's config.json on the hub, whose repository i
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from treeopt.shape import Attention, Matrix, ModelShape, shape_error
+from treeopt.shape import Attention, Matrix, ModelShape, shape_error, similar
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,7 @@ def named_shape(name: str) -> ModelShape:
     """
     known = NAMED.get(name.lower())
     if known is None:
-        near = difflib.get_close_matches(name.lower(), NAMED, n=3, cutoff=0.5)
-        near = near or [one for one in NAMED if one.startswith(name.lower()[:4])][:3]
+        near = similar(name, NAMED)
         hint = f"{', '.join(near)}; or a" if near else "a"
         what = f"no model has the name {name}"
         fix = f"{hint} folder with a config.json; treeopt plan --presets lists all names"

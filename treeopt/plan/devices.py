@@ -6,12 +6,11 @@ float32 is that of the vector units. Where only a sparse figure is published, it
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from treeopt.shape import shape_error
+from treeopt.shape import shape_error, similar
 
 # Bytes of a value by dtype. Weights of 4 and 8 bits integers are multiplied in 16 bits.
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -104,7 +103,7 @@ def device_preset(name: str) -> Device:
     """
     found = DEVICES.get(name.lower())
     if found is None:
-        near = difflib.get_close_matches(name.lower(), DEVICES, n=3, cutoff=0.4) or list(DEVICES)
+        near = similar(name, DEVICES) or list(DEVICES)
         why, fix = "presets are devices with published figures", f"{', '.join(near)}; or --device-spec {_SPEC}"
         raise shape_error(f"no device has the name {name}", at=f"--device-preset {name}", why=why, fix=fix)
     return found

@@ -2,19 +2,21 @@
 
 The logarithms of modelled and measured seconds are compared, so that a step of 1 ms counts as much as one of 1 s. The
 five numbers of `Efficiency` are found by least squares on their logarithms, which keeps them positive
-(`scipy.optimize.least_squares`), from several starting points.
+(`scipy.optimize.least_squares`), from several starting points. Steps of one model do not tell the time around a step
+from that of its operators, whose number is always the same; then `step` is 0 and `launch` contains it, so that it grows
+with the number of layers.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.latency import ONE_NODE, LatencyPoint, LatencyProfile
+from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.plan.operators import Floats
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import shape_error
@@ -77,81 +79,107 @@ def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:
     Raises:
         TreeoptError: E240 where there are fewer than `FEWEST_POINTS` steps.
     """
-    rows = [_Row.of(source.model, point, i) for i, source in enumerate(sources) for point in source.profile.points]
-    if len(rows) < FEWEST_POINTS:
-        what = f"{len(rows)} measured steps are too few to fit {len(vars(Efficiency()))} numbers"
+    steps = _Steps.of(sources)
+    if len(steps.seconds) < FEWEST_POINTS:
+        what = f"{len(steps.seconds)} measured steps are too few to fit {len(vars(Efficiency()))} numbers"
         raise shape_error(what, fix="treeopt profile with more --sizes, --batch or --context")
-    efficiency = _fit(rows)
-    folds: list[tuple[str, Callable[[_Row], object]]] = [
-        ("nodes", lambda row: row.point.nodes),
-        ("batch and context", lambda row: (row.point.batch, row.point.context)),
-        ("model", lambda row: row.source),
-    ]
-    used = [(name, key) for name, key in folds if len({key(row) for row in rows}) > 1]
-    fitted = HeldOut("none", tuple(row.error(efficiency) for row in rows))
-    return EfficiencyFit(efficiency, fitted, tuple(HeldOut(name, tuple(_left_out(rows, key))) for name, key in used))
+    efficiency = _fit(steps)
+    keys: dict[str, list[object]] = {
+        "nodes": [point.nodes for source in sources for point in source.profile.points],
+        "batch and context": [(point.batch, point.context) for source in sources for point in source.profile.points],
+        "model": [i for i, source in enumerate(sources) for _ in source.profile.points],
+    }
+    held_out = (HeldOut(by, _left_out(steps, key)) for by, key in keys.items() if len(set(key)) > 1)
+    return EfficiencyFit(efficiency, HeldOut("none", steps.errors(efficiency)), tuple(held_out))
 
 
 def extrapolated(efficiency: Efficiency, other: MeasuredSteps) -> HeldOut:
     """The errors of an efficiency on the measured steps of another model of the same device."""
-    rows = [_Row.of(other.model, point, 0) for point in other.profile.points]
-    return HeldOut("model", tuple(row.error(efficiency) for row in rows))
+    return HeldOut("model", _Steps.of([other]).errors(efficiency))
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A measured step: seconds of computing and moving of each operator at the peak figures, and the calls."""
+class _Steps:
+    """Measured steps, with what their operators take at the peak figures.
 
-    point: LatencyPoint
-    source: int
-    computing: NDArray[np.float64]
-    moving: NDArray[np.float64]
-    calls: float
-    host: float
+    Args:
+        seconds: float64 [R], measured.
+        computing: float64 [R, O], seconds of computing of each operator; 0 for operators that a model has not.
+        moving: float64 [R, O], seconds of moving.
+        calls: float64 [R].
+        host: float64 [R], seconds of drafting on the host.
+        drafts: bool [R], whether the step has more than one node.
+    """
+
+    seconds: Floats
+    computing: Floats
+    moving: Floats
+    calls: Floats
+    host: Floats
+    drafts: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, model: StepModel, point: LatencyPoint, source: int) -> _Row:
-        bare = StepModel(model.shape, model.device, model.setting, model.drafting)
-        operators = bare.operators([point.nodes], point.batch, point.context)
-        times = np.array([[float(time[0]) for time in bare.times(one)] for one in operators])
-        calls = sum(float(one.calls[0]) for one in operators)
-        host = bare.drafting.host_seconds if point.nodes > ONE_NODE else 0.0
-        return cls(point, source, times[:, 0], times[:, 1], calls, host)
+    def of(cls, sources: Sequence[MeasuredSteps]) -> _Steps:
+        rows = [(source.model, point) for source in sources for point in source.profile.points]
+        operators = [model.operators([point.nodes], point.batch, point.context) for model, point in rows]
+        times = np.zeros((2, len(rows), max(map(len, operators))))
+        for row, (model, _) in enumerate(rows):
+            bare = dataclasses.replace(model, efficiency=Efficiency())
+            times[:, row, : len(operators[row])] = np.array([bare.times(one) for one in operators[row]])[..., 0].T
+        drafts = np.array([point.nodes > ONE_NODE for _, point in rows])
+        return cls(
+            seconds=np.array([point.seconds for _, point in rows]),
+            computing=times[0],
+            moving=times[1],
+            calls=np.array([sum(float(one.calls[0]) for one in each) for each in operators]),
+            host=np.array([model.drafting.host_seconds for model, _ in rows]) * drafts,
+            drafts=drafts,
+        )
 
-    def seconds(self, efficiency: Efficiency) -> float:
-        """The modelled seconds, as `StepModel.seconds`."""
-        work = np.maximum(self.computing / efficiency.compute, self.moving / efficiency.bandwidth).sum()
-        drafted = self.host + efficiency.tree if self.point.nodes > ONE_NODE else 0.0
-        return float(work) + self.calls * efficiency.launch + efficiency.step + drafted
+    def chosen(self, rows: NDArray[np.bool_]) -> _Steps:
+        """Some of the steps."""
+        return _Steps(*(getattr(self, one.name)[rows] for one in dataclasses.fields(self)))
 
-    def error(self, efficiency: Efficiency) -> float:
-        return abs(self.seconds(efficiency) / self.point.seconds - 1.0)
+    def modelled(self, efficiency: Efficiency) -> Floats:
+        """float64 [R]: the modelled seconds, as `StepModel.seconds`."""
+        work = np.maximum(self.computing / efficiency.compute, self.moving / efficiency.bandwidth).sum(1)
+        around = self.calls * efficiency.launch + efficiency.step + self.host + self.drafts * efficiency.tree
+        found: Floats = work + around
+        return found
 
-
-def _left_out(rows: Sequence[_Row], key: Callable[[_Row], object]) -> Iterator[float]:
-    """The error of each step by a fit to the steps of other keys."""
-    for value in dict.fromkeys(key(row) for row in rows):
-        rest = [row for row in rows if key(row) != value]
-        efficiency = _fit(rest)
-        yield from (row.error(efficiency) for row in rows if key(row) == value)
+    def errors(self, efficiency: Efficiency) -> tuple[float, ...]:
+        """|modelled / measured - 1| of each step."""
+        return tuple(np.abs(self.modelled(efficiency) / self.seconds - 1.0).tolist())
 
 
-def _fit(rows: Sequence[_Row]) -> Efficiency:
+def _left_out(steps: _Steps, keys: Sequence[object]) -> tuple[float, ...]:
+    """The error of each step by a fit to the steps of other keys, in the order of the steps."""
+    errors = np.zeros(len(keys))
+    for value in dict.fromkeys(keys):
+        left = np.array([key == value for key in keys])
+        errors[left] = steps.chosen(left).errors(_fit(steps.chosen(~left)))
+    return tuple(errors.tolist())
+
+
+def _fit(steps: _Steps) -> Efficiency:
     """The efficiency with the least squares of log seconds."""
     from scipy.optimize import least_squares
 
-    measured = np.log([row.point.seconds for row in rows])
+    measured, around = np.log(steps.seconds), len(set(steps.calls[~steps.drafts].tolist())) > 1
     low = np.log([_SHARES[0]] * 2 + [_LEAST_SECONDS] * 3)
     high = np.log([_SHARES[1]] * 2 + [_MOST_SECONDS] * 3)
 
     def residuals(logs: Floats) -> Floats:
-        efficiency = Efficiency(*map(math.exp, logs))
-        return np.log([row.seconds(efficiency) for row in rows]) - measured
+        found: Floats = np.log(steps.modelled(efficiency_of(logs))) - measured
+        return found
 
-    shortest = min(row.point.seconds for row in rows)
+    def efficiency_of(logs: Floats) -> Efficiency:
+        compute, bandwidth, launch, step, tree = np.exp(logs).tolist()
+        return Efficiency(compute, bandwidth, launch, step * around, tree)
+
     found = []
     for compute, bandwidth, launch in _STARTS:
-        start = np.log([compute, bandwidth, launch, shortest / 10, shortest / 10])
+        start = np.log([compute, bandwidth, launch, steps.seconds.min() / 10, steps.seconds.min() / 10])
         found.append(least_squares(residuals, np.clip(start, low, high), bounds=(low, high)))
     best = min(found, key=lambda one: float(one.cost))
-    return Efficiency(*map(math.exp, best.x))
+    return efficiency_of(best.x)
