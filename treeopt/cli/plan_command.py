@@ -23,6 +23,7 @@ from treeopt.cli.plan_report import as_dict, report, report_operators, report_pr
 from treeopt.drafter import KINDS
 from treeopt.files.marks import PICTURE, write_marked
 from treeopt.files.profiles import save_profile
+from treeopt.optimize.curve import default_sizes
 from treeopt.plan.devices import BYTES
 from treeopt.plan.operators import ATTENTIONS
 from treeopt.plan.planner import SpeedPlan, plan_speedup
@@ -111,6 +112,12 @@ def _check_files(options: dict[str, Any]) -> None:
             check_outputs(options, options[name], kind=PICTURE if _is_chart(options[name]) else None)
 
 
+def _sizes(plan: SpeedPlan) -> set[int]:
+    """The sizes of a modelled profile, which is interpolated: those of the plan, of curves, and the fastest."""
+    known = {point.nodes for point in plan.points}
+    return known | set(default_sizes(max(known))) | {best.any_nodes for best in plan.best}
+
+
 def _is_chart(file: str) -> bool:
     return Path(file).suffix.lower() == ".svg"
 
@@ -128,7 +135,6 @@ def _write(console: Console, options: dict[str, Any], plan: SpeedPlan) -> dict[s
         else:
             chosen = plan.chosen(plan.best[0])
             source = profile_source(options, chosen, VERSION)
-            sizes = [size for size in options["nodes"] if size <= (chosen.acceptance.largest or size)]
-            save_profile(chosen.model.profile(sizes, options["batch"], options["context"], source), file)
+            save_profile(chosen.model.profile(_sizes(plan), options["batch"], options["context"], source), file)
         console.note(f"wrote {file}")
     return written
