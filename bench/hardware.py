@@ -79,7 +79,7 @@ def paper() -> None:
             f"({one.speedup:.2f}); of all sizes {one.any_nodes} ({one.any_speedup:.2f})"
         )
     for batch in (1, 4, 32):
-        gains = [best("llama-7b", CHARTED, batch=batch, context=2**power) for power in range(7, 14)]
+        gains = [best("llama-7b", POWERS, batch=batch, context=2**power) for power in range(7, 14)]
         sizes = ", ".join(f"{one.any_nodes} ({one.any_speedup:.2f})" for one in gains)
         print(f"7B, batch {batch}, contexts 128, 256, ... 8,192: fastest size | paper: gain shrinks | {sizes}")
 
@@ -131,7 +131,7 @@ def fit(shared: Path, tiny: bool) -> None:
         "repeats": 5,
     }
     if tiny:
-        options = {"nodes": [1, 2, 4], "contexts": [16, 64], "batches": [1], "repeats": 1}
+        options = {"nodes": [1, 2, 4], "contexts": [16, 64], "repeats": 1}
     turns: dict[str, list[LatencyProfile]] = {name: [] for name in models}
     for _ in range(1 if tiny else 3):
         for name, one in models.items():

@@ -78,6 +78,10 @@ def test_table_and_operators() -> None:
     assert len(known) == len(table)
     decode = sum(row["seconds"] for row in known if row["phase"] == "decode")
     assert decode == pytest.approx(as_json(*LLAMA, "--nodes", "1")["points"][0]["seconds"])
+    slow = as_json("plan", "--model", "llama-33b", *A100, "--bare", "--batch", "64", "--nodes", "16,64", "--operators")
+    assert slow["best_nodes"] == 1
+    intensity = {row["phase"]: row["intensity"] for row in slow["operators"] if row["operator"] == "scores"}
+    assert intensity["tree of 64"] / intensity["decode"] == pytest.approx(41.32, abs=0.01)
 
 
 def test_drafting_costs_time() -> None:

@@ -91,7 +91,7 @@ def _report_fit(console: Console, fit: EfficiencyFit) -> None:
 
 
 def report_operators(console: Console, plan: SpeedPlan) -> None:
-    """Print FLOPs, bytes, intensity and time of each operator, for prefill, one node and the fastest size."""
+    """Print FLOPs, bytes, intensity and time of each operator, for prefill, one node and a tree."""
     header = ["phase", "operator", "GFLOP", "MB", "FLOP/byte", "us", "bound by"]
     rows = [
         [
@@ -111,12 +111,17 @@ def report_operators(console: Console, plan: SpeedPlan) -> None:
 
 
 def operator_rows(plan: SpeedPlan) -> Iterator[dict[str, Any]]:
-    """A dict for each operator of prefill, one node and the fastest size, at the first batch and context."""
+    """A dict for each operator of prefill, one node and a tree, at the first batch and context.
+
+    The tree has the fastest size, or the largest where no tree is faster than one node.
+    """
     first = plan.best[0]
+    largest = max(point.nodes for point in plan.points)
+    nodes = first.nodes if first.nodes > ONE_NODE else largest
     model, at = plan.chosen(first).model, (first.batch, first.context)
     phases = {"prefill": model.prefill_operators(*at), "decode": model.operators([ONE_NODE], *at)}
-    if first.nodes > ONE_NODE:
-        phases[f"tree of {first.nodes}"] = model.operators([first.nodes], *at)
+    if nodes > ONE_NODE:
+        phases[f"tree of {nodes}"] = model.operators([nodes], *at)
     for phase, operators in phases.items():
         for one in joined(operators):
             if float(one.calls[0]):
