@@ -7,6 +7,7 @@ from typing import Any
 
 from treeopt.cli.console import Console
 from treeopt.latency import ONE_NODE
+from treeopt.plan.acceptance import Acceptance
 from treeopt.plan.devices import DEVICES
 from treeopt.plan.fit import EfficiencyFit
 from treeopt.plan.operators import Floats, Operator, joined
@@ -40,7 +41,7 @@ def report(console: Console, plan: SpeedPlan, fit: EfficiencyFit | None) -> None
         f"({model.device.source})"
     )
     for one in plan.candidates:
-        console.say(f"tokens per step: {_acceptance(one.acceptance.name, one.acceptance.sizes)}")
+        console.say(f"tokens per step: {_tokens_by(one.acceptance)}")
     if model.efficiency == _BARE:
         console.say("seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account")
     if fit is not None:
@@ -73,9 +74,9 @@ def _best_line(best: PlanBest, several: bool) -> str:
     )
 
 
-def _acceptance(name: str, sizes: tuple[int, ...]) -> str:
-    if sizes:
-        return f"{name}, by its calibration"
+def _tokens_by(acceptance: Acceptance) -> str:
+    if acceptance.sizes:
+        return f"{acceptance.name}, by its calibration of {acceptance.model}"
     return "1 + 0.477 ln(nodes), the Medusa paper's model of its Vicuna-7B (arXiv:2401.10774, appendix G)"
 
 

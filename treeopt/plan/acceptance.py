@@ -32,6 +32,7 @@ class Acceptance:
         tokens: tokens per step of each; between sizes they are interpolated linearly, as in `build --nodes auto`.
         kind: of the trees, one of `KINDS`.
         provenance: entries of a latency profile that belong to the drafter.
+        model: the base model of the calibration.
     """
 
     name: str = "logarithm"
@@ -39,6 +40,7 @@ class Acceptance:
     tokens: tuple[float, ...] = ()
     kind: str = KINDS[0]
     provenance: tuple[tuple[str, Any], ...] = ()
+    model: str = ""
 
     @property
     def largest(self) -> int | None:
@@ -88,4 +90,4 @@ def calibrated_acceptance(
     if points[0].nodes != 1:
         raise shape_error(f"{shown}: the curve does not begin at one node")
     sizes, tokens = tuple(point.nodes for point in points), tuple(point.tokens_per_step for point in points)
-    return Acceptance(shown, sizes, tokens, kind, tuple(provenance.items()))
+    return Acceptance(shown, sizes, tokens, kind, tuple(provenance.items()), source.model)
