@@ -155,6 +155,7 @@ def test_fit_prints_the_errors_of_steps_left_out() -> None:
     assert found["fit"]["nodes"]["median"] < 0.05
     text = treeopt("plan", "--model", "pocket", *options, "-o", "modelled.yaml").stdout
     assert "error of steps left out by nodes: median" in text
+    assert "steps of one model do not separate" in text
     assert "compute 0.5" in load_profile("modelled.yaml").provenance["modelled"]
     error = treeopt("plan", "--model", "pocket", "--device-spec", SPEC, "--fit", "modelled.yaml", status=3).stderr
     assert "modelled.yaml was modelled" in error

@@ -16,6 +16,7 @@ from treeopt.plan.step_model import Efficiency, StepModel
 
 _POINT = ("nodes", "batch", "context", "seconds", "overhead", "speedup")
 _BARE = Efficiency()
+_BY_MODEL = "model"  # of `HeldOut.by`
 
 
 def report(console: Console, plan: SpeedPlan, fit: EfficiencyFit | None) -> None:
@@ -89,6 +90,8 @@ def _report_fit(console: Console, fit: EfficiencyFit) -> None:
     for one in (fit.fitted, *fit.held_out):
         left_out = "fitted steps" if one is fit.fitted else f"steps left out by {one.by}"
         console.say(f"error of {left_out}: median {one.median:.1%}, largest {one.largest:.1%}")
+    if all(one.by != _BY_MODEL for one in fit.held_out):
+        console.say("steps of one model do not separate bandwidth from launch: for another model, fit two or more")
 
 
 def report_operators(console: Console, plan: SpeedPlan) -> None:

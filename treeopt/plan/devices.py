@@ -120,7 +120,7 @@ def device_of_spec(spec: str) -> Device:
     missing = [key for key in ("flops", "bandwidth") if key not in numbers]
     if missing:
         raise shape_error(f"{' and '.join(missing)} missing", at=at, why="a device has both", fix=_SPEC)
-    name = f"{numbers['flops']:g} FLOP/s, {numbers['bandwidth']:g} bytes/s"
+    name = f"flops={numbers['flops']:g},bandwidth={numbers['bandwidth']:g}"
     return Device(name, {"any": numbers["flops"]}, numbers["bandwidth"], numbers.get("memory"), "--device-spec")
 
 
