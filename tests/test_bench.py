@@ -42,6 +42,7 @@ CALLS = {
     "dynamic_trees": [""],
     "exact": [EXACT],
     "forward": ["--shared {shared}"],
+    "hardware": ["paper", "fit --shared {shared}"],
     "hostile": [""],
     "learn": [""],
     "medusa2": ["--model pocket", "--shared {shared}"],

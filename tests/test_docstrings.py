@@ -9,7 +9,16 @@ import pytest
 
 import treeopt
 
-FUNCTIONS = ("run_calibration", "validate", "distill", "train_heads", "train_jointly", "save_merged", "measure_profile")
+FUNCTIONS = (
+    "run_calibration",
+    "validate",
+    "distill",
+    "train_heads",
+    "train_jointly",
+    "save_merged",
+    "measure_profile",
+    "plan_speedup",
+)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

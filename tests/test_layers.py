@@ -25,10 +25,11 @@ ROOMS = (  # each may import itself and those above it
     "evaluate",
     "train",
     "export",
+    "plan",
     "view",
     "cli",
 )
-NO_TORCH = {"records", "files", "optimize", "view"}  # these may import one another only
+NO_TORCH = {"records", "files", "optimize", "plan", "view"}  # these may import one another only
 HEAVY = {"torch", "transformers", "accelerate", "datasets"}
 RECORDS = {
     "calibration",
@@ -41,6 +42,7 @@ RECORDS = {
     "progress",
     "provenance",
     "sampling",
+    "shape",
     "traces",
     "tree",
     "version",

@@ -61,6 +61,7 @@ class Code(enum.Enum):
     DRAFTER_INVALID = ("E222", EXIT_INPUT, "the values of a drafter are inconsistent")
     DRAFTER_MISMATCH = ("E223", EXIT_INPUT, "traces and trees are valid for the drafter that they were made with")
     PROFILE_INVALID = ("E230", EXIT_INPUT, "a latency profile has positive seconds, one value for each size")
+    PLAN_INVALID = ("E240", EXIT_INPUT, "the hardware model takes known shapes and devices, and positive numbers")
     HUB_UNREACHABLE = ("E301", EXIT_ENVIRONMENT, "not on this machine, and the hub cannot be reached")
     PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `turns`, `instruction`, `prompt` or `text`")
     PROMPTS_EMPTY = ("E303", EXIT_INPUT, "there is no prompt to run")

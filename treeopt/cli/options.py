@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # All options that name files or models to read.
 _INPUTS = (
     *("heads", "model", "adapter", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),
-    *("tree", "calibration", "calibrations", "drafter", "profile", "compare"),
+    *("tree", "calibration", "calibrations", "drafter", "profile", "compare", "fit"),
 )
 
 

@@ -1,0 +1,237 @@
+"""`treeopt plan` as a user meets it: tables, JSON, profiles, charts, fits and wrong input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import treeopt
+
+from treeopt.calibration import Calibration
+from treeopt.files.calibrations import save_calibration
+from treeopt.files.profiles import load_profile, save_profile
+from treeopt.models.config_shapes import heads_drafting
+from treeopt.models.shapes import model_shape
+from treeopt.plan.devices import device_of_spec
+from treeopt.plan.operators import StepSetting
+from treeopt.plan.step_model import Efficiency, StepModel
+
+A100 = ("--device-preset", "a100-80gb-pcie")
+LLAMA = ("plan", "--model", "llama-7b", *A100)
+SPEC = "flops=1e11,bandwidth=2e10"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def as_json(*arguments: str) -> Any:
+    """The one object of --json."""
+    return json.loads(treeopt(*arguments, "--json").stdout)
+
+
+def test_json_has_the_points_and_the_best_size() -> None:
+    """One point a size, batch and context, with six figures; sizes rise to 64 or 128 and fall."""
+    found = as_json(*LLAMA, "--batch", "1", "--context", "1024", "--nodes", "1,2,4,8,16,32,64,128,256,512")
+    assert [point["nodes"] for point in found["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    for point in found["points"]:
+        assert set(point) == {"nodes", "batch", "context", "seconds", "overhead", "speedup"}
+        assert (point["batch"], point["context"]) == (1, 1024)
+    assert found["points"][0]["overhead"] == found["points"][0]["speedup"] == 1.0
+    assert found["points"][0]["seconds"] == pytest.approx(0.007112, rel=1e-3)
+    assert found["best_nodes"] in (64, 128)
+    assert found["best"][0]["any_nodes"] == 169
+    assert found["device"]["source"] == "NVIDIA A100 Tensor Core GPU datasheet"
+    assert found["model"]["parameters"] == 6_738_415_616
+    assert "operators" not in found
+
+
+def test_bare_formulas_give_the_size_of_the_paper() -> None:
+    """Without LM head and cache writes the maximum is at 170 nodes."""
+    assert as_json(*LLAMA, "--bare")["best"][0]["any_nodes"] == 170
+
+
+def test_points_of_all_batches_and_contexts() -> None:
+    """Every pair has its points and its best size, and the first pair is that of `best_nodes`."""
+    found = as_json(*LLAMA, "--batch", "32,1", "--context", "128,1024", "--nodes", "4,64")
+    assert len(found["points"]) == 2 * 2 * 3
+    assert [(best["batch"], best["context"]) for best in found["best"]] == [(1, 128), (1, 1024), (32, 128), (32, 1024)]
+    assert [best["nodes"] for best in found["best"]] == [64, 64, 4, 4]
+    assert found["best_nodes"] == 64
+
+
+def test_table_and_operators() -> None:
+    """A line a size with the best one marked, and the operators of prefill, one node and the best size."""
+    lines = treeopt(*LLAMA, "--nodes", "16,64", "--operators").stdout.splitlines()
+    assert [line.split("\t")[0] for line in lines[:4]] == ["nodes", "1", "16", "64 best"]
+    table = [line.split("\t") for line in lines if line.split("\t")[0] in ("prefill", "decode", "tree of 64")]
+    assert {row[0] for row in table} == {"prefill", "decode", "tree of 64"}
+    assert {row[1] for row in table if row[0] == "decode"} >= {"q_proj", "scores", "values", "kv writes", "lm_head"}
+    bound = {row[0]: row[-1] for row in table if row[1] == "gate_proj"}
+    assert bound == {"prefill": "compute", "decode": "bandwidth", "tree of 64": "bandwidth"}
+    known = as_json(*LLAMA, "--nodes", "16,64", "--operators")["operators"]
+    assert len(known) == len(table)
+    decode = sum(row["seconds"] for row in known if row["phase"] == "decode")
+    assert decode == pytest.approx(as_json(*LLAMA, "--nodes", "1")["points"][0]["seconds"])
+    slow = as_json("plan", "--model", "llama-33b", *A100, "--bare", "--batch", "64", "--nodes", "16,64", "--operators")
+    assert slow["best_nodes"] == 1
+    intensity = {row["phase"]: row["intensity"] for row in slow["operators"] if row["operator"] == "scores"}
+    assert intensity["tree of 64"] / intensity["decode"] == pytest.approx(41.32, abs=0.01)
+
+
+def test_drafting_costs_time() -> None:
+    """Heads, a draft model and drafting on the host each raise the overhead of trees alone."""
+    plain = as_json(*LLAMA, "--nodes", "64")["points"]
+    for options in (
+        ("--draft-heads", "5"),
+        ("--draft-heads", "5", "--shared-lm-head"),
+        ("--draft", "llama-68m", "--draft-levels", "4"),
+        ("--host-seconds", "0.001"),
+    ):
+        drafted = as_json(*LLAMA, "--nodes", "64", *options)["points"]
+        assert drafted[0] == plain[0]
+        assert drafted[1]["overhead"] > 1.01 * plain[1]["overhead"]
+
+
+def test_profile_is_taken_by_build_and_curve(calibration: Calibration) -> None:
+    """`build --nodes auto` and `curve` price trees with the modelled profile of the calibration's drafter."""
+    options = ("--calibration", "calibration.safetensors", "--nodes", "1,2,4,8,16", "-o", "p.yaml")
+    found = as_json(*LLAMA, *options)
+    profile = load_profile("p.yaml")
+    assert profile.provenance["modelled"].startswith("treeopt plan; efficiency: compute 1")
+    assert (profile.provenance["model"], profile.provenance["device"]) == ("llama-7b", "a100-80gb-pcie")
+    assert (profile.provenance["dtype"], profile.kind) == ("bfloat16", "static")
+    assert profile.provenance["heads_id"] == calibration.provenance.heads_id
+    curve = as_json("curve", "--profile", "p.yaml", "--largest", "16")
+    by_nodes = {point["nodes"]: point for point in curve["points"]}
+    for point in found["points"]:
+        assert point["overhead"] == pytest.approx(by_nodes[point["nodes"]]["overhead"])
+        assert point["speedup"] == pytest.approx(by_nodes[point["nodes"]]["speedup"])
+    tree = as_json("build", "--nodes", "auto", "--profile", "p.yaml", "-o", "t.yaml")
+    assert tree["nodes"] == found["best"][0]["any_nodes"]
+    error = treeopt(*LLAMA, *options, status=3).stderr
+    assert "E202" in error
+    treeopt(*LLAMA, *options, "--force")
+
+
+def test_calibrations_of_two_drafters_give_size_and_drafter(calibration: Calibration) -> None:
+    """The drafter that is right more often wins; without heads no heads are computed."""
+    ngram = dataclasses.replace(
+        calibration,
+        ranks=calibration.ranks,
+        provenance=dataclasses.replace(
+            calibration.provenance, heads="", heads_id="", drafter_id="d1", drafter="x/stories.drafter.safetensors"
+        ),
+    )
+    save_calibration(ngram, "ngram.safetensors")
+    options = ("--calibration", "calibration.safetensors", "--calibration", "ngram.safetensors", "--nodes", "1,8")
+    found = as_json(*LLAMA, *options, "-o", "p.yaml")
+    assert {point["drafter"] for point in found["points"]} == {"heads", "stories.drafter.safetensors"}
+    assert found["best"][0]["drafter"] == "stories.drafter.safetensors"  # equal tokens, and no heads to compute
+    assert load_profile("p.yaml").drafter == "d1"
+    slow = as_json(*LLAMA, *options, "--host-seconds", "0.01")
+    assert slow["best"][0]["drafter"] == "heads"
+    twice = as_json(*LLAMA, *options[:2], *options[:2])
+    assert {point["drafter"] for point in twice["points"]} == {"heads", "heads (calibration.safetensors)"}
+
+
+def test_fit_prints_the_errors_of_steps_left_out() -> None:
+    """A profile of pocket calibrates the device; a modelled profile does not."""
+    shape = model_shape("pocket")
+    setting = StepSetting("float32", attention="flash")
+    model = StepModel(shape, device_of_spec(SPEC), setting, heads_drafting("pocket", shape), Efficiency(0.5, 0.1, 1e-5))
+    known = {"model": "pocket", "heads": "pocket", "dtype": "float32", "attention": "sdpa", "drafter_name": "heads"}
+    save_profile(model.profile([4, 16, 64, 256], [1, 4], [64, 256], known), "measured.yaml")
+    options = ("--device-spec", SPEC, "--dtype", "float32", "--fit", "measured.yaml")
+    found = as_json("plan", "--model", "qwen2.5-0.5b", *options)
+    assert found["efficiency"]["compute"] == pytest.approx(0.5, rel=0.05)
+    assert found["efficiency"]["bandwidth"] == pytest.approx(0.1, rel=0.05)
+    assert set(found["fit"]) == {"none", "nodes", "batch and context"}
+    assert found["fit"]["nodes"]["median"] < 0.05
+    text = treeopt("plan", "--model", "pocket", *options, "-o", "modelled.yaml").stdout
+    assert "error of steps left out by nodes: median" in text
+    assert "steps of one model do not separate" in text
+    assert "compute 0.5" in load_profile("modelled.yaml").provenance["modelled"]
+    error = treeopt("plan", "--model", "pocket", "--device-spec", SPEC, "--fit", "modelled.yaml", status=3).stderr
+    assert "modelled.yaml was modelled" in error
+    error = treeopt("plan", "--model", "pocket", *options, "-o", "measured.yaml", "--force", status=3).stderr
+    assert "is an input" in error
+
+
+def test_chart_is_replaced_while_it_is_unedited() -> None:
+    """-o FILE.svg and --chart write the same picture, with every point in its description."""
+    treeopt(*LLAMA, "--nodes", "1,64", "--batch", "1,8", "-o", "a.svg", "--chart", "b.svg")
+    text = Path("a.svg").read_text()
+    assert text == Path("b.svg").read_text()
+    assert "batch 8, 64 nodes: overhead 2.804, speedup 1.064" in text
+    treeopt(*LLAMA, "-o", "a.svg")
+    assert Path("a.svg").read_text() != text
+    Path("a.svg").write_text(text.replace("llama", "lama", 1))
+    assert "E202" in treeopt(*LLAMA, "-o", "a.svg", status=3).stderr
+
+
+def test_warnings_of_memory_and_context() -> None:
+    """A cache that does not fit, and a context that the model does not have, are named."""
+    found = as_json(*LLAMA, "--batch", "64", "--context", "4096", "--nodes", "1")
+    assert len(found["warnings"]) == 2
+    assert "exceed the 80 GB" in found["warnings"][0]
+    assert "takes 2048 tokens" in found["warnings"][1]
+    assert "warnings" not in as_json(*LLAMA, "--nodes", "1")
+
+
+def test_presets_are_listed() -> None:
+    """Every model and device with its source."""
+    text = treeopt("plan", "--presets").stdout
+    assert "llama-7b\t6,738,415,616\t2048\thuggyllama/llama-7b" in text
+    assert "a100-80gb-pcie\tbfloat16 312 float32 19.5\t1935\t80\tNVIDIA A100 Tensor Core GPU datasheet" in text
+    known = as_json("plan", "--presets")
+    assert len(known["models"]) > 25
+    assert all(device["source"] for device in known["devices"])
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "says"),
+    [
+        (["plan"], 2, "--model"),
+        (["plan", "--model", "llama-7b"], 2, "--device-preset"),
+        ([*LLAMA, "--device-spec", SPEC], 2, "--device-spec"),
+        (["plan", "--model", "lama-7b", *A100], 3, "llama-7b"),
+        (["plan", "--model", "./nowhere", *A100], 3, "E201"),
+        (["plan", "--model", "llama-7b", "--device-preset", "a10"], 3, "a100-80gb-pcie"),
+        (["plan", "--model", "llama-7b", "--device-spec", "flops=1"], 3, "bandwidth"),
+        (["plan", "--model", "llama-7b", "--device-spec", "flops=nan,bandwidth=1"], 3, "flops"),
+        ([*LLAMA, "--dtype", "float8"], 3, "float8"),
+        ([*LLAMA, "--dtype", "int3"], 2, "int3"),
+        ([*LLAMA, "--nodes", "0"], 2, "--nodes"),
+        ([*LLAMA, "--nodes", "-4"], 2, "--nodes"),
+        ([*LLAMA, "--nodes", "1.5"], 2, "--nodes"),
+        ([*LLAMA, "--nodes", "nan"], 2, "--nodes"),
+        ([*LLAMA, "--nodes", "999999999999"], 3, "E240"),
+        ([*LLAMA, "--batch", "999999999999999"], 3, "E240"),
+        ([*LLAMA, "--context", "999999999999999"], 3, "E240"),
+        ([*LLAMA, "--host-seconds", "nan"], 2, "--host-seconds"),
+        ([*LLAMA, "--host-seconds", "-1"], 2, "--host-seconds"),
+        ([*LLAMA, "--draft", "llama-68m"], 2, "--draft-levels"),
+        ([*LLAMA, "--shared-lm-head"], 2, "--draft-heads"),
+        ([*LLAMA, "--efficiency", "compute=0"], 3, "compute"),
+        ([*LLAMA, "--efficiency", "speed=1"], 3, "speed"),
+        ([*LLAMA, "--efficiency", "compute=1", "--fit", "p.yaml"], 2, "--fit"),
+        ([*LLAMA, "--fit", "p.yaml"], 3, "E201"),
+        ([*LLAMA, "--calibration", "c.safetensors"], 3, "E201"),
+        ([*LLAMA, "-o", "plan.png"], 3, "E204"),
+        ([*LLAMA, "--chart", "plan.yaml"], 3, "E204"),
+        ([*LLAMA, "--kind", "dynamic", "--calibration", "calibration.safetensors"], 3, "E220"),
+    ],
+)
+@pytest.mark.usefixtures("calibration")
+def test_wrong_input_is_one_clear_error(line: list[str], status: int, says: str) -> None:
+    """Usage errors exit with 2, wrong input with 3, and none prints a traceback."""
+    error = treeopt(*line, status=status).stderr
+    assert says in error
+    assert "Traceback" not in error
+    assert "bug" not in error

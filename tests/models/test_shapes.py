@@ -1,0 +1,262 @@
+"""Shapes from configs: FLOPs of real forwards by torch's counter, parameters, and models that have no shape."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT_FOLDER
+from tiny import FAMILIES, TREE_FAMILIES
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.config_shapes import heads_drafting
+from treeopt.models.named_shapes import NAMED, named_shape
+from treeopt.models.shapes import model_shape
+from treeopt.plan.operators import StepSetting, forward_operators
+
+BATCH, CACHED, NODES = 3, 40, 9  # 40 cached tokens exceed the windows of 16
+COMMON = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {**COMMON, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("qwen3_moe", {**COMMON, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 16}),
+    "olmo2": ("olmo2", COMMON),
+    "falcon": ("falcon", {**COMMON, "multi_query": True}),
+    "starcoder2": ("starcoder2", {**COMMON, "tie_word_embeddings": True}),
+    "bloom": ("bloom", {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": None}),
+}
+TRIED = {**{name: FAMILIES[name] for name in TREE_FAMILIES}, **MORE}
+# Families that take no mask [B, 1, nodes, keys], or several.
+DEFAULT_MASK = {
+    "bloom",
+    "opt",
+    "mistral",
+    "qwen2-mixed",
+    "qwen3-mixed",
+    "gemma2",
+    "gemma3",
+    "phi3",
+}  # take no mask of a tree
+FIXED_PARAMETERS = {  # of the published checkpoints
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-33b": 32_528_943_616,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
+
+
+def tiny(name: str) -> Any:
+    """A random model on the CPU with eager attention and experts."""
+    kind, settings = TRIED[name]
+    settings = {key: value for key, value in settings.items() if key != "attn_implementation"}
+    config = AutoConfig.for_model(kind, **{"vocab_size": 61, "pad_token_id": None, **settings})
+    config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+def flops(shape: Any, nodes: int, cached: int) -> float:
+    """FLOPs of a forward by the hardware model."""
+    found = forward_operators(shape, np.array([float(nodes)]), BATCH, cached, StepSetting("float32"))
+    return float(sum(one.flops[0] for one in found))
+
+
+def counted(model: Any, nodes: int, cache: DynamicCache, mask: torch.Tensor | None) -> int:
+    """FLOPs of a real forward, by torch's counter."""
+    ids = torch.randint(0, 61, (BATCH, nodes))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(ids, past_key_values=cache, use_cache=True, **({} if mask is None else {"attention_mask": mask}))
+    return int(counter.get_total_flops())
+
+
+def tree_mask(nodes: int, cached: int) -> torch.Tensor:
+    """float32 [B, 1, nodes, cached + nodes]: a tree in which node i hangs from node (i - 1) // 2."""
+    seen = torch.zeros(nodes, nodes, dtype=torch.bool)
+    for node in range(nodes):
+        above = node
+        while above:
+            seen[node, above] = True
+            above = (above - 1) // 2
+        seen[node, 0] = True
+    mask = torch.cat([torch.ones(nodes, cached, dtype=torch.bool), seen], 1)
+    lowest = torch.finfo(torch.float32).min
+    return torch.where(mask, 0.0, lowest).expand(BATCH, 1, -1, -1).contiguous()
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_flops_and_parameters_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    """Prefill, one token and a tree after the cache take the counted FLOPs; parameters are exact."""
+    model = tiny(name)
+    model.config.save_pretrained(tmp_path)
+    shape = model_shape(tmp_path)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    for nodes in (1, NODES):
+        cache = DynamicCache(config=model.config)
+        prefill = counted(model, CACHED, cache, None)
+        mask = tree_mask(nodes, CACHED) if nodes > 1 and name not in DEFAULT_MASK else None
+        step = counted(model, nodes, cache, mask)
+        assert flops(shape, CACHED, 0) == pytest.approx(prefill, rel=0.02)
+        assert flops(shape, nodes, CACHED) == pytest.approx(step, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "parameters"), FIXED_PARAMETERS.items())
+def test_named_shapes_have_the_parameters_of_their_checkpoints(name: str, parameters: int) -> None:
+    """Embeddings, norms and biases included."""
+    assert named_shape(name).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("llama-7b", {"model_type": "llama"}),  # the defaults of transformers are Llama-7B
+        ("mistral-7b", {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": 4096}),
+        ("mixtral-8x7b", {"model_type": "mixtral", "sliding_window": None}),
+        (
+            "qwen3-30b-a3b",
+            {
+                "model_type": "qwen3_moe",
+                "hidden_size": 2048,
+                "moe_intermediate_size": 768,
+                "num_hidden_layers": 48,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "head_dim": 128,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+            },
+        ),
+    ],
+)
+def test_named_shape_is_that_of_its_config(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+    """FLOPs, bytes of the weights and the cache of a name are those of the model that transformers makes."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    known, read = named_shape(name), model_shape(tmp_path / "config.json")
+    assert known.attention == read.attention
+    assert (known.parameters, known.tied, known.hidden) == (read.parameters, read.tied, read.hidden)
+    for nodes in (1.0, 64.0):
+        pair = [forward_operators(one, np.array([nodes]), 2, 512, StepSetting()) for one in (known, read)]
+        for figure in ("flops", "bytes"):
+            one, other = (sum(float(getattr(row, figure)[0]) for row in rows) for rows in pair)
+            # matrices that are one in the model (gate and up) read their input once
+            assert one == pytest.approx(other, rel=1e-12 if figure == "flops" else 0.02)
+
+
+def test_named_shape_needs_no_torch() -> None:
+    """`model_shape` of a known name imports neither torch nor transformers."""
+    code = (
+        "import sys, treeopt; print(treeopt.model_shape('Llama-7B').layers, "
+        "[name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT_FOLDER)
+    assert done.stdout.strip() == "32 []"
+
+
+def test_every_named_shape_can_be_made() -> None:
+    """All names give a shape under their name, with a source."""
+    for name in NAMED:
+        shape = named_shape(name)
+        assert shape.name == name
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", shape.source)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2}, "past_key_values"),
+        ({**COMMON, "model_type": "jamba"}, ""),
+        ({**COMMON, "model_type": "t5"}, "AutoModelForCausalLM"),
+        ({"model_type": "no-such-type"}, "no-such-type"),
+        ({**COMMON, "model_type": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({**COMMON, "model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers"),
+        ({**COMMON, "model_type": "llama", "hidden_size": -32}, ""),
+        ({**COMMON, "model_type": "llama", "vocab_size": "many"}, ""),
+    ],
+)
+def test_config_without_a_shape_is_refused_with_a_reason(config: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """Recurrent layers, encoders, unknown types and impossible numbers are E240."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(TreeoptError) as caught:
+        model_shape(tmp_path)
+    assert caught.value.code is Code.PLAN_INVALID
+    assert why in caught.value.why
+    assert caught.value.why
+    assert "\n" not in caught.value.why
+
+
+def test_hidden_arithmetic_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A forward that does more than its matrices and attention has no shape."""
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.LlamaMLP.forward
+
+    def twice(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return plain(self, hidden) + plain(self, hidden)
+
+    (tmp_path / "config.json").write_text(json.dumps({**COMMON, "model_type": "llama"}))
+    model_shape(tmp_path)
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", twice)
+    with pytest.raises(TreeoptError, match="has no shape") as caught:
+        model_shape(tmp_path)
+    assert "FLOPs are +" in caught.value.why
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"model_type": 3}', "\xff"])
+def test_file_that_is_no_config_is_refused(text: str, tmp_path: Path) -> None:
+    """E203 with the file, and E201 where there is none."""
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(TreeoptError) as caught:
+        model_shape(tmp_path)
+    assert caught.value.code is Code.FILE_INVALID
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(TreeoptError) as caught:
+        model_shape(tmp_path)
+    assert caught.value.code is Code.FILE_MISSING
+
+
+@pytest.mark.parametrize(("name", "near"), [("lama-7b", "llama-7b"), ("mixtral", "mixtral-8x7b"), ("qwen3", "qwen3-")])
+def test_unknown_name_lists_similar_ones(name: str, near: str) -> None:
+    """E240 with the names that it may mean."""
+    with pytest.raises(TreeoptError) as caught:
+        model_shape(name)
+    assert caught.value.code is Code.PLAN_INVALID
+    assert near in caught.value.fix
+
+
+def test_shape_and_heads_of_the_built_in_model() -> None:
+    """pocket has the parameters of its model card, and five heads of two blocks with LM heads of their own."""
+    shape = model_shape("pocket")
+    assert (shape.parameters, shape.layers, shape.hidden, shape.lm_head.rows) == (2_545_728, 5, 192, 2048)
+    drafting = heads_drafting("pocket", shape)
+    assert (drafting.heads, drafting.blocks) == (5, 2)
+    with pytest.raises(TreeoptError) as caught:
+        heads_drafting("pocket", named_shape("llama-7b"))
+    assert caught.value.code is Code.HEADS_MISMATCH

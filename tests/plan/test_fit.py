@@ -1,0 +1,89 @@
+"""The efficiency of a device from measured steps: known numbers are found again, and errors are of steps left out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.models.named_shapes import named_shape
+from treeopt.plan.devices import Device
+from treeopt.plan.fit import MeasuredSteps, extrapolated, fit_efficiency
+from treeopt.plan.operators import StepSetting
+from treeopt.plan.step_model import Efficiency, StepModel
+from treeopt.shape import Drafting
+
+DEVICE = Device("a device", {"any": 1e13}, 1e12)
+TRUE = Efficiency(compute=0.4, bandwidth=0.7, launch=2e-5, step=5e-3, tree=8e-3)
+SIZES, BATCHES, CONTEXTS = [1, 2, 8, 32, 128, 512], [1, 8], [64, 1024]
+
+
+def steps(name: str, efficiency: Efficiency = TRUE, noise: float = 0.0, seed: int = 0) -> MeasuredSteps:
+    """Steps of a device with this efficiency; the model that is given with them does not have it."""
+    heads = Drafting(heads=3, head_rows=32_000)
+    model = StepModel(named_shape(name), DEVICE, StepSetting("float32"), heads)
+    exact = dataclasses.replace(model, efficiency=efficiency).profile(SIZES, BATCHES, CONTEXTS, {})
+    rng = np.random.default_rng(seed)
+    points = []
+    for point in exact.points:
+        value = float(point.seconds * np.exp(noise * rng.standard_normal()))
+        points.append(LatencyPoint(point.nodes, point.batch, point.context, value, value, value))
+    return MeasuredSteps(LatencyProfile.from_points(points), model)
+
+
+def test_known_efficiency_is_found_again() -> None:
+    """Without noise all five numbers come back, and steps that were left out are exact."""
+    fit = fit_efficiency([steps("qwen2.5-0.5b"), steps("qwen2.5-3b")])
+    points = steps("qwen2.5-0.5b").profile.points
+    for name, value in vars(TRUE).items():
+        assert getattr(fit.efficiency, name) == pytest.approx(value, rel=0.02), name
+    assert [one.by for one in fit.held_out] == ["nodes", "batch and context", "model"]
+    assert len(fit.fitted.errors) == 2 * len(SIZES) * len(BATCHES) * len(CONTEXTS)
+    assert all(len(one.errors) == len(fit.fitted.errors) for one in fit.held_out)
+    assert max(one.largest for one in (fit.fitted, *fit.held_out[1:2])) < 0.02
+    assert fit.held_out[2].largest < 0.2  # from one model, whose `launch` contains `step`
+    one_node = [error for error, point in zip(fit.held_out[0].errors, 2 * points, strict=True) if point.nodes == 1]
+    rest = sorted(fit.held_out[0].errors)[: -len(one_node)]
+    assert max(rest) < 0.02 < max(one_node)  # without steps of one node, `step` and `tree` are one number
+
+
+def test_fit_extrapolates_to_a_larger_model() -> None:
+    """Fitted to 0.5 billion parameters, it predicts 14 billion; the bare formulas are far off."""
+    fit = fit_efficiency([steps("qwen2.5-0.5b", noise=0.03)])
+    larger = steps("qwen2.5-14b")
+    assert fit.efficiency.step == 0.0
+    assert extrapolated(fit.efficiency, larger).median < 0.06
+    assert extrapolated(Efficiency(), larger).median > 0.2
+
+
+def test_errors_are_of_steps_that_were_left_out() -> None:
+    """One size is three times slower than the model allows: its error shows where it was left out."""
+    measured = steps("qwen2.5-0.5b")
+    changed = [
+        dataclasses.replace(p, seconds=3 * p.seconds, low=3 * p.low, high=3 * p.high) if p.nodes == 8 else p
+        for p in measured.profile.points
+    ]
+    fit = fit_efficiency([MeasuredSteps(LatencyProfile.from_points(changed), measured.model)])
+    by_nodes = fit.held_out[0]
+    assert by_nodes.by == "nodes"
+    for error, point in zip(by_nodes.errors, changed, strict=True):
+        if point.nodes == 8:
+            assert error == pytest.approx(2 / 3, abs=0.02)  # 1 - 1/3 of the measured seconds
+
+
+def test_fit_is_the_same_in_every_run() -> None:
+    """Folds and starting points are fixed."""
+    one, other = (fit_efficiency([steps("qwen2.5-0.5b", noise=0.1)]) for _ in range(2))
+    assert one == other
+
+
+def test_too_few_steps_are_refused() -> None:
+    """Five steps do not give five numbers."""
+    measured = steps("qwen2.5-0.5b")
+    few = MeasuredSteps(LatencyProfile.from_points(measured.profile.points[:5]), measured.model)
+    with pytest.raises(TreeoptError, match="too few") as caught:
+        fit_efficiency([few])
+    assert caught.value.code is Code.PLAN_INVALID

@@ -1,0 +1,235 @@
+"""Seconds, memory and profiles of the hardware model, by hand; what the Medusa paper found with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hand_shape import SHAPE
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.named_shapes import named_shape
+from treeopt.plan.acceptance import Acceptance
+from treeopt.plan.devices import DEVICES, Device, device_of_spec, device_preset
+from treeopt.plan.operators import StepSetting
+from treeopt.plan.planner import PlanCandidate, SpeedPlan, plan_speedup
+from treeopt.plan.step_model import Efficiency, StepModel
+from treeopt.shape import Drafting
+
+SLOW, WIDE = Device("slow memory", {"any": 100.0}, 10.0), Device("wide memory", {"any": 100.0}, 1000.0)
+POWERS = tuple(2**power for power in range(10))
+PAPER = tuple(range(16, 129, 16))  # candidates in the paper's charts, with one
+
+
+@pytest.mark.parametrize(
+    ("device", "efficiency", "drafting", "expected"),
+    [
+        (SLOW, Efficiency(), Drafting(), 472.2),
+        (WIDE, Efficiency(), Drafting(), 70.44),
+        (WIDE, Efficiency(0.5, 0.25), Drafting(), 141.36),
+        (WIDE, Efficiency(0.5, 0.25, 0.01, 0.5, 0.25), Drafting(), 142.2),
+        (WIDE, Efficiency(0.5, 0.25, 0.01, 0.5, 0.25), Drafting(host_seconds=0.125), 142.325),
+    ],
+)
+def test_seconds_by_hand(device: Device, efficiency: Efficiency, drafting: Drafting, expected: float) -> None:
+    """Each operator takes the longer of its two times; nine operators are started."""
+    model = StepModel(SHAPE, device, drafting=drafting, efficiency=efficiency)
+    assert model.seconds([3], 2, 10)[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_node_drafts_nothing() -> None:
+    """Heads, host and the time of trees count from two nodes on."""
+    plain = StepModel(SHAPE, WIDE)
+    costly = StepModel(SHAPE, WIDE, drafting=Drafting(3, 1, 7, host_seconds=5.0), efficiency=Efficiency(tree=7.0))
+    assert costly.seconds([1], 1, 10)[0] == plain.seconds([1], 1, 10)[0]
+    assert costly.seconds([2], 1, 10)[0] - plain.seconds([2], 1, 10)[0] > 12.0
+
+
+def test_memory_by_hand() -> None:
+    """Weights, heads and a draft model in the dtype of weights, the cache in that of the cache."""
+    shape = SHAPE  # 30 in matrices, 35 in the LM head, 35 others; 20 cached numbers a token
+    assert StepModel(shape, WIDE).memory(3, 2, 10) == 2 * 100 + 2 * 20 * 2 * 13
+    assert StepModel(shape, WIDE, StepSetting("int4", "float8")).memory(3, 2, 10) == 50 + 20 * 2 * 13
+    drafting = Drafting(heads=2, blocks=1, head_rows=7, draft=shape, levels=1)
+    heads = 2 * (5 + 7) * 5
+    assert StepModel(shape, WIDE, drafting=drafting).memory(3, 2, 10) == 2 * (200 + heads) + 2 * 40 * 2 * 13
+
+
+def test_profile_has_the_modelled_seconds() -> None:
+    """One and two nodes are in every profile; quartiles are the figure itself."""
+    model = StepModel(SHAPE, WIDE)
+    profile = model.profile([8, 4], [2, 1], [10], {"model": "by hand"})
+    assert profile.curve(2)[0].tolist() == [1, 2, 4, 8]
+    assert profile.curve(2)[1].tolist() == model.seconds([1, 2, 4, 8], 2, 10).tolist()
+    assert all(point.low == point.seconds == point.high for point in profile.points)
+
+
+def planned(name: str = "llama-7b", *, nodes: Any = POWERS, batch: int = 1, context: int = 1024) -> SpeedPlan:
+    """The paper's machine, formulas and acceptance."""
+    model = StepModel(named_shape(name), device_preset("a100-80gb-pcie"), StepSetting(bare=True))
+    return plan_speedup([PlanCandidate(Acceptance(), model)], nodes, [batch], [context])
+
+
+def naive_seconds(nodes: int, batch: int, context: int) -> float:
+    """Table 5 of appendix G for Llama-7B on an A100, written out."""
+    h, i, n, d, layers, total = 4096, 11008, 32, 128, 32, 0.0
+    for rows, columns in [(h, h)] * 4 + [(i, h)] * 2 + [(h, i)]:
+        flops = 2 * batch * nodes * rows * columns
+        moved = 2 * (rows * columns + batch * nodes * (rows + columns))
+        total += max(flops / 312e12, moved / 1935e9)
+    for _ in range(2):
+        flops = 2 * batch * n * nodes * context * d
+        moved = 2 * (batch * n * nodes * d + batch * n * context * d + batch * n * nodes * context)
+        total += max(flops / 312e12, moved / 1935e9)
+    return layers * total
+
+
+@pytest.mark.parametrize(("batch", "context"), [(1, 1024), (1, 8192), (8, 128), (64, 1024)])
+def test_plan_is_that_of_the_naive_formulas(batch: int, context: int) -> None:
+    """Seconds, overhead and speedup of every point, and the best of all sizes."""
+    plan = planned(batch=batch, context=context)
+    one = naive_seconds(1, batch, context)
+    speedups = {}
+    for nodes in range(1, 513):
+        speedups[nodes] = (1 + 0.477 * math.log(nodes)) * one / naive_seconds(nodes, batch, context)
+    for point in plan.points:
+        assert point.seconds == pytest.approx(naive_seconds(point.nodes, batch, context), rel=1e-12)
+        assert point.overhead == pytest.approx(naive_seconds(point.nodes, batch, context) / one, rel=1e-12)
+        assert point.speedup == pytest.approx(speedups[point.nodes], rel=1e-12)
+    assert plan.best[0].any_nodes == max(speedups, key=lambda nodes: (speedups[nodes], -nodes))
+    assert plan.best[0].nodes == max(POWERS, key=lambda nodes: (speedups[nodes], -nodes))
+
+
+def test_speedup_rises_to_64_or_128_nodes_and_falls() -> None:
+    """Batch 1, context 1,024: the finding of appendix G; the continuous maximum is at 170 nodes."""
+    speedups = [point.speedup for point in planned().points]
+    top = int(np.argmax(speedups))
+    assert POWERS[top] in (64, 128)
+    assert np.all(np.diff(speedups[: top + 1]) > 0)
+    assert np.all(np.diff(speedups[top:]) < 0)
+    assert planned().best[0].any_nodes == 170
+
+
+def test_large_batches_want_a_few_nodes() -> None:
+    """From batch 32 on the best size is a few nodes, and every size of the paper's charts loses."""
+    for batch in (32, 64):
+        best = planned(batch=batch).best[0]
+        assert 2 <= best.nodes <= 8
+        assert 2 <= best.any_nodes <= 8
+        charted = [point.speedup for point in planned(nodes=PAPER, batch=batch).points if point.nodes > 1]
+        assert np.all(np.diff(charted) < 0)
+
+
+def test_longer_contexts_lower_the_gain() -> None:
+    """At batch 1 and 4 the greatest speedup falls with the context, over the paper's lengths."""
+    for batch in (1, 4):
+        gains = [planned(batch=batch, context=2**power).best[0].any_speedup for power in range(7, 14)]
+        assert np.all(np.diff(gains) < 0), (batch, gains)
+
+
+def test_linear_layers_do_not_depend_on_the_context() -> None:
+    """Only scores and values do."""
+    model = StepModel(named_shape("llama-7b"), DEVICES["a40"])
+    for one, other in zip(model.operators([64], 4, 128), model.operators([64], 4, 8192), strict=True):
+        assert (one.flops[0] == other.flops[0]) == (one.name not in ("scores", "values"))
+
+
+def test_a_drafter_without_enough_sizes_ends_there() -> None:
+    """Points beyond the largest calibrated size are left out; the other drafter has them."""
+    model = StepModel(named_shape("llama-7b"), DEVICES["a40"])
+    small = PlanCandidate(Acceptance("small", (1, 2, 4), (1.0, 1.9, 2.5)), model)
+    large = PlanCandidate(Acceptance("large", (1, 16), (1.0, 2.0)), model)
+    plan = plan_speedup([small, large], [2, 4, 8, 16])
+    assert [point.nodes for point in plan.points if point.drafter == "small"] == [1, 2, 4]
+    assert [point.nodes for point in plan.points if point.drafter == "large"] == [1, 2, 4, 8, 16]
+    assert (plan.best[0].drafter, plan.best[0].nodes) == ("small", 4)
+    assert plan.chosen(plan.best[0]) is small
+    assert next(p for p in plan.points if (p.drafter, p.nodes) == ("small", 4)).tokens_per_step == 2.5
+    assert next(p for p in plan.points if (p.drafter, p.nodes) == ("large", 8)).tokens_per_step == 1 + 7 / 15
+
+
+@pytest.mark.parametrize(
+    "wrong", [([0], [1], [1]), ([1], [0], [1]), ([1], [1], [0]), ([2**40], [1], [1]), ([2], [], [1])]
+)
+def test_numbers_out_of_range_are_refused(wrong: tuple[list[int], list[int], list[int]]) -> None:
+    """E240 for sizes, batches and contexts that are missing, below 1 or too large."""
+    candidate = PlanCandidate(Acceptance(), StepModel(SHAPE, WIDE))
+    with pytest.raises(TreeoptError) as caught:
+        plan_speedup([candidate], *wrong)
+    assert caught.value.code is Code.PLAN_INVALID
+
+
+def test_drafters_of_one_name_are_refused() -> None:
+    """A plan names the drafter of each point."""
+    candidate = PlanCandidate(Acceptance(), StepModel(SHAPE, WIDE))
+    for wrong in ([], [candidate, dataclasses.replace(candidate)]):
+        with pytest.raises(TreeoptError, match="different names"):
+            plan_speedup(wrong, [1])
+
+
+@pytest.mark.parametrize("wrong", [{"compute": 0.0}, {"bandwidth": -1.0}, {"launch": math.nan}, {"step": math.inf}])
+def test_impossible_efficiency_is_refused(wrong: dict[str, float]) -> None:
+    """Shares are positive, and seconds are not negative."""
+    with pytest.raises(TreeoptError, match=next(iter(wrong))):
+        Efficiency(**wrong)
+
+
+def test_presets_have_sources_and_order() -> None:
+    """Every device has a source; 8 bits are at least as fast as 16, and these faster than float32."""
+    assert len(DEVICES) >= 12
+    for name, device in DEVICES.items():
+        assert device.name == name
+        assert len(device.source) > 10
+        assert device.peak("float32") < device.peak("bfloat16") == device.peak("int4") == device.peak("float16")
+        assert device.flops.get("float8", device.peak("bfloat16")) >= device.peak("bfloat16")
+    paper = device_preset("A100-80GB-PCIe")
+    assert (paper.peak("float16"), paper.bandwidth, paper.memory) == (312e12, 1935e9, 80e9)
+
+
+def test_device_of_a_text() -> None:
+    """FLOP/s are of every dtype."""
+    device = device_of_spec("flops=312e12, bandwidth = 1935e9,memory=80e9")
+    assert (device.peak("float32"), device.peak("int8"), device.bandwidth, device.memory) == (
+        312e12,
+        312e12,
+        1935e9,
+        80e9,
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "flops",
+        "flops=1",
+        "bandwidth=1",
+        "flops=1,bandwidth=0",
+        "flops=nan,bandwidth=1",
+        "flops=1e99,bandwidth=1",
+        "flops=inf,bandwidth=1",
+        "flops=-1,bandwidth=1",
+        "flops=1,flops=2,bandwidth=1",
+        "flops=1,bandwidth=1,speed=3",
+        "flops=fast,bandwidth=1",
+        "flops=1;bandwidth=1",
+    ],
+)
+def test_malformed_devices_are_refused(spec: str) -> None:
+    """E240 with the part that is wrong."""
+    with pytest.raises(TreeoptError) as caught:
+        device_of_spec(spec)
+    assert caught.value.code is Code.PLAN_INVALID
+
+
+def test_unknown_device_and_dtype_are_refused() -> None:
+    """Similar names, and the dtypes that a device has."""
+    with pytest.raises(TreeoptError) as caught:
+        device_preset("a100")
+    assert "a100-80gb-pcie" in caught.value.fix or "a100-40gb-pcie" in caught.value.fix
+    with pytest.raises(TreeoptError) as caught:
+        device_preset("a100-80gb-pcie").peak("float8")
+    assert "bfloat16" in caught.value.fix

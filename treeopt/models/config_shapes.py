@@ -1,0 +1,184 @@
+"""The shape of any causal language model of transformers, from its config.json; no weights are read.
+
+The model is made on torch's `meta` device, where tensors have shapes and no values. Its linear layers are the matrices,
+the key-value cache of a short forward has heads, head sizes and windows of every layer. Experts are stacked weights
+[E, out, in]; they are left out of the forward, because routing depends on values. The FLOPs of that forward, by torch's
+counter, must be those of the shape: so recurrent layers and other parts without a formula here are found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
+from treeopt.models.layouts import load_heads
+from treeopt.shape import Attention, Drafting, Matrix, ModelShape, shape_error
+
+_TRIED = 5  # tokens of the forward
+_MOST_LAYERS = 1000  # a model of more is not made, even without values
+_TOLERANCE = 0.02  # share of FLOPs outside of matrices and attention, such as the products of rotary positions
+_ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
+
+
+def config_shape(file: Path, name: str) -> ModelShape:
+    """The shape of the model of a config.json.
+
+    Raises:
+        TreeoptError: E201, E203 where the file is missing or no config; E240 where its arithmetic is not that of a
+            transformer.
+    """
+    return _shape_of(_read(file), name, str(file))
+
+
+def heads_drafting(name: str, base: ModelShape) -> Drafting:
+    """What Medusa heads of a folder or hub name compute.
+
+    Raises:
+        TreeoptError: as `load_heads`; E212 where they are of another hidden size.
+    """
+    heads = load_heads(name).heads
+    if heads.hidden_size != base.hidden:
+        what = f"{name} has heads for hidden size {heads.hidden_size}, {base.name} has {base.hidden}"
+        raise TreeoptError(Code.HEADS_MISMATCH, what)
+    rows = None if heads.lm_head is None else int(heads.lm_head.shape[1])
+    return Drafting(heads.num_heads, int(heads.weight.shape[0]), rows)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A config as a dict."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        what = f"there is no config {file}"
+        raise TreeoptError(Code.FILE_MISSING, what, fix="--model: a folder with a config.json") from error
+    except (ValueError, RecursionError, OSError) as error:
+        what = f"{file} is not a config.json of transformers"
+        raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why=first_line(error)) from error
+    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+        what = f"{file} is not a config.json of transformers: it has no model_type"
+        raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why="model_type names the architecture")
+    return found
+
+
+def _shape_of(content: dict[str, Any], name: str, source: str) -> ModelShape:
+    """The shape of a config; E240 with the reason where there is none."""
+    kind = content["model_type"]
+    left_out = ("model_type", "quantization_config", "auto_map", "torch_dtype", "dtype")
+    try:
+        config = AutoConfig.for_model(kind, **{key: content[key] for key in content if key not in left_out})
+        config = config.get_text_config()
+        if not 1 <= int(config.num_hidden_layers) <= _MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers {config.num_hidden_layers} is not from 1 to {_MOST_LAYERS:,}")
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
+        return shape_of_model(model.eval(), name, source)
+    except TreeoptError:
+        raise
+    except Exception as error:  # transformers raises many types for a config that it cannot use
+        if out_of_memory(error):
+            raise
+        raise _not_modelled(name, kind, first_line(error)) from error
+
+
+def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:
+    """The shape of a causal language model on the `meta` device, which its forward is tried on.
+
+    Raises:
+        TreeoptError: E240 where its FLOPs are not those of matrices and attention.
+    """
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    if head is None:
+        raise _not_modelled(name, config.model_type, "it has no LM head")
+    tied = head.weight is model.get_input_embeddings().weight
+    matrices, experts = _matrices(model, head, _active(config))
+    for module in experts:
+        module.forward = _first_argument
+    inputs = torch.zeros(1, _TRIED, dtype=torch.long, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        cache = model(inputs, use_cache=True).past_key_values
+    total = sum(parameter.numel() for parameter in model.parameters())
+    counted = sum(matrix.parameters for matrix in matrices) + (0 if tied else head.weight.numel())
+    shape = ModelShape(
+        name=name,
+        hidden=int(head.weight.shape[1]),
+        matrices=tuple(matrices),
+        attention=tuple(_attention(name, config, cache)),
+        lm_head=Matrix("lm_head", *head.weight.shape),
+        tied=tied,
+        other=total - counted,
+        context=getattr(config, "max_position_embeddings", None),
+        source=source,
+    )
+    _check_flops(shape, config.model_type, counter.get_total_flops())
+    return shape
+
+
+def _first_argument(hidden: Any, *_rest: Any, **_options: Any) -> Any:
+    """The forward of experts that are left out."""
+    return hidden
+
+
+def _matrices(model: nn.Module, head: nn.Module, active: int) -> tuple[list[Matrix], list[nn.Module]]:
+    """The matrices of the layers, equal ones together, and the modules that hold stacked experts."""
+    counts: Counter[tuple[str, int, int, int]] = Counter()
+    stacked = []
+    for path, module in model.named_modules():
+        if module is head or isinstance(module, nn.Embedding):
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            rows, columns = parameter.shape[-2:] if parameter.dim() > 1 else (1, 1)
+            label = path.rsplit(".", 1)[-1] + ("" if name == "weight" else f".{name}")
+            if parameter.dim() == 2 and name == "weight":
+                rows, columns = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
+                counts[label, rows, columns, 1] += 1
+            elif parameter.dim() == 3 and active and parameter.shape[0] >= active and "bias" not in name:
+                counts[label, rows, columns, parameter.shape[0]] += 1
+                stacked.append(module)
+    found = [
+        Matrix(label, rows, columns, count, experts, active if experts > 1 else 1)
+        for (label, rows, columns, experts), count in counts.items()
+    ]
+    return found, stacked
+
+
+def _active(config: Any) -> int:
+    """Experts that one token passes through; 0 where the config has none."""
+    return next((int(value) for key in _ACTIVE if (value := getattr(config, key, None))), 0)
+
+
+def _attention(name: str, config: Any, cache: Any) -> Iterator[Attention]:
+    """The attention layers by kind, from the cache of a forward."""
+    kinds: Counter[tuple[int, int, int, int | None]] = Counter()
+    for layer in getattr(cache, "layers", ()):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.dim() != 4:
+            raise _not_modelled(name, config.model_type, "a layer has no keys and values of all tokens")
+        window = getattr(layer, "sliding_window", None)
+        kinds[keys.shape[1], keys.shape[-1], values.shape[-1], window] += 1
+    for (kv_heads, key_size, value_size, window), layers in kinds.items():
+        yield Attention(layers, int(config.num_attention_heads), kv_heads, key_size, value_size, window)
+
+
+def _check_flops(shape: ModelShape, kind: str, counted: int) -> None:
+    """Raise E240 where the FLOPs of the forward, without experts, are not those of the shape."""
+    weights = [matrix.parameters for matrix in shape.matrices if matrix.experts == 1]
+    pairs = sum(one.layers * one.heads * (one.key_size + one.value_size) for one in shape.attention)
+    expected = 2 * _TRIED * (sum(weights) + shape.lm_head.parameters) + 2 * pairs * _TRIED**2
+    if abs(counted / expected - 1) > _TOLERANCE:
+        share = counted / expected - 1
+        raise _not_modelled(shape.name, kind, f"its FLOPs are {share:+.0%} off those of its matrices and attention")
+
+
+def _not_modelled(name: str, kind: str, why: str) -> TreeoptError:
+    what = f"{name} ({kind}) has no shape that the hardware model knows"
+    return shape_error(what, at=f"--model {name}", why=why, fix="a transformer of transformers, or a name of --presets")

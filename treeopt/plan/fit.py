@@ -1,0 +1,185 @@
+"""The efficiency of a device, fitted to measured steps, with its error on steps that were left out.
+
+The logarithms of modelled and measured seconds are compared, so that a step of 1 ms counts as much as one of 1 s. The
+five numbers of `Efficiency` are found by least squares on their logarithms, which keeps them positive
+(`scipy.optimize.least_squares`), from several starting points. Steps of one model do not tell the time around a step
+from that of its operators, whose number is always the same; then `step` is 0 and `launch` contains it, so that it grows
+with the number of layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.plan.operators import Floats
+from treeopt.plan.step_model import Efficiency, StepModel
+from treeopt.shape import shape_error
+
+FEWEST_POINTS = 6  # one more than the numbers that are fitted
+_STARTS = ((0.5, 0.5, 1e-6), (0.1, 0.5, 1e-5), (0.5, 0.1, 1e-5), (0.05, 0.05, 1e-4))  # compute, bandwidth, launch
+_LEAST_SECONDS = 1e-9  # for launch, step and tree: less cannot be seen in a step
+_SHARES, _MOST_SECONDS = (1e-5, 1e3), 1.0
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """The measured steps of a known model: a profile, and the model whose steps they are, of any efficiency."""
+
+    profile: LatencyProfile
+    model: StepModel
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Errors of steps that the fit did not see.
+
+    Args:
+        by: what was left out at a time: `nodes`, `batch and context`, or `model`.
+        errors: |modelled / measured - 1| of every step that was left out.
+    """
+
+    by: str
+    errors: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median error."""
+        return float(np.median(self.errors))
+
+    @property
+    def largest(self) -> float:
+        """The largest error."""
+        return max(self.errors)
+
+
+@dataclass(frozen=True)
+class EfficiencyFit:
+    """The result of `fit_efficiency`: the efficiency from all steps, their errors, and those of steps left out."""
+
+    efficiency: Efficiency
+    fitted: HeldOut
+    held_out: tuple[HeldOut, ...]
+
+
+def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:
+    """The efficiency of a device from measured steps of one or more models.
+
+    Held-out errors are by size (the steps of one number of nodes are left out at a time), by batch and context, and by
+    model where there are several. The folds are those of the data, so the result is the same in every run.
+
+    Args:
+        sources: profiles of one device, each with its model's shape, setting and drafting.
+
+    Raises:
+        TreeoptError: E240 where there are fewer than `FEWEST_POINTS` steps.
+    """
+    steps = _Steps.of(sources)
+    if len(steps.seconds) < FEWEST_POINTS:
+        what = f"{len(steps.seconds)} measured steps are too few to fit {len(vars(Efficiency()))} numbers"
+        raise shape_error(what, fix="treeopt profile with more --sizes, --batch or --context")
+    efficiency = _fit(steps)
+    keys: dict[str, list[object]] = {
+        "nodes": [point.nodes for source in sources for point in source.profile.points],
+        "batch and context": [(point.batch, point.context) for source in sources for point in source.profile.points],
+        "model": [i for i, source in enumerate(sources) for _ in source.profile.points],
+    }
+    held_out = (HeldOut(by, _left_out(steps, key)) for by, key in keys.items() if len(set(key)) > 1)
+    return EfficiencyFit(efficiency, HeldOut("none", steps.errors(efficiency)), tuple(held_out))
+
+
+def extrapolated(efficiency: Efficiency, other: MeasuredSteps) -> HeldOut:
+    """The errors of an efficiency on the measured steps of another model of the same device."""
+    return HeldOut("model", _Steps.of([other]).errors(efficiency))
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Measured steps, with what their operators take at the peak figures.
+
+    Args:
+        seconds: float64 [R], measured.
+        computing: float64 [R, O], seconds of computing of each operator; 0 for operators that a model has not.
+        moving: float64 [R, O], seconds of moving.
+        calls: float64 [R].
+        host: float64 [R], seconds of drafting on the host.
+        drafts: bool [R], whether the step has more than one node.
+    """
+
+    seconds: Floats
+    computing: Floats
+    moving: Floats
+    calls: Floats
+    host: Floats
+    drafts: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, sources: Sequence[MeasuredSteps]) -> _Steps:
+        rows = [(source.model, point) for source in sources for point in source.profile.points]
+        operators = [model.operators([point.nodes], point.batch, point.context) for model, point in rows]
+        times = np.zeros((2, len(rows), max(map(len, operators))))
+        for row, (model, _) in enumerate(rows):
+            bare = dataclasses.replace(model, efficiency=Efficiency())
+            times[:, row, : len(operators[row])] = np.array([bare.times(one) for one in operators[row]])[..., 0].T
+        drafts = np.array([point.nodes > ONE_NODE for _, point in rows])
+        return cls(
+            seconds=np.array([point.seconds for _, point in rows]),
+            computing=times[0],
+            moving=times[1],
+            calls=np.array([sum(float(one.calls[0]) for one in each) for each in operators]),
+            host=np.array([model.drafting.host_seconds for model, _ in rows]) * drafts,
+            drafts=drafts,
+        )
+
+    def chosen(self, rows: NDArray[np.bool_]) -> _Steps:
+        """Some of the steps."""
+        return _Steps(*(getattr(self, one.name)[rows] for one in dataclasses.fields(self)))
+
+    def modelled(self, efficiency: Efficiency) -> Floats:
+        """float64 [R]: the modelled seconds, as `StepModel.seconds`."""
+        work = np.maximum(self.computing / efficiency.compute, self.moving / efficiency.bandwidth).sum(1)
+        around = self.calls * efficiency.launch + efficiency.step + self.host + self.drafts * efficiency.tree
+        found: Floats = work + around
+        return found
+
+    def errors(self, efficiency: Efficiency) -> tuple[float, ...]:
+        """|modelled / measured - 1| of each step."""
+        return tuple(np.abs(self.modelled(efficiency) / self.seconds - 1.0).tolist())
+
+
+def _left_out(steps: _Steps, keys: Sequence[object]) -> tuple[float, ...]:
+    """The error of each step by a fit to the steps of other keys, in the order of the steps."""
+    errors = np.zeros(len(keys))
+    for value in dict.fromkeys(keys):
+        left = np.array([key == value for key in keys])
+        errors[left] = steps.chosen(left).errors(_fit(steps.chosen(~left)))
+    return tuple(errors.tolist())
+
+
+def _fit(steps: _Steps) -> Efficiency:
+    """The efficiency with the least squares of log seconds."""
+    from scipy.optimize import least_squares
+
+    measured, around = np.log(steps.seconds), len(set(steps.calls[~steps.drafts].tolist())) > 1
+    low = np.log([_SHARES[0]] * 2 + [_LEAST_SECONDS] * 3)
+    high = np.log([_SHARES[1]] * 2 + [_MOST_SECONDS] * 3)
+
+    def residuals(logs: Floats) -> Floats:
+        found: Floats = np.log(steps.modelled(efficiency_of(logs))) - measured
+        return found
+
+    def efficiency_of(logs: Floats) -> Efficiency:
+        compute, bandwidth, launch, step, tree = np.exp(logs).tolist()
+        return Efficiency(compute, bandwidth, launch, step * around, tree)
+
+    found = []
+    for compute, bandwidth, launch in _STARTS:
+        start = np.log([compute, bandwidth, launch, steps.seconds.min() / 10, steps.seconds.min() / 10])
+        found.append(least_squares(residuals, np.clip(start, low, high), bounds=(low, high)))
+    best = min(found, key=lambda one: float(one.cost))
+    return efficiency_of(best.x)

@@ -1,0 +1,153 @@
+"""The plan: overhead and speedup by nodes, batch and context, and the size and drafter with the greatest speedup.
+
+    overhead = seconds of N nodes / seconds of one node, speedup = tokens per step / overhead
+
+One node is autoregressive decoding without drafting (arXiv:2401.10774, appendix B.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeopt.latency import ONE_NODE
+from treeopt.plan.acceptance import Acceptance
+from treeopt.plan.operators import Floats
+from treeopt.plan.step_model import StepModel, check_steps
+from treeopt.shape import shape_error
+
+
+@dataclass(frozen=True)
+class PlanCandidate:
+    """A drafter: its tokens per step, and the model whose steps include its drafting."""
+
+    acceptance: Acceptance
+    model: StepModel
+
+
+@dataclass(frozen=True)
+class PlanPoint:
+    """The figures of one drafter with `nodes` nodes (root counted), `batch` texts and `context` cached tokens."""
+
+    nodes: int
+    batch: int
+    context: int
+    seconds: float
+    overhead: float
+    speedup: float
+    tokens_per_step: float
+    drafter: str
+
+
+@dataclass(frozen=True)
+class PlanBest:
+    """The fastest size and drafter at one batch and context.
+
+    Args:
+        batch: texts.
+        context: cached tokens.
+        nodes: the fastest of the sizes of the plan; the smaller of equal ones.
+        speedup: of it.
+        drafter: of it.
+        any_nodes: the fastest of all whole sizes up to the largest of the plan.
+        any_speedup: of it.
+        any_drafter: of it.
+        memory: bytes of weights and cache at `nodes`.
+    """
+
+    batch: int
+    context: int
+    nodes: int
+    speedup: float
+    drafter: str
+    any_nodes: int
+    any_speedup: float
+    any_drafter: str
+    memory: float
+
+
+@dataclass(frozen=True)
+class SpeedPlan:
+    """The result of `plan_speedup`: all points, and the best one of each batch and context."""
+
+    points: tuple[PlanPoint, ...]
+    best: tuple[PlanBest, ...]
+    candidates: tuple[PlanCandidate, ...]
+
+    def chosen(self, best: PlanBest) -> PlanCandidate:
+        """The candidate of a best point."""
+        return next(one for one in self.candidates if one.acceptance.name == best.drafter)
+
+
+def plan_speedup(
+    candidates: Sequence[PlanCandidate],
+    nodes: Sequence[int],
+    batches: Sequence[int] = (1,),
+    contexts: Sequence[int] = (1024,),
+) -> SpeedPlan:
+    """Overhead and speedup of each size, batch and context, by the hardware model.
+
+    Args:
+        candidates: one or more drafters with different names, with the same base model and device.
+        nodes: sizes, root counted; one node is included. A drafter is left out beyond its largest size.
+        batches: texts decoded together.
+        contexts: tokens in the cache of each text.
+
+    Raises:
+        TreeoptError: E240 for numbers below 1 or too large, and drafters of one name.
+
+    Examples:
+        >>> import treeopt
+        >>> device = treeopt.device_preset("a100-80gb-pcie")
+        >>> model = treeopt.StepModel(treeopt.model_shape("llama-7b"), device)
+        >>> plan = treeopt.plan_speedup([treeopt.PlanCandidate(treeopt.Acceptance(), model)], [1, 32, 64, 128, 256])
+        >>> plan.best[0].nodes
+        128
+    """
+    names = [one.acceptance.name for one in candidates]
+    if not names or len(set(names)) < len(names):
+        raise shape_error("a plan takes drafters with different names", at=", ".join(names) or "none")
+    sizes = sorted({ONE_NODE, *nodes})
+    check_steps(np.array(sizes, np.float64), batches, contexts)
+    pairs = [(batch, context) for batch in sorted(set(batches)) for context in sorted(set(contexts))]
+    points = [point for pair in pairs for one in candidates for point in _points(one, sizes, *pair)]
+    best = tuple(_best(candidates, points, sizes[-1], *pair) for pair in pairs)
+    return SpeedPlan(tuple(points), best, tuple(candidates))
+
+
+def _points(one: PlanCandidate, sizes: Sequence[int], batch: int, context: int) -> Iterator[PlanPoint]:
+    """The points of one drafter at one batch and context."""
+    known = np.array([size for size in sizes if size <= (one.acceptance.largest or size)], np.float64)
+    seconds, overheads, tokens = figures(one, known, batch, context)
+    for i, size in enumerate(known):
+        speedup = tokens[i] / overheads[i]
+        figure = (float(seconds[i]), float(overheads[i]), float(speedup), float(tokens[i]))
+        yield PlanPoint(int(size), batch, context, *figure, drafter=one.acceptance.name)
+
+
+def figures(one: PlanCandidate, sizes: Floats, batch: int, context: int) -> tuple[Floats, Floats, Floats]:
+    """Seconds, overhead and tokens per step at each size, float64 [n] each."""
+    seconds = one.model.seconds(sizes, batch, context)
+    alone = one.model.seconds([ONE_NODE], batch, context)
+    return seconds, seconds / alone, one.acceptance.at(sizes)
+
+
+def _best(
+    candidates: Sequence[PlanCandidate], points: Sequence[PlanPoint], largest: int, batch: int, context: int
+) -> PlanBest:
+    """The fastest point at one batch and context, on the grid and of all whole sizes."""
+    here = [point for point in points if (point.batch, point.context) == (batch, context)]
+    best = max(here, key=lambda point: (point.speedup, -point.nodes))
+    found = []
+    for one in candidates:
+        sizes = np.arange(1.0, min(largest, one.acceptance.largest or largest) + 1)
+        _, overheads, tokens = figures(one, sizes, batch, context)
+        speedups = tokens / overheads
+        i = int(np.argmax(speedups))
+        found.append((float(speedups[i]), -i - 1, one.acceptance.name))
+    speedup, size, name = max(found)
+    model = next(one.model for one in candidates if one.acceptance.name == best.drafter)
+    memory = model.memory(best.nodes, batch, context)
+    return PlanBest(batch, context, best.nodes, best.speedup, best.drafter, -size, speedup, name, memory)
