@@ -251,6 +251,13 @@ def test_unknown_name_lists_similar_ones(name: str, near: str) -> None:
     assert near in caught.value.fix
 
 
+def test_rows_are_outputs_in_every_layout(tmp_path: Path) -> None:
+    """GPT-2 stores its matrices transposed; rows are outputs there too."""
+    tiny("gpt2").config.save_pretrained(tmp_path)
+    sizes = {matrix.name: (matrix.rows, matrix.columns) for matrix in model_shape(tmp_path).matrices}
+    assert (sizes["c_attn"], sizes["c_fc"]) == ((96, 32), (128, 32))
+
+
 def test_shape_and_heads_of_the_built_in_model() -> None:
     """pocket has the parameters of its model card, and five heads of two blocks with LM heads of their own."""
     shape = model_shape("pocket")

@@ -74,6 +74,18 @@ def test_errors_are_of_steps_that_were_left_out() -> None:
             assert error == pytest.approx(2 / 3, abs=0.02)  # 1 - 1/3 of the measured seconds
 
 
+def test_short_steps_count_as_much_as_long_ones() -> None:
+    """The longest step takes twice its time: the others are still modelled, as they would not be in plain seconds."""
+    exact = steps("qwen2.5-0.5b")
+    long = max(point.seconds for point in exact.profile.points)
+    changed = [
+        dataclasses.replace(p, seconds=2 * p.seconds, low=2 * p.low, high=2 * p.high) if p.seconds == long else p
+        for p in exact.profile.points
+    ]
+    fit = fit_efficiency([MeasuredSteps(LatencyProfile.from_points(changed), exact.model)])
+    assert extrapolated(fit.efficiency, exact).median < 0.1
+
+
 def test_fit_is_the_same_in_every_run() -> None:
     """Folds and starting points are fixed."""
     one, other = (fit_efficiency([steps("qwen2.5-0.5b", noise=0.1)]) for _ in range(2))
