@@ -23,6 +23,7 @@ COMMANDS = {
     "profile": "Measure the time of a decode step by the size of the tree.",
     "build": "Build the best tree for a number of nodes.",
     "curve": "Tokens per step, overhead and speedup by the size of the tree.",
+    "sweep": "The paper's ablations: dense trees, levels, sizes, epsilon, prompts.",
     "compile": "Write the attention mask, positions and indices of a tree.",
     "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
     "diff": "Compare two trees: their paths, and their tokens per step.",

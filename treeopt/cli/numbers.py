@@ -1,7 +1,8 @@
-"""Numeric types of options: finite numbers, temperatures and seeds."""
+"""Numeric types of options: finite numbers, temperatures, seeds and lists of numbers."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,6 +10,8 @@ import click
 
 from treeopt.sampling import LARGEST_SEED, LEAST_TEMPERATURE
 
+_MOST_DIGITS = 15  # more than any number of nodes, tokens or texts has
+_SHOWN_CHARACTERS = 60
 SEED = click.IntRange(0, LARGEST_SEED)
 
 
@@ -33,3 +36,28 @@ class Temperature(FiniteRange):
         if 0 < number < LEAST_TEMPERATURE:
             self.fail(f"{value!r} is below {LEAST_TEMPERATURE}: logits divided by it overflow.", param, ctx)
         return number
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[int, ...]:
+    """Whole numbers from 1, separated by commas, or from a repeated option."""
+    parts = [part for text in value for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) for part in parts):
+        shown = ",".join(value)[:_SHOWN_CHARACTERS]
+        raise click.BadParameter(f"{shown!r} is not a list of whole numbers from 1, such as 1,2,4", ctx, param)
+    return tuple(map(int, parts))
+
+
+def _shares(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[float, ...]:
+    """Numbers above 0 and at most 1, separated by commas, or from a repeated option."""
+    try:
+        found = tuple(float(part) for text in value for part in text.split(","))
+    except ValueError:
+        found = (math.nan,)
+    if not all(0 < number <= 1 for number in found):  # NaN is neither
+        shown = ",".join(value)[:_SHOWN_CHARACTERS]
+        raise click.BadParameter(f"{shown!r} is not a list of numbers above 0 and at most 1", ctx, param)
+    return found
+
+
+numbers_option = functools.partial(click.option, multiple=True, callback=_numbers, metavar="N,N,...")
+shares_option = functools.partial(click.option, multiple=True, callback=_shares, metavar="X,X,...")

@@ -11,38 +11,24 @@ from treeopt.cli.console import Console, command, threads
 from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.mismatch import warn_other_drafter
+from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
 from treeopt.drafter import KINDS
 from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import DEFAULT_FILE, save_profile
 from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
 
-_MOST_DIGITS = 15  # more than any number of nodes, tokens or texts has
-_SHOWN_CHARACTERS = 60
-
-
-def _numbers(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[int, ...]:
-    """Whole numbers from 1, separated by commas, or from a repeated option."""
-    parts = [part for text in value for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS and int(part) for part in parts):
-        shown = ",".join(value)[:_SHOWN_CHARACTERS]
-        raise click.BadParameter(f"{shown!r} is not a list of whole numbers from 1, such as 1,2,4", ctx, param)
-    return tuple(map(int, parts))
-
-
-_numbers_option = functools.partial(click.option, multiple=True, callback=_numbers, metavar="N,N,...")
-
 
 @command("profile")
 @functools.partial(model_options, dtype="auto")
-@_numbers_option(
+@numbers_option(
     "--sizes",
     default=[",".join(map(str, DEFAULT_NODES))],
     help="Nodes, root counted; 1 is always included.",
     show_default=True,
 )
-@_numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or the maximum of the model].")
-@_numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
+@numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or the maximum of the model].")
+@numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
 @drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
 @draft_option
 @click.option(

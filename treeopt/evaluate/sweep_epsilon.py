@@ -21,7 +21,7 @@ from treeopt.files.policies import GivenPlan
 from treeopt.models.given import GivenHeads, GivenModel
 from treeopt.optimize.intervals import Interval, by_text, sampling_interval
 from treeopt.progress import Progress, silent
-from treeopt.texts.encode import Skipped
+from treeopt.texts.encode import Skipped, Text
 from treeopt.texts.given_prompts import GivenPrompts
 
 EPSILONS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.25)
@@ -77,7 +77,7 @@ def sweep_epsilon(
     model: GivenModel,
     heads: GivenHeads | None,
     tree: GivenPlan | None,
-    prompts: GivenPrompts,
+    prompts: GivenPrompts | Sequence[Text],
     *,
     epsilons: Sequence[float] = EPSILONS,
     temperature: float = TEMPERATURE,

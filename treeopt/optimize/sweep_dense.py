@@ -27,7 +27,7 @@ from treeopt.optimize.sums import TextSums
 from treeopt.optimize.sweep_limits import check_folds, check_reached, check_sizes
 from treeopt.optimize.trace_rows import TraceRows
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, tree_limits
-from treeopt.progress import Meter, Progress, silent
+from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed
 from treeopt.tree import Path, Tree
 
@@ -190,7 +190,7 @@ def sweep_dense(
         top_k: K, the ranks of each level that are considered.
         seed: of the choice of the dense trees.
         timing: latency profile of the steps, with its batch and context.
-        progress: called after each tree.
+        progress: called after each dense tree.
 
     Raises:
         TreeoptError: E102 where the traces hold no tree of a size; E223 or E230 where the profile is of another drafter
@@ -204,12 +204,14 @@ def sweep_dense(
     check_folds(calibration)
     if timing is not None:
         check_priced(timing.profile, calibration, KINDS[0])
+        for nodes in (ONE_NODE, largest, *sizes):
+            timing.seconds(nodes)  # what the profile lacks is an error before any work
     limits = tree_limits(calibration, max(largest, *sizes), top_k=top_k)
-    fitter = Fitter(calibration, limits, progress=progress)
+    fitter = Fitter(calibration, limits)
     method = fitter.choose(candidates("joint", "visits", refined=False)).method
     methods = list(dict.fromkeys([MEDUSA, method]))
     widths, possible = random_widths(calibration.num_heads, limits.top_k, largest, trees, seed)
-    dense = _replayed(calibration, widths, fitter.meter)
+    dense = _replayed(calibration, widths, progress)
     curves = _curves(
         fitter, methods, {*default_sizes(largest), *sizes, *(_nodes(one) for one in widths)}, sizes, limits
     )
@@ -233,15 +235,12 @@ def sweep_dense(
     )
 
 
-def _replayed(calibration: Calibration, widths: Sequence[Widths], meter: Meter) -> list[TextSums]:
+def _replayed(calibration: Calibration, widths: Sequence[Widths], progress: Progress) -> list[TextSums]:
     """Tokens and steps of each text with every dense tree."""
     rows, found = TraceRows.of(calibration), []
-    meter.note = "dense trees"
-    meter.begin(len(widths))
-    for one in widths:
+    for done, one in enumerate(widths, start=1):
         found.append(rows.sums(dense_tree(one)))
-        meter.add(1)
-    meter.end()
+        progress(done, len(widths), "dense trees")
     return found
 
 

@@ -77,7 +77,7 @@ def sweep_levels(
         calibration: the rank traces, of heads or of any drafter with levels.
         sizes: budgets of nodes, root counted.
         top_k: K, the ranks of each level that are considered.
-        progress: called after each growth.
+        progress: called after each size.
 
     Raises:
         TreeoptError: E102 where the traces hold no tree of a size with all levels; E303 where there are fewer than five
@@ -87,20 +87,21 @@ def sweep_levels(
     check_sizes(sizes)
     check_folds(calibration)
     points: list[LevelPoint] = []
-    for nodes in sorted(set(sizes)):
-        points += _of_size(calibration, tree_limits(calibration, nodes, top_k=top_k), progress)
+    for done, nodes in enumerate(sorted(set(sizes)), start=1):
+        points += _of_size(calibration, tree_limits(calibration, nodes, top_k=top_k))
+        progress(done, len(set(sizes)), f"{nodes} nodes")
     return LevelSweep(tuple(points))
 
 
-def _of_size(calibration: Calibration, limits: Limits, progress: Progress) -> list[LevelPoint]:
+def _of_size(calibration: Calibration, limits: Limits) -> list[LevelPoint]:
     """The points of one budget, by levels; all trees by the method that is chosen with all levels."""
-    fitter = Fitter(calibration, limits, progress=progress)
+    fitter = Fitter(calibration, limits)
     fit = fitter.choose(candidates("joint", "visits", refined=False))
     check_reached(fit.growth, [limits.nodes], calibration, limits)
     assert fit.sums is not None
     points = []
     for levels in range(1, calibration.num_heads + 1):
-        limited = Fitter(calibration, dataclasses.replace(limits, max_depth=levels), progress=progress)
+        limited = Fitter(calibration, dataclasses.replace(limits, max_depth=levels))
         [(_, tree)] = limited.build([fit.method])
         [sums] = limited.cross_validated_sums(fit.method, [limits.nodes])
         points.append(_point(calibration, fit, (levels, limits.nodes, tree), sums))

@@ -86,7 +86,7 @@ def sweep_sizes(
         calibrations: by name, of different drafters on the same texts; or one calibration.
         sizes: nodes of the trees, root counted. Per-step trees are left out above the largest traced size.
         top_k: K, the ranks of each level that are considered.
-        progress: called after each growth.
+        progress: called after each size.
 
     Raises:
         TreeoptError: E102 where the traces hold no tree of a size; E221 where the calibrations have fewer than five
@@ -101,14 +101,15 @@ def sweep_sizes(
     sizes = sorted(set(sizes))
     medusa = next((name for name, one in common.items() if not one.provenance.drafter_id), next(iter(common)))
     points: dict[tuple[str, str], list[SizePoint]] = {}
-    for nodes in sizes:
-        sums = {name: _sums(one, nodes, top_k, progress) for name, one in common.items()}
+    for done, nodes in enumerate(sizes, start=1):
+        sums = {name: _sums(one, nodes, top_k) for name, one in common.items()}
         medusa_sums = sums[medusa][INDEPENDENT, str(MEDUSA)]
         other = by_text(common[medusa].token_hashes, medusa_sums.tokens, medusa_sums.steps)
         for name, calibration in common.items():
             for (trees, method), one in sums[name].items():
                 point = _point(calibration, (name, trees, method, nodes), one, other)
                 points.setdefault((name, trees), []).append(point)
+        progress(done, len(sizes), f"{nodes} nodes")
     texts = next(iter(common.values()))
     left_out = sum(one.sequences for one in named.values()) - len(named) * texts.sequences
     listed = tuple(point for of_trees in points.values() for point in of_trees)
@@ -155,10 +156,10 @@ def _point(
     return SizePoint(*key, sums.tokens_per_step, sampling_interval(tokens, steps), ratio, interval)
 
 
-def _sums(calibration: Calibration, nodes: int, top_k: int, progress: Progress) -> dict[tuple[str, str], TextSums]:
+def _sums(calibration: Calibration, nodes: int, top_k: int) -> dict[tuple[str, str], TextSums]:
     """For each kind of trees and its method, tokens and steps of each text."""
     limits = tree_limits(calibration, nodes, top_k=top_k)
-    fitter = Fitter(calibration, limits, progress=progress)
+    fitter = Fitter(calibration, limits)
     fit = fitter.choose(candidates("joint", "visits", refined=False))
     assert fit.sums is not None
     [(growth, _)] = fitter.build([MEDUSA])

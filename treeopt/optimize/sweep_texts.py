@@ -111,7 +111,7 @@ def sweep_texts(
         draws: random draws of the texts.
         top_k: K, the ranks of each level that are considered.
         seed: of the draws.
-        progress: called after each growth.
+        progress: called after each number of prompts of each draw.
 
     Raises:
         TreeoptError: E102 where the traces hold no tree of this size; E303 where there are fewer than 13 different
@@ -124,7 +124,7 @@ def sweep_texts(
     check_texts(calibration, fewest, f"a fifth is judged, and the smallest calibration has {FEWEST} prompts")
     different = calibration.select(_first_of_equal(calibration))
     limits = tree_limits(different, nodes, top_k=top_k)
-    fitter = Fitter(different, limits, progress=progress)
+    fitter = Fitter(different, limits)
     best = fitter.choose(candidates("joint", "visits", refined=False)).method
     methods = list(dict.fromkeys([MEDUSA, best]))
     for growth, _ in fitter.build(methods):
@@ -132,8 +132,8 @@ def sweep_texts(
     fitted = _left(different.sequences)
     counts = text_counts(fitted)
     rng = np.random.default_rng(seed)
-    orders = [rng.permutation(different.sequences) for _ in range(draws)]
-    sums = _judged(fitter, methods, orders, counts)
+    shuffles = [rng.permutation(different.sequences) for _ in range(draws)]
+    sums = _judged(fitter, methods, shuffles, counts, progress)
     points = [
         _point(method, count, sums[method, count], sums[method, fitted]) for method in methods for count in counts
     ]
@@ -171,15 +171,18 @@ def _first_of_equal(calibration: Calibration) -> list[int]:
 
 
 def _judged(
-    fitter: Fitter, methods: Sequence[Method], orders: Sequence[NDArray[np.int64]], counts: Sequence[int]
+    fitter: Fitter,
+    methods: Sequence[Method],
+    shuffles: Sequence[NDArray[np.int64]],
+    counts: Sequence[int],
+    progress: Progress,
 ) -> dict[tuple[Method, int], list[TextSums]]:
     """For each method and count, the tokens and steps of every text in each draw."""
     found: dict[tuple[Method, int], list[TextSums]] = {(method, count): [] for method in methods for count in counts}
-    for draw, order in enumerate(orders, start=1):
-        fitter.meter.note = f"draw {draw} of {len(orders)}"
+    for draw, order in enumerate(shuffles):
         parts = np.empty(len(order), np.int64)
         parts[order] = np.arange(len(order)) % FOLDS
-        for count in counts:
+        for done, count in enumerate(counts, start=1):
             sums: dict[Method, list[TextSums]] = {method: [] for method in methods}
             for judged, fitted in judged_and_fitted(order, count):
                 rows = TraceRows.of(fitter.calibration, judged)
@@ -187,6 +190,7 @@ def _judged(
                     sums[method].append(rows.sums(growth))
             for method in methods:
                 found[method, count].append(TextSums.of_folds(parts, sums[method]))
+            progress(draw * len(counts) + done, len(shuffles) * len(counts), f"{count} prompts")
     return found
 
 
