@@ -159,6 +159,12 @@ def test_sizes_of_two_drafters_are_on_common_texts() -> None:
     names = [row[1] for row in rows_of(text)[1:] if row[0] == "4"]
     assert names[-2:] == ["Medusa tree, heads", "best static tree, heads"]
     assert "per-step trees, ngram" in names
+    Path("a").mkdir()
+    save_calibration(heads, "a/ngram.safetensors")
+    same = treeopt(
+        *SIZES, "--calibration", "ngram.safetensors", "--calibration", "a/ngram.safetensors", "--force"
+    ).stdout
+    assert {"independent tree, ngram.safetensors", "Medusa tree, a/ngram.safetensors"} <= {r[1] for r in rows_of(same)}
     alone = treeopt(*SIZES, "--calibration", "ngram.safetensors", "--force").stdout
     assert "no calibration is of heads alone" in alone
 
@@ -257,6 +263,7 @@ ERRORS: dict[str, tuple[tuple[str, ...], str]] = {
     "picture of another format": ((*DENSE, "-o", "s.png"), "E204"),
     "table of another format": ((*DENSE, "--csv", "s.txt"), "E204"),
     "picture over the traces": ((*DENSE, "-o", "calibration.safetensors"), "E204"),
+    "a folder": ((*DENSE, "-o", "."), "E204"),
     "no folder": ((*DENSE, "-o", "none/s.svg"), "E204"),
     "no tree": (("sweep", "--epsilon", "--tree", "none.yaml"), "E201"),
 }

@@ -127,10 +127,11 @@ def run(console: Console, **options: Any) -> None:
     --calibration-size: in each draw every fifth of the texts is judged by trees from n of the other texts.
     """
     sweep = _chosen(options)
+    check_outputs(options, options["output"], kind=PICTURE)
+    check_suffix(options["output"], ".svg")
     options["csv"] = options["csv"] or str(Path(options["output"]).with_suffix(".csv"))
-    for name, suffix, kind in (("output", ".svg", PICTURE), ("csv", ".csv", None)):
-        check_outputs(options, options[name], kind=kind)
-        check_suffix(options[name], suffix)
+    check_outputs(options, options["csv"])
+    check_suffix(options["csv"], ".csv")
     with not_resumable(console, options):
         report = _SWEEPS[sweep](console, options)
     from treeopt.view.chart import render_chart

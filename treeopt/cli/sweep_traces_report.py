@@ -140,9 +140,11 @@ def _series(name: str, points: Sequence[Any], x: str, interval: str, y: str = "t
 
 
 def _size_name(point: SizePoint, found: SizeSweep) -> str:
-    """The kind of trees, with the file of the calibration."""
+    """The kind of trees, with the file of the calibration; its folder too where two files have one name."""
     medusa = point.trees == INDEPENDENT and point.calibration == found.medusa
-    return f"{MEDUSA_TREE if medusa else point.trees}, {Path(point.calibration).stem}"
+    stem = Path(point.calibration).stem
+    same = {one.calibration for one in found.points if Path(one.calibration).stem == stem}
+    return f"{MEDUSA_TREE if medusa else point.trees}, {stem if len(same) == 1 else point.calibration}"
 
 
 def _percent(interval: Interval) -> Interval:
