@@ -13,6 +13,7 @@ from treeopt.optimize.intervals import (
     by_text,
     difference_interval,
     prediction_interval,
+    ratio_interval,
     sampling_interval,
     texts_to_halve,
 )
@@ -199,3 +200,29 @@ def test_there_are_as_many_draws_as_replicates(at_once: int, monkeypatch: pytest
     times = np.concatenate(list(intervals._resamples(30, 45, 0, 100)))
     assert times.shape == (100, 30)
     assert (times.sum(axis=1) == 45).all()
+
+
+def test_ratio_equals_a_naive_paired_bootstrap() -> None:
+    """Rows and texts are drawn one at a time; both trees are summed over the same draws."""
+    rng = np.random.default_rng(4)
+    tokens, steps = random_texts(rng, 30)
+    tokens = np.stack([tokens] * 4)
+    fewer = np.maximum(steps - rng.integers(0, 6, (4, 30)), 1)
+    more = np.stack([steps] * 4)
+    ratios = []
+    for _ in range(20_000):
+        rows, texts = rng.integers(0, 4, 4), rng.integers(0, 30, 30)
+        chosen = np.ix_(rows, texts)
+        ratios.append((tokens[chosen].sum() / fewer[chosen].sum()) / (tokens[chosen].sum() / more[chosen].sum()))
+    low, high = np.quantile(ratios, [0.05, 0.95])
+    found = ratio_interval(tokens, fewer, tokens, more, replicates=20_000)
+    assert found.low == pytest.approx(low, abs=0.04 * (high - low))
+    assert found.high == pytest.approx(high, abs=0.04 * (high - low))
+
+
+def test_ratio_of_equal_trees_is_exactly_one() -> None:
+    """Resamples are paired, so the same steps twice leave no width; one text has no interval."""
+    tokens, steps = random_texts(np.random.default_rng(5), 12)
+    assert ratio_interval(tokens, steps, tokens, steps) == Interval(1.0, 1.0)
+    assert ratio_interval(tokens, steps, tokens, 2 * steps) == Interval(2.0, 2.0)
+    assert ratio_interval(tokens[:1], steps[:1], tokens[:1], steps[:1]) is None

@@ -323,6 +323,15 @@ def test_cross_validated_steps_of_every_size_are_those_of_prefixes(method: Metho
             assert sums.steps[folds == fold].tolist() == own.steps_by_sequence().tolist()
 
 
+def test_sizes_beyond_a_growth_are_the_whole_growth() -> None:
+    """Two ranks of one level are three nodes: larger sizes take as many steps, and accept no other rank."""
+    calibration = random_calibration(2, sequences=10)
+    fitter = Fitter(calibration, Limits(9, 2, max_depth=1))
+    whole, beyond = fitter.cross_validated_sums(MEDUSA, [3, 9])
+    assert whole.steps.tolist() == beyond.steps.tolist()
+    assert whole.steps.tolist() == replay([[0], [1]], calibration).steps_by_sequence().tolist()
+
+
 def test_cross_validated_steps_below_five_texts_are_seen_ones() -> None:
     """Too few texts to leave any out: all are replayed by the tree of all."""
     fitter = Fitter(random_calibration(1, sequences=3), Limits(8, 16))

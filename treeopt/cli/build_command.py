@@ -16,11 +16,11 @@ from treeopt.cli.early_checks import check_suffix, given
 from treeopt.cli.engine_report import limits_as_dict, report_limits
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
-from treeopt.cli.options import check_outputs, force_option
+from treeopt.cli.options import calibrations_option, check_outputs, force_option
 from treeopt.cli.sampling_options import check_temperature_of, temperature_option
 from treeopt.drafter import KINDS
 from treeopt.engines import ALL_LEVELS, ENGINES
-from treeopt.files.calibrations import DEFAULT_FILE, load_calibration
+from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import TREE
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
@@ -52,13 +52,8 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 
 
 @command("build")
-@click.option(
-    "--calibration",
-    "calibrations",
-    multiple=True,
-    default=[DEFAULT_FILE],
-    show_default=True,
-    help="Traces, by `treeopt calibrate`; one for each task of a mixture, and for each drafter of --drafter auto.",
+@calibrations_option(
+    "Traces, by `treeopt calibrate`; one for each task of a mixture, and for each drafter of --drafter auto."
 )
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=_Nodes(), default=64, show_default=True, help=_NODES_HELP)

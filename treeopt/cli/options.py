@@ -148,3 +148,10 @@ def say_prompts(console: Console, prompts: PromptSet) -> None:
 calibration_option = click.option(
     "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, from `treeopt calibrate`."
 )
+
+
+def calibrations_option(text: str) -> Callable[..., Any]:
+    """`--calibration` of commands that take several; `text` is its help."""
+    return click.option(
+        "--calibration", "calibrations", multiple=True, default=[DEFAULT_FILE], show_default=True, help=text
+    )

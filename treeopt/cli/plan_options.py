@@ -20,6 +20,7 @@ from treeopt.policy import Plan
 if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.layouts import LoadedHeads
+    from treeopt.texts.encode import Encoded
 
 
 def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,3 +95,19 @@ def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPl
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
     return LoadedPlan(base, loaded, plan, drafter, draft)
+
+
+def load_with_prompts(
+    console: Console, options: Mapping[str, Any], chosen: ChosenPlan, source: str
+) -> tuple[LoadedPlan, Encoded]:
+    """The models of a plan, and the prompts that the options choose from a source, as token ids."""
+    from treeopt.texts.encode import encode_prompts, joins_turns
+    from treeopt.texts.prompts import load_prompts
+
+    prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
+    used = load_for_plan(console, options, chosen)
+    template = options["chat_template"]
+    encoded = encode_prompts(used.base, prompts, options["max_new_tokens"], chat_template=template)
+    if joins_turns(used.base, encoded.texts, chat_template=template):
+        console.note("no chat template: each turn follows the answer before it on a new line")
+    return used, encoded

@@ -13,7 +13,7 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import chosen_prompts, model_options, prompt_options
-from treeopt.cli.plan_options import LoadedPlan, chosen_plan, load_for_plan, plan_options
+from treeopt.cli.plan_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
 from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
 from treeopt.cli.validate_rules_report import report_sample, report_typical
 from treeopt.policy import Plan, TreePolicy
@@ -77,15 +77,8 @@ def run(console: Console, **options: Any) -> None:
     settings = _settings(options)
     chosen = chosen_plan(options)
     from treeopt.evaluate.validate import validate
-    from treeopt.texts.encode import encode_prompts, joins_turns
-    from treeopt.texts.prompts import load_prompts
 
-    prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
-    used = load_for_plan(console, options, chosen)
-    template = options["chat_template"]
-    encoded = encode_prompts(used.base, prompts, options["max_new_tokens"], chat_template=template)
-    if joins_turns(used.base, encoded.texts, chat_template=template):
-        console.note("no chat template: each turn follows the answer before it on a new line")
+    used, encoded = load_with_prompts(console, options, chosen, source)
     with console.progress("validate") as progress:
         found = validate(
             used.base,

@@ -9,12 +9,13 @@ acceptance rules.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibration import MAX_RANKS
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
 from treeopt.evaluate.baselines import all_baselines
@@ -100,6 +101,32 @@ def validate(
         >>> found.lossless, found.tokens_per_step == found.predicted.tokens_per_step
         (True, True)
     """
+    inputs, decoder = make_inputs(model, heads, tree, prompts, tokenizer, drafter, options)
+    base, texts, chosen = inputs.base, inputs.texts, inputs.options
+    with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
+        if isinstance(chosen.acceptance, Sample):
+            return validate_sample(inputs, chosen.acceptance, progress)
+        if isinstance(chosen.acceptance, Typical):
+            return validate_typical(inputs, chosen.acceptance, progress)
+        runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress)
+        found = _compare(inputs, runs)
+    return found.judged(base, chosen.judge)
+
+
+def make_inputs(
+    model: GivenModel,
+    heads: GivenHeads | None,
+    tree: GivenPlan | None,
+    prompts: GivenPrompts | Sequence[Text],
+    tokenizer: PreTrainedTokenizerBase | None,
+    drafter: Drafter | str | os.PathLike[str] | None,
+    options: Mapping[str, Any],
+) -> tuple[Inputs, TreeDecoder]:
+    """The checked arguments of `validate`, and the decoder of the tree under their acceptance rule.
+
+    Raises:
+        TreeoptError, TypeError, ValueError: as `validate`.
+    """
     chosen = ValidateOptions(**options)
     base = as_base(model, tokenizer, dtype="float32")
     heads = None if heads is None else heads_like(base, as_heads(heads).heads)
@@ -109,14 +136,7 @@ def validate(
     decoder = inputs.decoder(chosen.acceptance)
     levels = 0 if heads is None else heads.num_heads
     _check_predictable(tree, base, levels if drafter is None else drafter.depth)
-    with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
-        if isinstance(chosen.acceptance, Sample):
-            return validate_sample(inputs, chosen.acceptance, progress)
-        if isinstance(chosen.acceptance, Typical):
-            return validate_typical(inputs, chosen.acceptance, progress)
-        runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress)
-        found = _compare(inputs, runs)
-    return found.judged(base, chosen.judge)
+    return inputs, decoder
 
 
 def _check_predictable(tree: Plan, base: Base, levels: int) -> None:

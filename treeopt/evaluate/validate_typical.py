@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Typical
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, with_decoder, with_generate
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Baseline, with_decoder, with_generate
 from treeopt.evaluate.inputs import Inputs, parts
 from treeopt.evaluate.metrics import Trial
 from treeopt.evaluate.quality import Quality, quality
@@ -20,6 +20,7 @@ from treeopt.evaluate.runs import decode_all
 from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.typical_replay import typical_replay
 from treeopt.evaluate.validation import Measured
+from treeopt.models.base import Base
 from treeopt.progress import Progress
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
@@ -46,15 +47,25 @@ class TypicalValidation(Measured):
         return tuple(one for one in self.metrics.trials if one.steps != one.predicted_steps)
 
 
-def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> TypicalValidation:
-    """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps."""
-    base, options = inputs.base, inputs.options
-    baselines = {
+def baselines_for(base: Base, temperature: float) -> dict[str, Baseline]:
+    """What the tree's texts are compared with: greedy texts, texts sampled at a temperature, autoregressive ones."""
+    return {
         GENERATE: with_generate(base),
-        SAMPLED: seeded(base, with_generate(base, temperature=rule.temperature), SEED, SAMPLED),
+        SAMPLED: seeded(base, with_generate(base, temperature=temperature), SEED, SAMPLED),
         AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
-        TREE: with_decoder(inputs.decoder(rule)),
     }
+
+
+def validate_typical(
+    inputs: Inputs, rule: Typical, progress: Progress, others: Mapping[str, Baseline] | None = None
+) -> TypicalValidation:
+    """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps.
+
+    `others` take the place of `baselines_for` the rule's temperature, where their texts are known.
+    """
+    base, options = inputs.base, inputs.options
+    others = baselines_for(base, rule.temperature) if others is None else others
+    baselines = {**others, TREE: with_decoder(inputs.decoder(rule))}
     runs = decode_all(baselines, base, inputs.texts, options, progress)
     texts = {
         name: [

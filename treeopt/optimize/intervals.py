@@ -129,6 +129,44 @@ def difference_interval(
     return _between(one - two)
 
 
+def ratio_interval(
+    tokens: Numbers,
+    steps: Numbers,
+    other_tokens: Numbers,
+    other_steps: Numbers,
+    *,
+    seed: int = 0,
+    replicates: int = REPLICATES,
+) -> Interval | None:
+    """The interval of the ratio of tokens per step of two trees on the same texts (paired resamples).
+
+    With rows, such as the draws of a random split, each resample draws rows as well as texts; a row holds the same
+    texts as the others. None where there are too few texts.
+
+    Args:
+        tokens: [S] or [D, S], tokens of each text by the first tree.
+        steps: its steps, likewise.
+        other_tokens: tokens by the second tree, likewise.
+        other_steps: its steps, likewise.
+        seed: of the resamples.
+        replicates: number of resamples.
+    """
+    one, two, three, four = (
+        np.atleast_2d(sums).astype(np.float64) for sums in (tokens, steps, other_tokens, other_steps)
+    )
+    rows, texts = one.shape
+    if _too_few(one.sum(axis=0)):
+        return None
+    drawn = np.concatenate(list(_resamples(rows, rows, seed + 1, replicates)))
+    ratios, begin = [], 0
+    for times in _resamples(texts, texts, seed, replicates):
+        of_rows = drawn[begin : begin + len(times)]
+        sums = [((of_rows @ part) * times).sum(axis=1) for part in (one, two, three, four)]
+        ratios.append((sums[0] / sums[1]) / (sums[2] / sums[3]))
+        begin += len(times)
+    return _between(np.concatenate(ratios))
+
+
 def texts_to_halve(texts: int) -> int:
     """How many more texts halve an interval: its width falls with the square root of their number."""
     return 3 * texts

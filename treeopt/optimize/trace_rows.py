@@ -49,9 +49,10 @@ class TraceRows:
         return text_sums(visited, self.offsets, expected_drafts(tree, self.ranks, self.target, visited))
 
     def sums_by_size(self, growth: Growth, sizes: Sequence[int]) -> list[TextSums]:
-        """Tokens and steps of each text with the tree of each size."""
+        """Tokens and steps of each text with the tree of each size; of all nodes where the growth has fewer."""
         node_ranks, found = growth.node_ranks(self.ranks), []
-        for nodes in sizes:
+        most = len(growth.values) + 1  # the node rank of paths off the tree, which a larger size would accept
+        for nodes in (min(size, most) for size in sizes):
             visited = visits((node_ranks < nodes).sum(axis=1, dtype=np.int8))
             expected = None
             if self.target is not None:

@@ -6,22 +6,17 @@ matplotlib are equal.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from treeopt.view.figure import WIDTH, render_figure
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SETTINGS = {
-    "svg.hashsalt": "treeopt",  # ids of the file do not depend on the process
-    "svg.fonttype": "none",
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-_WIDTH, _BAR_HEIGHT, _MARGIN = 8.0, 0.32, 1.0  # inches
+_SETTINGS = {"axes.spines.top": False, "axes.spines.right": False}
+_BAR_HEIGHT, _MARGIN = 0.32, 1.0  # inches
 _COLOR, _LOSSY, _LINE = "#0b7285", "#d9480f", "#33414d"
 
 
@@ -50,24 +45,15 @@ class Bar:
 
 def render_bars(bars: Sequence[Bar], title: str) -> str:
     """The picture as text, the first method on top."""
-    from matplotlib import style
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    heading = "".join(filter(str.isprintable, title))
     description = "; ".join(f"{bar.name}, {_figures(bar)}" for bar in bars)
-    stream = io.StringIO()
-    with style.context(["default", SETTINGS]):  # independent of the user's matplotlibrc
-        figure = bars_figure(bars, heading)
-        FigureCanvasSVG(figure)
-        figure.savefig(stream, format="svg", metadata={"Date": None, "Title": heading, "Description": description})
-    return stream.getvalue()
+    return render_figure(lambda heading: bars_figure(bars, heading), title, description, _SETTINGS)
 
 
 def bars_figure(bars: Sequence[Bar], heading: str) -> Figure:
     """One horizontal bar a method, its figures beside it; the dotted line is autoregressive decoding."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH, _MARGIN + _BAR_HEIGHT * len(bars)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, _MARGIN + _BAR_HEIGHT * len(bars)), layout="constrained")
     figure.suptitle(heading, x=0.01, ha="left", weight="bold").set_parse_math(False)
     axes = figure.subplots()
     lengths = [bar.speedup or 0.0 for bar in bars]

@@ -1,6 +1,7 @@
 """The curve as SVG, drawn by matplotlib: tokens per step by size and, with a profile, speedup and overhead below.
 
-The x axis is logarithmic to base 2. The description in the file's metadata lists the figures of every point.
+The x axis is logarithmic to base 2. The description in the file's metadata lists the figures of every point. Equal
+curves give equal bytes where the versions of matplotlib are equal.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treeopt.optimize.curve import Curve, CurvePoint
-from treeopt.optimize.intervals import Interval
-from treeopt.view.figure import add_legend, panels, set_sizes, svg_of
+from treeopt.optimize.intervals import LEVEL, Interval
+from treeopt.view.figure import LINES, NODES, add_legend, draw_band, panels, render_figure, set_log2
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,19 +24,18 @@ _BANDS = {"prediction": 0.17, "sampling": 0.33}  # opacity of each interval
 def render_curve(curve: Curve, title: str = "") -> str:
     """The picture as text, with `title` as its heading."""
     description = "; ".join(_figures(point) for point in curve.points)
-    heading = "".join(filter(str.isprintable, title)) or "Tokens per step by size of the tree"
-    return svg_of(lambda shown: curve_figure(curve, shown), heading, description)
+    default = "Tokens per step by size of the tree"
+    return render_figure(lambda heading: curve_figure(curve, heading), title, description, LINES, default)
 
 
 def curve_figure(curve: Curve, heading: str) -> Figure:
     """One panel, or two where the points have a speedup. Artists carry the names of their figures as `gid`."""
     timed = [point for point in curve.points if point.speedup is not None and point.overhead is not None]
-    figure, rows = panels(heading, 2 if timed else 1)
-    axes = [row[0] for row in rows]
+    figure, axes = panels(2 if timed else 1, heading, sharex=True)
     _draw_tokens(axes[0], curve.points)
     if timed:
         _draw_speedup(axes[1], timed, curve.best)
-    set_sizes(axes[-1], [point.nodes for point in curve.points], curve.best)
+    set_log2(axes[-1], [point.nodes for point in curve.points], NODES, curve.best)
     return figure
 
 
@@ -48,15 +48,8 @@ def _draw_tokens(axes: Axes, points: Sequence[CurvePoint]) -> None:
         known: list[tuple[float, Interval]] = [
             (point.nodes, interval) for point in points if (interval := getattr(point, kind)) is not None
         ]
-        if not known:
-            continue
-        if len(known) == 1:  # a band needs two ends
-            [(size, interval)] = known
-            known = [(size / 1.03, interval), (size * 1.03, interval)]
-        columns, intervals = zip(*known, strict=True)
-        lows, highs = [each.low for each in intervals], [each.high for each in intervals]
-        name = f"{kind} interval, {intervals[0].level:.0%}"
-        axes.fill_between(columns, lows, highs, color=_TOKENS, alpha=opacity, linewidth=0, label=name, gid=kind)
+        name = f"{kind} interval, {LEVEL:.0%}"
+        draw_band(axes, known, opacity=opacity, color=_TOKENS, label=name, gid=kind)
     axes.set_ylabel("tokens per step")
     add_legend(axes, axes)
 

@@ -1,4 +1,4 @@
-"""What the charts have in common: settings, a log2 axis of sizes, legends, and a figure as SVG.
+"""What charts share: figures as SVG by matplotlib, legends above panels, bands, and axes of tree sizes.
 
 Equal figures give equal bytes where the versions of matplotlib are equal.
 """
@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treeopt.optimize.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SETTINGS = {
-    "svg.hashsalt": "treeopt",  # ids of the file do not depend on the process
-    "svg.fonttype": "none",
-    "font.size": 9.0,
+LINES: Mapping[str, Any] = {  # settings of charts with lines
     "axes.grid": True,
     "grid.color": "#e3e8ed",
     "lines.linewidth": 1.5,
@@ -25,52 +24,81 @@ _SETTINGS = {
     "legend.frameon": False,
 }
 WIDTH, PANEL_HEIGHT = 8.0, 3.5  # inches
+NODES = "nodes (root counted)"  # the label of an axis of sizes
+_COMMON = {
+    "svg.hashsalt": "treeopt",  # ids of the file do not depend on the process
+    "svg.fonttype": "none",
+    "font.size": 9.0,
+}
 _TITLE_LENGTH = 70  # characters of the heading that are drawn
 _MOST_LABELS = 20  # sizes with a number on the x axis, about
 
 
-def svg_of(draw: Callable[[str], Figure], title: str, description: str) -> str:
-    """The text of an SVG file: the figure that `draw` makes under a heading, with title and description as metadata."""
+def render_figure(
+    draw: Callable[[str], Figure], title: str, description: str, settings: Mapping[str, Any], default: str = ""
+) -> str:
+    """A figure as SVG text.
+
+    Args:
+        draw: makes the figure with this heading.
+        title: the heading, without characters that cannot be printed; `default` where it is empty.
+        description: the figures in words, for the metadata of the file.
+        settings: of matplotlib, beside those that all charts share.
+        default: the heading where there is none.
+    """
     from matplotlib import style
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    heading = "".join(filter(str.isprintable, title))
+    heading = "".join(filter(str.isprintable, title)) or default
     stream = io.StringIO()
-    with style.context(["default", _SETTINGS]):  # independent of the user's matplotlibrc
+    with style.context(["default", {**_COMMON, **settings}]):  # independent of the user's matplotlibrc
         figure = draw(heading)
         FigureCanvasSVG(figure)
         figure.savefig(stream, format="svg", metadata={"Date": None, "Title": heading, "Description": description})
     return stream.getvalue()
 
 
-def panels(heading: str, rows: int, columns: int = 1) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a heading, and its axes by row and column; panels of a column share the x axis."""
+def panels(count: int, heading: str, *, sharex: bool) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with a heading, and panels below each other."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, rows * PANEL_HEIGHT), layout="constrained")
+    figure = Figure(figsize=(WIDTH, count * PANEL_HEIGHT), layout="constrained")
     shown = heading if len(heading) <= _TITLE_LENGTH else heading[: _TITLE_LENGTH - 1] + "…"
     figure.suptitle(shown, x=0.01, ha="left", weight="bold").set_parse_math(False)
-    axes: list[list[Axes]] = figure.subplots(rows, columns, sharex=True, squeeze=False).tolist()
+    axes: Sequence[Axes] = figure.subplots(count, sharex=sharex, squeeze=False)[:, 0].tolist()
     return figure, axes
 
 
-def add_legend(axes: Axes, *sources: Axes) -> None:
-    """One row above the panel with the labels of all these axes."""
+def draw_band(axes: Axes, known: Sequence[tuple[float, Interval]], *, opacity: float, **look: Any) -> None:
+    """The band between the ends of intervals at their places on the x axis."""
+    if not known:
+        return
+    if len(known) == 1:  # a band needs two ends
+        [(place, interval)] = known
+        known = [(place / 1.03, interval), (place * 1.03, interval)]
+    columns, intervals = zip(*known, strict=True)
+    lows, highs = [each.low for each in intervals], [each.high for each in intervals]
+    axes.fill_between(columns, lows, highs, alpha=opacity, linewidth=0, **look)
+
+
+def add_legend(axes: Axes, *sources: Axes, most: int = 0) -> None:
+    """Rows above the panel with the labels of all these axes: one row, or rows of `most` labels."""
     pairs = [pair for each in sources for pair in zip(*each.get_legend_handles_labels(), strict=True)]
     handles, labels = zip(*pairs, strict=True)
-    axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(pairs), borderaxespad=0.2)
+    columns = min(len(pairs), most or len(pairs))
+    axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2)
 
 
-def set_sizes(axes: Axes, sizes: Sequence[int], best: int | None) -> None:
-    """A log2 axis; the best size, the ends, powers of two and then the rest have numbers where these do not overlap."""
-    first, last = sizes[0], sizes[-1]
+def set_log2(axes: Axes, places: Sequence[int], label: str, best: int | None = None) -> None:
+    """A log2 axis; the best place, the ends, powers of two and then the others have numbers that do not overlap."""
+    first, last = min(places), max(places)
     gap = math.log2(last / first) / _MOST_LABELS
     labelled: list[int] = []
-    for size in sorted(set(sizes), key=lambda size: (size != best, size not in (first, last), size & (size - 1), size)):
-        if all(abs(math.log2(size / other)) >= gap for other in labelled):
-            labelled.append(size)
+    for place in sorted(set(places), key=lambda one: (one != best, one not in (first, last), one & (one - 1), one)):
+        if all(abs(math.log2(place / other)) >= gap for other in labelled):
+            labelled.append(place)
     axes.set_xscale("log", base=2)
     axes.set_xlim(first / 1.12, last * 1.12)
-    axes.set_xticks(sorted(labelled), [str(size) for size in sorted(labelled)])
+    axes.set_xticks(sorted(labelled), [str(place) for place in sorted(labelled)])
     axes.minorticks_off()
-    axes.set_xlabel("nodes (root counted)")
+    axes.set_xlabel(label)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from treeopt.plan.planner import PlanPoint, SpeedPlan
-from treeopt.view.figure import panels, set_sizes, svg_of
+from treeopt.view.figure import LINES, NODES, panels, render_figure, set_log2
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,12 +26,12 @@ def render_plan(plan: SpeedPlan, title: str) -> str:
         for line, points in lines(plan).items()
         for point in points
     )
-    return svg_of(lambda heading: plan_figure(plan, heading), title, described)
+    return render_figure(lambda heading: plan_figure(plan, heading), title, described, LINES)
 
 
 def plan_figure(plan: SpeedPlan, heading: str) -> Figure:
     """Two panels. Lines carry `speedup ` or `overhead ` and their label as `gid`."""
-    figure, [[upper], [lower]] = panels(heading, 2)
+    figure, (upper, lower) = panels(2, heading, sharex=True)
     upper.axhline(1.0, color="#9aa7b2", linestyle=":", linewidth=1.0)
     for i, (label, points) in enumerate(lines(plan).items()):
         sizes, style = [point.nodes for point in points], "o-" if i < _MOST_LINES else "s--"
@@ -41,7 +41,7 @@ def plan_figure(plan: SpeedPlan, heading: str) -> Figure:
     lower.set_ylabel("overhead: one node = 1")
     lower.set_yscale("log")
     figure.legend(*upper.get_legend_handles_labels(), loc="outside lower left", ncols=_COLUMNS)
-    set_sizes(lower, sorted({point.nodes for point in plan.points}), plan.best[0].nodes)
+    set_log2(lower, [point.nodes for point in plan.points], NODES, plan.best[0].nodes)
     return figure
 
 
