@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT_FOLDER
 
 from treeopt.cli.app import program
+from treeopt.errors import Code
 
 README = (ROOT_FOLDER / "README.md").read_text()
 PAGES = (
@@ -84,3 +85,12 @@ def test_benches_named_exist(name: str) -> None:
     """Every bench script that a page names is in the repository."""
     for script in re.findall(r"bench/\w+\.py", (ROOT_FOLDER / name).read_text()):
         assert (ROOT_FOLDER / script).is_file()
+
+
+def test_page_of_errors_is_the_registry() -> None:
+    """docs/errors.md has a row for every error, with its exit status and rule, in order, and a remedy."""
+    rows = re.findall(
+        r"^\| (E\d+) \| (\d+) \| (.+) \| (.+) \|$", (ROOT_FOLDER / "docs/errors.md").read_text(), re.MULTILINE
+    )
+    codes = sorted(Code, key=lambda code: code.number)
+    assert [row[:3] for row in rows] == [(code.number, str(code.exit_status), code.rule) for code in codes]
