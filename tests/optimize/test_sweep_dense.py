@@ -1,4 +1,4 @@
-"""Dense trees against sparse ones: Cartesian products by brute force, replay by a naive loop, honest folds."""
+"""Dense trees against sparse ones: Cartesian products by brute force, replay by a naive loop, folds."""
 
 from __future__ import annotations
 

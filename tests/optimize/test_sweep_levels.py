@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from naive_steps import left_out_sums, naive_medusa, tau, uneven
@@ -9,7 +11,7 @@ from naive_steps import left_out_sums, naive_medusa, tau, uneven
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize import sweep_levels as module
-from treeopt.optimize.intervals import ratio_interval, sampling_interval
+from treeopt.optimize.intervals import Interval, ratio_interval, sampling_interval
 from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.sweep_levels import LevelPoint, LevelSweep, sweep_levels
 from treeopt.optimize.tree_builder import build_tree
@@ -66,6 +68,8 @@ def test_enough_is_the_fewest_levels_within_one_percent() -> None:
     points = [LevelPoint(h, n, "m", n, h, 2.0, None, share, None) for (n, h), share in shares.items()]
     found = LevelSweep(tuple(points))
     assert (found.enough(8), found.enough(16)) == (3, 1)
+    wide = dataclasses.replace(points[2], share_interval=Interval(0.985, 0.997, 0.9))
+    assert LevelSweep((*points[:2], wide, *points[3:])).enough(8) == 4
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How many prompts a calibration needs: hand-made splits, naive replay, and statements that the figures bear."""
+"""How many prompts a calibration needs: hand-made splits, naive replay, and the sentences of the command."""
 
 from __future__ import annotations
 

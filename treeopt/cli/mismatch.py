@@ -19,10 +19,16 @@ _FLOAT32 = "float32"  # the dtype of older files, which do not state it
 
 
 def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:
-    """Warn where a profile was measured with another base or other heads than a calibration."""
+    """Warn where a profile was measured with another base or other heads than a calibration, or was not measured."""
     if profile is None:
         return
     source = calibration.provenance
+    made = profile.provenance
+    if made.get("modelled"):
+        console.warn(
+            f"warning: the seconds are modelled ({made.get('model')} on {made.get('device')}), not measured; "
+            f"the traces are of {source.model}"
+        )
     dtype = source.settings.get("dtype", _FLOAT32)
     _warn_made_for_other(console, "the profile", profile.provenance, source.model_id, dtype, source.heads_id)
 

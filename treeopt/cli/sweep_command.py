@@ -35,17 +35,17 @@ from treeopt.files.profiles import load_profile
 from treeopt.latency import ONE_NODE
 from treeopt.optimize import sweep_dense, sweep_levels, sweep_sizes, sweep_texts
 from treeopt.optimize.curve import Timing
+from treeopt.optimize.sweep_limits import DEFAULT_NODES, EPSILONS, TEMPERATURE
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
 from treeopt.progress import late
 
 _DENSE, _LEVELS, _SIZES, _EPSILON, _TEXTS = "dense", "levels", "sizes", "epsilon", "calibration_size"
 _MOST_DENSE = 1024  # nodes of dense trees: there are about a hundred thousand of them on five levels
-_NODES = 64  # of the tree that the paper compares with dense ones
-_TEMPERATURE = 0.7  # of the paper's figure 5
 _NODES_HELP = (
-    "Nodes of the sparse trees, root counted [default: 64 for --dense and --calibration-size, "
+    f"Nodes of the sparse trees, root counted [default: {DEFAULT_NODES} for --dense and --calibration-size, "
     f"{','.join(map(str, sweep_levels.SIZES))} for --levels, {','.join(map(str, sweep_sizes.SIZES))} for --sizes]."
 )
+_EPSILONS_HELP = f"For --epsilon; delta is the square root [default: {','.join(map(str, EPSILONS))}]."
 _TRACED = (_DENSE, _LEVELS, _SIZES, _TEXTS)
 _USED_BY = {  # options -> the sweeps that use them
     ("calibrations",): _TRACED,
@@ -96,9 +96,9 @@ _USED_BY = {  # options -> the sweeps that use them
     help="Random splits of the texts, for --calibration-size.",
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random trees and splits.")
-@shares_option("--epsilons", help="For --epsilon; delta is the square root [default: ten from 0.01 to 0.25].")
+@shares_option("--epsilons", help=_EPSILONS_HELP)
 @click.option(
-    "--temperature", type=Temperature(), default=_TEMPERATURE, show_default=True, help="Of typical and sampled texts."
+    "--temperature", type=Temperature(), default=TEMPERATURE, show_default=True, help="Of typical and sampled texts."
 )
 @functools.partial(model_options, dtype="float32")
 @prompt_options
@@ -186,7 +186,7 @@ def _dense(console: Console, options: dict[str, Any]) -> Report:
     if timing is not None and not given("largest"):
         options["largest"] = min(options["largest"], max(timing.largest, sweep_dense.FEWEST_NODES))
     chosen = {name: options[name] for name in ("trees", "largest", "top_k", "seed")}
-    chosen |= {"sizes": options["nodes"] or (_NODES,), "timing": timing}
+    chosen |= {"sizes": options["nodes"] or (DEFAULT_NODES,), "timing": timing}
     with console.progress("sweep") as progress:
         found = sweep_dense.sweep_dense(calibration, progress=late(progress), **chosen)
     return of_dense(found, calibration)
@@ -213,7 +213,7 @@ def _texts(console: Console, options: dict[str, Any]) -> Report:
     if len(options["nodes"]) > 1:
         raise click.UsageError("--calibration-size takes one number of --nodes")
     chosen = {name: options[name] for name in ("draws", "top_k", "seed")}
-    [nodes] = options["nodes"] or (_NODES,)
+    [nodes] = options["nodes"] or (DEFAULT_NODES,)
     with console.progress("sweep") as progress:
         found = sweep_texts.sweep_texts(calibration, nodes=nodes, progress=late(progress), **chosen)
     return of_texts(found, calibration)
@@ -222,7 +222,7 @@ def _texts(console: Console, options: dict[str, Any]) -> Report:
 def _epsilon(console: Console, options: dict[str, Any]) -> Report:
     source, chosen = chosen_prompts(options), chosen_plan(options)
     used, encoded = load_with_prompts(console, options, chosen, source)
-    from treeopt.evaluate.sweep_epsilon import EPSILONS, sweep_epsilon
+    from treeopt.evaluate.sweep_epsilon import sweep_epsilon
 
     settings = {name: options[name] for name in ("max_new_tokens", "batch_size", "chat_template", "temperature")}
     settings |= {"epsilons": options["epsilons"] or EPSILONS, "drafter": used.drafter, "draft": used.draft}

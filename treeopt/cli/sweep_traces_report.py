@@ -126,7 +126,7 @@ def _enough(found: TextsSweep, method: str) -> str:
     """How many prompts lose less than 1 %."""
     point = found.enough(method)
     if point is None:
-        return f"{named(method)}: no number of prompts below {found.fitted} surely loses less than {LOSS}"
+        return f"{named(method)}: fewer than {found.fitted} prompts may lose {LOSS} or more"
     lost = f"{point.lost:.2%}, {ends(point.interval, percent=True)} (90 %)"
     return f"{named(method)}: {point.texts} prompts lose less than {LOSS} ({lost})"
 

@@ -20,12 +20,10 @@ from treeopt.evaluate.validate_typical import SAMPLED, TypicalValidation, baseli
 from treeopt.files.policies import GivenPlan
 from treeopt.models.given import GivenHeads, GivenModel
 from treeopt.optimize.intervals import Interval, by_text, sampling_interval
+from treeopt.optimize.sweep_limits import EPSILONS, TEMPERATURE
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Skipped, Text
 from treeopt.texts.given_prompts import GivenPrompts
-
-EPSILONS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.25)
-TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True)

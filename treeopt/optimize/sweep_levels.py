@@ -50,6 +50,11 @@ class LevelPoint:
     share: float
     share_interval: Interval | None
 
+    @property
+    def least_share(self) -> float:
+        """The lower end of `share_interval`; the share where there is none."""
+        return self.share if self.share_interval is None else self.share_interval.low
+
 
 @dataclass(frozen=True)
 class LevelSweep:
@@ -58,8 +63,11 @@ class LevelSweep:
     points: tuple[LevelPoint, ...]
 
     def enough(self, nodes: int) -> int:
-        """The fewest levels that lose less than 1 % of the tokens per step, for trees of this budget."""
-        return min(point.levels for point in self.points if point.nodes == nodes and point.share > 1.0 - TOLERATED_LOSS)
+        """The fewest levels of which it is likely that they lose less than 1 % of the tokens per step at this budget.
+
+        The lower end of the share's interval is above 99 %; the share itself where there is no interval.
+        """
+        return min(one.levels for one in self.points if one.nodes == nodes and one.least_share > 1.0 - TOLERATED_LOSS)
 
 
 def sweep_levels(

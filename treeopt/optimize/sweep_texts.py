@@ -19,7 +19,7 @@ from treeopt.optimize.intervals import Interval, ratio_interval
 from treeopt.optimize.methods import MEDUSA, Method, candidates
 from treeopt.optimize.select_method import FOLDS, Fitter
 from treeopt.optimize.sums import TextSums
-from treeopt.optimize.sweep_limits import TOLERATED_LOSS, check_reached, check_texts
+from treeopt.optimize.sweep_limits import DEFAULT_NODES, TOLERATED_LOSS, check_reached, check_texts
 from treeopt.optimize.trace_rows import TraceRows
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, tree_limits
 from treeopt.progress import Progress, silent
@@ -94,7 +94,7 @@ def text_counts(largest: int) -> list[int]:
 def sweep_texts(
     calibration: Calibration,
     *,
-    nodes: int = 64,
+    nodes: int = DEFAULT_NODES,
     draws: int = DRAWS,
     top_k: int = DEFAULT_TOP_K,
     seed: int = 0,
