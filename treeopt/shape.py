@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from treeopt.errors import Code, TreeoptError
 
 MOST = 1 << 40  # of any count of a shape; larger numbers are typing errors
+MOST_SECONDS = 86400.0  # of a part of a step: a day
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class ModelShape:
     source: str = ""
 
     def __post_init__(self) -> None:
-        check_numbers(self.name, self, ("hidden",))
+        check_numbers(self.name, self, ("hidden",) if self.context is None else ("hidden", "context"))
         if not self.matrices or not self.attention:
             raise shape_error(f"{self.name} has no {'attention' if self.matrices else 'matrices'}")
         if not isinstance(self.other, int) or not 0 <= self.other <= MOST:
@@ -149,7 +150,7 @@ class Drafting:
         host_seconds: seconds of drafting that the accelerator waits for.
 
     Raises:
-        TreeoptError: E240 for numbers below 0 or not finite, and a draft model without levels.
+        TreeoptError: E240 for numbers below 0 or too large, and a draft model without levels.
     """
 
     heads: int = 0
@@ -163,11 +164,12 @@ class Drafting:
         for name in ("heads", "blocks", "levels"):
             value = getattr(self, name)
             if not isinstance(value, int) or not 0 <= value <= MOST:
-                raise shape_error(f"drafting: {name} {value!r} is not a whole number from 0")
+                raise shape_error(f"drafting: {name} {value!r} is not a whole number from 0 to {MOST:,}")
         if self.head_rows is not None:
             check_numbers("drafting", self, ("head_rows",))
-        if not 0.0 <= self.host_seconds < float("inf"):
-            raise shape_error(f"drafting: host_seconds {self.host_seconds!r} is not a number from 0")
+        if not 0.0 <= self.host_seconds <= MOST_SECONDS:
+            what = f"drafting: host_seconds {self.host_seconds!r} is not a number from 0 to {MOST_SECONDS:g}"
+            raise shape_error(what, fix="--host-seconds 0.001")
         if (self.draft is None) != (self.levels == 0):
             raise shape_error("drafting: a draft model and its levels belong together")
 

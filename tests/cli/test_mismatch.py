@@ -121,6 +121,19 @@ def test_build_warns_of_profiles(dtype: str, warned: bool) -> None:
     save_calibration(random_calibration(1), "c.safetensors")
     said = treeopt("build", "--calibration", "c.safetensors", "--nodes", "auto", "--profile", "other.yaml").stderr
     assert ("the profile was made for another base model (0123, this is b1)" in said) is warned
+    assert "modelled" not in said
+
+
+@pytest.mark.parametrize("command", ["build", "curve"])
+def test_modelled_profiles_are_named(command: str) -> None:
+    """A profile of `treeopt plan` is no measurement: model and device are named beside the model of the traces."""
+    points = [LatencyPoint(n, 1, 64, 0.001 * n, 0.001 * n, 0.001 * n) for n in (1, 2, 8)]
+    made = {"model": "llama-7b", "device": "a40", "modelled": "treeopt plan"}
+    save_profile(LatencyProfile.from_points(points, made), "p.yaml")
+    save_calibration(random_calibration(1), "c.safetensors")
+    auto = ("--nodes", "auto") if command == "build" else ("--largest", "8")
+    said = treeopt(command, "--calibration", "c.safetensors", *auto, "--profile", "p.yaml").stderr
+    assert "warning: the seconds are modelled (llama-7b on a40), not measured; the traces are of " in said
 
 
 def test_tree_source_holds_the_dtype() -> None:

@@ -212,3 +212,9 @@ def test_joint_trees_compete_too() -> None:
     methods = list(dict.fromkeys([str(MEDUSA), found.method]))
     assert [(one.nodes, one.method) for one in found.verdicts] == [(n, m) for n in (6, 10) for m in methods]
     assert found.method in {str(MEDUSA), *(str(Method("joint", "visits", s)) for s in (64, 256, 1024))}
+
+
+def test_sizes_beyond_the_growth_have_no_point() -> None:
+    """One rank on three levels holds four nodes, so no sparse tree is said to have more."""
+    found = sweep_dense(texts_of(), sizes=(3,), largest=14, top_k=1, trees=0)
+    assert {point.nodes for point in found.sparse} == {1, 2, 3, 4}

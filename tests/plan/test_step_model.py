@@ -178,7 +178,18 @@ def test_drafters_of_one_name_are_refused() -> None:
             plan_speedup(wrong, [1])
 
 
-@pytest.mark.parametrize("wrong", [{"compute": 0.0}, {"bandwidth": -1.0}, {"launch": math.nan}, {"step": math.inf}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"compute": 0.0},
+        {"compute": 1e-320},
+        {"compute": 1e308},
+        {"bandwidth": -1.0},
+        {"launch": math.nan},
+        {"launch": 1e308},
+        {"step": math.inf},
+    ],
+)
 def test_impossible_efficiency_is_refused(wrong: dict[str, float]) -> None:
     """Shares are positive, and seconds are not negative."""
     with pytest.raises(TreeoptError, match=next(iter(wrong))):
@@ -217,7 +228,9 @@ def test_device_of_a_text() -> None:
         "bandwidth=1",
         "flops=1,bandwidth=0",
         "flops=nan,bandwidth=1",
-        "flops=1e99,bandwidth=1",
+        "flops=1e99,bandwidth=1e9",
+        "flops=1e-300,bandwidth=1e9",
+        "flops=1e12,bandwidth=0.5",
         "flops=inf,bandwidth=1",
         "flops=-1,bandwidth=1",
         "flops=1,flops=2,bandwidth=1",

@@ -24,6 +24,7 @@ from treeopt.cli.options import (
 from treeopt.files.atomic import write_text
 from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.marks import PICTURE, write_marked
+from treeopt.files.outputs import check_distinct
 from treeopt.files.profiles import load_profile
 from treeopt.policy import STEP_SIZES
 
@@ -88,6 +89,7 @@ def run(console: Console, **options: Any) -> None:
         if options[name] is not None:
             check_outputs(options, options[name], kind=kind)
             check_suffix(options[name], suffix)
+    check_distinct(options["svg"], options["csv"])
     source = chosen_prompts(options)
     chosen = _settings(options)
     profiles = [load_profile(path) for path in options["profile"]]

@@ -30,16 +30,30 @@ def given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
+def option_of(name: str) -> str:
+    """The option of a parameter of the running command, as it is typed."""
+    parameters = click.get_current_context().command.params
+    return next(one.opts[-1] for one in parameters if one.name == name)
+
+
+def check_once(name: str, files: Sequence[str]) -> None:
+    """Raise a usage error where a file is given twice for an option that takes several."""
+    places = [Path(file).resolve() for file in files]
+    twice = [file for i, file in enumerate(files) if places[i] in places[:i]]
+    if twice:
+        raise click.UsageError(f"{option_of(name)} {twice[0]} is given twice")
+
+
 def check_apart(*names: str) -> None:
     """Raise a usage error where more than one of these options is given."""
-    found = [f"--{name.replace('_', '-')}" for name in names if given(name)]
+    found = [option_of(name) for name in names if given(name)]
     if len(found) > 1:
         raise click.UsageError(f"give either {' or '.join(found)}")
 
 
 def check_belongs(names: tuple[str, ...], to: str, holds: bool) -> None:
     """Raise a usage error for options that are given, but are not used unless `holds`."""
-    found = ["--for" if name == "engine" else f"--{name.replace('_', '-')}" for name in names if given(name)]
+    found = [option_of(name) for name in names if given(name)]
     if found and not holds:
         raise click.UsageError(f"{found[0]} belongs to {to}")
 

@@ -22,6 +22,7 @@ from treeopt.cli.plan_inputs import (
 from treeopt.cli.plan_report import as_dict, report, report_operators, report_presets
 from treeopt.drafter import KINDS
 from treeopt.files.marks import PICTURE, write_marked
+from treeopt.files.outputs import check_distinct
 from treeopt.files.profiles import save_profile
 from treeopt.optimize.curve import default_sizes
 from treeopt.plan.devices import BYTES
@@ -110,6 +111,7 @@ def _check_files(options: dict[str, Any]) -> None:
             suffixes = (".yaml", ".yml", ".svg") if name == "output" else (".svg",)
             check_suffix(options[name], *suffixes)
             check_outputs(options, options[name], kind=PICTURE if _is_chart(options[name]) else None)
+    check_distinct(options["output"], options["chart"])
 
 
 def _sizes(plan: SpeedPlan) -> set[int]:

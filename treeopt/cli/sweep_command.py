@@ -12,7 +12,7 @@ import click
 from treeopt.calibration import Calibration
 from treeopt.cli.build_dynamic import warn_few_texts
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_belongs, check_suffix, given, not_resumable
+from treeopt.cli.early_checks import check_belongs, check_once, check_suffix, given, not_resumable
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import SEED, Temperature, numbers_option, shares_option
 from treeopt.cli.options import (
@@ -31,6 +31,7 @@ from treeopt.cli.sweep_traces_report import of_levels, of_sizes, of_texts
 from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked
+from treeopt.files.outputs import check_distinct
 from treeopt.files.profiles import load_profile
 from treeopt.latency import ONE_NODE
 from treeopt.optimize import sweep_dense, sweep_levels, sweep_sizes, sweep_texts
@@ -132,6 +133,8 @@ def run(console: Console, **options: Any) -> None:
     options["csv"] = options["csv"] or str(Path(options["output"]).with_suffix(".csv"))
     check_outputs(options, options["csv"])
     check_suffix(options["csv"], ".csv")
+    check_distinct(options["output"], options["csv"])
+    check_once("calibrations", options["calibrations"])
     with not_resumable(console, options):
         report = _SWEEPS[sweep](console, options)
     from treeopt.view.chart import render_chart
@@ -154,7 +157,7 @@ def _chosen(options: dict[str, Any]) -> str:
     if len(chosen) != 1:
         raise click.UsageError(f"give one of {', '.join(names[:-1])} and {names[-1]}")
     for used, sweeps in _USED_BY.items():
-        check_belongs(used, " and ".join(map(_option, sweeps)), chosen[0] in sweeps)
+        check_belongs(used, " or ".join(map(_option, sweeps)), chosen[0] in sweeps)
     if max(options["nodes"], default=0) > MAX_NODES:
         raise click.BadParameter(f"a tree has {MAX_NODES:,} nodes at most", param_hint="--nodes")
     if not options["profile"] and (given("batch") or given("context")):

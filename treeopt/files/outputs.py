@@ -60,6 +60,16 @@ def check_no_input(path: _Name, *inputs: _Name | None) -> None:
             raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="choose another name with -o")
 
 
+def check_distinct(*outputs: _Name | None) -> None:
+    """Raise E204 where two outputs of a command are one file; None for an output that is not written."""
+    given = [name for name in outputs if name is not None]
+    places = [os.path.realpath(name) for name in given]
+    for i, name in enumerate(given):
+        if places[i] in places[:i]:
+            what = f"{given[places.index(places[i])]} and {name} are one file, and two are written"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="give each output a name of its own")
+
+
 _FIX = "choose another name with -o, or overwrite it with --force"
 
 

@@ -15,7 +15,7 @@ from treeopt.shape import shape_error, similar
 # Bytes of a value by dtype. Weights of 4 and 8 bits integers are multiplied in 16 bits.
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
 _COMPUTED_IN = {"int8": ("bfloat16", "float16"), "int4": ("bfloat16", "float16"), "bfloat16": ("bfloat16", "float16")}
-_MOST = 1e21  # FLOP/s or bytes per second of one device; larger numbers are typing errors
+_LEAST, _MOST = 1.0, 1e21  # FLOP/s, bytes per second and bytes of one device; other numbers are typing errors
 _SPEC = "flops=312e12,bandwidth=1935e9"
 
 
@@ -31,7 +31,7 @@ class Device:
         source: where the figures are from.
 
     Raises:
-        TreeoptError: E240 for figures that are not positive, not finite or above 1e21, and without FLOP/s.
+        TreeoptError: E240 for figures that are below 1 or above 1e21, and without FLOP/s.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Device:
         figures = {f"flops of {dtype}": value for dtype, value in self.flops.items()} or {"flops": 0.0}
         figures |= {"bandwidth": self.bandwidth} | ({} if self.memory is None else {"memory": self.memory})
         for name, value in figures.items():
-            if not 0.0 < value <= _MOST:
-                raise shape_error(f"{self.name}: {name} is {value:g}, not a number above 0 and up to {_MOST:g}")
+            if not _LEAST <= value <= _MOST:
+                raise shape_error(f"{self.name}: {name} is {value:g}, not a number from {_LEAST:g} to {_MOST:g}")
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of matrix products in a dtype; of weights in integers those of 16 bits.

@@ -9,7 +9,6 @@ formulas (arXiv:2401.10774, appendix G); `treeopt.plan.fit` finds it from measur
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +18,10 @@ import numpy as np
 from treeopt.latency import ONE_NODE, LatencyPoint, LatencyProfile
 from treeopt.plan.devices import Device
 from treeopt.plan.operators import Floats, Operator, StepSetting, drafting_operators, forward_operators
-from treeopt.shape import Drafting, ModelShape, shape_error
+from treeopt.shape import MOST_SECONDS, Drafting, ModelShape, shape_error
 
 MOST_NODES = 1 << 20  # of a modelled tree
+_SHARES = (1e-6, 1e6)  # of peak figures that may be typed in any order of magnitude
 MOST_TOKENS = 1 << 32  # of a batch, and of a context
 
 
@@ -37,7 +37,7 @@ class Efficiency:
         tree: seconds for each step of more than one node, besides drafting.
 
     Raises:
-        TreeoptError: E240 for numbers that are not finite, shares of 0 or less, and negative seconds.
+        TreeoptError: E240 for shares outside 1e-6 to 1e6, and for seconds that are negative or more than a day.
     """
 
     compute: float = 1.0
@@ -48,9 +48,9 @@ class Efficiency:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            share = name in ("compute", "bandwidth")
-            if not 0.0 <= value < math.inf or (share and value == 0.0):
-                raise shape_error(f"efficiency {name} is {value!r}, not a number {'above' if share else 'from'} 0")
+            low, high = _SHARES if name in ("compute", "bandwidth") else (0.0, MOST_SECONDS)
+            if not low <= value <= high:
+                raise shape_error(f"efficiency {name} is {value!r}, not a number from {low:g} to {high:g}")
 
 
 @dataclass(frozen=True)
@@ -151,5 +151,5 @@ def check_steps(nodes: Floats, batches: Iterable[int], contexts: Iterable[int]) 
     ):
         faults = [number for number in numbers if not 1 <= number <= most or number != int(number)]
         if faults or not numbers:
-            shown = f"{faults[0]:g}" if faults else "missing"
+            shown = f"{faults[0]:.15g}" if faults else "missing"
             raise shape_error(f"{name} is {shown}, not a whole number from 1 to {most:,}", fix=f"--{name} 1,2,4")
