@@ -163,6 +163,46 @@ def test_fit_prints_the_errors_of_steps_left_out() -> None:
     assert "is an input" in error
 
 
+def test_fit_names_steps_that_were_not_left_out() -> None:
+    """Six steps are just enough for five numbers, so no size is left out; the output says so."""
+    model = StepModel(model_shape("pocket"), device_of_spec(SPEC), StepSetting("float32", attention="flash"))
+    known = {"model": "pocket", "dtype": "float32", "attention": "sdpa"}
+    save_profile(model.profile([2, 4, 8, 16, 32], [1], [64], known), "six.yaml")
+    options = ("plan", "--model", "pocket", "--device-spec", SPEC, "--dtype", "float32", "--fit", "six.yaml")
+    nodes = ["2 nodes", "4 nodes", "8 nodes", "16 nodes", "32 nodes"]
+    found = as_json(*options)["fit"]
+    assert set(found) == {"none", "nodes"}
+    assert found["nodes"] == {"median": None, "largest": None, "skipped": nodes}
+    assert found["none"]["skipped"] == []
+    line = "error of steps left out by nodes: none; not left out: 2 nodes; 4 nodes; 8 nodes; 16 nodes; 32 nodes (the "
+    assert line in treeopt(*options).stdout
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"drafter_name": "model"}, "is of a draft model"),
+        ({"drafter_name": "model+ngram"}, "is of a draft model"),
+        ({"dtype": "float64"}, "float64"),
+        ({"dtype": None}, "no dtype"),
+    ],
+)
+def test_profile_that_cannot_be_fitted_is_refused(changed: dict[str, Any], says: str) -> None:
+    """E240: forwards of a draft model and other dtypes would go into the efficiency."""
+    model = StepModel(model_shape("pocket"), device_of_spec(SPEC), StepSetting("float32", attention="flash"))
+    known = {"model": "pocket", "heads": "", "dtype": "float32", "attention": "sdpa", "drafter_name": "ngram"}
+    profile = model.profile([4, 16, 64], [1, 4], [64], known)
+    options = ("plan", "--model", "pocket", "--device-spec", SPEC, "--dtype", "float32", "--fit", "p.yaml")
+    save_profile(profile, "p.yaml")
+    treeopt(*options)
+    source = {key: value for key, value in (known | changed).items() if value is not None}
+    save_profile(dataclasses.replace(profile, provenance=source), "p.yaml")
+    error = treeopt(*options, status=3).stderr
+    assert "E240" in error
+    assert "p.yaml" in error
+    assert says in error
+
+
 def test_chart_is_replaced_while_it_is_unedited() -> None:
     """-o FILE.svg and --chart write the same picture, with every point in its description."""
     treeopt(*LLAMA, "--nodes", "1,64", "--batch", "1,8", "-o", "a.svg", "--chart", "b.svg")

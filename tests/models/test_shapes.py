@@ -44,17 +44,29 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": None}),
 }
 TRIED = {**{name: FAMILIES[name] for name in TREE_FAMILIES}, **MORE}
-# Families that take no mask [B, 1, nodes, keys], or several.
-DEFAULT_MASK = {
-    "bloom",
-    "opt",
-    "mistral",
-    "qwen2-mixed",
-    "qwen3-mixed",
-    "gemma2",
-    "gemma3",
-    "phi3",
-}  # take no mask of a tree
+# Families that do not take one mask [B, 1, nodes, keys]: their layers need several masks, or make their own.
+DEFAULT_MASK = {"bloom", "opt", "mistral", "qwen2-mixed", "qwen3-mixed", "gemma2", "gemma3", "phi3"}
+# Compressed keys and values (MLA): the cache is expanded by a matrix in every step.
+LATENT = {
+    **COMMON,
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+EXPERTS = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 1,
+}
+WIDE = {**COMMON, "model_type": "llama", "intermediate_size": 512}  # 5 tokens: attention has less than 2 % of the FLOPs
 FIXED_PARAMETERS = {  # of the published checkpoints
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
@@ -193,6 +205,9 @@ def test_every_named_shape_can_be_made() -> None:
     [
         ({"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2}, "past_key_values"),
         ({**COMMON, "model_type": "jamba"}, ""),
+        (LATENT | {"first_k_dense_replace": 2}, "FLOPs are"),
+        (LATENT | EXPERTS, "FLOPs are"),
+        ({**WIDE, "model_type": "diffllama"}, "FLOPs are"),
         ({**COMMON, "model_type": "t5"}, "AutoModelForCausalLM"),
         ({"model_type": "no-such-type"}, "no-such-type"),
         ({**COMMON, "model_type": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers"),
@@ -202,7 +217,7 @@ def test_every_named_shape_can_be_made() -> None:
     ],
 )
 def test_config_without_a_shape_is_refused_with_a_reason(config: dict[str, Any], why: str, tmp_path: Path) -> None:
-    """Recurrent layers, encoders, unknown types and impossible numbers are E240."""
+    """Recurrent layers, compressed caches, other attention, encoders, unknown types and wrong numbers are E240."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(TreeoptError) as caught:
         model_shape(tmp_path)
@@ -224,7 +239,29 @@ def test_hidden_arithmetic_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "config.json").write_text(json.dumps({**COMMON, "model_type": "llama"}))
     model_shape(tmp_path)
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", twice)
-    with pytest.raises(TreeoptError, match="has no shape") as caught:
+    with pytest.raises(TreeoptError, match="has no formula for") as caught:
+        model_shape(tmp_path)
+    assert "FLOPs are +" in caught.value.why
+
+
+@pytest.mark.parametrize("product", ["scores", "expansion"])
+def test_hidden_arithmetic_of_attention_is_found(product: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Attention that computes its scores twice, or multiplies all cached keys by a matrix, has no shape."""
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.eager_attention_forward
+
+    def more(module: Any, query: torch.Tensor, key: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        if product == "scores":
+            torch.matmul(query, key.repeat_interleave(2, 1).transpose(2, 3))
+        else:
+            key = torch.matmul(key, torch.eye(8, dtype=key.dtype, device=key.device))
+        return plain(module, query, key, *rest, **options)
+
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    model_shape(tmp_path)
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", more)
+    with pytest.raises(TreeoptError, match="has no formula for") as caught:
         model_shape(tmp_path)
     assert "FLOPs are +" in caught.value.why
 

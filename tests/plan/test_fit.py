@@ -36,18 +36,57 @@ def steps(name: str, efficiency: Efficiency = TRUE, noise: float = 0.0, seed: in
 
 def test_known_efficiency_is_found_again() -> None:
     """Without noise all five numbers come back, and steps that were left out are exact."""
-    fit = fit_efficiency([steps("qwen2.5-0.5b"), steps("qwen2.5-3b")])
-    points = steps("qwen2.5-0.5b").profile.points
+    fit = fit_efficiency([steps(name) for name in ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b")])
     for name, value in vars(TRUE).items():
         assert getattr(fit.efficiency, name) == pytest.approx(value, rel=0.02), name
     assert [one.by for one in fit.held_out] == ["nodes", "batch and context", "model"]
-    assert len(fit.fitted.errors) == 2 * len(SIZES) * len(BATCHES) * len(CONTEXTS)
-    assert all(len(one.errors) == len(fit.fitted.errors) for one in fit.held_out)
-    assert max(one.largest for one in (fit.fitted, *fit.held_out[1:2])) < 0.02
-    assert fit.held_out[2].largest < 0.2  # from one model, whose `launch` contains `step`
-    one_node = [error for error, point in zip(fit.held_out[0].errors, 2 * points, strict=True) if point.nodes == 1]
-    rest = sorted(fit.held_out[0].errors)[: -len(one_node)]
-    assert max(rest) < 0.02 < max(one_node)  # without steps of one node, `step` and `tree` are one number
+    curves = 3 * len(BATCHES) * len(CONTEXTS)
+    wanted = [len(SIZES) * curves, (len(SIZES) - 1) * curves, len(SIZES) * curves, len(SIZES) * curves]
+    assert [len(one.errors) for one in (fit.fitted, *fit.held_out)] == wanted  # one node is never left out by nodes
+    for one in (fit.fitted, *fit.held_out):
+        assert one.largest < 0.005, one.by
+        assert not one.skipped
+
+
+def test_fit_to_one_of_two_models_has_no_step() -> None:
+    """By model, each of two is predicted from the other, whose `launch` contains `step`."""
+    fit = fit_efficiency([steps("qwen2.5-0.5b"), steps("qwen2.5-3b")])
+    by_model = fit.held_out[2]
+    assert by_model.by == "model"
+    assert 0.01 < by_model.largest < 0.2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept", "skipped"),
+    [
+        ([1, 8], 0, [("8 nodes",), ()]),  # steps of one node do not determine `tree`
+        ([1, 2, 8], 2, [(), ()]),
+    ],
+)
+def test_fold_without_trees_is_skipped(sizes: list[int], kept: int, skipped: list[tuple[str, ...]]) -> None:
+    """What leaves only steps of one node is not left out, and its label is in `skipped`."""
+    source = steps("qwen2.5-0.5b")
+    points = [point for point in source.profile.points if point.nodes in sizes]
+    fit = fit_efficiency([MeasuredSteps(LatencyProfile.from_points(points), source.model)])
+    assert len(fit.held_out[0].errors) == kept * len(BATCHES) * len(CONTEXTS)
+    assert [one.skipped for one in fit.held_out] == skipped
+    if not kept:
+        assert np.isnan([fit.held_out[0].median, fit.held_out[0].largest]).all()
+
+
+def test_fold_that_leaves_too_few_steps_is_skipped() -> None:
+    """Six steps of one curve and three of another: five numbers need the six, and six of the nine by nodes."""
+    source = steps("qwen2.5-0.5b")
+    known = [p for p in source.profile.points if p.batch == 1 and (p.context == 64 or p.nodes in (1, 2, 8))]
+    assert len(known) == len(SIZES) + 3
+    fit = fit_efficiency([MeasuredSteps(LatencyProfile.from_points(known), source.model)])
+    by_nodes, by_curve = fit.held_out
+    assert (len(by_nodes.errors), by_nodes.skipped) == (7, ())
+    assert (len(by_curve.errors), by_curve.skipped) == (3, ("batch 1, context 64",))
+    fit = fit_efficiency([MeasuredSteps(LatencyProfile.from_points(known[:6]), source.model)])
+    assert [one.by for one in fit.held_out] == ["nodes"]
+    assert fit.held_out[0].errors == ()
+    assert fit.held_out[0].skipped == ("2 nodes", "8 nodes", "32 nodes", "128 nodes", "512 nodes")
 
 
 def test_fit_extrapolates_to_a_larger_model() -> None:
@@ -69,7 +108,7 @@ def test_errors_are_of_steps_that_were_left_out() -> None:
     fit = fit_efficiency([MeasuredSteps(LatencyProfile.from_points(changed), measured.model)])
     by_nodes = fit.held_out[0]
     assert by_nodes.by == "nodes"
-    for error, point in zip(by_nodes.errors, changed, strict=True):
+    for error, point in zip(by_nodes.errors, [p for p in changed if p.nodes > 1], strict=True):
         if point.nodes == 8:
             assert error == pytest.approx(2 / 3, abs=0.02)  # 1 - 1/3 of the measured seconds
 

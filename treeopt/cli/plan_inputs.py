@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console
-from treeopt.drafter import HEADS
+from treeopt.drafter import HEADS, MODEL, MODEL_NGRAM
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.profiles import load_profile
 from treeopt.latency import LatencyProfile
@@ -56,23 +56,37 @@ def measured(profile: LatencyProfile, file: str, device: Device) -> MeasuredStep
     """A measured profile with the model and heads that its provenance names.
 
     Raises:
-        TreeoptError: E240 where it is modelled or names no model, and as `model_shape` and `heads_drafting`.
+        TreeoptError: E240 where it is modelled, names no model, is of a draft model or has a dtype that is none of
+            `BYTES`, and as `model_shape` and `heads_drafting`.
     """
     from treeopt.models.config_shapes import heads_drafting
     from treeopt.models.shapes import model_shape
 
     source = profile.provenance
-    if source.get("modelled") or not source.get("model"):
-        fault = "was modelled" if source.get("modelled") else "names no model"
-        fix = "--fit: a file of treeopt profile"
-        raise shape_error(f"{file} {fault}", at=f"--fit {file}", why="the model is fitted to measured steps", fix=fix)
+    fault, why = _unusable(source)
+    if fault:
+        fix = "--fit: a file of treeopt profile, with heads or n-grams, in one of these dtypes: " + ", ".join(BYTES)
+        raise shape_error(f"{file} {fault}", at=f"--fit {file}", why=why, fix=fix)
     shape = model_shape(source["model"])
     heads = source.get("heads", "") if source.get("drafter_name", HEADS).startswith(HEADS) else ""
     drafting = heads_drafting(heads, shape) if heads else Drafting()
-    dtype = source.get("dtype", "float32")
     attention = ATTENTIONS[0] if source.get("attention") == ATTENTIONS[0] else ATTENTIONS[1]
-    setting = StepSetting(dtype if dtype in BYTES else "float32", attention=attention)
+    setting = StepSetting(source["dtype"], attention=attention)
     return MeasuredSteps(profile, StepModel(shape, device, setting, drafting))
+
+
+def _unusable(source: Mapping[str, Any]) -> tuple[str, str]:
+    """Why a profile of this provenance cannot be fitted, and the reason; empty where it can."""
+    if source.get("modelled"):
+        return "was modelled", "the model is fitted to measured steps"
+    if not source.get("model"):
+        return "names no model", "the model is fitted to measured steps of a known shape"
+    if source.get("drafter_name") in (MODEL, MODEL_NGRAM):
+        return "is of a draft model", "the shape of the draft model, whose forwards the steps contain, is not in it"
+    if source.get("dtype") not in BYTES:
+        found = source.get("dtype")
+        return f"has the dtype {found}" if found else "has no dtype", "FLOP/s and bytes follow from the dtype"
+    return "", ""
 
 
 def chosen_drafting(options: Mapping[str, Any], shape: ModelShape) -> Drafting:

@@ -9,7 +9,7 @@ from treeopt.cli.console import Console
 from treeopt.latency import ONE_NODE
 from treeopt.plan.acceptance import Acceptance
 from treeopt.plan.devices import DEVICES
-from treeopt.plan.fit import EfficiencyFit
+from treeopt.plan.fit import EfficiencyFit, HeldOut
 from treeopt.plan.operators import Floats, Operator, joined
 from treeopt.plan.planner import PlanBest, PlanPoint, SpeedPlan
 from treeopt.plan.step_model import Efficiency, StepModel
@@ -89,9 +89,17 @@ def _report_fit(console: Console, fit: EfficiencyFit) -> None:
     console.say(f"efficiency, fitted to {len(fit.fitted.errors)} measured steps: {shares}; {times}")
     for one in (fit.fitted, *fit.held_out):
         left_out = "fitted steps" if one is fit.fitted else f"steps left out by {one.by}"
-        console.say(f"error of {left_out}: median {one.median:.1%}, largest {one.largest:.1%}")
+        errors = f"median {one.median:.1%}, largest {one.largest:.1%}" if one.errors else "none"
+        console.say(f"error of {left_out}: {errors}{_skipped(one)}")
     if all(one.by != _BY_MODEL for one in fit.held_out):
         console.say("steps of one model do not separate bandwidth from launch: for another model, fit two or more")
+
+
+def _skipped(errors: HeldOut) -> str:
+    """What was not left out, with the reason."""
+    if not errors.skipped:
+        return ""
+    return f"; not left out: {'; '.join(errors.skipped)} (the other steps do not determine {len(vars(_BARE))} numbers)"
 
 
 def report_operators(console: Console, plan: SpeedPlan) -> None:
@@ -154,7 +162,7 @@ def as_dict(plan: SpeedPlan, fit: EfficiencyFit | None, *, operators: bool) -> d
     model, several = plan.candidates[0].model, len(plan.candidates) > 1
     names = (*_POINT, "drafter") if several else _POINT
     tokens = {one.acceptance.name: _tokens(plan, one.acceptance.name) for one in plan.candidates}
-    errors = {} if fit is None else {one.by: _errors(one.median, one.largest) for one in (fit.fitted, *fit.held_out)}
+    errors = {} if fit is None else {one.by: _errors(one) for one in (fit.fitted, *fit.held_out)}
     return {
         "points": [{name: getattr(point, name) for name in names} for point in plan.points],
         "best_nodes": plan.best[0].nodes,
@@ -176,8 +184,9 @@ def _tokens(plan: SpeedPlan, drafter: str) -> list[list[float]]:
     return [[point.nodes, point.tokens_per_step] for point in points]
 
 
-def _errors(median: float, largest: float) -> dict[str, float]:
-    return {"median": median, "largest": largest}
+def _errors(one: HeldOut) -> dict[str, Any]:
+    figures = {"median": one.median, "largest": one.largest} if one.errors else {"median": None, "largest": None}
+    return {**figures, "skipped": list(one.skipped)}
 
 
 def report_presets(console: Console) -> None:

@@ -1,9 +1,10 @@
 """The shape of any causal language model of transformers, from its config.json; no weights are read.
 
 The model is made on torch's `meta` device, where tensors have shapes and no values. Its linear layers are the matrices,
-the key-value cache of a short forward has heads, head sizes and windows of every layer. Experts are stacked weights
-[E, out, in]; they are left out of the forward, because routing depends on values. The FLOPs of that forward, by torch's
-counter, must be those of the shape: so recurrent layers and other parts without a formula here are found.
+the key-value cache of a forward has heads, head sizes and windows of every layer. Experts are stacked weights
+[E, out, in]; they are left out of the forward, because routing depends on values. The FLOPs of a prompt, of one token
+after it and of many, by torch's counter, must be those of the shape: so recurrent layers, compressed key-value caches
+and other parts without a formula here are found.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.models.layouts import load_heads
 from treeopt.shape import Attention, Drafting, Matrix, ModelShape, shape_error
 
-_TRIED = 5  # tokens of the forward
+_SHORT = 5  # tokens of the first forward, which recurrent layers take one after another
+_TRIED = (1024, 1, 64)  # tokens of forwards with one cache: attention has a large share of the later ones
 _MOST_LAYERS = 1000  # a model of more is not made, even without values
 _TOLERANCE = 0.02  # share of FLOPs outside of matrices and attention, such as the products of rotary positions
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts")
@@ -91,7 +93,7 @@ def _shape_of(content: dict[str, Any], name: str, source: str) -> ModelShape:
 
 
 def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:
-    """The shape of a causal language model on the `meta` device, which its forward is tried on.
+    """The shape of a causal language model on the `meta` device, from forwards there.
 
     Raises:
         TreeoptError: E240 where its FLOPs are not those of matrices and attention.
@@ -103,9 +105,7 @@ def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:
     matrices, experts = _matrices(model, head, _active(config))
     for module in experts:
         module.forward = _first_argument
-    inputs = torch.zeros(1, _TRIED, dtype=torch.long, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        cache = model(inputs, use_cache=True).past_key_values
+    short, cache = _forward(model, _SHORT, None)
     total = sum(parameter.numel() for parameter in model.parameters())
     counted = sum(matrix.parameters for matrix in matrices) + (0 if tied else head.weight.numel())
     shape = ModelShape(
@@ -119,8 +119,30 @@ def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:
         context=getattr(config, "max_position_embeddings", None),
         source=source,
     )
-    _check_flops(shape, config.model_type, counter.get_total_flops())
+    _check_flops(shape, config.model_type, _SHORT, 0, short)
+    cached, cache = 0, None
+    for tokens in _tried(shape.context):
+        flops, cache = _forward(model, tokens, cache)
+        _check_flops(shape, config.model_type, tokens, cached, flops)
+        cached += tokens
     return shape
+
+
+def _forward(model: Any, tokens: int, cache: Any) -> tuple[int, Any]:
+    """The counted FLOPs of a forward of new tokens, and the cache after it."""
+    inputs = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        cache = model(inputs, past_key_values=cache, use_cache=True).past_key_values
+    return counter.get_total_flops(), cache
+
+
+def _tried(context: int | None) -> tuple[int, int, int]:
+    """Tokens of the forwards: `_TRIED`, or fewer that a short context takes."""
+    long, one, many = _TRIED
+    if context is None or context >= sum(_TRIED):
+        return long, one, many
+    many = max(1, min(many, context // 3))
+    return max(1, context - one - many), one, many
 
 
 def _first_argument(hidden: Any, *_rest: Any, **_options: Any) -> Any:
@@ -169,16 +191,20 @@ def _attention(name: str, config: Any, cache: Any) -> Iterator[Attention]:
         yield Attention(layers, int(config.num_attention_heads), kv_heads, key_size, value_size, window)
 
 
-def _check_flops(shape: ModelShape, kind: str, counted: int) -> None:
-    """Raise E240 where the FLOPs of the forward, without experts, are not those of the shape."""
+def _check_flops(shape: ModelShape, kind: str, tokens: int, cached: int, counted: int) -> None:
+    """Raise E240 where the FLOPs of a forward, without experts, are not those of the shape."""
     weights = [matrix.parameters for matrix in shape.matrices if matrix.experts == 1]
-    pairs = sum(one.layers * one.heads * (one.key_size + one.value_size) for one in shape.attention)
-    expected = 2 * _TRIED * (sum(weights) + shape.lm_head.parameters) + 2 * pairs * _TRIED**2
-    if abs(counted / expected - 1) > _TOLERANCE:
-        share = counted / expected - 1
-        raise _not_modelled(shape.name, kind, f"its FLOPs are {share:+.0%} off those of its matrices and attention")
+    expected = 2 * tokens * (sum(weights) + shape.lm_head.parameters)
+    for one in shape.attention:
+        seen = cached if one.window is None else min(cached, one.window - 1)
+        expected += 2 * tokens * (seen + tokens) * one.layers * one.heads * (one.key_size + one.value_size)
+    share = counted / expected - 1
+    if abs(share) > _TOLERANCE:
+        step = f"of {tokens:,} new and {cached:,} cached tokens"
+        why = f"its FLOPs are {share:+.1%} off those of its matrices and attention in a step {step}"
+        raise _not_modelled(shape.name, kind, why)
 
 
 def _not_modelled(name: str, kind: str, why: str) -> TreeoptError:
-    what = f"{name} ({kind}) has no shape that the hardware model knows"
+    what = f"the hardware model has no formula for {name} ({kind})"
     return shape_error(what, at=f"--model {name}", why=why, fix="a transformer of transformers, or a name of --presets")

@@ -41,21 +41,23 @@ class HeldOut:
 
     Args:
         by: what was left out at a time: `nodes`, `batch and context`, or `model`.
-        errors: |modelled / measured - 1| of every step that was left out.
+        errors: |modelled / measured - 1| of every step that was left out, in the order of the steps.
+        skipped: what was not left out, because the other steps do not determine the numbers, such as `8 nodes`.
     """
 
     by: str
     errors: tuple[float, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def median(self) -> float:
-        """The median error."""
-        return float(np.median(self.errors))
+        """The median error; nan where no step was left out."""
+        return float(np.median(self.errors)) if self.errors else np.nan
 
     @property
     def largest(self) -> float:
-        """The largest error."""
-        return max(self.errors)
+        """The largest error; nan where no step was left out."""
+        return max(self.errors, default=np.nan)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:
     """The efficiency of a device from measured steps of one or more models.
 
     Held-out errors are by size (the steps of one number of nodes are left out at a time), by batch and context, and by
-    model where there are several. The folds are those of the data, so the result is the same in every run.
+    model where there are several. Steps of one node are in every fit by size: overheads are relative to them, and only
+    they separate `step` from `tree`. What leaves fewer than `FEWEST_POINTS` steps, or none of a tree, is not left out.
+    The folds are those of the data, so the result is the same in every run.
 
     Args:
         sources: profiles of one device, each with its model's shape, setting and drafting.
@@ -84,12 +88,13 @@ def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:
         what = f"{len(steps.seconds)} measured steps are too few to fit {len(vars(Efficiency()))} numbers"
         raise shape_error(what, fix="treeopt profile with more --sizes, --batch or --context")
     efficiency = _fit(steps)
-    keys: dict[str, list[object]] = {
-        "nodes": [point.nodes for source in sources for point in source.profile.points],
-        "batch and context": [(point.batch, point.context) for source in sources for point in source.profile.points],
-        "model": [i for i, source in enumerate(sources) for _ in source.profile.points],
+    points = [(source.model.shape.name, point) for source in sources for point in source.profile.points]
+    folds: dict[str, list[str | None]] = {
+        "nodes": [f"{point.nodes} nodes" if point.nodes > ONE_NODE else None for _, point in points],
+        "batch and context": [f"batch {point.batch}, context {point.context}" for _, point in points],
+        "model": [name for name, _ in points],
     }
-    held_out = (HeldOut(by, _left_out(steps, key)) for by, key in keys.items() if len(set(key)) > 1)
+    held_out = (_held_out(by, steps, fold) for by, fold in folds.items() if len(set(fold)) > 1)
     return EfficiencyFit(efficiency, HeldOut("none", steps.errors(efficiency)), tuple(held_out))
 
 
@@ -152,13 +157,18 @@ class _Steps:
         return tuple(np.abs(self.modelled(efficiency) / self.seconds - 1.0).tolist())
 
 
-def _left_out(steps: _Steps, keys: Sequence[object]) -> tuple[float, ...]:
-    """The error of each step by a fit to the steps of other keys, in the order of the steps."""
-    errors = np.zeros(len(keys))
-    for value in dict.fromkeys(keys):
-        left = np.array([key == value for key in keys])
-        errors[left] = steps.chosen(left).errors(_fit(steps.chosen(~left)))
-    return tuple(errors.tolist())
+def _held_out(by: str, steps: _Steps, fold: Sequence[str | None]) -> HeldOut:
+    """The error of each step by a fit to the steps of other folds; steps of the fold None are in every fit."""
+    errors, seen = np.zeros(len(fold)), np.zeros(len(fold), dtype=bool)
+    skipped = []
+    for value in dict.fromkeys(one for one in fold if one is not None):
+        left = np.array([one == value for one in fold])
+        rest = steps.chosen(~left)
+        if len(rest.seconds) < FEWEST_POINTS or not rest.drafts.any():
+            skipped.append(value)
+            continue
+        errors[left], seen[left] = steps.chosen(left).errors(_fit(rest)), True
+    return HeldOut(by, tuple(errors[seen].tolist()), tuple(skipped))
 
 
 def _fit(steps: _Steps) -> Efficiency:
