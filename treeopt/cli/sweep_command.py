@@ -131,7 +131,7 @@ def run(console: Console, **options: Any) -> None:
     check_suffix(options["output"], ".svg")
     options["csv"] = options["csv"] or str(Path(options["output"]).with_suffix(".csv"))
     check_outputs(options, options["csv"])
-    check_suffix(options["csv"], ".csv")
+    check_suffix(options["csv"], ".csv", option="--csv")
     with not_resumable(console, options):
         report = _SWEEPS[sweep](console, options)
     from treeopt.view.chart import render_chart
