@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from per_step_traces import traced
 from program import error_number, treeopt
 
 from treeopt.calibration import Calibration
-from treeopt.drafter import Drafter
+from treeopt.drafter import Drafter, Level
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
 from treeopt.files.profiles import load_profile
@@ -153,6 +154,19 @@ def test_per_step_trees_without_calibration_take_host_seconds() -> None:
     profile = load_profile("p.yaml")
     assert profile.kind == "dynamic"
     assert profile.provenance["modelled"].endswith("; drafting: none, 0.001 host seconds")
+
+
+def test_per_step_trees_pay_the_host() -> None:
+    """Per-step trees by heads alone with a drafter's estimates: a warning, or the seconds that are given."""
+    drafter = Drafter((Level(),) * 2, 2, 4)
+    assert drafter.name == "heads"
+    save_drafter(drafter, "d.safetensors")
+    save_calibration(traced(1, exact=True, drafter=drafter.id), "steps.safetensors")
+    options = (*LLAMA, "--nodes", "8", "--calibration", "steps.safetensors", "--kind", "dynamic")
+    [warning] = as_json(*options)["warnings"]
+    assert warning.startswith("d.safetensors (heads): drafting on the host is taken as 0 seconds")
+    [text] = as_json(*options, "--host-seconds", "0.001")["drafting"].values()
+    assert text == "2 heads with LM heads of their own, 0.001 host seconds"
 
 
 @pytest.mark.parametrize(

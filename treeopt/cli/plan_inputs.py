@@ -116,7 +116,7 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
     drafters = _drafters(options, loaded)
     files = options["calibrations"]
     draftings = [_drafting_of(*one, model.drafting) for one in zip(files, loaded, drafters, strict=True)]
-    largest, dynamic = max(options["nodes"]), options["kind"] == KINDS[1]
+    largest = max(options["nodes"])
     found: list[PlanCandidate] = []
     for file, calibration, drafter, drafting in zip(files, loaded, drafters, draftings, strict=True):
         with console.progress("curve") as progress:
@@ -126,11 +126,10 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
         if drafting.heads and not model.drafting.heads:
             drafting = dataclasses.replace(drafting, head_rows=model.shape.lm_head.rows)
             console.note(f"drafting  {acceptance.name}: {drafting.heads} heads with LM heads of their own are assumed")
-        if drafter is None and not dynamic:  # the heads' guesses in one tree: nothing is computed on the host
+        if drafter is None:  # the heads' guesses in a static tree: nothing is computed on the host
             drafting = dataclasses.replace(drafting, host_seconds=0.0)
         elif not given("host_seconds"):
-            kind = HEADS if drafter is None else drafter.name
-            of = f"{acceptance.name} ({kind})" if kind != acceptance.name else kind
+            of = f"{acceptance.name} ({drafter.name})"
             console.warn(f"warning: {of}: drafting on the host is taken as 0 seconds; --host-seconds counts it")
         found.append(PlanCandidate(acceptance, dataclasses.replace(model, drafting=drafting)))
     return found
