@@ -11,7 +11,9 @@ import pytest
 from program import treeopt
 
 from treeopt.calibration import Calibration
+from treeopt.drafter import Drafter
 from treeopt.files.calibrations import save_calibration
+from treeopt.files.drafters import save_drafter
 from treeopt.files.profiles import load_profile, save_profile
 from treeopt.models.config_shapes import heads_drafting
 from treeopt.models.shapes import model_shape
@@ -121,19 +123,16 @@ def test_profile_is_taken_by_build_and_curve(calibration: Calibration) -> None:
 
 def test_calibrations_of_two_drafters_give_size_and_drafter(calibration: Calibration) -> None:
     """The drafter that is right more often wins; without heads no heads are computed."""
-    ngram = dataclasses.replace(
-        calibration,
-        ranks=calibration.ranks,
-        provenance=dataclasses.replace(
-            calibration.provenance, heads="", heads_id="", drafter_id="d1", drafter="x/stories.drafter.safetensors"
-        ),
-    )
+    drafter = Drafter.untrained(50)
+    save_drafter(drafter, "stories.drafter.safetensors")
+    known = {"heads": "", "heads_id": "", "drafter_id": drafter.id, "drafter": "stories.drafter.safetensors"}
+    ngram = dataclasses.replace(calibration, provenance=dataclasses.replace(calibration.provenance, **known))
     save_calibration(ngram, "ngram.safetensors")
     options = ("--calibration", "calibration.safetensors", "--calibration", "ngram.safetensors", "--nodes", "1,8")
     found = as_json(*LLAMA, *options, "-o", "p.yaml")
     assert {point["drafter"] for point in found["points"]} == {"heads", "stories.drafter.safetensors"}
     assert found["best"][0]["drafter"] == "stories.drafter.safetensors"  # equal tokens, and no heads to compute
-    assert load_profile("p.yaml").drafter == "d1"
+    assert load_profile("p.yaml").drafter == drafter.id
     slow = as_json(*LLAMA, *options, "--host-seconds", "0.01")
     assert slow["best"][0]["drafter"] == "heads"
     twice = as_json(*LLAMA, *options[:2], *options[:2])
@@ -208,11 +207,47 @@ def test_chart_is_replaced_while_it_is_unedited() -> None:
     treeopt(*LLAMA, "--nodes", "1,64", "--batch", "1,8", "-o", "a.svg", "--chart", "b.svg")
     text = Path("a.svg").read_text()
     assert text == Path("b.svg").read_text()
+    assert "q_proj" not in text
     assert "batch 8, 64 nodes: overhead 2.804, speedup 1.064" in text
     treeopt(*LLAMA, "-o", "a.svg")
     assert Path("a.svg").read_text() != text
     Path("a.svg").write_text(text.replace("llama", "lama", 1))
     assert "E202" in treeopt(*LLAMA, "-o", "a.svg", status=3).stderr
+
+
+def test_operators_are_charted() -> None:
+    """With --operators both options chart them, at all nodes of the first batch and context."""
+    options = ("--nodes", "4,64", "--batch", "2,8", "--operators", "--chart", "b.svg", "-o", "a.svg")
+    found = as_json(*LLAMA, *options)
+    text = Path("a.svg").read_text()
+    assert text == Path("b.svg").read_text()
+    assert "batch 2, context 1024" in text
+    for phase, nodes in (("decode", 1), ("tree of 64", 64)):
+        [row] = [row for row in found["operators"] if (row["phase"], row["operator"]) == (phase, "scores")]
+        figures = f"{row['flops']:.4g} FLOP, {row['intensity']:.4g} FLOP/byte, {row['seconds'] * 1e6:.4g} us"
+        assert f"scores = values, {nodes} nodes: {figures}" in text
+    assert "scores = values, 4 nodes: " in text
+
+
+def test_prefill_has_its_seconds() -> None:
+    """The seconds of reading the context of each text: the sum over the operators of prefill."""
+    options = (*LLAMA, "--nodes", "4", "--batch", "1,4", "--context", "128,512", "--operators")
+    found = as_json(*options)
+    rows = {(row["batch"], row["context"]): row["seconds"] for row in found["prefill_seconds"]}
+    assert sorted(rows) == [(1, 128), (1, 512), (4, 128), (4, 512)]
+    total = sum(row["seconds"] for row in found["operators"] if row["phase"] == "prefill")
+    assert rows[1, 128] == pytest.approx(total)
+    assert rows[4, 512] > 10 * rows[1, 128]
+    line = f"prefill: batch 4, context 512: {rows[4, 512] * 1e3:.3f} ms, without drafting"
+    assert line in treeopt(*options).stdout.splitlines()
+
+
+def test_wrong_suffix_names_the_option() -> None:
+    """The remedy is the option that was given."""
+    assert "--chart same.svg" in treeopt(*LLAMA, "--chart", "same.png", status=3).stderr
+    assert "-o same.yaml" in treeopt(*LLAMA, "-o", "same.png", status=3).stderr
+    assert "--svg same.svg" in treeopt("compare", "--svg", "same.png", status=3).stderr
+    assert "--csv same.csv" in treeopt("compare", "--csv", "same.txt", status=3).stderr
 
 
 def test_warnings_of_memory_and_context() -> None:

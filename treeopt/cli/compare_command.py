@@ -88,7 +88,7 @@ def run(console: Console, **options: Any) -> None:
     for name, suffix, kind in (("svg", ".svg", PICTURE), ("csv", ".csv", None)):
         if options[name] is not None:
             check_outputs(options, options[name], kind=kind)
-            check_suffix(options[name], suffix)
+            check_suffix(options[name], suffix, option=f"--{name}")
     check_distinct(options["svg"], options["csv"])
     source = chosen_prompts(options)
     chosen = _settings(options)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from treeopt.models.base import Base
 
 
-def check_suffix(path: str, *suffixes: str) -> None:
-    """Raise E204 unless a file has the suffix of its format, by which other commands know it."""
+def check_suffix(path: str, *suffixes: str, option: str = "-o") -> None:
+    """Raise E204 unless the file of an option has the suffix of its format, by which other commands know it."""
     if Path(path).suffix.lower() not in suffixes:
         what = f"{path} is not the name of a {' or '.join(suffixes)} file"
         why = "commands know a file's format by its suffix"
-        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=f"-o {Path(path).with_suffix(suffixes[0])}")
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix=f"{option} {Path(path).with_suffix(suffixes[0])}")
 
 
 def given(name: str) -> bool:

@@ -64,13 +64,14 @@ _MODEL = "Folder with a config.json, that file, a hub name, or a known name such
     multiple=True,
     help="Tokens per step by these traces; of several drafters the fastest is found [default: 1 + 0.477 ln nodes].",
 )
+@click.option("--drafter", multiple=True, help="Drafter file of a calibration, where it is not where it was made.")
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Kind of the trees.")
 @click.option("--fit", multiple=True, help="Measured profile of this device, of any model: its efficiency is fitted.")
 @click.option("--efficiency", help="Or its numbers: compute=0.6,bandwidth=0.8,launch=5e-6,step=0,tree=0.")
-@click.option("--operators", is_flag=True, help="Print FLOPs, bytes, intensity and time of each operator.")
+@click.option("--operators", is_flag=True, help="Print and chart FLOPs, bytes, intensity and time of operators.")
 @click.option("--presets", is_flag=True, help="List the known models and devices, with sources.")
 @force_option
-@click.option("--chart", help="Write a chart of speedup and overhead: FILE.svg.")
+@click.option("--chart", help="Write a chart of speedup and overhead, or of --operators: FILE.svg.")
 @click.option("-o", "--output", help="FILE.yaml: the modelled profile, for build and curve; FILE.svg: the chart.")
 def run(console: Console, **options: Any) -> None:
     """Model the seconds of a decode step, overhead and speedup, by nodes, batch and context.
@@ -109,7 +110,7 @@ def _check_files(options: dict[str, Any]) -> None:
     for name in ("output", "chart"):
         if options[name] is not None:
             suffixes = (".yaml", ".yml", ".svg") if name == "output" else (".svg",)
-            check_suffix(options[name], *suffixes)
+            check_suffix(options[name], *suffixes, option="-o" if name == "output" else f"--{name}")
             check_outputs(options, options[name], kind=PICTURE if _is_chart(options[name]) else None)
     check_distinct(options["output"], options["chart"])
 
@@ -129,11 +130,13 @@ def _write(console: Console, options: dict[str, Any], plan: SpeedPlan) -> dict[s
     written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
     for file in written.values():
         if _is_chart(file):
-            from treeopt.view.plan_chart import render_plan
+            from treeopt.view.plan_chart import render_operators, render_plan
 
-            model = plan.candidates[0].model
+            model, first = plan.candidates[0].model, plan.best[0]
             title = f"{model.shape.name} on {model.device.name}, {model.setting.dtype}"
-            write_marked(file, render_plan(plan, title), PICTURE)
+            where = f"{title}, batch {first.batch}, context {first.context}"
+            picture = render_operators(plan, where) if options["operators"] else render_plan(plan, title)
+            write_marked(file, picture, PICTURE)
         else:
             chosen = plan.chosen(plan.best[0])
             source = profile_source(options, chosen, VERSION)

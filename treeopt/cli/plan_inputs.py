@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
+from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
-from treeopt.drafter import HEADS, MODEL, MODEL_NGRAM
+from treeopt.cli.early_checks import given
+from treeopt.cli.plan_report import drafting_text
+from treeopt.drafter import HEADS, KINDS, MODEL, MODEL_NGRAM, Drafter
 from treeopt.files.calibrations import load_calibration
+from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import load_profile
-from treeopt.latency import LatencyProfile
+from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.plan.acceptance import Acceptance, calibrated_acceptance
 from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset, read_numbers
 from treeopt.plan.fit import EfficiencyFit, MeasuredSteps, fit_efficiency
@@ -113,35 +118,109 @@ def chosen_drafting(options: Mapping[str, Any], shape: ModelShape) -> Drafting:
 
 
 def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepModel) -> list[PlanCandidate]:
-    """The drafters of --calibration, or the paper's logarithm; all with the drafting that the options name.
+    """The drafters of --calibration, or the paper's logarithm, each with what it computes to draft.
 
-    Where the options name no heads, those of a calibration count, each with an LM head of the size of the model's. The
-    drafting of a calibration without heads has none.
+    Medusa heads, where the options do not name them, have LM heads of the size of the model's.
     """
     if not options["calibrations"]:
-        return [PlanCandidate(Acceptance(kind=options["kind"]), model)]
+        return [_by_logarithm(console, options, model)]
     loaded = [load_calibration(file) for file in options["calibrations"]]
     if len({one.provenance.model_id for one in loaded}) > 1:
         raise shape_error("the calibrations are of different base models", fix="one --model for all calibrations")
+    drafters = _drafters(options, loaded)
+    files = options["calibrations"]
+    draftings = [_drafting_of(*one, model.drafting) for one in zip(files, loaded, drafters, strict=True)]
     largest = max(options["nodes"])
     found: list[PlanCandidate] = []
-    for file, calibration in zip(options["calibrations"], loaded, strict=True):
+    for file, calibration, drafter, drafting in zip(files, loaded, drafters, draftings, strict=True):
         with console.progress("curve") as progress:
             acceptance = calibrated_acceptance(calibration, largest, kind=options["kind"], progress=late(progress))
         if any(one.acceptance.name == acceptance.name for one in found):
             acceptance = dataclasses.replace(acceptance, name=f"{acceptance.name} ({file})")
-        drafting = model.drafting
-        with_heads, on_host = bool(calibration.provenance.heads_id), bool(calibration.provenance.drafter_id)
-        if not with_heads:
-            drafting = dataclasses.replace(drafting, heads=0, head_rows=None)
-        elif not drafting.heads:
-            count, rows = calibration.num_heads, model.shape.lm_head.rows
-            drafting = dataclasses.replace(drafting, heads=count, head_rows=rows)
-            console.note(f"drafting  {acceptance.name}: {count} heads with LM heads of their own are assumed")
-        if not on_host:
-            drafting = dataclasses.replace(drafting, draft=None, levels=0, host_seconds=0.0)
+        if drafting.heads and not model.drafting.heads:
+            drafting = dataclasses.replace(drafting, head_rows=model.shape.lm_head.rows)
+            console.note(f"drafting  {acceptance.name}: {drafting.heads} heads with LM heads of their own are assumed")
+        if drafter is None:  # the heads' guesses in a static tree: nothing is computed on the host
+            drafting = dataclasses.replace(drafting, host_seconds=0.0)
+        elif not given("host_seconds"):
+            of = f"{acceptance.name} ({drafter.name})"
+            console.warn(f"warning: {of}: drafting on the host is taken as 0 seconds; --host-seconds counts it")
         found.append(PlanCandidate(acceptance, dataclasses.replace(model, drafting=drafting)))
     return found
+
+
+def _by_logarithm(console: Console, options: Mapping[str, Any], model: StepModel) -> PlanCandidate:
+    """The paper's logarithm with the drafting that the options name."""
+    if options["drafter"]:
+        raise click.UsageError("--drafter belongs to --calibration")
+    if options["kind"] == KINDS[1] and not given("host_seconds"):
+        why = "the tokens per step of static trees are assumed, and per-step trees are drafted on the host"
+        raise click.UsageError(f"--kind {KINDS[1]} without --calibration needs --host-seconds: {why}")
+    if model.drafting == Drafting() and max(options["nodes"]) > ONE_NODE and not given("host_seconds"):
+        assumed = "tokens per step are those of Medusa heads, and drafting is taken as 0 seconds"
+        console.warn(f"warning: {assumed}; --draft-heads, --draft or --host-seconds counts it")
+    return PlanCandidate(Acceptance(kind=options["kind"]), model)
+
+
+def _drafters(options: Mapping[str, Any], calibrations: Sequence[Calibration]) -> list[Drafter | None]:
+    """The drafter of each calibration, from --drafter or its own file; None for the heads' guesses.
+
+    Raises:
+        TreeoptError: E240 where a drafter's file is not found, one of --drafter is of no calibration, or two draft
+            models are to have one shape; and as `load_drafter`.
+        click.UsageError: where the options name heads or a draft model that no calibration drafts with.
+    """
+    named = {file: load_drafter(file) for file in options["drafter"]}
+    known = {drafter.id: drafter for drafter in named.values()}
+    files = options["calibrations"]
+    drafters = [_drafter_of(file, one, known) for file, one in zip(files, calibrations, strict=True)]
+    used = {one.provenance.drafter_id for one in calibrations}
+    for file, drafter in named.items():
+        if drafter.id not in used:
+            raise shape_error(f"no calibration is of the drafter {file}", at=drafter.id, fix="leave --drafter out")
+    models = {drafter.draft for drafter in drafters if drafter is not None and drafter.draft}
+    if len(models) > 1:
+        what = "the calibrations are of different draft models, and --draft names one"
+        raise shape_error(what, fix="treeopt plan for each of them")
+    if options["draft"] and not models:
+        raise click.UsageError("--draft belongs to calibrations of a draft model, and there is none")
+    if (options["heads"] or options["draft_heads"]) and all(one is not None and not one.num_heads for one in drafters):
+        raise click.UsageError("--heads and --draft-heads belong to calibrations with heads, and there is none")
+    return drafters
+
+
+def _drafter_of(file: str, calibration: Calibration, known: Mapping[str, Drafter]) -> Drafter | None:
+    """The drafter of a calibration, by its id; None for the heads' guesses."""
+    source = calibration.provenance
+    if not source.drafter_id or source.drafter_id in known:
+        return known.get(source.drafter_id)
+    if source.drafter and Path(source.drafter).is_file():
+        drafter = load_drafter(source.drafter)
+        if drafter.id == source.drafter_id:
+            return drafter
+    where = f"{source.drafter or 'its file'}, id {source.drafter_id}"
+    why = "what drafting costs depends on its kind and heads"
+    raise shape_error(f"the drafter of {file} is not found", at=where, why=why, fix="--drafter FILE")
+
+
+def _drafting_of(file: str, calibration: Calibration, drafter: Drafter | None, options: Drafting) -> Drafting:
+    """What a drafter computes: its number of heads, and the draft model of the options where it has one.
+
+    Raises:
+        TreeoptError: E240 where the options name another number of heads, or no draft model for one that needs it.
+    """
+    heads = calibration.num_heads if drafter is None else drafter.num_heads
+    if heads and options.heads not in (0, heads):
+        what = f"the drafter of {file} has {heads} heads, and the options name {options.heads}"
+        raise shape_error(what, fix="leave --draft-heads and --heads out, or name its own heads")
+    drafting = dataclasses.replace(options, heads=heads, head_rows=options.head_rows if heads else None)
+    if drafter is None or not drafter.draft:
+        return dataclasses.replace(drafting, draft=None, levels=0)
+    if drafting.draft is None:
+        name = drafter.source.get("draft") or "MODEL"
+        what = f"the drafter of {file} has a draft model, whose time is a part of each step"
+        raise shape_error(what, fix=f"--draft {name} --draft-levels {drafter.depth}")
+    return drafting
 
 
 def profile_source(options: Mapping[str, Any], candidate: PlanCandidate, version: str) -> dict[str, Any]:
@@ -157,5 +236,5 @@ def profile_source(options: Mapping[str, Any], candidate: PlanCandidate, version
         "device": model.device.name,
         "dtype": model.setting.dtype,
         "attention": model.setting.attention,
-        "modelled": f"{formulas}; efficiency: {efficiency}",
+        "modelled": f"{formulas}; efficiency: {efficiency}; drafting: {drafting_text(model.drafting)}",
     }

@@ -13,6 +13,7 @@ from treeopt.plan.fit import EfficiencyFit, HeldOut
 from treeopt.plan.operators import Floats, Operator, joined
 from treeopt.plan.planner import PlanBest, PlanPoint, SpeedPlan
 from treeopt.plan.step_model import Efficiency, StepModel
+from treeopt.shape import Drafting
 
 _POINT = ("nodes", "batch", "context", "seconds", "overhead", "speedup")
 _BARE = Efficiency()
@@ -43,6 +44,8 @@ def report(console: Console, plan: SpeedPlan, fit: EfficiencyFit | None) -> None
     )
     for one in plan.candidates:
         console.say(f"tokens per step: {_tokens_by(one.acceptance)}")
+        of = f"{one.acceptance.name}: " if several else ""
+        console.say(f"drafting: {of}{drafting_text(one.model.drafting)}")
     if model.efficiency == _BARE:
         console.say("seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account")
     if fit is not None:
@@ -79,6 +82,17 @@ def _tokens_by(acceptance: Acceptance) -> str:
     if acceptance.sizes:
         return f"{acceptance.name}, by its calibration of {acceptance.model}"
     return "1 + 0.477 ln(nodes), the Medusa paper's model of its Vicuna-7B (arXiv:2401.10774, appendix G)"
+
+
+def drafting_text(drafting: Drafting) -> str:
+    """What drafts, in words, with the seconds on the host."""
+    parts = []
+    if drafting.heads:
+        lm_head = "LM heads of their own" if drafting.head_rows else "the base's LM head"
+        parts.append(f"{drafting.heads} heads with {lm_head}")
+    if drafting.draft is not None:
+        parts.append(f"draft model {drafting.draft.name}, {drafting.levels} levels")
+    return f"{', '.join(parts) or 'none'}, {drafting.host_seconds:g} host seconds"
 
 
 def _report_fit(console: Console, fit: EfficiencyFit) -> None:
@@ -118,8 +132,11 @@ def report_operators(console: Console, plan: SpeedPlan) -> None:
         for row in operator_rows(plan)
     ]
     console.table(header, rows)
-    first = plan.best[0]
+    first, model = plan.best[0], plan.candidates[0].model
     console.say(f"operators: batch {first.batch}, context {first.context}; prefill reads the whole context")
+    for best in plan.best:
+        seconds = model.prefill_seconds(best.batch, best.context)
+        console.say(f"prefill: batch {best.batch}, context {best.context}: {seconds * 1e3:.3f} ms, without drafting")
 
 
 def operator_rows(plan: SpeedPlan) -> Iterator[dict[str, Any]]:
@@ -168,6 +185,11 @@ def as_dict(plan: SpeedPlan, fit: EfficiencyFit | None, *, operators: bool) -> d
         "best_nodes": plan.best[0].nodes,
         "best": [vars(best) for best in plan.best],
         "tokens_per_step": tokens,
+        "drafting": {one.acceptance.name: drafting_text(one.model.drafting) for one in plan.candidates},
+        "prefill_seconds": [
+            {"batch": best.batch, "context": best.context, "seconds": model.prefill_seconds(best.batch, best.context)}
+            for best in plan.best
+        ],
         "model": {"name": model.shape.name, "parameters": model.shape.parameters, "source": model.shape.source},
         "device": {**vars(model.device), "flops": dict(model.device.flops)},
         "setting": vars(model.setting),

@@ -132,7 +132,7 @@ def run(console: Console, **options: Any) -> None:
     check_suffix(options["output"], ".svg")
     options["csv"] = options["csv"] or str(Path(options["output"]).with_suffix(".csv"))
     check_outputs(options, options["csv"])
-    check_suffix(options["csv"], ".csv")
+    check_suffix(options["csv"], ".csv", option="--csv")
     check_distinct(options["output"], options["csv"])
     check_once("calibrations", options["calibrations"])
     with not_resumable(console, options):
