@@ -56,22 +56,19 @@ def test_fit_to_one_of_two_models_has_no_step() -> None:
     assert 0.01 < by_model.largest < 0.2
 
 
-@pytest.mark.parametrize(
-    ("sizes", "kept", "skipped"),
-    [
-        ([1, 8], 0, [("8 nodes",), ()]),  # steps of one node do not determine `tree`
-        ([1, 2, 8], 2, [(), ()]),
-    ],
-)
-def test_fold_without_trees_is_skipped(sizes: list[int], kept: int, skipped: list[tuple[str, ...]]) -> None:
-    """What leaves only steps of one node is not left out, and its label is in `skipped`."""
-    source = steps("qwen2.5-0.5b")
-    points = [point for point in source.profile.points if point.nodes in sizes]
-    fit = fit_efficiency([MeasuredSteps(LatencyProfile.from_points(points), source.model)])
-    assert len(fit.held_out[0].errors) == kept * len(BATCHES) * len(CONTEXTS)
-    assert [one.skipped for one in fit.held_out] == skipped
+@pytest.mark.parametrize(("sizes", "kept", "skipped"), [([1, 8], 0, ("8 nodes",)), ([1, 2, 8], 2, ())])
+def test_fold_without_trees_is_skipped(sizes: list[int], kept: int, skipped: tuple[str, ...]) -> None:
+    """Eight steps of one node alone do not determine `tree`: what leaves only these is not left out, but named."""
+    sources = [steps("qwen2.5-0.5b"), steps("qwen2.5-3b")]
+    for i, source in enumerate(sources):
+        points = [point for point in source.profile.points if point.nodes in sizes]
+        sources[i] = MeasuredSteps(LatencyProfile.from_points(points), source.model)
+    by_nodes, *others = fit_efficiency(sources).held_out
+    assert len(by_nodes.errors) == kept * 2 * len(BATCHES) * len(CONTEXTS)
+    assert by_nodes.skipped == skipped
+    assert all(not one.skipped for one in others)
     if not kept:
-        assert np.isnan([fit.held_out[0].median, fit.held_out[0].largest]).all()
+        assert np.isnan([by_nodes.median, by_nodes.largest]).all()
 
 
 def test_fold_that_leaves_too_few_steps_is_skipped() -> None:
