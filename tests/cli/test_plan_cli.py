@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import random_calibration
 from program import treeopt
 
 from treeopt.calibration import Calibration
@@ -24,12 +25,6 @@ from treeopt.plan.step_model import Efficiency, StepModel
 A100 = ("--device-preset", "a100-80gb-pcie")
 LLAMA = ("plan", "--model", "llama-7b", *A100)
 SPEC = "flops=1e11,bandwidth=2e10"
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
 
 
 def as_json(*arguments: str) -> Any:
@@ -135,8 +130,19 @@ def test_calibrations_of_two_drafters_give_size_and_drafter(calibration: Calibra
     assert load_profile("p.yaml").drafter == drafter.id
     slow = as_json(*LLAMA, *options, "--host-seconds", "0.01")
     assert slow["best"][0]["drafter"] == "heads"
-    twice = as_json(*LLAMA, *options[:2], *options[:2])
-    assert {point["drafter"] for point in twice["points"]} == {"heads", "heads (calibration.safetensors)"}
+    save_calibration(calibration, "copy.safetensors")
+    twice = as_json(*LLAMA, *options[:2], "--calibration", "copy.safetensors")
+    assert {point["drafter"] for point in twice["points"]} == {"heads", "heads (copy.safetensors)"}
+
+
+def test_few_texts_are_warned_of() -> None:
+    """Four texts cannot be cross-validated, and the warning says what the figures are of."""
+    save_calibration(random_calibration(1, sequences=4), "few.safetensors")
+    options = ("--calibration", "few.safetensors", "--nodes", "1,8")
+    [warning] = as_json(*LLAMA, *options)["warnings"]
+    assert warning == (
+        "few.safetensors has 4 texts, too few for cross-validation; tokens per step are those of the fitted texts"
+    )
 
 
 def test_fit_prints_the_errors_of_steps_left_out() -> None:
@@ -297,6 +303,11 @@ def test_presets_are_listed() -> None:
         ([*LLAMA, "--efficiency", "speed=1"], 3, "speed"),
         ([*LLAMA, "--efficiency", "compute=1", "--fit", "p.yaml"], 2, "--fit"),
         ([*LLAMA, "--fit", "p.yaml"], 3, "E201"),
+        ([*LLAMA, "--fit", "p.yaml", "--fit", "./p.yaml"], 2, "--fit ./p.yaml is given twice"),
+        ([*LLAMA, "--calibration", "a", "--calibration", "a"], 2, "--calibration a is given twice"),
+        (["plan", "--presets", "--nodes", "7"], 2, "--presets is given alone, without --nodes"),
+        ([*LLAMA, "-o", "a.svg", "--chart", "./a.svg"], 3, "a.svg and ./a.svg are one file"),
+        ([*LLAMA, "--host-seconds", "1e308"], 3, "from 0 to 86400"),
         ([*LLAMA, "--calibration", "c.safetensors"], 3, "E201"),
         ([*LLAMA, "-o", "plan.png"], 3, "E204"),
         ([*LLAMA, "--chart", "plan.yaml"], 3, "E204"),

@@ -25,12 +25,6 @@ DRAFT = ("--draft", "llama-68m", "--draft-levels", "4")
 HEADS = ("--calibration", "calibration.safetensors")
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 def as_json(*arguments: str) -> Any:
     """The one object of --json."""
     return json.loads(treeopt(*arguments, "--json").stdout)

@@ -38,12 +38,6 @@ EPSILON = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder of its own."""
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def traces() -> Calibration:
     """Thirty different texts under the default name."""

@@ -44,6 +44,13 @@ def check_once(name: str, files: Sequence[str]) -> None:
         raise click.UsageError(f"{option_of(name)} {twice[0]} is given twice")
 
 
+def check_alone(name: str, options: Mapping[str, Any]) -> None:
+    """Raise a usage error where another option is given beside one that uses none."""
+    others = [option_of(other) for other in options if other != name and given(other)]
+    if others:
+        raise click.UsageError(f"{option_of(name)} is given alone, without {others[0]}")
+
+
 def check_apart(*names: str) -> None:
     """Raise a usage error where more than one of these options is given."""
     found = [option_of(name) for name in names if given(name)]

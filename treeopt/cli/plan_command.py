@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.early_checks import check_alone, check_once, check_suffix
 from treeopt.cli.numbers import FiniteRange, numbers_option
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.cli.plan_inputs import (
@@ -80,8 +80,11 @@ def run(console: Console, **options: Any) -> None:
     drafting. Speedup is tokens per step / overhead. No weights are loaded and no accelerator is needed.
     """
     if options["presets"]:
+        check_alone("presets", options)
         report_presets(console)
         return
+    for name in ("calibrations", "fit"):
+        check_once(name, options[name])
     if not options["model"]:
         raise click.UsageError("Missing option '--model' (treeopt plan --presets lists known names).")
     device, setting = chosen_device(options), chosen_setting(options)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from treeopt.calibration import Calibration
+from treeopt.cli.build_dynamic import texts_of
 from treeopt.cli.console import Console
 from treeopt.cli.early_checks import given
 from treeopt.cli.plan_report import drafting_text
@@ -18,6 +19,7 @@ from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter
 from treeopt.files.profiles import load_profile
 from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.optimize.select_method import FOLDS
 from treeopt.plan.acceptance import Acceptance, calibrated_acceptance
 from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset, read_numbers
 from treeopt.plan.fit import EfficiencyFit, MeasuredSteps, fit_efficiency
@@ -125,6 +127,10 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
     if not options["calibrations"]:
         return [_by_logarithm(console, options, model)]
     loaded = [load_calibration(file) for file in options["calibrations"]]
+    for file, calibration in zip(options["calibrations"], loaded, strict=True):
+        if calibration.distinct < FOLDS:
+            few = f"{file} has {texts_of(calibration)}, too few for cross-validation"
+            console.warn(f"warning: {few}; tokens per step are those of the fitted texts")
     if len({one.provenance.model_id for one in loaded}) > 1:
         raise shape_error("the calibrations are of different base models", fix="one --model for all calibrations")
     drafters = _drafters(options, loaded)
