@@ -212,6 +212,8 @@ def test_every_named_shape_can_be_made() -> None:
         ({"model_type": "no-such-type"}, "no-such-type"),
         ({**COMMON, "model_type": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({**COMMON, "model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers"),
+        ({**COMMON, "model_type": "llama", "vocab_size": 10**15}, "vocab_size"),
+        ({"model_type": "bart", "encoder_layers": 2, "decoder_layers": 30_000, "d_model": 64}, "decoder_layers"),
         ({**COMMON, "model_type": "llama", "hidden_size": -32}, ""),
         ({**COMMON, "model_type": "llama", "vocab_size": "many"}, ""),
     ],

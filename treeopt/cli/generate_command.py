@@ -15,8 +15,8 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import load_draft_model
 from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.options import load_models, model_options, text_options
-from treeopt.cli.plan_options import ChosenPlan, chosen_plan, load_for_plan, plan_options
 from treeopt.cli.terminal import printable
+from treeopt.cli.tree_options import ChosenPlan, chosen_plan, load_for_plan, plan_options
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import MAX_DEPTH
 

@@ -23,11 +23,11 @@ from treeopt.cli.options import (
     model_options,
     prompt_options,
 )
-from treeopt.cli.plan_options import chosen_plan, load_with_prompts, plan_options
 from treeopt.cli.sweep_dense_report import of_dense
 from treeopt.cli.sweep_epsilon_report import of_epsilon
 from treeopt.cli.sweep_report import Report, as_csv, print_report
 from treeopt.cli.sweep_traces_report import of_levels, of_sizes, of_texts
+from treeopt.cli.tree_options import chosen_plan, load_with_prompts, plan_options
 from treeopt.files.atomic import write_text
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked

@@ -13,7 +13,7 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import chosen_prompts, model_options, prompt_options
-from treeopt.cli.plan_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
+from treeopt.cli.tree_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
 from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
 from treeopt.cli.validate_rules_report import report_sample, report_typical
 from treeopt.policy import Plan, TreePolicy

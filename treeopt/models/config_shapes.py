@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.models.layouts import load_heads
-from treeopt.shape import Attention, Drafting, Matrix, ModelShape, shape_error
+from treeopt.shape import MOST, Attention, Drafting, Matrix, ModelShape, shape_error
 
 _SHORT = 5  # tokens of the first forward, which recurrent layers take one after another
 _TRIED = (1024, 1, 64)  # tokens of forwards with one cache: attention has a large share of the later ones
@@ -79,8 +79,7 @@ def _shape_of(content: dict[str, Any], name: str, source: str) -> ModelShape:
     try:
         config = AutoConfig.for_model(kind, **{key: content[key] for key in content if key not in left_out})
         config = config.get_text_config()
-        if not 1 <= int(config.num_hidden_layers) <= _MOST_LAYERS:
-            raise ValueError(f"num_hidden_layers {config.num_hidden_layers} is not from 1 to {_MOST_LAYERS:,}")
+        _check_sizes(config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
         return shape_of_model(model.eval(), name, source)
@@ -90,6 +89,16 @@ def _shape_of(content: dict[str, Any], name: str, source: str) -> ModelShape:
         if out_of_memory(error):
             raise
         raise _not_modelled(name, kind, first_line(error)) from error
+
+
+def _check_sizes(config: Any) -> None:
+    """Raise ValueError for numbers of layers, of any stack, and sizes of which no model is made."""
+    if int(config.num_hidden_layers) < 1:
+        raise ValueError(f"num_hidden_layers {config.num_hidden_layers} is below 1")
+    for name, value in config.to_dict().items():
+        most = _MOST_LAYERS if "layers" in name else MOST
+        if type(value) is int and value > most:
+            raise ValueError(f"{name} {value:,} is more than {most:,}")
 
 
 def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:
