@@ -166,9 +166,9 @@ def calibrated(
     return run_calibration(pair.base, pair.loaded, prompts, drafter=drafter, **options).calibration
 
 
-def loss(pair: Pair, new_tokens: int) -> None:
+def loss(pair: Pair, new_tokens: int, learn_tokens: int) -> None:
     """Print tokens per step at each temperature of trees built for greedy text and for the temperature."""
-    learning = Learning(tokens=100_000)
+    learning = Learning(tokens=learn_tokens)
     learned = run_calibration(
         pair.base, pair.loaded, pair.first_half, max_new_tokens=new_tokens, batch_size=64, learning=learning
     ).learned
@@ -222,7 +222,7 @@ def main() -> None:
         plans, texts, new_tokens = (2, 4, 12) if options.tiny else (options.plans, options.texts, options.new_tokens)
         agree(pair, plans, texts, new_tokens)
     else:
-        loss(pair, pair.new_tokens)
+        loss(pair, pair.new_tokens, 300 if options.tiny else 100_000)
 
 
 if __name__ == "__main__":
