@@ -145,7 +145,8 @@ def fit(shared: Path, tiny: bool) -> None:
         print(f"efficiency by {label}: {numbers}")
         print(f"the fitted | {label} | {found.fitted.median:.1%}, {found.fitted.largest:.1%} |")
         for held in found.held_out:
-            print(f"left out by {held.by} | {label} | {held.median:.1%}, {held.largest:.1%} |")
+            errors = f"{held.median:.1%}, {held.largest:.1%}" if held.errors else "too few steps are left"
+            print(f"left out by {held.by} | {label} | {errors} |")
         for name in [name for name in models if name not in known]:
             print(line_of(name, label, found.efficiency, measured[name]))
 
