@@ -1,11 +1,12 @@
-# make venv | demo | test | lint | bench | pocket | pocket-draft | clean. Each but the last makes .venv first if it is missing.
+# make venv | demo | test | test-bench | test-browser | test-all | lint | docs | docs-commands | bench | pocket |
+# pocket-draft | clean. Each but the last makes .venv first if it is missing.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: venv demo pocket pocket-draft test lint bench clean
+.PHONY: venv demo pocket pocket-draft test test-bench test-browser test-all lint docs docs-commands bench clean
 
 # The stamp is made again when the dependencies or the set of versions change.
 # CONSTRAINTS=constraints-min.txt installs the lowest versions; packages installed before are replaced.
@@ -22,7 +23,7 @@ venv: .venv/installed
 .venv/constraints-%:
 	@mkdir -p .venv && rm -f .venv/constraints-* && touch $@
 
-# Run every step on the built-in model: calibrate, build, render, compile, validate.
+# Run every step on the built-in model: calibrate, build, render, compile, validate, generate, report.
 demo: venv
 	$(BIN)/treeopt demo
 
@@ -39,10 +40,36 @@ pocket-draft: venv
 test: venv
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Tests of pages in headless Chromium, which is installed where apt-get may do it; without it they are skipped.
+test-browser: venv
+	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
+		(apt-get update -qq && apt-get install -y -qq chromium) >/dev/null || echo "Chromium could not be installed"
+	$(BIN)/python -m pytest tests/browser -m browser
+
+# The scripts of bench/, at a size of seconds.
+test-bench: venv
+	$(BIN)/python -m pytest -n $(WORKERS) -m bench tests/test_bench.py
+
+test-all: test test-bench test-browser docs docs-commands
+
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages of docs/ as a site in build/site, without a network; warnings are errors. Then the site is checked. Search
+# needs a server: python -m http.server -d build/site.
+docs: .venv/docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet -f docs/site/mkdocs.yml
+	TREEOPT_SITE=build/site $(BIN)/python -m pytest -q tests/docs/test_site.py
+
+# Every treeopt command of README and docs/, with small limits: minutes.
+docs-commands: venv
+	$(BIN)/python -m pytest -q -m docs tests/docs/test_commands.py
+
+.venv/docs-installed: .venv/installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
+	@touch $@
 
 bench: venv
 	$(BIN)/python bench/build.py

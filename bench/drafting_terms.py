@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from drafting import TOP_K, Pair, others, traces
 
-from treeopt.calibrate.pipeline import CalibrationRun, as_calibration
+from treeopt.calibrate.pipeline import CalibrationRun
+from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.fit_drafter import Sample, fit_drafter

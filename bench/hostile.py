@@ -28,7 +28,7 @@ from treeopt.files.bundled import pocket
 
 DOCUMENTED = {0, 2, 3, 4, 5, 6, 130, 141}  # exit statuses of the README; 1 is a bug
 SECONDS = 240
-TINY = 120  # with --tiny, one run of so many
+TINY = 240  # with --tiny, one run of so many
 
 
 def make_folder(folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from timing import add_tiny, machine
 
-from treeopt.calibrate.pipeline import as_calibration
+from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.trace import Traced, trace_texts

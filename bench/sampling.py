@@ -135,9 +135,9 @@ def decoded(
     return np.array([len(text.tokens) for text in texts]), np.array([len(text.step_lengths) for text in texts])
 
 
-def agree(pair: Pair, plans: int, texts: int, new_tokens: int) -> None:
+def agree(pair: Pair, plans: int, texts: int, new_tokens: int, learn_tokens: int) -> None:
     """Print the z-scores of random plans."""
-    learning = Learning(tokens=20_000)
+    learning = Learning(tokens=learn_tokens)
     learned = run_calibration(
         pair.base, pair.loaded, pair.first_half, max_new_tokens=new_tokens, batch_size=64, learning=learning
     ).learned
@@ -220,7 +220,7 @@ def main() -> None:
     pair = load(options.model, options.shared, tiny=options.tiny)
     if options.what == "agree":
         plans, texts, new_tokens = (2, 4, 12) if options.tiny else (options.plans, options.texts, options.new_tokens)
-        agree(pair, plans, texts, new_tokens)
+        agree(pair, plans, texts, new_tokens, 300 if options.tiny else 20_000)
     else:
         loss(pair, pair.new_tokens, 300 if options.tiny else 100_000)
 

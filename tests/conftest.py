@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
@@ -14,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of programs that tests sta
 import pytest
 import torch
 
+from treeopt.evaluate import learn_drafter, timed_step
 from treeopt.models.base import Base, load_base
 from treeopt.models.layouts import LoadedHeads, load_heads
 from treeopt.tree import Tree
@@ -24,6 +26,22 @@ SHARED = Path(os.environ.get("TREEOPT_SHARED", ROOT_FOLDER.parent / "shared")).r
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)  # two threads on two busy cores can be ten times slower than one
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note the files of all tests, before some are left out by their markers."""
+    config.collected_files = {item.path for item in items}  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _little_timing() -> Iterator[None]:
+    """Steps are timed once or twice: no test depends on the clock, and timing was a quarter of the commands' tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_FEWEST_ROUNDS", "_MOST_ROUNDS"):
+            patch.setattr(learn_drafter, name, 2)
+        patch.setattr(timed_step, "_TIMED", 1)
+        yield
 
 
 @pytest.fixture(scope="session")

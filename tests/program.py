@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
@@ -32,3 +34,14 @@ def error_number(result: Result) -> str:
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
     return str(found[0])
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command and subcommand, by its name without that of the program."""
+    context = click.Context(program)
+    for name in program.list_commands(context):
+        command = program.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {sub}", one) for sub, one in command.commands.items())

@@ -20,6 +20,8 @@ from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.texts.prompts import load_prompts
 
+pytestmark = pytest.mark.bench  # minutes; make test-bench runs them
+
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 # Script -> its command lines. {shared} is the folder of shared data, {file} a calibration.
 EXACT = (
@@ -43,11 +45,13 @@ CALLS = {
     "exact": [EXACT],
     "forward": ["--shared {shared}"],
     "hardware": ["paper", "fit --shared {shared}"],
+    "help": [""],
     "hostile": [""],
     "learn": [""],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
+    "readme": [""],
     "sampling": ["agree --shared {shared}", "loss --model pocket --shared {shared}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "typical": ["--model pocket", "--model tinystories --kind dynamic --shared {shared}"],
@@ -165,3 +169,12 @@ def test_drafting_decodes_what_it_predicts(bench: Bench) -> None:
         texts, measured, predicted = line.split(": lossless ")[1].split(", ")
         assert len(set(texts.split("/"))) == 1
         assert measured.split()[1] == predicted.split()[1]
+
+
+def test_readme_has_the_rows_of_its_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bench/readme.py finds every row of the README's table, and knows each row's method."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    script: Any = importlib.import_module("readme")
+    found = script.table()
+    assert set(found) == set(script.ROWS)
+    assert found["heads+ngram, per step"][0] == "16"

@@ -33,6 +33,7 @@ NO_TORCH = {"records", "files", "optimize", "plan", "view"}  # these may import 
 HEAVY = {"torch", "transformers", "accelerate", "datasets"}
 RECORDS = {
     "calibration",
+    "defaults",
     "drafter",
     "ngram_table",
     "engines",
@@ -44,6 +45,7 @@ RECORDS = {
     "sampling",
     "shape",
     "traces",
+    "drafted_step",
     "tree",
     "version",
 }

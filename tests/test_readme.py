@@ -20,22 +20,63 @@ PAGES = (
     "SECURITY.md",
     *sorted(f"docs/{path.name}" for path in (ROOT_FOLDER / "docs").glob("*.md")),
 )
+LANGUAGES = ("", "sh", "python", "text", "yaml")
 
 
 def code_blocks(language: str, page: str) -> list[str]:
-    """A page's fenced blocks in one language ('' is the command line)."""
+    """A page's fenced blocks in one language ('' is the command line, 'sh' one of which a part is missing)."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     return [block for name, block in blocks if name == language]
 
 
+def fence_fault(page: str) -> str:
+    """The first fence of a page that is wrong: of an unknown language, or without an end; empty where all are right."""
+    opened = ""
+    for number, line in enumerate(page.splitlines(), 1):
+        mark, _, language = line.strip().partition("```")
+        if "```" not in line or mark:
+            continue
+        if opened:
+            if language:
+                return f"line {number}: {line} inside the block of {opened}"
+            opened = ""
+        elif language not in LANGUAGES:
+            return f"line {number}: {line} is no language of these pages"
+        else:
+            opened = f"line {number}"
+    return opened
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_blocks_of_code_are_closed(name: str) -> None:
+    """Every block of a page has an end and a known language, so that the text behind it is not taken for code."""
+    assert fence_fault((ROOT_FOLDER / name).read_text()) == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "fault"),
+    [
+        ("a\n```sh\nb\n```\n```\nc\n```\n", ""),
+        ("```sh\na\n```sh\nb", "line 3: ```sh inside the block of line 1"),
+        ("```shell\na\n```", "line 1: ```shell is no language of these pages"),
+        ("- a\n  ```\n  b", "line 2"),
+    ],
+)
+def test_faults_of_blocks_are_found(page: str, fault: str) -> None:
+    """A fence with a language inside a block, an unknown language, and a block without an end are faults."""
+    assert fence_fault(page) == fault
+
+
 def test_commands_parse_as_written() -> None:
-    """Every treeopt line of the README and of docs/ names a command and options that exist."""
-    blocks = [block for name in PAGES for block in code_blocks("", (ROOT_FOLDER / name).read_text())]
-    given = (line.removeprefix(".venv/bin/") for block in blocks for line in block.splitlines())
+    """Every treeopt line of the README and of docs/ names a command and options that exist. $NAME of `sh` is 1."""
+    texts = [(ROOT_FOLDER / name).read_text() for name in PAGES]
+    blocks = [block for text in texts for language in ("", "sh") for block in code_blocks(language, text)]
+    shell = (line.removeprefix(".venv/bin/").partition(" > ")[0] for block in blocks for line in block.splitlines())
+    given = (re.sub(r"\$\w+", "1", line) for line in shell)
     lines = [line for line in given if line.startswith("treeopt ")]
     assert len(lines) >= 20
     for line in lines:
-        name, *arguments = shlex.split(line)[1:]
+        name, *arguments = shlex.split(line.partition(" > ")[0])[1:]
         command = program.get_command(click.Context(program), name)
         assert command is not None, line
         command.make_context(name, arguments)

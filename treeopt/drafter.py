@@ -32,10 +32,18 @@ from typing import Any
 
 import numpy as np
 
+from treeopt.defaults import HEADS as HEADS
+from treeopt.defaults import HEADS_NGRAM as HEADS_NGRAM
+from treeopt.defaults import KINDS as KINDS
+from treeopt.defaults import LEARN_TOKENS as LEARN_TOKENS
+from treeopt.defaults import LEVELS as LEVELS
+from treeopt.defaults import MAX_DEPTH as MAX_DEPTH
+from treeopt.defaults import MODEL as MODEL
+from treeopt.defaults import MODEL_NGRAM as MODEL_NGRAM
+from treeopt.defaults import NGRAM as NGRAM
 from treeopt.errors import Code, TreeoptError
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.policy import Plan
-from treeopt.tree import MAX_DEPTH
 
 MAX_WINDOW = 1 << 16  # so that place and length of a match fit into one float32
 MAX_CANDIDATES = 1 << 12  # of one source
@@ -47,11 +55,6 @@ LM_HEAD_LEVELS = 3  # of a drafter without heads; five were no better (docs/meth
 # Of drafters that nothing was learned for: candidates of each source, and weights between those fitted to two models.
 UNTRAINED_TOP, UNTRAINED_HEAD, UNTRAINED_OTHER = 16, 0.1, -1.0
 NO_CHANCE = -40.0  # log of a negligible probability
-LEARN_TOKENS = 400_000  # default number of sampled tokens to learn from
-LEVELS = 8  # default number of levels of a drafter with an n-gram table, those of the heads included
-HEADS, HEADS_NGRAM, NGRAM = "heads", "heads+ngram", "ngram"  # drafters by name; the last has no heads
-MODEL, MODEL_NGRAM = "model", "model+ngram"  # drafters with a draft model
-KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per step
 _OLD_FIELDS = 6  # of a level that drafters of before the cache have
 
 

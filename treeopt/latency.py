@@ -13,13 +13,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.defaults import ONE_NODE as ONE_NODE
 from treeopt.drafter import KINDS
 from treeopt.errors import Code, TreeoptError
 
-ONE_NODE = 1  # the tree of the root alone: autoregressive decoding without heads, to which overheads refer
-DEFAULT_NODES = (ONE_NODE, 2, 4, 8, 16, 32, 64, 128, 256)  # the sizes that are measured by default
-DEFAULT_CONTEXT = 512  # tokens in the cache: a prompt and a part of its answer
-DEFAULT_REPEATS = 20  # rounds over all sizes, of which ten count
 _FIX = "measure it: treeopt profile --sizes ... --context ... --batch ..."
 
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from treeopt.defaults import STEP_SIZES as STEP_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
-
-STEP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 254)  # nodes that a step may have, with the root
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ class Provenance:
     `model_id` and `heads_id` are fingerprints of the weights, `drafter_id` is that of the drafter (empty for the
     `heads` drafter). Calibrations with equal ids and `settings` can be merged. `drafter` is the drafter's file,
     `prompts` has the name of each prompt file by its SHA-256, `made_by` the versions and the device.
+    `configuration` are the options of the command, see `treeopt.files.configurations`; empty where none wrote it, and
+    where calibrations of different options or prompts were merged.
     """
 
     model: str
@@ -25,6 +27,7 @@ class Provenance:
     made_by: Mapping[str, Any] = field(default_factory=dict)
     drafter_id: str = ""
     drafter: str = ""
+    configuration: Mapping[str, Any] = field(default_factory=dict)
 
     def mergeable(self) -> dict[str, Any]:
         """The entries that two calibrations must have in common."""
@@ -48,7 +51,13 @@ def merged(one: Provenance, other: Provenance) -> Provenance:
         made_by=made_by,
         drafter_id=one.drafter_id,
         drafter=min(one.drafter, other.drafter),
+        configuration=one.configuration if _same_command(one, other) else {},
     )
+
+
+def _same_command(one: Provenance, other: Provenance) -> bool:
+    """Whether one command with these options makes both; else no options make the merged calibration again."""
+    return one.configuration == other.configuration and set(one.prompts) == set(other.prompts)
 
 
 def _both(one: Any, other: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checks of seeds and temperatures."""
+"""Seeds of batches, and checks of seeds and temperatures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from numbers import Integral, Real
 
 LARGEST_SEED = 2**63 - 1
+_SEED_STEP = 1_000_003  # distance of the first batches' seeds of two runs, so that their batches share no seed
 LEAST_TEMPERATURE = 1e-6  # of those above 0: logits divided by a smaller number overflow
 
 
@@ -21,3 +22,8 @@ def check_temperature(temperature: float) -> None:
     if not number or (temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf):
         what = f"temperature {temperature!r}: a temperature is 0, or finite and at least {LEAST_TEMPERATURE}"
         raise ValueError(what)
+
+
+def batch_seed(seed: int, number: int) -> int:
+    """The seed of a batch, by the seed of the run and the batch's number: batches can be made in any order."""
+    return (seed * _SEED_STEP + number) % (LARGEST_SEED + 1)

@@ -23,13 +23,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.defaults import MAX_DEPTH as MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
 
 Path = tuple[int, ...]
 
 ROOT = 0  # index of the root among the nodes; node i > 0 is the tree's i-th path
 MAX_FAULTS = 10  # faults of one tree listed together
-MAX_DEPTH = 127  # replay counts accepted drafts in int8
 MAX_RANK = 2**31 - 1  # larger than any vocabulary; the compiled indices fit into int64
 _SHOWN_RANKS = 12  # of a path in an error message
 

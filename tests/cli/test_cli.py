@@ -220,10 +220,11 @@ def test_progress_is_lines_where_there_is_no_terminal(shared: Path) -> None:
     assert treeopt(*arguments, "-q").stderr == ""
 
 
-def test_interrupt_exits_130_and_leaves_no_file(shared: Path, tmp_path: Path) -> None:
-    """Ctrl-C in the middle: exit 130, one line, nothing half-written."""
+def test_interrupt_exits_130_and_is_resumed(shared: Path, tmp_path: Path) -> None:
+    """Ctrl-C in the middle: exit 130, the batch in flight is stored, and --resume ends with the unbroken bytes."""
     command = [sys.executable, "-m", "treeopt", "calibrate", "--heads", str(shared / HEADS)]
-    command += ["--prompts", str(shared / OPENINGS), "--batch-size", "1", "--max-new-tokens", "160"]
+    rest = ["--prompts", str(shared / OPENINGS), "--limit", "9", "--batch-size", "3", "--max-new-tokens", "100"]
+    command += rest
     process = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,
@@ -233,15 +234,29 @@ def test_interrupt_exits_130_and_leaves_no_file(shared: Path, tmp_path: Path) ->
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background shells hand it down ignored
     )
     assert process.stderr is not None
-    for line in process.stderr:  # the model is loaded and the work has begun
-        if line.startswith("prompts"):
+    for line in process.stderr:  # the first batch is finished
+        if line.startswith("calibrate "):
             break
     os.kill(process.pid, signal.SIGINT)
     said = process.stderr.read()
     assert process.wait(timeout=60) == 130
     assert "interrupted" in said
     assert "Traceback" not in said
-    assert list(tmp_path.iterdir()) == []
+    [folder] = tmp_path.iterdir()
+    assert folder.name == "calibration.safetensors.partial"
+    stored = len(list(folder.glob("*.safetensors")))
+    assert 1 <= stored < 6
+    assert "--resume" in said
+    arguments = ["calibrate", "--heads", shared / HEADS, *rest]
+    assert error_number(treeopt(*arguments, status=3)) == "E202"
+    refused = treeopt(*arguments, "--resume", "--max-new-tokens", "80", status=3)
+    assert error_number(refused) == "E205"
+    assert "max_new_tokens: started with 100, now 80" in refused.stderr
+    treeopt(*arguments, "--resume")
+    treeopt(*arguments, "-o", "unbroken.safetensors")
+    names = ["calibration.safetensors", "unbroken.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert len({(tmp_path / name).read_bytes() for name in names}) == 1
 
 
 def test_closed_pipe_ends_quietly() -> None:

@@ -55,6 +55,9 @@ def test_json_has_a_row_for_each_method() -> None:
     assert len(tree["quartiles"]["speedup"]) == 2
     assert (by_method["prompt lookup"]["nodes"], by_method["autoregressive"]["mean_acceptance_length"]) == (11, 1.0)
     assert (data["learned"], data["texts"]) == (2, 2)
+    made_with = data["made_with"]
+    assert len({made_with[name] for name in ("model_id", "heads_id", "draft_id")} - {""}) == 3
+    assert "tree_id" not in made_with
 
 
 def test_methods_that_cannot_run_say_why() -> None:

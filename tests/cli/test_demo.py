@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from report_pages import Page
 
 from treeopt.cli import demo_command
 from treeopt.cli.app import program
@@ -43,7 +44,7 @@ def done(made: tuple[Path, Result], tmp_path: Path) -> Result:
 
 def test_demo_prints_commands_table_and_files(done: Result, tmp_path: Path) -> None:
     """Every command is shown as it can be typed; the table says lossless; the files named are there."""
-    for name in ("calibrate", "build", "render", "compile", "validate"):
+    for name in ("calibrate", "build", "render", "compile", "validate", "generate", "report"):
         assert f"$ treeopt {name} " in done.output
     rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line][1:]
     labels = ["autoregressive", "Medusa tree, heads", "static tree, heads+ngram", "per-step trees, heads+ngram"]
@@ -51,8 +52,13 @@ def test_demo_prints_commands_table_and_files(done: Result, tmp_path: Path) -> N
     assert [row[0] for row in rows] == labels
     assert all(row[1] == row[2] and row[4] == "yes" for row in rows)
     written = next(line for line in done.stdout.splitlines() if line.startswith("wrote ")).split()[1:]
-    assert len(written) == 11
+    assert len(written) == 18
     assert all((tmp_path / name).is_file() for name in written)
+    page = Page((tmp_path / "out" / "report.html").read_text())
+    assert [one["file"] for one in page.data["validations"]][:1] == ["validate-static16.json"]
+    assert [str(one.get("id")) for one in page.named("section")].count("comparison") == 0
+    assert page.data["decoding"]["num_accepted"] == sum(page.data["decoding"]["first_source"].values()) > 0
+    assert "open out/report.html" in done.stdout
 
 
 def test_a_shown_command_can_be_typed_again(done: Result) -> None:
@@ -62,18 +68,6 @@ def test_a_shown_command_can_be_typed_again(done: Result) -> None:
     again = CliRunner().invoke(program, shown.removeprefix("$ treeopt ").split())
     assert again.exit_code == 0
     assert Path("out/static16.yaml").read_bytes() == before
-
-
-@pytest.mark.usefixtures("done")
-def test_demo_as_json_is_one_object() -> None:
-    """Programs read one object, with every tree's figures; the files of the first demo are replaced by equal ones."""
-    before = Path("out/static16.yaml").read_bytes()
-    again = CliRunner().invoke(program, ["demo", "-o", "out", "--json"])
-    assert again.exit_code == 0
-    assert Path("out/static16.yaml").read_bytes() == before
-    found = json.loads(again.stdout)
-    assert set(found["trees"]) == {"medusa", "static", "dynamic", "no-heads"}
-    assert all(tree["lossless"] for tree in found["trees"].values())
 
 
 def test_a_failing_step_ends_the_demo_with_its_status() -> None:
@@ -87,17 +81,25 @@ def test_a_failing_step_ends_the_demo_with_its_status() -> None:
 
 @pytest.mark.usefixtures("done")
 def test_a_second_demo_keeps_a_file_that_was_edited() -> None:
-    """A file of an earlier demo that was edited is kept, before any work, and replaced with --force."""
+    """A file of an earlier demo that was edited is kept, before any work, and replaced with --force by an equal one.
+
+    With --json programs read one object, with every tree's figures.
+    """
     tree = Path("out/static16.yaml")
-    edited = tree.read_text() + "# my favourite\n"
+    before = tree.read_text()
+    edited = before + "# my favourite\n"
     tree.write_text(edited)
     again = CliRunner().invoke(program, ["demo", "-o", "out"])
     assert again.exit_code == 3
     assert "out/static16.yaml exists" in again.stderr
     assert "$" not in again.stdout
     assert tree.read_text() == edited
-    assert CliRunner().invoke(program, ["demo", "-o", "out", "--force"]).exit_code == 0
-    assert tree.read_text() != edited
+    forced = CliRunner().invoke(program, ["demo", "-o", "out", "--force", "--json"])
+    assert forced.exit_code == 0
+    assert tree.read_text() == before
+    found = json.loads(forced.stdout)
+    assert set(found["trees"]) == {"medusa", "static", "dynamic", "no-heads"}
+    assert all(tree["lossless"] for tree in found["trees"].values())
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,11 @@ import torch
 from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
+from treeopt.cli.console import Console
 from treeopt.cli.generate_command import _prompt, _shaded
 from treeopt.decode.stream import Piece
+from treeopt.files.policies import plan_id
+from treeopt.files.trees import load_tree
 from treeopt.models.base import Base
 
 HEADS = "models/tinystories-260k-medusa"
@@ -64,6 +67,19 @@ def test_generate_json(shared: Path, base: Base) -> None:
     assert (data["tokens"], data["text"]) == stock(base, tokens=40)
     assert sum(data["step_lengths"]) == 40
     assert data["tokens_per_step"] == 40 / len(data["step_lengths"]) > 1.5
+    assert [len(step["tokens"]) for step in data["steps"]] == data["step_lengths"]
+    assert [token for step in data["steps"] for token in step["tokens"]] == data["tokens"]
+    assert "".join(text for step in data["steps"] for text in step["texts"]) == data["text"]
+    for step in data["steps"]:  # the tree has ranks below 10 of the heads
+        root, *drafts = step["sources"]
+        assert root == {"base": 0}
+        assert all(set(sources) == {"head"} and sources["head"] < 10 for sources in drafts)
+    assert data["command"].startswith("treeopt generate 'Once upon a time' ")
+    made_with = data["made_with"]
+    assert made_with["model_id"] == base.fingerprint
+    assert (made_with["dtype"], made_with["draft_id"], made_with["drafter_id"]) == ("float32", "", "")
+    assert len(made_with["heads_id"]) == 16
+    assert made_with["tree_id"] == plan_id(load_tree("mc_sim_7b_63"))
     assert data["tokens_per_second"] > 0
     assert result.stderr == ""
 
@@ -117,7 +133,7 @@ def shown(pieces: list[Piece], capsys: pytest.CaptureFixture[str], monkeypatch: 
     """What a terminal is sent for these pieces."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert list(_shaded(iter(pieces))) == pieces
+    assert list(_shaded(iter(pieces), Console(as_json=False, quiet=False))) == pieces
     return capsys.readouterr().out
 
 

@@ -133,7 +133,8 @@ def test_pasted_list_through_every_command() -> None:
     assert made.retrieve_indices.equal(wanted.retrieve_indices)
     treeopt("render", "mc.py", "-o", "list.svg")
     treeopt("render", "mc.yaml", "-o", "yaml.svg")
-    assert Path("list.svg").read_bytes() == Path("yaml.svg").read_bytes()
+    one, other = (Path(name).read_text().splitlines() for name in ("list.svg", "yaml.svg"))
+    assert one[:-2] == other[:-2]  # then the names of the files, and the mark
     assert treeopt("show", "mc.py").stdout == treeopt("show", "mc.yaml").stdout
 
 

@@ -48,13 +48,13 @@ def test_distill_train_calibrate(shared: Path) -> None:
         "distill", "--model", model, "--self-talk", "6", "--max-new-tokens", "24", "--device", "cpu", "-o", "t.jsonl"
     )
     rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
-    assert set(made) == {"rows", "tokens", "new_rows", "ended_early", "skipped_prompts", "output"}
+    assert set(made) == {"rows", "tokens", "new_rows", "ended_early", "skipped_prompts", "output", "configuration"}
     assert (made["rows"], made["new_rows"], made["output"]) == (len(rows), len(rows), "t.jsonl")
     assert made["tokens"] == sum(end - start for row in rows for start, end in row["answers"])
     trained = treeopt_json(
         "train", "--model", model, "--data", "t.jsonl", *TINY, "--epochs", "2", "--holdout", "2", "-o", "heads"
     )
-    assert set(trained) == {"steps", "heads", "held_out", "output"}
+    assert set(trained) == {"steps", "heads", "held_out", "output", "configuration"}
     assert (trained["steps"], trained["heads"], trained["output"]) == (2, 2, "heads")
     assert [set(score) for score in trained["held_out"]] == [{"loss", "top", "trials"}] * 2
     assert all(len(score["top"]) == 5 and score["trials"] > 0 for score in trained["held_out"])
@@ -266,7 +266,7 @@ def test_stages_and_adapter(chat: str) -> None:
     treeopt("train", "--model", chat, "--data", "data.jsonl", *TINY, "--steps", "2", "-o", "one")
     options = ("--model", chat, "--heads", "one", "--holdout", "2", "--steps", "3", "--learning-rate", "0.01")
     trained = treeopt_json(*STAGE_TWO, *options, "--self-distill", "--merge", "merged", "-o", "two")
-    assert set(trained) == {"steps", "heads", "held_out", "base", "output"}
+    assert set(trained) == {"steps", "heads", "held_out", "base", "output", "configuration"}
     assert set(trained["base"]) == {"loss", "original_loss", "divergence", "trials"}
     assert trained["base"]["trials"] == 10  # five tokens an answer, its end counted
     assert trained["base"]["divergence"] > 0

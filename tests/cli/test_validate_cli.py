@@ -16,6 +16,7 @@ from treeopt.cli.app import program
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.evaluate.baselines import Baseline, Run, with_generate
+from treeopt.files.policies import plan_id
 from treeopt.files.trees import save_tree
 from treeopt.models.base import Base, load_base
 from treeopt.models.layouts import load_heads
@@ -155,6 +156,8 @@ def test_json_without_drafts(validate: Callable[..., Result]) -> None:
     data = json.loads(validate("--tree", "one.yaml", "--json").stdout)
     assert [data[key] for key in FIGURES] == [0, 0, 0, None, 1.0, [0]]
     assert data["predicted_acceptance_histogram"] == [0]
+    assert len(data["made_with"]["model_id"]) == 16
+    assert (data["made_with"]["tree_id"], data["made_with"]["drafter_id"]) == (plan_id(Tree(())), "")
     assert "drafts          0 verified in 0 steps, 0 accepted\n" in validate("--tree", "one.yaml").stdout
 
 

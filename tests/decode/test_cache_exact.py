@@ -57,12 +57,12 @@ class Made:
 
 
 def made_for(family: str, source: str, window: int, seed: int = 0, *, vocab: int = SMALL_VOCAB) -> Made:
-    """Prompts of 1 to 40 tokens, shorter and longer than the windows."""
+    """Two prompts of 1 to 40 tokens, shorter and longer than the windows."""
     base = tiny_base(family, seed, vocab_size=vocab)
     rng = np.random.default_rng([seed, SOURCES.index(source), window])
     _, drafter = random_drafter(rng, vocab, source, window, mapped=seed % 2 == 1)
     heads = random_heads(base, drafter.num_heads, seed) if drafter.num_heads else None
-    return Made(base, heads, drafter, answered(base, prompts_of(seed, 4, longest=40, vocab=vocab), NEW))
+    return Made(base, heads, drafter, answered(base, prompts_of(seed, 2, longest=40, vocab=vocab), NEW))
 
 
 def steps_of(decoded: Sequence[Decoded]) -> list[int]:

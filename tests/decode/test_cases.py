@@ -21,7 +21,7 @@ from treeopt.evaluate.inputs import predict
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text
 
-CASES = int(os.environ.get("TREEOPT_CASES", "132"))
+CASES = int(os.environ.get("TREEOPT_CASES", "66"))
 DRAFTER_CASES = CASES // 6
 CONTEXT = {"gpt2": "n_positions"}  # where the setting has another name than in the others
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,8 @@ class Oracle:
         return Drafts(torch.tensor([tokens]), compiled)
 
 
-@pytest.mark.parametrize("family", TREE_FAMILIES)
-@pytest.mark.parametrize("seed", range(3))
-def test_generate_lossless_planted_drafts(family: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seed", "family"), list(enumerate(TREE_FAMILIES)))
+def test_generate_lossless_planted_drafts(seed: int, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With paths anywhere in the tree accepted at every step, the text stays that of stock generate."""
     base, tree = tiny_base(family, seed), random_tree(seed, nodes=30, depth=5, ranks=6)
     prompt = prompt_of(seed)
@@ -145,8 +145,7 @@ def test_generate_often_right_heads(disturbed: float) -> None:
     assert np.mean(lengths) > 1.2
 
 
-@pytest.mark.parametrize("eos", [[7], [3, 7], [0]])
-@pytest.mark.parametrize("family", TREE_FAMILIES)
+@pytest.mark.parametrize(("family", "eos"), list(zip(TREE_FAMILIES, itertools.cycle([[7], [3, 7], [0]]), strict=False)))
 def test_generate_end_of_text(family: str, eos: list[int]) -> None:
     """A text ends with the first of its end tokens, wherever in a step that falls."""
     base = tiny_base(family, 6)

@@ -68,7 +68,9 @@ def test_families(number: int) -> None:
     texts = answered(base, prompts_of(number, 2, longest=40, vocab=VOCAB), NEW)
     prompts = [text.prompt for text in texts]
     assert texts[0].answer == stock(base, prompts[0], NEW)
-    for plan in plans_of(drafter := drafter_of(draft, (MODEL, MODEL_NGRAM)[number % 2], number)):
+    plans = plans_of(drafter := drafter_of(draft, (MODEL, MODEL_NGRAM)[number % 2], number))
+    del plans[number % 3]  # all kinds with all families would take a minute
+    for plan in plans:
         decoder = TreeDecoder(base, None, plan, drafter=drafter, draft=draft)
         decoded = [decoder.generate(prompt, NEW) for prompt in prompts]
         assert [one.tokens for one in decoded] == [text.answer for text in texts]

@@ -16,6 +16,7 @@ from treeopt.drafting import count as count_module
 from treeopt.drafting.count import choices_in, count_drawn, count_texts
 from treeopt.drafting.learn import Learning, learn
 from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.files.work import Recording
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.ngram_table import NgramTable
@@ -191,5 +192,5 @@ def test_progress_counts_what_goes_through_the_model(greedy: bool, note: str, to
     texts = [Text(text.prompt_id, text.prompt, [i]) for i, text in enumerate(texts)]
     calls: list[tuple[int, int, str]] = []
     counts = {text.prompt_id: NgramCounts(base.vocab_size) for text in texts}
-    count_texts(base, texts, counts, greedy=greedy, batch_size=4, progress=lambda *call: calls.append(call))
+    count_texts(base, texts, counts, greedy=greedy, batch_size=4, recording=Recording(lambda *call: calls.append(call)))
     assert calls == [(done, total, note) for done in (*range(0, total, 4), total)]

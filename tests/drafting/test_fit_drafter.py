@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.trace import Positions, positions_of, trace_texts
 from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, context_keys
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
@@ -146,20 +148,27 @@ def test_no_prior_is_chosen_without_the_cache(without: tuple[str, ...], monkeypa
     assert fit_drafter(sample_of(base, noisy(2)), [unfitted(base, window=0)])[0].cache_prior == 1.0
 
 
+@functools.cache
+def unfitted_folds() -> tuple[Base, MedusaHeads, list[Text], Mapping[str, int], list[Drafter]]:
+    """A base with its heads, texts with their folds, and the folds' drafters before the fit."""
+    base, heads = planted()
+    texts = answered(base, prompts_of(1, 6), 20)
+    options = AnswerOptions(max_new_tokens=20, batch_size=8)
+    start = learn(base, heads, texts, Learning(100, window=40, levels=4, top=6), options=options)
+    return base, heads, texts, start.fold_of, [replace(fold, levels=(Level(),) * 4) for fold in start.folds]
+
+
+@functools.cache
+def fitted_without(*terms: str) -> Drafter:
+    """The drafter that is fitted without some terms."""
+    base, heads, texts, fold_of, folds = unfitted_folds()
+    return fit_drafter(Sample(base, heads, texts, fold_of, 0, terms), folds)[0]
+
+
 @pytest.mark.parametrize("term", TERMS)
 def test_a_term_left_out_has_no_weight(term: str) -> None:
     """Not in any level, whose other terms have one; so other values of its numbers change no rank."""
-    base, heads = planted()
-    texts = answered(base, prompts_of(1, 6), 20)
-
-    options = AnswerOptions(max_new_tokens=20, batch_size=8)
-    start = learn(base, heads, texts, Learning(100, window=40, levels=4, top=6), options=options)
-    unfitted = [replace(fold, levels=(Level(),) * 4) for fold in start.folds]
-
-    def made(without: tuple[str, ...]) -> Drafter:
-        return fit_drafter(Sample(base, heads, texts, start.fold_of, 0, without), unfitted)[0]
-
-    whole, found = made(()), made((term,))
+    whole, found = fitted_without(), fitted_without(term)
     assert not any(np.any(getattr(level, term)) for level in found.levels)
     assert any(np.any(getattr(level, term)) for level in whole.levels)
     for other in set(TERMS) - {term}:

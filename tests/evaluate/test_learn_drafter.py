@@ -16,6 +16,7 @@ from treeopt.decode.batch import Rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate import learn_drafter as module
+from treeopt.evaluate import timed_step
 from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter
 from treeopt.evaluate.timed_step import TimedStep
 from treeopt.evaluate.validate import validate
@@ -121,6 +122,8 @@ def test_shortest_step_counts(base: Base, monkeypatch: pytest.MonkeyPatch, secon
         return second / 2 if turn == 0 else second * (1.5 if turn % 2 else 1.0)
 
     monkeypatch.setattr(TimedStep, "seconds", seconds)
+    for where, name, value in ((module, "_FEWEST_ROUNDS", 5), (module, "_MOST_ROUNDS", 40), (timed_step, "_TIMED", 3)):
+        monkeypatch.setattr(where, name, value)  # those of the program; the other tests' are fewer
     told: list[tuple[int, int]] = []
     found = learn_drafter(
         base,

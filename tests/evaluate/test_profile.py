@@ -91,6 +91,7 @@ def test_rounds_interleave_and_the_quiet_ones_count(base: Base, monkeypatch: pyt
         return 0.01 if not place else seconds + (place != 1 + turn % 3) * 100.0
 
     monkeypatch.setattr(TimedStep, "seconds", planted)
+    monkeypatch.setattr("treeopt.evaluate.timed_step._TIMED", 3)  # that of the program; the other tests' is less
     profile = measure_profile(base, loaded_heads(base), nodes=(1, 5), contexts=(8,), repeats=5)
     assert order == [1, 1, 1, 1, 5, 5, 5, 5] * 6
     assert [(p.nodes, p.low, p.seconds, p.high) for p in profile.points] == [(1, 6.0, 7.0, 8.0), (5, 7.0, 8.0, 9.0)]

@@ -17,8 +17,9 @@ from sampled_traces import sampled
 
 import treeopt
 from treeopt.calibration import NONE, Calibration, Provenance, StepTraces
+from treeopt.defaults import CALIBRATION_FILE
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.calibrations import DEFAULT_FILE, SCHEMA, load_calibration, save_calibration
+from treeopt.files.calibrations import SCHEMA, load_calibration, save_calibration
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.policy import STEP_SIZES
 
@@ -132,7 +133,7 @@ def test_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
 def test_default_file_is_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a name, calibration.safetensors of the current folder is read."""
     monkeypatch.chdir(tmp_path)
-    assert DEFAULT_FILE == "calibration.safetensors"
+    assert CALIBRATION_FILE == "calibration.safetensors"
     with pytest.raises(TreeoptError) as caught:
         load_calibration()
     assert caught.value.code is Code.FILE_MISSING

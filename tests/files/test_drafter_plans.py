@@ -58,7 +58,8 @@ def test_without_a_plan(tmp_path: Path) -> None:
     for given in (DRAFTER, tmp_path / "d"):
         with pytest.raises(TreeoptError, match="recommends no tree") as caught:
             as_plan_for(None, given)
-        assert (caught.value.code, caught.value.fix) == (Code.DRAFTER_MISMATCH, "--tree FILE")
+        assert caught.value.code == Code.DRAFTER_MISMATCH
+        assert "--tree FILE" in caught.value.fix
     with pytest.raises(ValueError, match="give a tree, or a drafter"):
         as_plan_for(None)
     other = TreePolicy(4, 2, DRAFTER.id)

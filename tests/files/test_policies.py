@@ -10,7 +10,7 @@ import pytest
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import as_plan_for, load_plan, load_plan_for, policy_yaml, save_policy
+from treeopt.files.policies import as_plan_for, load_plan, load_plan_for, plan_id, policy_yaml, save_policy
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree
@@ -124,3 +124,21 @@ def test_load_tree_says_that_it_is_a_policy(tmp_path: Path, schema: str) -> None
         load_tree(tmp_path / "p.yaml")
     assert caught.value.code is Code.FILE_INVALID
     assert "treeopt build --kind static" in caught.value.fix
+
+
+def test_plan_id_is_of_what_is_verified(tmp_path: Path) -> None:
+    """A file, an order of paths and values leave the id; paths, drafter, sizes and their costs change it."""
+    tree = Tree.from_paths([(0,), (1,), (0, 0)], (0.5, 0.3, 0.2))
+    save_tree(tree, tmp_path / "tree.yaml")
+    same = [tree, Tree.from_paths([(0, 0), (1,), (0,)]), load_plan(tmp_path / "tree.yaml")]
+    assert {plan_id(one) for one in same} == {plan_id(tree)}
+    others = [
+        Tree.from_paths([(0,), (2,), (0, 0)]),
+        Tree(tree.paths, drafter="abcd"),
+        TreePolicy(4, 3, "abcd"),
+        TreePolicy(4, 2, "abcd"),
+        TreePolicy(8, 3, "abcd"),
+        TreePolicy(8, 3, "abcd", ((4, 0.5), (8, 1.0))),
+        TreePolicy(8, 3, "abcd", ((4, 0.5), (8, 1.5))),
+    ]
+    assert len({plan_id(one) for one in (tree, *others)}) == 8

@@ -77,4 +77,4 @@ def test_progress_leaves_out_turns_that_do_not_fit() -> None:
     options = AnswerOptions(max_new_tokens=8, batch_size=2)
     answered, skipped = answer_all(base, texts, options, progress=lambda *call: calls.append(call))
     assert (len(answered), len(skipped)) == (5, 1)
-    assert calls == [(2, 7), (3, 7), (4, 5), (5, 5)]
+    assert calls == [(4, 7), (5, 5)]

@@ -258,8 +258,8 @@ torch.set_num_threads(1)
 import treeopt.train.loss as loss
 from treeopt.models.heads import MedusaHeads
 loss.LOGITS_BYTES = int(sys.argv[1])
-heads, lm_head = MedusaHeads(4, 1, 16, None), torch.nn.Linear(16, 100_000, bias=False)
-hidden, true = torch.randn(1024, 16), torch.randint(0, 100_000, (1024, 4))
+heads, lm_head = MedusaHeads(2, 1, 16, None), torch.nn.Linear(16, 100_000, bias=False)
+hidden, true = torch.randn(1024, 16), torch.randint(0, 100_000, (1024, 2))
 
 def run(rows):
     loss.weighted(loss.head_losses(heads, hidden[:rows], true[:rows], lm_head)).backward()

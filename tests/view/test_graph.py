@@ -7,6 +7,7 @@ from helpers import random_tree
 
 from treeopt.tree import Tree
 from treeopt.view.graph import render_dot, render_text, to_graph
+from treeopt.view.scene import scene_of
 
 
 def test_graph_is_the_tree(small_tree: Tree) -> None:
@@ -41,4 +42,5 @@ def test_text_lists_children_in_rank_order(small_tree: Tree) -> None:
 
 def test_dot_is_stable(small_tree: Tree) -> None:
     """Equal trees give equal DOT."""
-    assert render_dot(small_tree) == render_dot(Tree(small_tree.paths, small_tree.values))
+    again = Tree(small_tree.paths, small_tree.values)
+    assert render_dot(scene_of(small_tree)) == render_dot(scene_of(again))

@@ -12,7 +12,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 from treeopt.view.picture import render
-from treeopt.view.svg import MAX_NODES, describe, most_valuable, render_svg
+from treeopt.view.svg import render_svg
+from treeopt.view.words import describe
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -47,33 +48,20 @@ def test_svg_bytes_are_stable() -> None:
 
 
 def test_svg_follows_value_by_width_and_colour(small_tree: Tree) -> None:
-    """The likelier edge is wider; a tree without values is drawn in one width and colour."""
+    """The likelier edge is wider and drawn over the others; a tree without values has one width and colour."""
     edges = ElementTree.fromstring(render_svg(small_tree)).findall(f"{SVG}path")
+    assert [edge.attrib["data-node"] for edge in edges] == ["4", "5", "2", "3", "1"]
     widths = [float(edge.attrib["stroke-width"]) for edge in edges]
-    assert widths[0] > widths[2] > widths[3]
+    assert widths == sorted(set(widths))
+    assert [edge.attrib["class"] for edge in edges] == [f"edge s{share}" for share in (4, 5, 6, 7, 9)]
     plain = ElementTree.fromstring(render_svg(Tree(small_tree.paths))).findall(f"{SVG}path")
-    assert len({(edge.attrib["stroke"], edge.attrib["stroke-width"]) for edge in plain}) == 1
+    assert {(edge.attrib["class"], edge.attrib["stroke-width"]) for edge in plain} == {("edge", "1.50")}
 
 
 def test_svg_escapes_its_title(small_tree: Tree) -> None:
     """A title with markup stays text."""
     root = ElementTree.fromstring(render_svg(small_tree, '<b>&"'))
     assert root.findtext(f"{SVG}title") == '<b>&"'
-
-
-def test_svg_of_a_large_tree_is_cut_and_says_so() -> None:
-    """Beyond 2,000 nodes the most valuable are drawn."""
-    paths = [(i,) for i in range(MAX_NODES + 50)]
-    tree = Tree.from_paths(paths, [i / 1e4 for i in range(len(paths))])
-    text = render_svg(tree)
-    assert len(circles(text)) == MAX_NODES
-    assert f"({MAX_NODES} drawn)" in text
-
-
-def test_most_valuable_stays_a_tree() -> None:
-    """Cutting by value keeps parents, also where values are equal."""
-    tree = Tree(((0,), (1,), (0, 0), (0, 0, 0)), (0.5, 0.1, 0.5, 0.5))
-    assert most_valuable(tree, 4).paths == ((0,), (0, 0), (0, 0, 0))
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

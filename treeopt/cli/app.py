@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from treeopt.cli.common_options import QUIET_LIBRARIES
 from treeopt.cli.terminal import echo, echo_json, escape_unencodable
 from treeopt.errors import system_error
 from treeopt.version import VERSION
@@ -18,7 +19,9 @@ from treeopt.version import VERSION
 # Command -> one line of help. The module treeopt.cli.<command>_command has the click command as `command`.
 COMMANDS = {
     "demo": "Run every step on the built-in model, in about a minute.",
+    "doctor": "Check the installation, and say what to do where it does not work.",
     "calibrate": "Measure how often the candidates of each head or level are right.",
+    "merge": "Join shards of a calibration, or calibrations of different prompts.",
     "learn": "Learn a drafter from the model's own text, with heads or without.",
     "profile": "Measure the time of a decode step by the size of the tree.",
     "build": "Build the best tree for a number of nodes.",
@@ -34,21 +37,20 @@ COMMANDS = {
     "import": "Read a tree from the file of an engine, or from a pasted list.",
     "validate": "Check that a tree is lossless and as predicted; measure its speed.",
     "compare": "Compare methods of speculative decoding on your model and prompts.",
+    "report": "Write calibrations, a tree and results as one HTML file.",
     "generate": "Continue a prompt with a tree, and stream the text.",
     "distill": "Generate training texts with the base model.",
     "train": "Train draft heads for a base model (Medusa-1).",
     "heads": "Describe Medusa heads, or convert them for an engine.",
     "list": "List the trees and prompt sets that come with treeopt.",
     "show": "Print a tree, and its expected tokens per step.",
+    "completion": "Print the script that completes command lines in a shell.",
+    "schema": "Print the format of a kind of file as JSON Schema.",
+    "config": "Print the options that a file was made with, for --config.",
 }
 
-# Messages of these libraries would break results, logs and progress bars.
-_QUIET = {
-    "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "TQDM_DISABLE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+# Messages of these libraries would break results, logs and progress bars; --verbose shows them.
+_QUIET = {**QUIET_LIBRARIES, "TOKENIZERS_PARALLELISM": "false"}
 
 _EXIT_PIPE = 141  # the status that shells report for a program ended by a closed pipe
 
@@ -97,8 +99,8 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, prog_name="treeopt")
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TREEOPT"})
+@click.version_option(VERSION, prog_name="treeopt", allow_from_autoenv=False)
 def program() -> None:
     """Measure a drafter, build the best tree for it, and decode with it, losslessly.
 

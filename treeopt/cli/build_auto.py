@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_belongs, check_static_only, check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
 from treeopt.cli.sampling_options import check_temperature_of
-from treeopt.drafter import KINDS
-from treeopt.files.calibrations import load_calibration
+from treeopt.defaults import KINDS
 from treeopt.files.marks import TREE
-from treeopt.files.policies import save_policy
-from treeopt.files.profiles import load_profile
-from treeopt.files.trees import save_tree
-from treeopt.optimize.auto_drafter import Candidate, DrafterChoice, choose_drafter
-from treeopt.optimize.build_job import Job
-from treeopt.policy import TreePolicy
 from treeopt.progress import late
+
+if TYPE_CHECKING:
+    from treeopt.optimize.auto_drafter import Candidate, DrafterChoice
+
 
 _ONE_DRAFTER = ("holdout", "refine", "mix", "robust", "contiguous", "engine")
 _STATIC = ("values", "weights", "top_k", "max_rank", "max_depth")
@@ -26,6 +24,14 @@ _STATIC = ("values", "weights", "top_k", "max_rank", "max_depth")
 
 def run_auto(console: Console, options: dict[str, Any]) -> None:
     """The fastest tree or policy over the drafters of several calibrations."""
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.policies import save_policy
+    from treeopt.files.profiles import load_profile
+    from treeopt.files.trees import save_tree
+    from treeopt.optimize.auto_drafter import choose_drafter
+    from treeopt.optimize.build_job import Job
+    from treeopt.policy import TreePolicy
+
     check_belongs(_ONE_DRAFTER, "a build without --drafter auto", holds=False)
     kinds = (options["kind"],) if given("kind") else KINDS
     if KINDS[0] not in kinds:
@@ -42,7 +48,7 @@ def run_auto(console: Console, options: dict[str, Any]) -> None:
     profiles = [load_profile(file) for file in options["profile"]]
     with console.progress("build") as progress:
         choice = choose_drafter(calibrations, profiles, job, kinds=kinds, progress=late(progress))
-    plan, output = choice.plan, options["output"]
+    plan, output = with_configuration(choice.plan, console.configuration), options["output"]
     if isinstance(plan, TreePolicy):
         save_policy(plan, output)
     else:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.calibration import Calibration
 from treeopt.cli.build_auto import run_auto
 from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix, given
 from treeopt.cli.engine_report import limits_as_dict, report_limits
@@ -18,22 +18,17 @@ from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import calibrations_option, check_outputs, force_option
 from treeopt.cli.sampling_options import check_temperature_of, temperature_option
-from treeopt.drafter import KINDS
+from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, KINDS, MAX_NODES, STEP_SIZES
 from treeopt.engines import ALL_LEVELS, ENGINES
-from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import TREE
-from treeopt.files.profiles import load_profile
-from treeopt.files.trees import save_tree
-from treeopt.optimize.build_job import Built, Job, run_job
-from treeopt.optimize.held_out import Judgement
-from treeopt.optimize.intervals import texts_to_halve
 from treeopt.optimize.methods import VALUES, WEIGHTS
-from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
-from treeopt.policy import STEP_SIZES
 from treeopt.progress import Progress, late
 
 if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
     from treeopt.export.build_for import Constrained
+    from treeopt.optimize.build_job import Built, Job
+    from treeopt.optimize.held_out import Judgement
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -53,7 +48,7 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 
 @command("build")
 @calibrations_option(
-    "Traces, by `treeopt calibrate`; one for each task of a mixture, and for each drafter of --drafter auto."
+    "Traces, from `treeopt calibrate`; one for each task of a mixture, and for each drafter of --drafter auto."
 )
 @click.option("--drafter", type=click.Choice([AUTO]), help="auto: the fastest drafter, kind and size of all.")
 @click.option("--nodes", type=_Nodes(), default=64, show_default=True, help=_NODES_HELP)
@@ -67,21 +62,21 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @click.option(
     "--profile",
     multiple=True,
-    help="Seconds per step, by `treeopt profile`, for --nodes auto; one for each drafter and kind of --drafter auto.",
+    help="Seconds per step, from `treeopt profile`, for --nodes auto; one for each drafter and kind of --drafter auto.",
 )
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Batch of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Context of the profile [default: its longest].")
 @click.option(
     "--values",
     type=click.Choice(VALUES),
-    default="joint",
+    default=DEFAULT_VALUES,
     show_default=True,
     help=_ESTIMATE_HELP.format("weights"),
 )
 @click.option(
     "--weights",
     type=click.Choice(WEIGHTS),
-    default="visits",
+    default=DEFAULT_WEIGHTS,
     show_default=True,
     help=_ESTIMATE_HELP.format("values"),
 )
@@ -98,7 +93,7 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @click.option("--robust", is_flag=True, help="Minimise the loss on the worst of several tasks.")
 @temperature_option
 @force_option
-@click.option("-o", "--output", default="tree.yaml", show_default=True)
+@click.option("-o", "--output", default="tree.yaml", show_default=True, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Build the tree with the most tokens per step for a number of nodes.
 
@@ -136,6 +131,9 @@ command = run
 
 def _run_static(console: Console, options: dict[str, Any]) -> None:
     """A tree from one calibration, or from one a task."""
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.trees import save_tree
+
     files = options["calibrations"]
     check_outputs(options, options["output"], kind=TREE)
     check_suffix(options["output"], ".yaml", ".yml")
@@ -145,7 +143,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     warn_other_heads(console, calibrations[0], job.profile)
     with console.progress("build") as progress:
         built, constrained = _build(calibrations, job, late(progress))
-    save_tree(built.tree, options["output"])
+    save_tree(with_configuration(built.tree, console.configuration), options["output"])
     # The texts held out are read only after the file is written, so nothing can be fitted to them.
     judgement = built.judgement()
     _report(console, built, options["output"])
@@ -160,6 +158,8 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
 
 def _build(calibrations: list[Calibration], job: Job, progress: Progress) -> tuple[Built, Constrained | None]:
     """The tree of a job; under limits for an engine, with what they cost."""
+    from treeopt.optimize.build_job import run_job
+
     if not job.constrained:
         return run_job(calibrations, job, progress=progress), None
     from treeopt.export.build_for import build_for
@@ -170,6 +170,9 @@ def _build(calibrations: list[Calibration], job: Job, progress: Progress) -> tup
 
 def _job(options: dict[str, Any], tasks: int) -> Job:
     """The job of the options; contradicting options are refused."""
+    from treeopt.files.profiles import load_profile
+    from treeopt.optimize.build_job import Job
+
     auto = options["nodes"] == AUTO
     check_profile(options)
     if tasks == 1 and (options["mix"] is not None or options["robust"]):
@@ -203,6 +206,8 @@ def _shares(text: str, tasks: int) -> list[float]:
 
 
 def _report(console: Console, built: Built, output: str) -> None:
+    from treeopt.optimize.intervals import texts_to_halve
+
     tree, expected = built.tree, built.tree.expected
     assert expected is not None
     if tree.nodes < built.budget:

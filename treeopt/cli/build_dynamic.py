@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.calibration import Calibration
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_static_only, check_suffix
 from treeopt.cli.learn_report import report_reliability
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
 from treeopt.cli.sampling_options import check_temperature_of
-from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import TREE
-from treeopt.files.policies import save_policy
-from treeopt.files.profiles import load_profile
-from treeopt.optimize.intervals import FEW_TEXTS, FEWEST_TEXTS
-from treeopt.optimize.per_step import build_policy, fastest_policy
-from treeopt.optimize.reliability import reliability
-from treeopt.policy import TreePolicy
+
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.policy import TreePolicy
+
 
 AUTO = "auto"  # as the number of nodes
 _STATIC_ONLY = (
@@ -31,6 +29,12 @@ _STATIC_ONLY = (
 
 def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     """A policy from one calibration."""
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.policies import save_policy
+    from treeopt.files.profiles import load_profile
+    from treeopt.optimize.per_step import build_policy, fastest_policy
+    from treeopt.optimize.reliability import reliability
+
     check_static_only(_STATIC_ONLY)
     if len(options["calibrations"]) > 1:
         raise click.UsageError("--kind dynamic takes one --calibration")
@@ -47,7 +51,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
         policy = fastest_policy(calibration, profile, **where)
     else:
         policy = build_policy(calibration, options["nodes"])
-    save_policy(policy, options["output"])
+    save_policy(with_configuration(policy, console.configuration), options["output"])
     _report(console, policy, calibration)
     console.note(f"wrote {options['output']}")
     errors = reliability(calibration).error.tolist()
@@ -98,6 +102,8 @@ def texts_of(calibration: Calibration) -> str:
 
 def warn_few_texts(console: Console, calibration: Calibration) -> None:
     """Warn where there are too few different texts for an interval, or for one that holds."""
+    from treeopt.optimize.intervals import FEW_TEXTS, FEWEST_TEXTS
+
     if calibration.distinct < FEWEST_TEXTS:
         console.warn(f"warning: {texts_of(calibration)}: an interval needs two different ones")
     elif calibration.distinct < FEW_TEXTS:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.calibrate_report import report_calibration
+from treeopt.cli.calibrate_report import report_answers, report_calibration
 from treeopt.cli.chain_report import report_acceptance
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import (
     LEARNED,
@@ -22,7 +24,7 @@ from treeopt.cli.drafter_options import (
     load_draft_model,
     uses_heads,
 )
-from treeopt.cli.early_checks import check_belongs, check_suffix, not_resumable, warn_no_trees
+from treeopt.cli.early_checks import check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.learn_report import announce_learning, report_learned
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import SEED, Temperature
@@ -35,13 +37,16 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.drafter import HEADS, KINDS, MODEL, NGRAM, Drafter
-from treeopt.files.calibrations import DEFAULT_FILE, save_calibration
-from treeopt.files.drafters import load_drafter, save_drafter
+from treeopt.cli.work_options import ending_work, name_shard, open_work, resume_option, shard_option
+from treeopt.defaults import CALIBRATION_FILE, HEADS, KINDS, MODEL, NGRAM
+from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
     from treeopt.calibrate.pipeline import CalibrationRun
+    from treeopt.drafter import Drafter
     from treeopt.drafting.learn import Learning
+    from treeopt.models.base import Base
+    from treeopt.models.layouts import LoadedHeads
     from treeopt.texts.prompts import PromptSet
 
 
@@ -62,10 +67,14 @@ if TYPE_CHECKING:
     help=f"dynamic: trace per-step trees too [default: dynamic, but static with --drafter {HEADS}].",
 )
 @click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of all sampling.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts decoded together."
+)
+@shard_option
+@resume_option
 @force_option
-@click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
+@click.option("-o", "--output", default=CALIBRATION_FILE, show_default=True, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Measure how often a drafter's guesses are right, on the base model's answers to prompts.
 
@@ -82,51 +91,82 @@ def run(console: Console, **options: Any) -> None:
 
     Prompts with `turns` (MT-bench, Spec-Bench) are answered turn by turn. Without a chat template the turns are joined
     by newlines. With --responses only the first turn is scored.
+
+    Finished batches are stored in OUTPUT.partial, from which --resume continues an interrupted run. With --shard i/n
+    the output holds the traces of one part of the batches; `treeopt merge` joins all parts to the same bytes.
     """
+    name_shard(options)
     scored = options["responses"] is not None
     chosen = chosen_drafter(options)
     name = _prompts_of(options)
     learning, drafter_file = _drafting(chosen, options)
-    from treeopt.calibrate.pipeline import run_calibration
-    from treeopt.texts.prompts import load_prompts
-    from treeopt.verify.probe import check_trees
-
-    prompts = load_prompts(name, skip=options["skip"], limit=options["limit"], answers=scored)
-    drafter = None if drafter_file is None or learning is not None else load_drafter(drafter_file)
-    with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
-    base, loaded = load_models(console, options, with_heads=with_heads)
-    draft = load_draft_model(console, options, base, drafter)
-    warn_other_drafter(console, drafter, base, loaded, draft)
-    _warn_known(console, drafter, prompts)
-    say_prompts(console, prompts)
+    work = open_work(options)
+    given = _load(console, options, name, chosen, None if learning is not None else drafter_file)
     if drafter_file is None:
-        warn_no_trees(console, base, "its traces are of use in other engines only")
+        warn_no_trees(console, given.base, "its traces are of use in other engines only")
     else:
-        check_trees(base)
+        from treeopt.verify.probe import check_trees
+
+        check_trees(given.base)
     if learning is not None:
-        announce_learning(console, learning, prompts, options["max_new_tokens"], given=scored)
-    names = ("max_new_tokens", "batch_size", "temperature", "seed", "chat_template")
-    with not_resumable(console, options), console.progress("calibrate") as progress:
-        run = run_calibration(
-            base,
-            loaded,
-            prompts,
-            drafter=drafter,
-            learning=learning,
-            draft=draft,
-            progress=progress,
-            responses=scored,
-            steps=drafter_file is not None and options["kind"] != "static",
-            **{name: options[name] for name in names},
-        )
-    _save(run, drafter_file, options)
+        announce_learning(console, learning, given.prompts, options["max_new_tokens"], given=scored)
+    names = ("max_new_tokens", "batch_size", "temperature", "seed", "chat_template", "shard")
+    made = {name: options[name] for name in names}
+    made |= {"draft": given.draft, "responses": scored, "work": work}
+    made["steps"] = drafter_file is not None and options["kind"] != "static"
+    models = (given.base, given.loaded, given.prompts)
+    with ending_work(console, work):
+        if learning is not None and options["shard"] is not None:
+            from treeopt.calibrate.pipeline import answer_shard
+            from treeopt.files.shards import save_answers
+
+            with console.progress("calibrate") as progress:
+                part = answer_shard(*models, learning, progress=progress, **made)
+            save_answers(part, options["output"], overwrite=options["force"])
+            work.remove()
+            report_answers(console, part, options["output"])
+            return
+        from treeopt.calibrate.pipeline import run_calibration
+
+        with console.progress("calibrate") as progress:
+            run = run_calibration(*models, drafter=given.drafter, learning=learning, progress=progress, **made)
+        _save(run, drafter_file, options, console.configuration)
+        work.remove()
     if run.learned is not None:
         report_learned(console, run.learned, run.calibration.positions)
-    report_acceptance(console, run.calibration, draft)
+    report_acceptance(console, run.calibration, given.draft)
     report_calibration(console, run, options["output"], drafter_file if run.learned is not None else None)
 
 
 command = run
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """What the options name."""
+
+    prompts: PromptSet
+    base: Base
+    loaded: LoadedHeads | None
+    drafter: Drafter | None
+    draft: Base | None
+
+
+def _load(console: Console, options: dict[str, Any], prompts: str, chosen: str, drafter_file: str | None) -> _Given:
+    """Load prompts, models and the drafter, and print their names and what does not belong together."""
+    from treeopt.files.drafters import load_drafter
+    from treeopt.texts.prompts import load_prompts
+
+    scored = options["responses"] is not None
+    found = load_prompts(prompts, skip=options["skip"], limit=options["limit"], answers=scored)
+    drafter = None if drafter_file is None else load_drafter(drafter_file)
+    with_heads = chosen not in (NGRAM, *WITH_DRAFT) and uses_heads(options, chosen, drafter)
+    base, loaded = load_models(console, options, with_heads=with_heads)
+    draft = load_draft_model(console, options, base, drafter)
+    warn_other_drafter(console, drafter, base, loaded, draft)
+    _warn_known(console, drafter, found)
+    say_prompts(console, found)
+    return _Given(found, base, loaded, drafter, draft)
 
 
 def _prompts_of(options: dict[str, Any]) -> str:
@@ -143,6 +183,8 @@ def _prompts_of(options: dict[str, Any]) -> str:
 def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str | None]:
     """How a drafter is learned, if one is; and the drafter's file, to read or to write; None for the heads alone."""
     from treeopt.drafting.learn import Learning
+    from treeopt.files.drafters import SCHEMA
+    from treeopt.files.tensors import unedited_schema
 
     if name not in (HEADS, *LEARNED):
         return None, name
@@ -150,18 +192,40 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str 
         return None, None
     output = Path(options["output"])
     file = str(output.with_name(f"{output.stem}.drafter.safetensors"))
-    check_outputs(options, file)
+    exists = options["resume"] and Path(file).is_file()
+    resumed = exists and unedited_schema(Path(file)) == SCHEMA  # `_save` refuses the drafter of another run
+    check_outputs({**options, "force": options["force"] or resumed}, file)
+    if options["shard"] is not None and options["responses"] is not None:
+        raise click.UsageError("--shard divides the answers that are generated: leave it out with --responses")
     made = {"tokens": options["learn_tokens"], "seed": options["seed"], "levels": options["levels"]}
     return Learning(**made, ngram=name in WITH_TABLE), file
 
 
-def _save(run: CalibrationRun, drafter_file: str | None, options: dict[str, Any]) -> None:
+def _save(
+    run: CalibrationRun, drafter_file: str | None, options: dict[str, Any], configuration: Mapping[str, Any]
+) -> None:
     """Write the learned drafter, if any, and the calibration, which names its drafter's file."""
+    from treeopt.files.calibrations import save_calibration
+    from treeopt.files.drafters import load_drafter, save_drafter
+
     if run.learned is not None:
         assert drafter_file is not None
-        save_drafter(run.learned.drafter, drafter_file, overwrite=options["force"])
+        drafter, overwrite = run.learned.drafter, options["force"]
+        if options["resume"] and Path(drafter_file).exists():  # it was written before the run was stopped
+            if load_drafter(drafter_file).id != drafter.id:
+                fix = "move it away; the same command with --resume continues"
+                raise TreeoptError(Code.FILE_EXISTS, f"{drafter_file} is the drafter of another run", fix=fix)
+            overwrite = True
+        save_drafter(with_configuration(drafter, configuration), drafter_file, overwrite=overwrite)
     provenance = dataclasses.replace(run.calibration.provenance, drafter=drafter_file or "")
     calibration = dataclasses.replace(run.calibration, provenance=provenance)
+    calibration = with_configuration(calibration, configuration)
+    if run.part is not None:
+        from treeopt.files.shards import save_shard
+
+        part = dataclasses.replace(run.part, calibration=calibration)
+        save_shard(part, options["output"], overwrite=options["force"])
+        return
     save_calibration(calibration, options["output"], overwrite=options["force"])
 
 

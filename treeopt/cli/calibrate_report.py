@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from treeopt.cli.console import Console, say_skipped
 from treeopt.cli.learn_report import learned_as_dict, report_reliability
-from treeopt.drafter import HEADS
-from treeopt.optimize.reliability import reliability
-from treeopt.optimize.tree_builder import DEFAULT_TOP_K
+from treeopt.defaults import DEFAULT_TOP_K, HEADS
 
 if TYPE_CHECKING:
-    from treeopt.calibrate.pipeline import CalibrationRun
+    from treeopt.calibrate.results import CalibrationRun
+    from treeopt.files.shards import AnswerShard
 
 _SHOWN_RANKS = 4
 
@@ -33,8 +30,19 @@ def report_calibration(console: Console, run: CalibrationRun, output: str, draft
     console.result({**_as_dict(run), "output": output, "drafter_output": drafter_output})
 
 
+def report_answers(console: Console, part: AnswerShard, output: str) -> None:
+    """Print what a shard of answers holds."""
+    lengths = [length for arrays, _ in part.chunks.values() for length in arrays["lengths"].tolist()]
+    texts, tokens = len(lengths), sum(lengths)
+    console.say(f"{texts} answers, {tokens} tokens, in {len(part.chunks)} of {part.batches} batches")
+    console.note(f"wrote {output}   next: treeopt merge, with all {part.shard.count} shards")
+    console.result({"answers": texts, "tokens": tokens, "batches": len(part.chunks), "output": output})
+
+
 def _print_accuracy(console: Console, run: CalibrationRun) -> None:
     """The accuracy of each head or level, by rank."""
+    import numpy as np
+
     calibration = run.calibration
     top_k = min(DEFAULT_TOP_K, calibration.top_k)
     shown = min(_SHOWN_RANKS, top_k)
@@ -63,6 +71,8 @@ def _print_accuracy(console: Console, run: CalibrationRun) -> None:
 
 def _as_dict(run: CalibrationRun) -> dict[str, Any]:
     """The figures of a calibration for JSON."""
+    from treeopt.optimize.reliability import reliability
+
     calibration = run.calibration
     top_k = min(DEFAULT_TOP_K, calibration.top_k)
     return {

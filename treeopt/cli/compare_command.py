@@ -21,12 +21,11 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
+from treeopt.cli.origin import origin_of
+from treeopt.defaults import STEP_SIZES
 from treeopt.files.atomic import write_text
 from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.marks import PICTURE, write_marked
-from treeopt.files.outputs import check_distinct
-from treeopt.files.profiles import load_profile
-from treeopt.policy import STEP_SIZES
 
 _METHODS_HELP = (
     "Comma-separated, of: autoregressive generate lookup recycling assisted mc_sim_7b_63 medusa heads heads+ngram "
@@ -66,7 +65,7 @@ _METHODS_HELP = (
     show_default=True,
     help="Sampled to learn each n-gram table from.",
 )
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Of learning.")
 @click.option("--svg", help="Write bars of the speedups.")
 @click.option("--csv", help="Write the figures, by category too.")
@@ -85,6 +84,9 @@ def run(console: Console, **options: Any) -> None:
     A profile must be of a drafter that was learned like those here; its drafter and kind are then compared at the size
     with the most tokens per second as well.
     """
+    from treeopt.files.outputs import check_distinct
+    from treeopt.files.profiles import load_profile
+
     for name, suffix, kind in (("svg", ".svg", PICTURE), ("csv", ".csv", None)):
         if options[name] is not None:
             check_outputs(options, options[name], kind=kind)
@@ -109,12 +111,13 @@ def run(console: Console, **options: Any) -> None:
     if options["svg"] is not None:
         from treeopt.view.bars import render_bars
 
-        write_marked(options["svg"], render_bars(as_bars(found), f"{base.name}, {options['nodes']} nodes"), PICTURE)
+        picture = render_bars(as_bars(found), f"{base.name}, {options['nodes']} nodes")
+        write_marked(options["svg"], picture, PICTURE, console.configuration)
         console.note(f"wrote {options['svg']}")
     if options["csv"] is not None:
         write_text(options["csv"], as_csv(found))
         console.note(f"wrote {options['csv']}")
-    console.result(as_json(found))
+    console.result({**as_json(found), **origin_of(base, loaded, draft)})
 
 
 command = run

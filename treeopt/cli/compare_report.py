@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, say_skipped, spread_text, threads
-from treeopt.view.bars import Bar
 
 if TYPE_CHECKING:
     from treeopt.evaluate.comparison import Comparison, Figures, Row
     from treeopt.evaluate.metrics import Spread
+    from treeopt.view.bars import Bar
 
 _NAMES = {"generate": "stock generate"}  # printed in place of a method's name
 _COLUMNS = (
@@ -83,6 +83,8 @@ def _short(figures: Figures) -> str:
 
 def as_bars(found: Comparison) -> list[Bar]:
     """The methods that ran, for the picture."""
+    from treeopt.view.bars import Bar
+
     return [
         Bar(
             _NAMES.get(row.method, row.method),

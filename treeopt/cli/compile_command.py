@@ -10,7 +10,6 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.files.marks import BUFFERS
-from treeopt.files.trees import load_tree
 
 
 @command("compile")
@@ -22,6 +21,8 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
 
     A tree of a drafter other than `heads` is refused: its ranks are not those of the heads.
     """
+    from treeopt.files.trees import load_tree
+
     target = f"{Path(tree).stem}.safetensors" if output is None else output
     record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS)
@@ -30,7 +31,7 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     from treeopt.verify.buffers import BUFFER_NAMES, compile_tree
 
     buffers = compile_tree(record)
-    save_buffers(buffers, record, target)
+    save_buffers(buffers, record, target, console.configuration)
     shapes = {name: list(getattr(buffers, name).shape) for name in BUFFER_NAMES}
     for name, shape in shapes.items():
         console.say(f"{name:17} {str(getattr(buffers, name).dtype).removeprefix('torch.'):6} {shape}")

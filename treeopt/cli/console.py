@@ -5,18 +5,21 @@ Results go to standard output, everything else to standard error. With `--json` 
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from treeopt.cli.common_options import Shown, common_options, show_messages, shown_by
+from treeopt.cli.completions import add_completions
+from treeopt.cli.configuration import configuration_of
+from treeopt.cli.help_text import write_examples, write_options
+from treeopt.cli.progress_lines import bar, heartbeat
 from treeopt.cli.terminal import echo, echo_json, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, system_error
 from treeopt.progress import Progress, silent
@@ -24,20 +27,26 @@ from treeopt.progress import Progress, silent
 if TYPE_CHECKING:
     from treeopt.evaluate.metrics import Spread
 
-_HEARTBEAT_SECONDS = 30.0
-_HEARTBEAT_SHARE = 0.1
-_FIRST_SECONDS = 2.0  # until the first line
 _SHOWN_SKIPPED = 5
 
 
 class Console:
     """The output of a command, by `--json` and `--quiet`; under torchrun only the first process prints."""
 
-    def __init__(self, as_json: bool, quiet: bool) -> None:
+    def __init__(
+        self,
+        as_json: bool,
+        quiet: bool = False,
+        configuration: Mapping[str, Any] | None = None,
+        shown: Shown | None = None,
+    ) -> None:
         follows = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
         self._warnings: list[str] = []
-        if sys.stderr and sys.stderr.isatty() and not (quiet or follows):
-            _show_notes()
+        self.configuration = dict(configuration or {})  # stored in the files that the command writes
+        self.shown = Shown(quiet) if shown is None else shown
+        quiet = self.shown.quiet
+        if (self.shown.verbose or (sys.stderr and sys.stderr.isatty())) and not (quiet or follows):
+            show_messages(self.shown)
         self.for_people = not (as_json or follows)
         self.for_programs = as_json and not follows
         self.quiet = quiet or not self.for_people  # with --json only the result and errors are printed
@@ -61,7 +70,8 @@ class Console:
     def result(self, data: Mapping[str, Any]) -> None:
         """Print the result as one JSON object, where --json is given."""
         if self.for_programs:
-            echo_json(_plain({**data, "warnings": self._warnings} if self._warnings else data))
+            more = {"warnings": self._warnings, "configuration": self.configuration}
+            echo_json(_plain({**data, **{name: value for name, value in more.items() if value}}))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table: aligned columns on a terminal, tab-separated in a pipe."""
@@ -80,69 +90,18 @@ class Console:
             table.add_column(name, justify="right" if i else "left")
         for row in rows:
             table.add_row(*row)
-        RichConsole(markup=False).print(table)  # cells may contain rich's markup
+        RichConsole(markup=False, **self.shown.colors()).print(table)  # cells may contain rich's markup
 
     @contextmanager
     def progress(self, name: str) -> Iterator[Progress]:
         """A callback (done, total, note): a bar on a terminal, regular lines elsewhere."""
-        if self.quiet:
+        if self.quiet or self.shown.no_progress:
             yield silent
         elif sys.stderr and sys.stderr.isatty():
-            with _bar(name) as update:
+            with bar(name, **self.shown.colors()) as update:
                 yield update
         else:
-            yield _heartbeat(name)
-
-
-@contextmanager
-def resumable(console: Console, where: str) -> Iterator[None]:
-    """Context of long work that --resume can continue: an interruption prints how, and is raised again."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.warn(f"interrupted; the same command with --resume continues {where}")
-        raise
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Progress]:
-    from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=RichConsole(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None, note="")
-
-        def update(done: int, total: int, note: str) -> None:
-            bar.update(task, completed=done, total=total, note=note)
-
-        yield update
-
-
-def _heartbeat(name: str) -> Progress:
-    """A callback that prints a line every 30 seconds or 10 %, whichever is first; the first line after 2 seconds."""
-    begin = previous = last_time = time.monotonic()
-    last_done, last_share, wait = 0, 0.0, _FIRST_SECONDS
-
-    def update(done: int, total: int, note: str) -> None:
-        nonlocal begin, previous, last_time, last_done, last_share, wait
-        now, share = time.monotonic(), done / max(total, 1)
-        if done < last_done:  # another task has begun, at the last report of the one before
-            begin, last_share = previous, 0.0
-        previous, last_done = now, done
-        if share - last_share < _HEARTBEAT_SHARE and now - last_time < wait and done < total:
-            return
-        last_time, last_share, wait = now, share, _HEARTBEAT_SECONDS
-        left = f"{(now - begin) * (1 - share) / share:.0f} s left" if share else "just begun"
-        echo(f"{name} {done}/{total} {share:.0%} {left}  {note}", err=True)
-
-    return update
+            yield heartbeat(name)
 
 
 class Command(click.Command):
@@ -150,8 +109,9 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         self._check_given(ctx)
-        as_json, debug = ctx.params.pop("as_json"), ctx.params.pop("debug")
-        ctx.params["console"] = Console(as_json, ctx.params.pop("quiet"))
+        configuration = configuration_of(ctx)
+        as_json, debug = ctx.params.pop("json"), ctx.params.pop("debug")
+        ctx.params["console"] = Console(as_json, configuration=configuration, shown=shown_by(ctx.params))
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
@@ -163,11 +123,20 @@ class Command(click.Command):
             if known is None:
                 _say_bug(error, as_json)
                 ctx.exit(EXIT_BUG)
-            if as_json:
-                echo_json(known.as_dict(), err=True)
-            else:
-                echo(str(known), err=True)
-            ctx.exit(known.exit_status)
+            _exit_with(ctx, known, as_json)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        as_json = "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except TreeoptError as error:  # of --config
+            _exit_with(ctx, error, as_json)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(ctx, formatter)
 
     def _check_given(self, ctx: click.Context) -> None:
         """Refuse empty names of files and models: an unset variable of a script must not mean the default."""
@@ -175,6 +144,15 @@ class Command(click.Command):
             value = ctx.params.get(str(option.name))
             if "" in (value if isinstance(value, tuple) else (value,)):
                 raise click.BadParameter("it is empty", ctx, option)
+
+
+def _exit_with(ctx: click.Context, error: TreeoptError, as_json: bool) -> NoReturn:
+    """Print an error, and exit with its status."""
+    if as_json:
+        echo_json(error.as_dict(), err=True)
+    else:
+        echo(str(error), err=True)
+    ctx.exit(error.exit_status)
 
 
 def _say_bug(error: Exception, as_json: bool) -> None:
@@ -192,13 +170,9 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.
     """Decorator of a command: adds the options that all commands have, and passes a `console`."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        for option in (
-            click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-            click.option("-q", "--quiet", is_flag=True, help="No progress and no notes."),
-            click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
-        ):
-            function = option(function)
-        return click.command(name, cls=Command, **settings)(function)
+        made: click.Command = click.command(name, cls=Command, **settings)(common_options(function))
+        add_completions(made)
+        return made
 
     return decorate
 
@@ -241,11 +215,3 @@ def row_of(prompt_id: str) -> str:
     """The row of a prompt in its file, and its turn from the second on."""
     row, _, turn = prompt_id.partition(":")[2].partition(".")
     return f"row {int(row)}" + (f" turn {int(turn)}" if turn else "")
-
-
-def _show_notes() -> None:
-    """Show the library's notes, such as that drafting is being compiled, on the terminal."""
-    log = logging.getLogger("treeopt")
-    if not log.handlers:
-        log.addHandler(logging.StreamHandler())
-    log.setLevel(logging.INFO)

@@ -2,48 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.calibration import Calibration
 from treeopt.cli.build_dynamic import texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_static_only, check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import calibration_option, check_outputs, force_option
 from treeopt.cli.sampling_options import check_temperature_of, temperature_option
-from treeopt.drafter import KINDS
-from treeopt.files.calibrations import load_calibration
+from treeopt.defaults import (
+    CURVE_LARGEST,
+    DEFAULT_TOP_K,
+    DEFAULT_VALUES,
+    DEFAULT_WEIGHTS,
+    KINDS,
+    MAX_NODES,
+    ONE_NODE,
+)
 from treeopt.files.marks import PICTURE, write_marked
-from treeopt.files.profiles import load_profile
-from treeopt.latency import ONE_NODE
-from treeopt.optimize.budget import check_priced
-from treeopt.optimize.curve import Curve, Timing, default_sizes, measure_curve, policy_curve
-from treeopt.optimize.intervals import Interval
 from treeopt.optimize.methods import VALUES, WEIGHTS, candidates
-from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES, check_size, tree_limits
-from treeopt.policy import STEP_SIZES
-from treeopt.progress import late
 
-_LARGEST = 256
-_LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profile's, else {_LARGEST}]."
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.optimize.curve import Curve, Timing
+    from treeopt.optimize.intervals import Interval
+
+
+_LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profile's, else {CURVE_LARGEST}]."
 
 
 @command("curve")
 @calibration_option
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Kind of the trees.")
-@click.option("--profile", help="Seconds per step, by `treeopt profile`: adds overhead and speedup.")
+@click.option("--profile", help="Seconds per step, from `treeopt profile`: adds overhead and speedup.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Batch of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Context of the profile [default: its longest].")
 @click.option("--largest", type=click.IntRange(min=1), help=_LARGEST_HELP)
-@click.option("--values", type=click.Choice(VALUES), default="joint", show_default=True)
-@click.option("--weights", type=click.Choice(WEIGHTS), default="visits", show_default=True)
+@click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, show_default=True, help="As build.")
+@click.option(
+    "--weights",
+    type=click.Choice(WEIGHTS),
+    default=DEFAULT_WEIGHTS,
+    show_default=True,
+    help="As build.",
+)
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
 @temperature_option
 @force_option
-@click.option("-o", "--output", default="curve.svg", show_default=True)
+@click.option("-o", "--output", default="curve.svg", show_default=True, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Show tokens per step, and with a profile overhead and speedup, for trees of each size.
 
@@ -51,6 +59,9 @@ def run(console: Console, **options: Any) -> None:
     is that of the expected figure, the prediction interval that of the figure on as many new prompts, both 90 %.
     Per-step trees (--kind dynamic) are not fitted to the traces.
     """
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.optimize.budget import check_priced
+
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
         raise click.UsageError("--batch and --context choose from a --profile")
     check_outputs(options, options["output"], kind=PICTURE)
@@ -64,7 +75,7 @@ def run(console: Console, **options: Any) -> None:
     curve = _measure(console, calibration, timing, options)
     from treeopt.view.curve import render_curve
 
-    write_marked(options["output"], render_curve(curve), PICTURE)
+    write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
     _report(console, curve)
     console.say(f"tokens per step over {texts_of(calibration)}")
     warn_few_texts(console, calibration)
@@ -78,6 +89,9 @@ command = run
 
 def _timing(options: dict[str, Any]) -> Timing | None:
     """The profile with its batch and context, after checking that it has the step of one node."""
+    from treeopt.files.profiles import load_profile
+    from treeopt.optimize.curve import Timing
+
     if not options["profile"]:
         return None
     timing = Timing(load_profile(options["profile"]), options["batch"], options["context"])
@@ -87,22 +101,16 @@ def _timing(options: dict[str, Any]) -> Timing | None:
 
 def _measure(console: Console, calibration: Calibration, timing: Timing | None, options: dict[str, Any]) -> Curve:
     """The curve up to the largest size of the options and the profile."""
-    bounds = [options["largest"]] if options["largest"] else []
-    bounds += [min(timing.largest, MAX_NODES)] if timing else []
-    largest = min(bounds, default=_LARGEST)
-    if options["kind"] == "dynamic":
+    from treeopt.cli.curve_figures import measured_curve
+
+    methods = None
+    if options["kind"] == KINDS[1]:
         check_static_only(("values", "weights", "top_k"))
-        return policy_curve(calibration, default_sizes(min(largest, STEP_SIZES[-1])), timing)
-    exactly = given("values") and given("weights")
-    methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)
-    limits = tree_limits(calibration, largest, top_k=options["top_k"])
-    check_size(limits, calibration.num_heads, "--largest")
-    with console.progress("curve") as progress:
-        fitter = Fitter(calibration, limits, progress=late(progress))
-        curve = measure_curve(fitter, fitter.choose(methods).method, default_sizes(largest), timing)
-    if not fitter.can_leave_out:
-        console.warn("warning: too few different texts for cross-validation; the figures are of the fitted texts")
-    return curve
+    else:
+        exactly = given("values") and given("weights")
+        methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)
+    more = {name: options[name] for name in ("kind", "largest", "top_k")}
+    return measured_curve(console, calibration, timing, methods=methods, **more)
 
 
 def _report(console: Console, curve: Curve) -> None:

@@ -16,8 +16,8 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.options import force_option
-from treeopt.drafter import HEADS_NGRAM, NGRAM
-from treeopt.files.atomic import make_folder
+from treeopt.defaults import HEADS_NGRAM, NGRAM, REPORT_INPUTS_FILE
+from treeopt.files.atomic import make_folder, write_text
 from treeopt.files.manifest import Manifest
 
 NODES = 16
@@ -28,8 +28,20 @@ _MEDUSA = ("--values", "independent", "--weights", "uniform")
 _TREES = ("medusa", "static", "dynamic", "no-heads")
 _TRACES = ("heads.safetensors", "heads-ngram.safetensors", "ngram.safetensors")
 _DRAFTERS = ("heads-ngram.drafter.safetensors", "ngram.drafter.safetensors")
+_RESULTS = {name: f"validate-{name}{NODES}.json" for name in _TREES}  # what validate --json prints
+_DECODING, _REPORT = "generate.json", "report.html"
 _BUILT: tuple[str, ...] = (*_TRACES, *_DRAFTERS)
 _BUILT += (*(f"{name}{NODES}.yaml" for name in _TREES), "tree.svg", "tree.safetensors")
+_BUILT += (*_RESULTS.values(), _DECODING, REPORT_INPUTS_FILE, _REPORT)
+_PROMPT = "def read_lines(path):"  # of the text in the report; the built-in model writes Python
+_IN_REPORT = {  # relative to the folder; the first validation is the headline
+    "calibrations": ["heads.safetensors", "heads-ngram.safetensors"],
+    "tree": f"static{NODES}.yaml",
+    "validation": [_RESULTS[name] for name in ("static", "dynamic", "no-heads", "medusa")],
+    "decoding": _DECODING,
+}
+_CURVE_NODES = 32  # largest size of the report's curves
+_SHORT = ("--max-new-tokens", _TOKENS)
 _LABELS = {
     "medusa": "Medusa tree, heads",
     "static": "static tree, heads+ngram",
@@ -43,7 +55,7 @@ _LABELS = {
 @force_option
 @click.pass_context
 def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
-    """Calibrate, build, render, compile and validate on the built-in model, and print each command.
+    """Calibrate, build, render, compile, validate and report on the built-in model, and print each command.
 
     Four plans of one size are compared on other prompts than they were made from: the Medusa tree of the heads, a
     static tree and per-step trees of a drafter heads+ngram, and per-step trees of a drafter without heads.
@@ -69,9 +81,12 @@ def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
     trees = {name: str(folder / f"{name}{NODES}.yaml") for name in _TREES}
     others = ("--skip", _PROMPTS, "--limit", _EVALUATED, "--max-new-tokens", _TOKENS)
     results = {name: _run(ctx, console, "validate", "--tree", tree, *others) for name, tree in trees.items()}
+    _write_report(make, folder, results, _run(ctx, console, "generate", _PROMPT, "--tree", trees["static"], *_SHORT))
+    manifest.add((*_RESULTS.values(), _DECODING, REPORT_INPUTS_FILE))
     _report(console, results)
     written = [str(folder / name) for name in _BUILT]
     console.say(f"wrote {' '.join(written)}")
+    console.say(f"open {folder / _REPORT} in a browser: the figures, the tree and a decoded text on one page")
     yours = "--model YOUR_MODEL, or --heads YOUR_HEADS, and --prompts YOUR_PROMPTS"
     console.note(f"{time.monotonic() - begin:.0f} s   next: the same commands with {yours}")
     console.result({"output": output, "files": written, "trees": results})
@@ -96,6 +111,20 @@ def _make_all(console: Console, make: Callable[..., dict[str, Any]], folder: Pat
     make("build", "--calibration", ngram, *size, "--kind", "dynamic", output=no_heads)
     make("render", folder / medusa, output="tree.svg")
     make("compile", folder / medusa, output="tree.safetensors")
+
+
+def _write_report(
+    make: Callable[..., dict[str, Any]], folder: Path, results: dict[str, dict[str, Any]], decoding: dict[str, Any]
+) -> None:
+    """Keep the results of validate and generate, and write the page about them."""
+    kept = {
+        _DECODING: decoding,
+        REPORT_INPUTS_FILE: _IN_REPORT,
+        **{_RESULTS[name]: one for name, one in results.items()},
+    }
+    for name, content in kept.items():
+        write_text(folder / name, json.dumps(content, indent=1) + "\n")
+    make("report", folder, "--largest", _CURVE_NODES, output=_REPORT)
 
 
 def _say_accuracy(console: Console, found: dict[str, Any]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.engine_report import gain_as_dict, gain_text
-from treeopt.files.calibrations import load_calibration
-from treeopt.files.trees import load_tree
-from treeopt.optimize.differences import compare_trees
-from treeopt.tree import Path, Tree
+
+if TYPE_CHECKING:
+    from treeopt.tree import Path, Tree
+
 
 _SHOWN = 40  # paths of each side
 
@@ -26,6 +27,10 @@ def run(console: Console, first: str, second: str, calibration: str | None) -> N
     Paths with - are in FIRST alone, with + in SECOND alone. With --calibration both are replayed over the same traces;
     the interval of the difference in tokens per step is a paired bootstrap over texts.
     """
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.trees import load_tree
+    from treeopt.optimize.differences import compare_trees
+
     one, other = load_tree(first), load_tree(second)
     traces = None if calibration is None else load_calibration(calibration)
     found = compare_trees(one, other, traces)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command, resumable, say_skipped
+from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import adapter_option, base_options, check_outputs, prompt_options, say_base, say_prompts
+from treeopt.cli.work_options import resumable
 
 if TYPE_CHECKING:
     from treeopt.texts.prompts import PromptSet
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 @click.option("--exclude", help="Evaluation prompts: prompts with the same text are left out.")
 @click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts decoded together."
+)
 @click.option("--resume", is_flag=True, help="Continue OUTPUT.partial.")
 @click.option("--force", is_flag=True, help="Replace the output, and delete OUTPUT.partial.")
 @click.option("-o", "--output", required=True, help="A .jsonl file.")

@@ -15,14 +15,13 @@ import click
 
 from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_belongs
-from treeopt.drafter import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MODEL, MODEL_NGRAM, NGRAM, Drafter
+from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MAX_DEPTH, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.outputs import check_no_input
-from treeopt.policy import Plan
-from treeopt.tree import MAX_DEPTH
 
 if TYPE_CHECKING:
+    from treeopt.drafter import Drafter
     from treeopt.models.base import Base
+    from treeopt.policy import Plan
 
 WITH_TABLE = (HEADS_NGRAM, NGRAM, MODEL_NGRAM)  # drafters with an n-gram table, counted in the model's text
 LEARNED = (*WITH_TABLE, MODEL)  # drafters whose numbers are fitted to the model's text
@@ -104,6 +103,8 @@ def load_draft_model(
     Raises:
         TreeoptError: E223 where --draft is given to a drafter without a draft model; as `load_draft`.
     """
+    from treeopt.files.outputs import check_no_input
+
     name = options["draft"]
     if drafter is not None:
         if name is not None and not drafter.draft:

@@ -1,15 +1,14 @@
-"""Checks of options before a model is loaded, and messages of commands that cannot be resumed."""
+"""Checks of options before a model is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
+from treeopt.cli.configuration import is_given
 from treeopt.cli.console import Console
 from treeopt.errors import Code, TreeoptError
 
@@ -26,8 +25,8 @@ def check_suffix(path: str, *suffixes: str, option: str = "-o") -> None:
 
 
 def given(name: str) -> bool:
-    """Whether an option of the running command is on the command line."""
-    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+    """Whether an option of the running command is given: on the command line, in the environment or by --config."""
+    return is_given(click.get_current_context(), name)
 
 
 def option_of(name: str) -> str:
@@ -78,13 +77,3 @@ def warn_no_trees(console: Console, base: Base, but: str) -> None:
         check_trees(base)
     except TreeoptError as error:
         console.warn(f"warning: {error.what} ({error.why}); {but}")
-
-
-@contextmanager
-def not_resumable(console: Console, options: Mapping[str, Any]) -> Iterator[None]:
-    """Print on an interruption that the output is not written, and raise it again."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.warn(f"interrupted; {options['output']} is not written")
-        raise

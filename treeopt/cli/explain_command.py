@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.engine_report import gain_as_dict, gain_text
-from treeopt.files.calibrations import load_calibration
-from treeopt.files.trees import load_tree
-from treeopt.optimize.explain import Explanation, Prefix, explain_path
-from treeopt.optimize.tree_builder import MAX_NODES
-from treeopt.tree import Path
+from treeopt.defaults import MAX_NODES
+
+if TYPE_CHECKING:
+    from treeopt.optimize.explain import Explanation, Prefix
+    from treeopt.tree import Path
+
 
 _RANKS = re.compile(r"\[?\(?\s*(\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*,?\s*\)?\]?")
 
@@ -28,6 +30,10 @@ def run(console: Console, tree: str, path: str, calibration: str | None) -> None
     cut-off the value of the last place. With --calibration the values are estimated by the method in the tree's file,
     or by Medusa's where it names none, and tokens per step with and without the path are from replay.
     """
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.trees import load_tree
+    from treeopt.optimize.explain import explain_path
+
     record = load_tree(tree)
     ranks = _ranks(path)
     traces = None if calibration is None else load_calibration(calibration)

@@ -15,7 +15,6 @@ from treeopt.cli.export_settings import export_settings
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS
 from treeopt.files.atomic import write_bytes
-from treeopt.files.trees import load_tree
 
 if TYPE_CHECKING:
     from treeopt.export.trees import Exported
@@ -83,6 +82,8 @@ def _check_taken(to: str, options: Mapping[str, Any]) -> None:
 
 
 def _export_tree(console: Console, tree: str, to: str, output: str | None, force: bool) -> None:
+    from treeopt.files.trees import load_tree
+
     record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     if output is not None:
         check_outputs({"tree": tree, "force": force}, output)

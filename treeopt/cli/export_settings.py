@@ -9,8 +9,6 @@ from treeopt.cli.console import Console
 from treeopt.cli.options import check_outputs
 from treeopt.engines import SETTINGS
 from treeopt.files.atomic import write_text
-from treeopt.files.calibrations import load_calibration
-from treeopt.files.profiles import load_profile
 
 if TYPE_CHECKING:
     from treeopt.export.acceptance import Comparison
@@ -19,6 +17,9 @@ if TYPE_CHECKING:
 
 def export_settings(console: Console, to: str, output: str | None, options: Mapping[str, Any]) -> None:
     """Print or write the settings of an engine, with what replay promises and, with --compare, what it measured."""
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.profiles import load_profile
+
     calibration = load_calibration(options["calibration"])
     profile = None if options["profile"] is None else load_profile(options["profile"])
     if output is not None:

@@ -15,12 +15,14 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import load_draft_model
 from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.options import load_models, model_options, text_options
+from treeopt.cli.origin import origin_of
 from treeopt.cli.terminal import printable
 from treeopt.cli.tree_options import ChosenPlan, chosen_plan, load_for_plan, plan_options
+from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import MAX_DEPTH
 
 if TYPE_CHECKING:
+    from treeopt.decode.decoded_steps import DecodedStep
     from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.draft_metrics import Step
     from treeopt.decode.rules import Rule
@@ -65,7 +67,8 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
 
-    decoder = _drawn_decoder(console, options, rule) if chosen is None else _decoder(console, options, chosen, rule)
+    make = _drawn_decoder if chosen is None else functools.partial(_decoder, chosen=chosen)
+    decoder, origin = make(console, options, rule)
     base = decoder.base
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
     begin = now(base)
@@ -78,13 +81,17 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     console.result(
         {
             "text": whole_text(measured["tokens"], base.tokenizer),
+            "prompt": text,
             **measured,
+            "steps": [vars(step) for step in _decoded_steps(console, decoder, ids, steps)],
             **_drafts(steps, decoder.trees.depth),
             "prompt_tokens": len(ids),
             "nodes": decoder.trees.nodes,
             "acceptance": options["acceptance"],
             "lossy": rule.lossy,
+            "model": base.name,
             "made_by": {**base.versions(), "dtype": base.dtype_name},
+            **origin,
         }
     )
 
@@ -102,17 +109,20 @@ def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:
         raise click.UsageError(f"--acceptance {REJECTION} draws its drafts from --draft: leave out --{others[0]}")
 
 
-def _decoder(console: Console, options: Mapping[str, Any], chosen: ChosenPlan, rule: Rule) -> TreeDecoder:
-    """The decoder of a tree or policy."""
+def _decoder(
+    console: Console, options: Mapping[str, Any], rule: Rule, chosen: ChosenPlan
+) -> tuple[TreeDecoder, dict[str, Any]]:
+    """The decoder of a tree or policy, and the result's origin."""
     from treeopt.decode.decoder import TreeDecoder
 
     used = load_for_plan(console, options, chosen)
     heads = None if used.heads is None else used.heads.heads
-    return TreeDecoder(used.base, heads, used.plan, drafter=used.drafter, draft=used.draft, acceptance=rule)
+    decoder = TreeDecoder(used.base, heads, used.plan, drafter=used.drafter, draft=used.draft, acceptance=rule)
+    return decoder, origin_of(used.base, used.heads, used.draft, used.plan)
 
 
-def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> TreeDecoder:
-    """The decoder of chains that are drawn from the draft model."""
+def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> tuple[TreeDecoder, dict[str, Any]]:
+    """The decoder of chains that are drawn from the draft model, and the result's origin."""
     from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.rejection import NUM_DRAFTS, DrawnChain, Rejection
 
@@ -124,7 +134,7 @@ def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> 
         chain = DrawnChain(base, draft, rule, NUM_DRAFTS if options["nodes"] is None else options["nodes"] - 1)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    return TreeDecoder(base, None, chain, acceptance=rule)
+    return TreeDecoder(base, None, chain, acceptance=rule), origin_of(base, None, draft)
 
 
 def _measured(steps: Sequence[Sequence[int]], prefill_seconds: float, seconds: float) -> dict[str, Any]:
@@ -145,6 +155,15 @@ def _drafts(steps: Sequence[Step], depth: int) -> dict[str, Any]:
 
     verified = [step.num_draft_tokens for step in steps]
     return DraftMetrics.of_steps([len(step) for step in steps], verified, depth).as_dict()
+
+
+def _decoded_steps(
+    console: Console, decoder: TreeDecoder, prompt: Sequence[int], steps: Sequence[Step]
+) -> list[DecodedStep]:
+    """Texts and sources of the tokens of each step, which only --json has."""
+    from treeopt.decode.decoded_steps import decoded_steps
+
+    return decoded_steps(decoder, prompt, steps) if console.for_programs else []
 
 
 def _footer(console: Console, measured: Mapping[str, Any], *, lossy: bool) -> None:
@@ -176,20 +195,20 @@ def _streamed(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
     """The pieces, each written to standard output at once; with --json they are not written."""
     if not console.for_people:
         yield from pieces
-    elif sys.stdout is not None and sys.stdout.isatty():
-        yield from _shaded(pieces)
+    elif sys.stdout is not None and (console.shown.colored() or sys.stdout.isatty()):
+        yield from _shaded(pieces, console)
     else:
         for piece in pieces:
             click.echo(piece.text, nl=False)  # flushes
             yield piece
 
 
-def _shaded(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """The pieces in alternating colors; without colors where the terminal has none or NO_COLOR is set."""
+def _shaded(pieces: Iterator[Piece], console: Console) -> Iterator[Piece]:
+    """The pieces in alternating colors; without colors by --color, NO_COLOR, or where the terminal has none."""
     from rich.console import Console as RichConsole
     from rich.text import Text
 
-    terminal = RichConsole(highlight=False, soft_wrap=True)
+    terminal = RichConsole(highlight=False, soft_wrap=True, **console.shown.colors())
     try:
         for i, piece in enumerate(pieces):
             for part in re.split(r"([\n\t])", printable(piece.text)):

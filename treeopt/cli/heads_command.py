@@ -8,9 +8,9 @@ import click
 
 from treeopt.cli.console import Console
 from treeopt.cli.console import command as make_command
+from treeopt.cli.help_text import write_examples
 from treeopt.cli.options import force_option
 from treeopt.engines import HEAD_READERS
-from treeopt.files.outputs import check_no_input
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from treeopt.models.layouts import LoadedHeads
 
 
-@click.group("heads")
+class _Group(click.Group):
+    """A group whose help ends with examples, as that of a command does."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(ctx, formatter)
+
+
+@click.group("heads", cls=_Group)
 def group() -> None:
     """Describe Medusa heads, or convert them for an engine.
 
@@ -61,6 +68,7 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
     model is then loaded.
     """
     from treeopt.export.heads import check_output, convert_heads
+    from treeopt.files.outputs import check_no_input
     from treeopt.models.layouts import load_heads
 
     loaded, to = load_heads(heads), options["to"]

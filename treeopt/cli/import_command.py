@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import click
 
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.files.marks import TREE
-from treeopt.files.trees import save_tree
 
 
 @command("import")
 @click.argument("file")
 @click.option("--add-parents", is_flag=True, help="Add the paths above those of a list, such as one of leaves alone.")
 @force_option
-@click.option("-o", "--output", default="tree.yaml", show_default=True)
+@click.option("-o", "--output", default="tree.yaml", show_default=True, help="File to write.")
 def run(console: Console, file: str, add_parents: bool, output: str, force: bool) -> None:
     """Read the tree in FILE, which an engine wrote or reads, and write it as a tree of treeopt.
 
@@ -27,11 +27,12 @@ def run(console: Console, file: str, add_parents: bool, output: str, force: bool
     for a list of leaves.
     """
     from treeopt.export.read_tree import import_tree
+    from treeopt.files.trees import save_tree
 
     found = import_tree(file, add_parents=add_parents)
     check_outputs({"tree": file, "force": force}, output, kind=TREE)
     check_suffix(output, ".yaml", ".yml")
-    save_tree(found.tree, output)
+    save_tree(with_configuration(found.tree, console.configuration), output)
     tree = found.tree
     console.say(f"{file} is {found.layout}: {tree.nodes} nodes, depth {tree.depth}, {len(tree.leaves)} leaves")
     for name, lines in (("dropped", found.dropped), ("assumed", found.assumed)):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.chain_report import chains_as_dict, report_chains
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.drafter_options import (
     LEARNED,
@@ -17,7 +18,7 @@ from treeopt.cli.drafter_options import (
     learning_options,
     load_draft_model,
 )
-from treeopt.cli.early_checks import check_suffix, not_resumable
+from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.learn_report import (
     announce_learning,
     learned_as_dict,
@@ -36,9 +37,8 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.drafter import HEADS_NGRAM, MODEL, NGRAM
-from treeopt.files.drafters import DEFAULT_FILE, save_drafter
-from treeopt.policy import STEP_SIZES
+from treeopt.cli.work_options import ending_work, open_work, resume_option
+from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 
 if TYPE_CHECKING:
     from treeopt.evaluate.learn_drafter import LearnedDrafter
@@ -54,16 +54,19 @@ if TYPE_CHECKING:
 @functools.partial(draft_option, default="none")
 @learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the sampling.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the sampling.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts decoded together."
+)
 @click.option(
     "--nodes",
     type=click.IntRange(2, STEP_SIZES[-1]),
     multiple=True,
-    help="Size to measure, repeatable [default: 8 16 32 64].",
+    help=f"Size to measure, repeatable [default: {' '.join(map(str, LEARN_SIZES))}].",
 )
+@resume_option
 @force_option
-@click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
+@click.option("-o", "--output", default=DRAFTER_FILE, show_default=True, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Learn a drafter from the model's own text, for a model with heads, with a draft model, or without either.
 
@@ -82,15 +85,20 @@ def run(console: Console, **options: Any) -> None:
 
     For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts, or
     `treeopt calibrate --drafter heads+ngram`, or `ngram`, which learns and traces on the same prompts.
+
+    Finished batches are stored in OUTPUT.partial, from which --resume continues an interrupted run.
     """
+    from treeopt.files.drafters import save_drafter
+
     drafter = chosen_drafter(options, HEADS_NGRAM)
     if drafter not in LEARNED:
         raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     name = chosen_prompts(options)
+    work = open_work(options)
     from treeopt.drafting.learn import Learning
-    from treeopt.evaluate.learn_drafter import SIZES, learn_drafter
+    from treeopt.evaluate.learn_drafter import learn_drafter
     from treeopt.texts.prompts import load_prompts
     from treeopt.verify.probe import check_trees
 
@@ -99,21 +107,25 @@ def run(console: Console, **options: Any) -> None:
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     check_trees(base)
-    made = {"seed": options["seed"], "ngram": drafter in WITH_TABLE, "levels": options["levels"]}
-    learning = Learning(options["learn_tokens"], options["temperature"], **made)
+    fields = {"seed": options["seed"], "ngram": drafter in WITH_TABLE, "levels": options["levels"]}
+    learning = Learning(options["learn_tokens"], options["temperature"], **fields)
     announce_learning(console, learning, prompts, options["max_new_tokens"])
-    with not_resumable(console, options), console.progress("learn") as progress:
-        found = learn_drafter(
-            base,
-            prompts,
-            loaded,
-            **{name: options[name] for name in ("max_new_tokens", "batch_size", "chat_template")},
-            learning=learning,
-            draft=draft,
-            sizes=options["nodes"] or SIZES,
-            progress=progress,
-        )
-    save_drafter(found.drafter, options["output"], overwrite=options["force"])
+    with ending_work(console, work):
+        with console.progress("learn") as progress:
+            found = learn_drafter(
+                base,
+                prompts,
+                loaded,
+                **{name: options[name] for name in ("max_new_tokens", "batch_size", "chat_template")},
+                learning=learning,
+                draft=draft,
+                work=work,
+                sizes=options["nodes"] or LEARN_SIZES,
+                progress=progress,
+            )
+        made = with_configuration(found.drafter, console.configuration)
+        save_drafter(made, options["output"], overwrite=options["force"])
+        work.remove()
     where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
     if base.adapter is not None:
         where += f" --adapter {base.adapter.name}"

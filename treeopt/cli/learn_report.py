@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
-from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter
-from treeopt.optimize.reliability import BINS, reliability
-from treeopt.optimize.select_method import FOLDS
 
 if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.drafter import Drafter
     from treeopt.drafting.learn import Learned, Learning
     from treeopt.evaluate.learn_drafter import LearnedDrafter, PlanFigures
     from treeopt.texts.prompts import PromptSet
@@ -58,6 +54,8 @@ def report_learned(console: Console, learned: Learned, positions: int) -> None:
 
 def _say_weights(console: Console, drafter: Drafter) -> None:
     """Print the weights of each level; `-` where a source does not score."""
+    from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH
+
     rows = []
     for number, level in enumerate(drafter.levels, start=1):
         name = f"head {number}" if number <= drafter.num_heads else f"level {number}"
@@ -72,6 +70,8 @@ def _say_weights(console: Console, drafter: Drafter) -> None:
 
 def report_plans(console: Console, found: LearnedDrafter) -> None:
     """Print tokens per step and speed by size, and the recommended plan."""
+    from treeopt.optimize.select_method import FOLDS
+
     rows = [
         [
             "per step" if one.kind == "dynamic" else one.kind,
@@ -124,6 +124,10 @@ def learned_as_dict(learned: Learned) -> dict[str, Any]:
 
 def report_reliability(console: Console, calibration: Calibration) -> None:
     """Print the accuracy of top-1 guesses by their estimated probability, and the expected calibration error."""
+    import numpy as np
+
+    from treeopt.optimize.reliability import BINS, reliability
+
     found = reliability(calibration)
     trials, estimated, correct = (table.sum(0) for table in (found.trials, found.estimated, found.correct))
     shares = trials / max(trials.sum(), 1)

@@ -7,15 +7,14 @@ from typing import Any
 
 import click
 
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_belongs, check_suffix
 from treeopt.cli.engine_report import findings_as_list, gain_as_dict, gain_text, say_findings
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES
 from treeopt.errors import EXIT_INPUT
-from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import TREE
-from treeopt.files.trees import save_tree
 from treeopt.progress import late
 
 
@@ -63,6 +62,9 @@ command = run
 
 def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Grow the tree again, write it, and print what changed."""
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.trees import save_tree
+
     engine = options["engine"]
     output = options["output"] or f"{Path(name).stem}-{engine}.yaml"
     check_outputs({"tree": name, **options}, output, kind=TREE)
@@ -72,7 +74,7 @@ def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]
 
     with console.progress("lint") as progress:
         fixed = fix_tree(name, engine, calibration, num_heads=options["num_heads"], progress=late(progress))
-    save_tree(fixed.tree, output)
+    save_tree(with_configuration(fixed.tree, console.configuration), output)
     console.say(f"{fixed.tree.nodes} nodes, depth {fixed.tree.depth}, under the limits of {engine}")
     for label, gain in (("over the tree given", fixed.gain), ("over the tree without the limits", fixed.loss)):
         if gain is not None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from treeopt.cli.console import Console, command
 from treeopt.files.bundled import POCKET, POCKET_DRAFT, prompt_sets, zoo
-from treeopt.files.trees import load_tree
-from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.tree import Tree
+
 
 _SHORT = 2  # parts of a reference, author and source, that fit into 80 columns
 
 
 @command("list")
 def run(console: Console) -> None:
-    """List the trees of the zoo (a name can be given for any tree file) and the named prompt sets."""
+    """List the bundled trees (a name can be given for any tree file) and the named prompt sets."""
+    from treeopt.files.trees import load_tree
+
     trees = {name: load_tree(path) for name, path in zoo().items()}
     rows = [[name, str(tree.nodes), str(tree.depth), _description(tree)] for name, tree in trees.items()]
     console.table(["tree", "nodes", "depth", "from"], rows)

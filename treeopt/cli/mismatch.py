@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
-from treeopt.drafter import Drafter
-from treeopt.latency import LatencyProfile
-from treeopt.policy import Plan
 
 if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.drafter import Drafter
+    from treeopt.latency import LatencyProfile
     from treeopt.models.base import Base
     from treeopt.models.layouts import LoadedHeads
+    from treeopt.policy import Plan
 
 _FLOAT32 = "float32"  # the dtype of older files, which do not state it
 

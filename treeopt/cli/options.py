@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console
+from treeopt.defaults import CALIBRATION_FILE
 from treeopt.files.bundled import POCKET
-from treeopt.files.calibrations import DEFAULT_FILE
-from treeopt.files.outputs import check_no_input, check_output
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 _INPUTS = (
     *("heads", "model", "adapter", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),
     *("tree", "calibration", "calibrations", "drafter", "profile", "compare", "fit"),
+    *("validation", "comparison", "decoding"),
 )
 
 
@@ -43,6 +43,8 @@ def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None = None) -> Path:
     """The path of an output, after checking that it may be replaced and is not an input of this command."""
+    from treeopt.files.outputs import check_output
+
     inputs = [value for name in _INPUTS for value in _several(options.get(name))]
     return check_output(output, kind=kind, force=options["force"], inputs=inputs)
 
@@ -82,6 +84,7 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
 
     The built-in ones are the default.
     """
+    from treeopt.files.outputs import check_no_input
     from treeopt.models.base import load_base
     from treeopt.models.pair import load_pair
 
@@ -107,11 +110,22 @@ def say_base(console: Console, base: Base) -> None:
         console.warn(warning)
 
 
+chat_template_option = click.option(
+    "--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template."
+)
+
+
 def text_options(function: Callable[..., Any], *, new_tokens: int = 128) -> Callable[..., Any]:
     """Options for the chat template and the number of new tokens."""
     for option in (
-        click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template."),
-        click.option("--max-new-tokens", type=click.IntRange(min=1), default=new_tokens, show_default=True),
+        chat_template_option,
+        click.option(
+            "--max-new-tokens",
+            type=click.IntRange(min=1),
+            default=new_tokens,
+            show_default=True,
+            help="Tokens of each answer at most.",
+        ),
     ):
         function = option(function)
     return function
@@ -146,12 +160,12 @@ def say_prompts(console: Console, prompts: PromptSet) -> None:
 
 
 calibration_option = click.option(
-    "--calibration", default=DEFAULT_FILE, show_default=True, help="Traces, from `treeopt calibrate`."
+    "--calibration", default=CALIBRATION_FILE, show_default=True, help="Traces, from `treeopt calibrate`."
 )
 
 
 def calibrations_option(text: str) -> Callable[..., Any]:
     """`--calibration` of commands that take several; `text` is its help."""
     return click.option(
-        "--calibration", "calibrations", multiple=True, default=[DEFAULT_FILE], show_default=True, help=text
+        "--calibration", "calibrations", multiple=True, default=[CALIBRATION_FILE], show_default=True, help=text
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_alone, check_once, check_suffix
 from treeopt.cli.numbers import FiniteRange, numbers_option
@@ -20,16 +21,14 @@ from treeopt.cli.plan_inputs import (
     profile_source,
 )
 from treeopt.cli.plan_report import as_dict, report, report_operators, report_presets
-from treeopt.drafter import KINDS
+from treeopt.defaults import ATTENTIONS, KINDS
 from treeopt.files.marks import PICTURE, write_marked
-from treeopt.files.outputs import check_distinct
-from treeopt.files.profiles import save_profile
-from treeopt.optimize.curve import default_sizes
 from treeopt.plan.devices import BYTES
-from treeopt.plan.operators import ATTENTIONS
-from treeopt.plan.planner import SpeedPlan, plan_speedup
-from treeopt.plan.step_model import StepModel
 from treeopt.version import VERSION
+
+if TYPE_CHECKING:
+    from treeopt.plan.planner import SpeedPlan
+
 
 _POWERS = ",".join(str(1 << power) for power in range(10))
 _MODEL = "Folder with a config.json, that file, a hub name, or a known name such as llama-7b."
@@ -79,6 +78,9 @@ def run(console: Console, **options: Any) -> None:
     Each operator takes the longer of computing and of moving its bytes. One node is autoregressive decoding without
     drafting. Speedup is tokens per step / overhead. No weights are loaded and no accelerator is needed.
     """
+    from treeopt.plan.planner import plan_speedup
+    from treeopt.plan.step_model import StepModel
+
     if options["presets"]:
         check_alone("presets", options)
         report_presets(console)
@@ -110,6 +112,8 @@ command = run
 
 def _check_files(options: dict[str, Any]) -> None:
     """Check the outputs before any work."""
+    from treeopt.files.outputs import check_distinct
+
     for name in ("output", "chart"):
         if options[name] is not None:
             suffixes = (".yaml", ".yml", ".svg") if name == "output" else (".svg",)
@@ -120,6 +124,8 @@ def _check_files(options: dict[str, Any]) -> None:
 
 def _sizes(plan: SpeedPlan) -> set[int]:
     """The sizes of a modelled profile, which is interpolated: those of the plan, of curves, and the fastest."""
+    from treeopt.optimize.curve import default_sizes
+
     known = {point.nodes for point in plan.points}
     return known | set(default_sizes(max(known))) | {best.any_nodes for best in plan.best}
 
@@ -130,6 +136,8 @@ def _is_chart(file: str) -> bool:
 
 def _write(console: Console, options: dict[str, Any], plan: SpeedPlan) -> dict[str, str]:
     """Write profile and chart, and return their names."""
+    from treeopt.files.profiles import save_profile
+
     written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
     for file in written.values():
         if _is_chart(file):
@@ -139,10 +147,11 @@ def _write(console: Console, options: dict[str, Any], plan: SpeedPlan) -> dict[s
             title = f"{model.shape.name} on {model.device.name}, {model.setting.dtype}"
             where = f"{title}, batch {first.batch}, context {first.context}"
             picture = render_operators(plan, where) if options["operators"] else render_plan(plan, title)
-            write_marked(file, picture, PICTURE)
+            write_marked(file, picture, PICTURE, console.configuration)
         else:
             chosen = plan.chosen(plan.best[0])
             source = profile_source(options, chosen, VERSION)
-            save_profile(chosen.model.profile(_sizes(plan), options["batch"], options["context"], source), file)
+            profile = chosen.model.profile(_sizes(plan), options["batch"], options["context"], source)
+            save_profile(with_configuration(profile, console.configuration), file)
         console.note(f"wrote {file}")
     return written

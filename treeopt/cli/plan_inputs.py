@@ -5,31 +5,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.calibration import Calibration
 from treeopt.cli.build_dynamic import texts_of
 from treeopt.cli.console import Console
 from treeopt.cli.early_checks import given
 from treeopt.cli.plan_report import drafting_text
-from treeopt.drafter import HEADS, KINDS, MODEL, MODEL_NGRAM, Drafter
-from treeopt.files.calibrations import load_calibration
-from treeopt.files.drafters import load_drafter
-from treeopt.files.profiles import load_profile
-from treeopt.latency import ONE_NODE, LatencyProfile
-from treeopt.optimize.select_method import FOLDS
-from treeopt.plan.acceptance import Acceptance, calibrated_acceptance
+from treeopt.defaults import ATTENTIONS, HEADS, KINDS, MODEL, MODEL_NGRAM, ONE_NODE
 from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset, read_numbers
-from treeopt.plan.fit import EfficiencyFit, MeasuredSteps, fit_efficiency
-from treeopt.plan.operators import ATTENTIONS, StepSetting
-from treeopt.plan.planner import PlanCandidate
-from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.progress import late
 from treeopt.shape import Drafting, ModelShape, shape_error
 
-_PARTS = tuple(vars(Efficiency()))
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.drafter import Drafter
+    from treeopt.latency import LatencyProfile
+    from treeopt.plan.fit import EfficiencyFit, MeasuredSteps
+    from treeopt.plan.operators import StepSetting
+    from treeopt.plan.planner import PlanCandidate
+    from treeopt.plan.step_model import Efficiency, StepModel
+
+
 _EXAMPLE = "compute=0.6,bandwidth=0.8,launch=5e-6"
 
 
@@ -43,16 +41,22 @@ def chosen_device(options: Mapping[str, Any]) -> Device:
 
 def chosen_setting(options: Mapping[str, Any]) -> StepSetting:
     """Dtypes, attention and formulas."""
+    from treeopt.plan.operators import StepSetting
+
     return StepSetting(options["dtype"], options["kv_dtype"], options["attention"], options["bare"])
 
 
 def chosen_efficiency(options: Mapping[str, Any], device: Device) -> tuple[Efficiency, EfficiencyFit | None]:
     """The efficiency of --efficiency, or fitted to the profiles of --fit; the bare formulas without both."""
+    from treeopt.files.profiles import load_profile
+    from treeopt.plan.fit import fit_efficiency
+    from treeopt.plan.step_model import Efficiency
+
     text = options["efficiency"]
     if options["fit"] and text:
         raise click.UsageError("give either --efficiency or --fit")
     if text:
-        return Efficiency(**read_numbers(text, _PARTS, f"--efficiency {text}", _EXAMPLE)), None
+        return Efficiency(**read_numbers(text, tuple(vars(Efficiency())), f"--efficiency {text}", _EXAMPLE)), None
     if not options["fit"]:
         return Efficiency(), None
     fit = fit_efficiency([measured(load_profile(file), file, device) for file in options["fit"]])
@@ -68,6 +72,9 @@ def measured(profile: LatencyProfile, file: str, device: Device) -> MeasuredStep
     """
     from treeopt.models.config_shapes import heads_drafting
     from treeopt.models.shapes import model_shape
+    from treeopt.plan.fit import MeasuredSteps
+    from treeopt.plan.operators import StepSetting
+    from treeopt.plan.step_model import StepModel
 
     source = profile.provenance
     fault, why = _unusable(source)
@@ -124,6 +131,11 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
 
     Medusa heads, where the options do not name them, have LM heads of the size of the model's.
     """
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.optimize.select_method import FOLDS
+    from treeopt.plan.acceptance import calibrated_acceptance
+    from treeopt.plan.planner import PlanCandidate
+
     if not options["calibrations"]:
         return [_by_logarithm(console, options, model)]
     loaded = [load_calibration(file) for file in options["calibrations"]]
@@ -157,6 +169,9 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
 
 def _by_logarithm(console: Console, options: Mapping[str, Any], model: StepModel) -> PlanCandidate:
     """The paper's logarithm with the drafting that the options name."""
+    from treeopt.plan.acceptance import Acceptance
+    from treeopt.plan.planner import PlanCandidate
+
     if options["drafter"]:
         raise click.UsageError("--drafter belongs to --calibration")
     if options["kind"] == KINDS[1] and not given("host_seconds"):
@@ -176,6 +191,8 @@ def _drafters(options: Mapping[str, Any], calibrations: Sequence[Calibration]) -
             models are to have one shape; and as `load_drafter`.
         click.UsageError: where the options name heads or a draft model that no calibration drafts with.
     """
+    from treeopt.files.drafters import load_drafter
+
     named = {file: load_drafter(file) for file in options["drafter"]}
     known = {drafter.id: drafter for drafter in named.values()}
     files = options["calibrations"]
@@ -197,6 +214,8 @@ def _drafters(options: Mapping[str, Any], calibrations: Sequence[Calibration]) -
 
 def _drafter_of(file: str, calibration: Calibration, known: Mapping[str, Drafter]) -> Drafter | None:
     """The drafter of a calibration, by its id; None for the heads' guesses."""
+    from treeopt.files.drafters import load_drafter
+
     source = calibration.provenance
     if not source.drafter_id or source.drafter_id in known:
         return known.get(source.drafter_id)

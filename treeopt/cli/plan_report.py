@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
-from treeopt.latency import ONE_NODE
-from treeopt.plan.acceptance import Acceptance
+from treeopt.defaults import ONE_NODE
 from treeopt.plan.devices import DEVICES
-from treeopt.plan.fit import EfficiencyFit, HeldOut
-from treeopt.plan.operators import Floats, Operator, joined
-from treeopt.plan.planner import PlanBest, PlanPoint, SpeedPlan
-from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import Drafting
 
+if TYPE_CHECKING:
+    from treeopt.plan.acceptance import Acceptance
+    from treeopt.plan.fit import EfficiencyFit, HeldOut
+    from treeopt.plan.operators import Floats, Operator
+    from treeopt.plan.planner import PlanBest, PlanPoint, SpeedPlan
+    from treeopt.plan.step_model import StepModel
+
+
 _POINT = ("nodes", "batch", "context", "seconds", "overhead", "speedup")
-_BARE = Efficiency()
 _BY_MODEL = "model"  # of `HeldOut.by`
 
 
 def report(console: Console, plan: SpeedPlan, fit: EfficiencyFit | None) -> None:
     """Print the points, the fastest size of each batch and context, and the assumptions."""
+    from treeopt.plan.step_model import Efficiency
+
     several = len(plan.candidates) > 1
     rows = [_cells(plan, point, several) for point in plan.points]
     header = ["nodes", "batch", "context", "ms per step", "overhead", "tokens/step", "speedup"]
@@ -46,7 +50,7 @@ def report(console: Console, plan: SpeedPlan, fit: EfficiencyFit | None) -> None
         console.say(f"tokens per step: {_tokens_by(one.acceptance)}")
         of = f"{one.acceptance.name}: " if several else ""
         console.say(f"drafting: {of}{drafting_text(one.model.drafting)}")
-    if model.efficiency == _BARE:
+    if model.efficiency == Efficiency():
         console.say("seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account")
     if fit is not None:
         _report_fit(console, fit)
@@ -113,7 +117,10 @@ def _skipped(errors: HeldOut) -> str:
     """What was not left out, with the reason."""
     if not errors.skipped:
         return ""
-    return f"; not left out: {'; '.join(errors.skipped)} (the other steps do not determine {len(vars(_BARE))} numbers)"
+    from treeopt.plan.step_model import Efficiency
+
+    numbers = len(vars(Efficiency()))
+    return f"; not left out: {'; '.join(errors.skipped)} (the other steps do not determine {numbers} numbers)"
 
 
 def report_operators(console: Console, plan: SpeedPlan) -> None:
@@ -144,6 +151,8 @@ def operator_rows(plan: SpeedPlan) -> Iterator[dict[str, Any]]:
 
     The tree has the fastest size, or the largest where no tree is faster than one node.
     """
+    from treeopt.plan.operators import joined
+
     first = plan.best[0]
     largest = max(point.nodes for point in plan.points)
     nodes = first.nodes if first.nodes > ONE_NODE else largest

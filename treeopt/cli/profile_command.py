@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, threads
 from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
-from treeopt.drafter import KINDS
-from treeopt.files.drafters import load_drafter
-from treeopt.files.profiles import DEFAULT_FILE, save_profile
-from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE_NODE, LatencyProfile
+from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
+
+if TYPE_CHECKING:
+    from treeopt.latency import LatencyProfile
 
 
 @command("profile")
 @functools.partial(model_options, dtype="auto")
 @numbers_option(
     "--sizes",
-    default=[",".join(map(str, DEFAULT_NODES))],
+    default=[",".join(map(str, PROFILE_NODES))],
     help="Nodes, root counted; 1 is always included.",
     show_default=True,
 )
-@numbers_option("--context", help=f"Tokens in the cache [default: {DEFAULT_CONTEXT}, or the maximum of the model].")
+@numbers_option("--context", help=f"Tokens in the cache [default: {PROFILE_CONTEXT}, or the maximum of the model].")
 @numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
 @drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
 @draft_option
@@ -41,12 +42,12 @@ from treeopt.latency import DEFAULT_CONTEXT, DEFAULT_NODES, DEFAULT_REPEATS, ONE
 @click.option(
     "--repeats",
     type=click.IntRange(min=1),
-    default=DEFAULT_REPEATS,
+    default=PROFILE_REPEATS,
     show_default=True,
     help="Rounds over all sizes; the quieter half counts.",
 )
 @force_option
-@click.option("-o", "--output", default=DEFAULT_FILE, show_default=True)
+@click.option("-o", "--output", default=PROFILE_FILE, show_default=True, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Time one decode step, drafting included, by the size of the tree.
 
@@ -54,6 +55,9 @@ def run(console: Console, **options: Any) -> None:
     drafts; overheads refer to it. `build --nodes auto` takes a profile of its own --kind and of its calibration's
     drafter. With --model alone and no --drafter, drafts are those of an n-gram drafter with an empty table.
     """
+    from treeopt.files.drafters import load_drafter
+    from treeopt.files.profiles import save_profile
+
     file = options["drafter"]
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".yaml", ".yml")
@@ -66,7 +70,7 @@ def run(console: Console, **options: Any) -> None:
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
     room = largest_context(base, None if loaded is None else loaded.heads, options["sizes"], drafter, options["kind"])
-    contexts = options["context"] or (max(1, min(DEFAULT_CONTEXT, room)),)
+    contexts = options["context"] or (max(1, min(PROFILE_CONTEXT, room)),)
     with console.progress("profile") as progress:
         profile = measure_profile(
             base,
@@ -80,6 +84,7 @@ def run(console: Console, **options: Any) -> None:
             draft=draft,
             progress=progress,
         )
+    profile = with_configuration(profile, console.configuration)
     save_profile(profile, options["output"])
     _report(console, profile, options["output"])
 

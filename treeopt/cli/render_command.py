@@ -1,40 +1,156 @@
-"""`treeopt render`: a tree as a picture."""
+"""`treeopt render`: a tree as a picture, or one decoding step with its tokens."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.options import check_outputs, force_option
-from treeopt.files.atomic import write_bytes
-from treeopt.files.marks import PICTURE, write_marked
-from treeopt.files.trees import load_tree
+from treeopt.cli.drafter_options import draft_option, drafter_file_option
+from treeopt.cli.early_checks import check_belongs
+from treeopt.cli.options import chat_template_option, check_outputs, force_option, model_options
+from treeopt.cli.tree_options import chosen_plan, load_for_plan
+from treeopt.errors import Code, TreeoptError
+from treeopt.view.looks import LABELS, THEMES
+
+if TYPE_CHECKING:
+    from treeopt.cli.tree_options import ChosenPlan
+    from treeopt.drafted_step import DraftedStep
+    from treeopt.tree import Tree
+
+_OF_EXAMPLE = ("step", "heads", "model", "adapter", "draft", "device", "dtype", "chat_template")
+_MARKED = ("svg", "dot", "gv")  # only these hold the mark; files of other formats are replaced with --force alone
+_OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.svg]"
 
 
 @command("render")
-@click.argument("tree")
-@click.option("-o", "--output", help="an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.svg]")
+@click.argument("tree", required=False)
+@click.option("-o", "--output", help=_OUTPUT)
 @force_option
 @click.option("--title", default="", help="Heading of the picture.")
-def run(console: Console, tree: str, output: str | None, title: str, force: bool) -> None:
-    """Draw TREE (a file, or a name from `treeopt list`): one column per level, width and colour by a node's value."""
-    target = f"{Path(tree).stem}.svg" if output is None else output
-    file_format = Path(target).suffix.removeprefix(".").lower() or "svg"
-    # Only text formats hold the mark; other formats need --force to replace a file.
-    marked = file_format in ("svg", "dot", "gv")
-    record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
-    check_outputs({"tree": tree, "force": force}, target, kind=PICTURE if marked else None)
-    from treeopt.view.picture import render
+@click.option(
+    "--label",
+    type=click.Choice(LABELS),
+    help="Of nodes; probability: the values of the tree, with --example those of the base model "
+    "[default: rank; with --example token].",
+)
+@click.option("--theme", type=click.Choice(THEMES), default="auto", show_default=True, help="auto: the reader's.")
+@click.option("--example", metavar="PROMPT", help="Decode PROMPT and draw one step: its tokens, accepted ones in red.")
+@click.option("--step", type=click.IntRange(min=1), default=1, show_default=True, help="Which step of --example.")
+@drafter_file_option("Drafter file: without TREE, of the tree that it recommends [default: the one in the tree file].")
+@draft_option
+@chat_template_option
+@functools.partial(model_options, dtype="auto")
+def run(console: Console, tree: str | None, **options: Any) -> None:
+    """Draw TREE (a file, or a name from `treeopt list`): one column per level, width and color by a node's value.
 
-    picture = render(record, file_format, title=title)
-    if marked:
-        write_marked(target, picture.decode(), PICTURE)
-    else:
-        write_bytes(target, picture)
-    console.note(f"wrote {target}")
-    console.result({"nodes": record.nodes, "depth": record.depth, "output": target})
+    --example PROMPT continues a prompt greedily and draws one step of it: the token of each node, and in red the
+    accepted path and the token after it. TREE may then be a policy, whose tree of that step is drawn; models, drafters
+    and the tree without TREE are those of `treeopt generate`.
+    """
+    options = {**options, "tree": tree}
+    target = _target(options)
+    file_format = Path(target).suffix.removeprefix(".").lower() or "svg"
+    check_belongs(_OF_EXAMPLE, "--example", options["example"] is not None)
+    check_belongs(("theme",), "an .svg file", file_format == "svg")
+    check_belongs(("drafter",), "--example, or is given without TREE", options["example"] is not None or tree is None)
+    _draw(console, options, target, file_format)
 
 
 command = run
+
+
+def _draw(console: Console, options: dict[str, Any], target: str, file_format: str) -> None:
+    """Draw what the options choose. An invalid tree is the first error, before an output that may not be replaced."""
+    from treeopt.files.marks import PICTURE
+
+    static = _static(options) if options["example"] is None else None
+    chosen = chosen_plan(options) if static is None else None
+    check_outputs(options, target, kind=PICTURE if file_format in _MARKED else None)
+    options["output"] = target
+    if file_format not in _MARKED:
+        from treeopt.tree import Tree
+        from treeopt.view.picture import render
+
+        render(Tree(()), file_format)  # a format that cannot be written is refused before a model is loaded
+    step = None if chosen is None else _step(console, options, chosen)
+    tree = static if step is None else step.tree
+    assert tree is not None
+    _write(console, tree, step, options, file_format)
+
+
+def _target(options: Mapping[str, Any]) -> str:
+    """The output: -o, or the name of the tree or drafter as .svg."""
+    name = options["drafter"] if options["tree"] is None else options["tree"]
+    if name is None and options["example"] is None:
+        raise click.UsageError("Missing argument 'TREE'.")
+    return str(options["output"] or f"{'step' if name is None else Path(name).stem}.svg")
+
+
+def _static(options: Mapping[str, Any]) -> Tree:
+    """The tree that is drawn without an example.
+
+    Raises:
+        TreeoptError: E203 for a policy; as `as_plan_for`.
+    """
+    from treeopt.files.policies import as_plan_for
+    from treeopt.policy import TreePolicy
+
+    plan, _ = as_plan_for(options["tree"], options["drafter"])
+    if isinstance(plan, TreePolicy):
+        raise TreeoptError(
+            Code.FILE_INVALID,
+            f"{options['tree'] or options['drafter']} is a policy: it has a tree for each step, not one tree",
+            why="the tree of a step depends on the text",
+            fix="--example PROMPT draws the tree of one step; treeopt generate decodes with all of them",
+        )
+    return plan
+
+
+def _step(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> DraftedStep:
+    """The step of the example that the options choose."""
+    from treeopt.decode.one_step import draft_step
+    from treeopt.texts.encode import encode
+    from treeopt.texts.prompts import request
+
+    text = options["example"]
+    if not text:
+        raise TreeoptError(Code.PROMPTS_EMPTY, "the prompt is empty", fix='--example "Once upon a time"')
+    used = load_for_plan(console, options, chosen)
+    template = options["chat_template"]
+    ids, _ = encode(request(text), used.base.tokenizer, chat_template=template, vocab=used.base.vocab_size)
+    heads = None if used.heads is None else used.heads.heads
+    plan: Any = {"tree": used.plan, "drafter": used.drafter, "draft": used.draft}
+    try:
+        return draft_step(used.base, heads, ids=ids, **plan, number=options["step"], prompt=text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--step") from error
+
+
+def _write(
+    console: Console, tree: Tree, step: DraftedStep | None, options: Mapping[str, Any], file_format: str
+) -> None:
+    """Write the picture, and print the step and the name of the file."""
+    from treeopt.files.atomic import write_bytes
+    from treeopt.files.marks import PICTURE, write_marked
+    from treeopt.view.picture import render
+    from treeopt.view.scene import scene_of
+    from treeopt.view.words import accepted_words
+
+    label = options["label"] or ("rank" if step is None else "token")
+    shown: dict[str, Any] = {"label": label, "step": step}
+    picture = render(tree, file_format, title=options["title"], theme=options["theme"], **shown)
+    if file_format in _MARKED:
+        write_marked(options["output"], picture.decode(), PICTURE, console.configuration)
+    else:
+        write_bytes(options["output"], picture)
+    if step is not None:
+        console.say(accepted_words(step))
+    console.note(f"wrote {options['output']}")
+    counts = {"nodes": tree.nodes, "depth": tree.depth, "leaves": len(tree.leaves), "output": options["output"]}
+    more = scene_of(tree, **shown).as_dict() if console.for_programs else {}
+    console.result({**counts, "label": label, **more})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.calibration import Calibration
 from treeopt.cli.numbers import Temperature
 from treeopt.errors import Code, TreeoptError
+
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+
 
 temperature_option = click.option(
     "--temperature",

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.calibration import Calibration
 from treeopt.cli.console import Console, command
 from treeopt.cli.mismatch import warn_other_traces
 from treeopt.cli.show_report import as_dict, report
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.calibrations import load_calibration
-from treeopt.files.choices import choices_text
-from treeopt.files.policies import load_plan, policy_yaml
-from treeopt.files.trees import tree_yaml
-from treeopt.optimize.per_step import replay_policy
-from treeopt.optimize.replay import Replay, replay
-from treeopt.policy import Plan
-from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.optimize.replay import Replay
+    from treeopt.policy import Plan
+
 
 FORMATS = ("text", "choices", "yaml")
 
@@ -40,6 +37,12 @@ def run(console: Console, tree: str, calibration: str | None, layout: str) -> No
     A file is YAML of treeopt, or holds a medusa_choices list: [[0], [0, 0], [1]] in JSON or Python. For a policy of
     per-step trees, sizes and costs are printed. --format choices and yaml print nothing else.
     """
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.files.policies import load_plan
+    from treeopt.optimize.per_step import replay_policy
+    from treeopt.optimize.replay import replay
+    from treeopt.tree import Tree
+
     if layout != FORMATS[0]:
         if console.for_programs:
             raise click.UsageError(f"--format {layout} and --json exclude each other")
@@ -76,6 +79,11 @@ command = run
 
 def _as_text(plan: Plan, name: str, layout: str) -> str:
     """The plan as the text of a file, without the newline at its end."""
+    from treeopt.files.choices import choices_text
+    from treeopt.files.policies import policy_yaml
+    from treeopt.files.trees import tree_yaml
+    from treeopt.tree import Tree
+
     if layout == "yaml":
         text = tree_yaml(plan) if isinstance(plan, Tree) else policy_yaml(plan)
         return text.removesuffix("\n")

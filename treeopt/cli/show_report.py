@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
-from treeopt.drafter import HEADS
-from treeopt.policy import Plan, PolicyExpected, TreePolicy
-from treeopt.tree import Expected, Tree
+from treeopt.defaults import HEADS
+
+if TYPE_CHECKING:
+    from treeopt.policy import Plan, PolicyExpected, TreePolicy
+    from treeopt.tree import Expected
+
 
 _LABEL = 13  # columns of a line's first word
 _INDEPENDENT = "independent: 1 + the sum of the products of accuracies"
@@ -21,6 +24,9 @@ _COUNTS = {"sequences": "texts", "positions": "positions"}
 
 def report(console: Console, plan: Plan) -> None:
     """Print a plan: its size, source, expected tokens per step, and its nodes or sizes."""
+    from treeopt.policy import TreePolicy
+    from treeopt.tree import Tree
+
     if isinstance(plan, Tree):
         console.say(f"{plan.nodes} nodes, depth {plan.depth}, {len(plan.leaves)} leaves")
     else:
@@ -39,6 +45,9 @@ def report(console: Console, plan: Plan) -> None:
 
 def as_dict(plan: Plan) -> dict[str, Any]:
     """The plan with the keys of `--json`."""
+    from treeopt.policy import TreePolicy
+    from treeopt.tree import Tree
+
     expected = None if plan.expected is None else vars(plan.expected)
     shared = {
         "kind": "static" if isinstance(plan, Tree) else "dynamic",
@@ -56,6 +65,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 def _origin(plan: Plan) -> list[tuple[str, str]]:
     """Label and text of each line about the source of a plan."""
+    from treeopt.tree import Tree
+
     source = plan.source
     lines = [(name.replace("_", " "), str(source[name])) for name in ("reference", "made_by") if name in source]
     if source.get("method"):
@@ -98,6 +109,8 @@ def _report_expected(console: Console, plan: Plan) -> None:
 
 def _figures(expected: Expected | PolicyExpected) -> list[tuple[float, str]]:
     """Each figure with its meaning; the interval is that of the last figure."""
+    from treeopt.policy import PolicyExpected
+
     interval = ""
     if expected.low is not None:
         interval = f"; {expected.low:.3f} to {expected.high:.3f} on as many new prompts (90 %)"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.calibration import Calibration
 from treeopt.cli.build_dynamic import warn_few_texts
 from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_belongs, check_once, check_suffix, given, not_resumable
+from treeopt.cli.early_checks import check_belongs, check_once, check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import SEED, Temperature, numbers_option, shares_option
 from treeopt.cli.options import (
@@ -28,23 +27,34 @@ from treeopt.cli.sweep_epsilon_report import of_epsilon
 from treeopt.cli.sweep_report import Report, as_csv, print_report
 from treeopt.cli.sweep_traces_report import of_levels, of_sizes, of_texts
 from treeopt.cli.tree_options import chosen_plan, load_with_prompts, plan_options
+from treeopt.cli.work_options import not_resumable
+from treeopt.defaults import (
+    DEFAULT_TOP_K,
+    DENSE_TREES,
+    EPSILON_TEMPERATURE,
+    EPSILONS,
+    FEWEST_DENSE,
+    LARGEST_DENSE,
+    LEVELS_SIZES,
+    MAX_NODES,
+    ONE_NODE,
+    SIZES_SIZES,
+    SWEEP_DRAWS,
+    SWEEP_NODES,
+)
 from treeopt.files.atomic import write_text
-from treeopt.files.calibrations import load_calibration
 from treeopt.files.marks import PICTURE, write_marked
-from treeopt.files.outputs import check_distinct
-from treeopt.files.profiles import load_profile
-from treeopt.latency import ONE_NODE
-from treeopt.optimize import sweep_dense, sweep_levels, sweep_sizes, sweep_texts
-from treeopt.optimize.curve import Timing
-from treeopt.optimize.sweep_limits import DEFAULT_NODES, EPSILONS, TEMPERATURE
-from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
 from treeopt.progress import late
+
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+
 
 _DENSE, _LEVELS, _SIZES, _EPSILON, _TEXTS = "dense", "levels", "sizes", "epsilon", "calibration_size"
 _MOST_DENSE = 1024  # nodes of dense trees: there are about a hundred thousand of them on five levels
 _NODES_HELP = (
-    f"Nodes of the sparse trees, root counted [default: {DEFAULT_NODES} for --dense and --calibration-size, "
-    f"{','.join(map(str, sweep_levels.SIZES))} for --levels, {','.join(map(str, sweep_sizes.SIZES))} for --sizes]."
+    f"Nodes of the sparse trees, root counted [default: {SWEEP_NODES} for --dense and --calibration-size, "
+    f"{','.join(map(str, LEVELS_SIZES))} for --levels, {','.join(map(str, SIZES_SIZES))} for --sizes]."
 )
 _EPSILONS_HELP = f"For --epsilon; delta is the square root [default: {','.join(map(str, EPSILONS))}]."
 _TRACED = (_DENSE, _LEVELS, _SIZES, _TEXTS)
@@ -68,38 +78,42 @@ _USED_BY = {  # options -> the sweeps that use them
 @click.option("--epsilon", is_flag=True, help="Typical acceptance by epsilon (figure 5); runs the model.")
 @click.option("--calibration-size", is_flag=True, help="How many prompts a calibration needs.")
 @calibrations_option(
-    "Traces, by `treeopt calibrate`; for --sizes one or more, of different drafters on the same prompts."
+    "Traces, from `treeopt calibrate`; for --sizes one or more, of different drafters on the same prompts."
 )
 @numbers_option("--nodes", help=_NODES_HELP)
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
 @click.option(
     "--trees",
     type=click.IntRange(min=0),
-    default=sweep_dense.TREES,
+    default=DENSE_TREES,
     show_default=True,
     help="Random dense trees; 0: all.",
 )
 @click.option(
     "--largest",
-    type=click.IntRange(sweep_dense.FEWEST_NODES, _MOST_DENSE),
-    default=sweep_dense.LARGEST,
+    type=click.IntRange(FEWEST_DENSE, _MOST_DENSE),
+    default=LARGEST_DENSE,
     show_default=True,
     help="Nodes of the largest dense trees.",
 )
-@click.option("--profile", help="Seconds per step of static trees, by `treeopt profile`: --dense has speedups too.")
+@click.option("--profile", help="Seconds per step of static trees, from `treeopt profile`: --dense has speedups too.")
 @click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Batch of the profile.")
 @click.option("--context", type=click.IntRange(min=1), help="Context of the profile [default: its longest].")
 @click.option(
     "--draws",
     type=click.IntRange(1, 1000),
-    default=sweep_texts.DRAWS,
+    default=SWEEP_DRAWS,
     show_default=True,
     help="Random splits of the texts, for --calibration-size.",
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the random trees and splits.")
 @shares_option("--epsilons", help=_EPSILONS_HELP)
 @click.option(
-    "--temperature", type=Temperature(), default=TEMPERATURE, show_default=True, help="Of typical and sampled texts."
+    "--temperature",
+    type=Temperature(),
+    default=EPSILON_TEMPERATURE,
+    show_default=True,
+    help="Of typical and sampled texts.",
 )
 @functools.partial(model_options, dtype="float32")
 @prompt_options
@@ -109,7 +123,7 @@ _USED_BY = {  # options -> the sweeps that use them
 )
 @click.option("--csv", help="File of the figures [default: that of -o, with the suffix .csv].")
 @force_option
-@click.option("-o", "--output", default="sweep.svg", show_default=True)
+@click.option("-o", "--output", default="sweep.svg", show_default=True, help="File to write.")
 def run(console: Console, **options: Any) -> None:
     """Vary one thing and print tokens per step: one of the first five options says what is varied.
 
@@ -127,6 +141,8 @@ def run(console: Console, **options: Any) -> None:
 
     --calibration-size: in each draw every fifth of the texts is judged by trees from n of the other texts.
     """
+    from treeopt.files.outputs import check_distinct
+
     sweep = _chosen(options)
     check_outputs(options, options["output"], kind=PICTURE)
     check_suffix(options["output"], ".svg")
@@ -140,7 +156,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.view.chart import render_chart
 
     write_text(options["csv"], as_csv(report))
-    write_marked(options["output"], render_chart(report.chart, report.title), PICTURE)
+    write_marked(options["output"], render_chart(report.chart, report.title), PICTURE, console.configuration)
     print_report(console, report)
     console.note(f"wrote {options['output']} and {options['csv']}")
     more = {"output": options["output"], "csv": options["csv"]}
@@ -172,6 +188,8 @@ def _option(name: str) -> str:
 
 
 def _one_calibration(console: Console, options: dict[str, Any]) -> Calibration:
+    from treeopt.files.calibrations import load_calibration
+
     if len(options["calibrations"]) > 1:
         raise click.UsageError("only --sizes takes more than one --calibration")
     [file] = options["calibrations"]
@@ -181,44 +199,55 @@ def _one_calibration(console: Console, options: dict[str, Any]) -> Calibration:
 
 
 def _dense(console: Console, options: dict[str, Any]) -> Report:
+    from treeopt.files.profiles import load_profile
+    from treeopt.optimize.curve import Timing
+    from treeopt.optimize.sweep_dense import sweep_dense
+
     calibration, timing = _one_calibration(console, options), None
     if options["profile"]:
         timing = Timing(load_profile(options["profile"]), options["batch"], options["context"])
         timing.seconds(ONE_NODE)  # speedups refer to one node: fail before any work
         warn_other_heads(console, calibration, timing.profile)
     if timing is not None and not given("largest"):
-        options["largest"] = min(options["largest"], max(timing.largest, sweep_dense.FEWEST_NODES))
+        options["largest"] = min(options["largest"], max(timing.largest, FEWEST_DENSE))
     chosen = {name: options[name] for name in ("trees", "largest", "top_k", "seed")}
-    chosen |= {"sizes": options["nodes"] or (DEFAULT_NODES,), "timing": timing}
+    chosen |= {"sizes": options["nodes"] or (SWEEP_NODES,), "timing": timing}
     with console.progress("sweep") as progress:
-        found = sweep_dense.sweep_dense(calibration, progress=late(progress), **chosen)
+        found = sweep_dense(calibration, progress=late(progress), **chosen)
     return of_dense(found, calibration)
 
 
 def _levels(console: Console, options: dict[str, Any]) -> Report:
+    from treeopt.optimize.sweep_levels import sweep_levels
+
     calibration = _one_calibration(console, options)
-    sizes = options["nodes"] or sweep_levels.SIZES
+    sizes = options["nodes"] or LEVELS_SIZES
     with console.progress("sweep") as progress:
-        found = sweep_levels.sweep_levels(calibration, sizes=sizes, top_k=options["top_k"], progress=late(progress))
+        found = sweep_levels(calibration, sizes=sizes, top_k=options["top_k"], progress=late(progress))
     return of_levels(found, calibration)
 
 
 def _sizes(console: Console, options: dict[str, Any]) -> Report:
+    from treeopt.files.calibrations import load_calibration
+    from treeopt.optimize.sweep_sizes import sweep_sizes
+
     calibrations = {file: load_calibration(file) for file in options["calibrations"]}
-    sizes = options["nodes"] or sweep_sizes.SIZES
+    sizes = options["nodes"] or SIZES_SIZES
     with console.progress("sweep") as progress:
-        found = sweep_sizes.sweep_sizes(calibrations, sizes=sizes, top_k=options["top_k"], progress=late(progress))
+        found = sweep_sizes(calibrations, sizes=sizes, top_k=options["top_k"], progress=late(progress))
     return of_sizes(found, calibrations)
 
 
 def _texts(console: Console, options: dict[str, Any]) -> Report:
+    from treeopt.optimize.sweep_texts import sweep_texts
+
     calibration = _one_calibration(console, options)
     if len(options["nodes"]) > 1:
         raise click.UsageError("--calibration-size takes one number of --nodes")
     chosen = {name: options[name] for name in ("draws", "top_k", "seed")}
-    [nodes] = options["nodes"] or (DEFAULT_NODES,)
+    [nodes] = options["nodes"] or (SWEEP_NODES,)
     with console.progress("sweep") as progress:
-        found = sweep_texts.sweep_texts(calibration, nodes=nodes, progress=late(progress), **chosen)
+        found = sweep_texts(calibration, nodes=nodes, progress=late(progress), **chosen)
     return of_texts(found, calibration)
 
 

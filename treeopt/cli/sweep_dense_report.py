@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treeopt.calibration import Calibration
 from treeopt.cli.build_dynamic import texts_of
 from treeopt.cli.sweep_report import TOKENS, Report, ends, flat, model_name, named, texts_json
-from treeopt.optimize.sweep_dense import DensePoint, DenseSweep, Verdict
-from treeopt.view.chart import Panel, Series
-from treeopt.view.figure import NODES
+
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.optimize.sweep_dense import DensePoint, DenseSweep, Verdict
+    from treeopt.view.chart import Panel
+
 
 _SPEEDUP = "speedup over autoregressive"
 
@@ -75,6 +77,9 @@ def _fastest(found: DenseSweep) -> list[str]:
 
 
 def _dense_panel(found: DenseSweep, sparse: Mapping[str, Mapping[int, Any]], name: str, label: str) -> Panel:
+    from treeopt.view.chart import Panel, Series
+    from treeopt.view.figure import NODES
+
     dense = Series(
         "dense trees", [one.nodes for one in found.dense], [getattr(one, name) for one in found.dense], dots=True
     )

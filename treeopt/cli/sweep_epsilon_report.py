@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.sweep_report import TOKENS, Report, ends, flat
-from treeopt.optimize.intervals import Interval
-from treeopt.view.chart import Panel, Series
 
 if TYPE_CHECKING:
     from treeopt.evaluate.sweep_epsilon import EpsilonPoint, EpsilonSweep
+    from treeopt.optimize.intervals import Interval
     from treeopt.texts.encode import Skipped
+    from treeopt.view.chart import Panel
 
 _EPSILON_PANELS = {
     "tokens_per_step": TOKENS,
@@ -65,6 +65,8 @@ def _epsilon_point(point: EpsilonPoint) -> dict[str, Any]:
 
 def _epsilon_panel(points: Sequence[Mapping[str, Any]], name: str, label: str) -> Panel:
     """A figure by epsilon; those of greedy and sampled texts as dashed lines."""
+    from treeopt.view.chart import Panel, Series
+
     typical = [point for point in points if point["epsilon"] is not None]
     places = [point["epsilon"] for point in typical]
     known = [_interval(point, name) for point in typical]
@@ -77,5 +79,7 @@ def _epsilon_panel(points: Sequence[Mapping[str, Any]], name: str, label: str) -
 
 
 def _interval(point: Mapping[str, Any], name: str) -> Interval | None:
+    from treeopt.optimize.intervals import Interval
+
     low, high = point.get(f"{name}_low"), point.get(f"{name}_high")
     return None if low is None or high is None else Interval(low, high)

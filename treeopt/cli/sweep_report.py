@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.calibration import Calibration
 from treeopt.cli.console import Console, say_skipped
-from treeopt.optimize.intervals import Interval
+from treeopt.defaults import TOLERATED_LOSS
 from treeopt.optimize.methods import MEDUSA
-from treeopt.optimize.sweep_limits import TOLERATED_LOSS
-from treeopt.view.chart import Panel
 
 if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.optimize.intervals import Interval
     from treeopt.texts.encode import Skipped
+    from treeopt.view.chart import Panel
 
 TOKENS = "tokens per step"  # the label of an axis
 MEDUSA_TREE = "Medusa tree"

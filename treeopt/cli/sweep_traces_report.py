@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treeopt.calibration import Calibration
 from treeopt.cli.build_dynamic import texts_of
 from treeopt.cli.sweep_report import LOSS, MEDUSA_TREE, TOKENS, Report, ends, flat, model_name, named, texts_json
-from treeopt.optimize.intervals import Interval
-from treeopt.optimize.sweep_levels import LevelSweep
-from treeopt.optimize.sweep_sizes import INDEPENDENT, SizePoint, SizeSweep
-from treeopt.optimize.sweep_texts import TextsSweep
-from treeopt.view.chart import Panel, Series
-from treeopt.view.figure import NODES
+
+if TYPE_CHECKING:
+    from treeopt.calibration import Calibration
+    from treeopt.optimize.intervals import Interval
+    from treeopt.optimize.sweep_levels import LevelSweep
+    from treeopt.optimize.sweep_sizes import SizePoint, SizeSweep
+    from treeopt.optimize.sweep_texts import TextsSweep
+    from treeopt.view.chart import Series
 
 
 def of_levels(found: LevelSweep, calibration: Calibration) -> Report:
     """Levels of trees of each size."""
+    from treeopt.view.chart import Panel
+
     rows = [
         [
             str(point.nodes),
@@ -53,6 +56,9 @@ def of_levels(found: LevelSweep, calibration: Calibration) -> Report:
 
 def of_sizes(found: SizeSweep, calibrations: Mapping[str, Calibration]) -> Report:
     """Methods and drafters by nodes."""
+    from treeopt.view.chart import Panel
+    from treeopt.view.figure import NODES
+
     rows = [
         [
             str(point.nodes),
@@ -90,6 +96,8 @@ def of_sizes(found: SizeSweep, calibrations: Mapping[str, Calibration]) -> Repor
 
 def of_texts(found: TextsSweep, calibration: Calibration) -> Report:
     """Tokens per step by the prompts of the calibration."""
+    from treeopt.view.chart import Panel, Series
+
     rows = [
         [
             str(point.texts),
@@ -132,6 +140,8 @@ def _enough(found: TextsSweep, method: str) -> str:
 
 
 def _series(name: str, points: Sequence[Any], x: str, interval: str, y: str = "tokens_per_step") -> Series:
+    from treeopt.view.chart import Series
+
     return Series(
         name,
         [getattr(point, x) for point in points],
@@ -142,6 +152,8 @@ def _series(name: str, points: Sequence[Any], x: str, interval: str, y: str = "t
 
 def _size_name(point: SizePoint, found: SizeSweep) -> str:
     """The kind of trees, with the file of the calibration; its folder too where two files have one name."""
+    from treeopt.optimize.sweep_sizes import INDEPENDENT
+
     medusa = point.trees == INDEPENDENT and point.calibration == found.medusa
     stem = Path(point.calibration).stem
     same = {one.calibration for one in found.points if Path(one.calibration).stem == stem}
@@ -149,4 +161,6 @@ def _size_name(point: SizePoint, found: SizeSweep) -> str:
 
 
 def _percent(interval: Interval) -> Interval:
+    from treeopt.optimize.intervals import Interval
+
     return Interval(100 * interval.low, 100 * interval.high, interval.level)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from treeopt.cli.console import Console, command, resumable
+from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_apart, check_belongs
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import base_options, say_base
+from treeopt.cli.work_options import resumable
 from treeopt.errors import TreeoptError, system_error
+from treeopt.files.configurations import add_configuration
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -69,12 +71,14 @@ def _joint_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @base_options
 @_joint_options
 @click.option("--data", "data", multiple=True, required=True, help="Training texts (repeatable).")
-@click.option("--num-heads", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--num-heads", type=click.IntRange(min=1), default=5, show_default=True, help="Number of heads.")
 @click.option("--blocks", type=click.IntRange(min=0), default=1, show_default=True, help="Residual blocks of a head.")
 @click.option("--shared-lm-head", is_flag=True, help="Use the base's LM head: a tenth of the memory, faster steps.")
 @click.option("--load-in-4bit", is_flag=True, help="Quantise the base (needs CUDA and bitsandbytes).")
 @click.option("--length", type=click.IntRange(min=3), default=2048, show_default=True, help="Most tokens of a text.")
-@click.option("--epochs", type=FiniteRange(min=0, min_open=True), default=1.0, show_default=True)
+@click.option(
+    "--epochs", type=FiniteRange(min=0, min_open=True), default=1.0, show_default=True, help="Passes over the texts."
+)
 @click.option("--steps", type=click.IntRange(min=1), help="Optimizer steps, in place of --epochs.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Texts of one forward.")
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Forwards of one step.")
@@ -86,14 +90,14 @@ def _joint_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--warmup", type=FiniteRange(0, 1, max_open=True), default=0.05, show_default=True, help="Share of the steps."
 )
-@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, show_default=True)
+@click.option("--weight-decay", type=FiniteRange(min=0), default=0.0, show_default=True, help="Of the weights.")
 @click.option(
     "--holdout", type=click.IntRange(min=0), default=0, show_default=True, help="Texts held out, for evaluation."
 )
 @click.option("--log-every", type=click.IntRange(min=1), default=10, show_default=True, help="Steps of a log line.")
 @click.option("--bf16", is_flag=True, help="Mixed precision in the heads; their weights stay float32.")
 @click.option("--chat-template/--no-chat-template", default=True, help="Use the tokenizer's chat template.")
-@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the order of the texts.")
 @click.option("--resume", is_flag=True, help="Continue the unfinished run in the output folder.")
 @click.option("--force", is_flag=True, help="Replace heads, and delete an unfinished run, in the output folder.")
 @click.option("-o", "--output", required=True, help="Folder for the heads.")
@@ -126,6 +130,8 @@ def run(console: Console, **options: Any) -> None:
         trained, score = (_train if options["stage"] == 1 else _train_jointly)(base, texts, options, progress)
     if options["merge"] is not None and (console.for_people or console.for_programs):  # one process of torchrun
         _merge(console, options)
+    if console.for_people or console.for_programs:
+        add_configuration(options["output"], console.configuration)
     _report(console, trained, score, options)
 
 

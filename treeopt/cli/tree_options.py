@@ -12,14 +12,13 @@ from treeopt.cli.console import Console
 from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
 from treeopt.cli.options import load_models
-from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.policies import as_plan_for
-from treeopt.policy import Plan
 
 if TYPE_CHECKING:
+    from treeopt.drafter import Drafter
     from treeopt.models.base import Base
     from treeopt.models.layouts import LoadedHeads
+    from treeopt.policy import Plan
     from treeopt.texts.encode import Encoded
 
 
@@ -52,6 +51,7 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
         TreeoptError: as `as_plan_for` and `check_plan`.
     """
     from treeopt.drafting.plans import check_plan
+    from treeopt.files.policies import as_plan_for
 
     tree, drafter = options["tree"], options["drafter"]
     if tree is None and drafter is None:

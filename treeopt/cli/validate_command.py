@@ -13,13 +13,14 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import chosen_prompts, model_options, prompt_options
+from treeopt.cli.origin import origin_of
 from treeopt.cli.tree_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
 from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
 from treeopt.cli.validate_rules_report import report_sample, report_typical
-from treeopt.policy import Plan, TreePolicy
 
 if TYPE_CHECKING:
     from treeopt.evaluate.validation import Measured, Validation
+    from treeopt.policy import Plan
     from treeopt.texts.encode import Skipped
 
 _RULES = (GREEDY, SAMPLE, TYPICAL)
@@ -117,26 +118,32 @@ def _report(console: Console, found: Measured, used: LoadedPlan, skipped: Sequen
     from treeopt.evaluate.validate_typical import TypicalValidation
     from treeopt.evaluate.validation import Validation
 
+    origin = origin_of(used.base, used.heads, used.draft, used.plan)
     if isinstance(found, SampleValidation):
-        report_sample(console, found, skipped)
+        report_sample(console, found, skipped, origin)
         _warn_batches(console, found, used.plan)
     elif isinstance(found, TypicalValidation):
-        report_typical(console, found, skipped)
+        report_typical(console, found, skipped, origin)
         _warn_prediction(console, found, len(found.prediction_misses), used.plan)
     else:
         assert isinstance(found, Validation)
-        _report_greedy(console, found, used, skipped, judge)
+        _report_greedy(console, found, used, skipped, judge, origin)
 
 
 def _report_greedy(
-    console: Console, found: Validation, used: LoadedPlan, skipped: Sequence[Skipped], judge: int | None
+    console: Console,
+    found: Validation,
+    used: LoadedPlan,
+    skipped: Sequence[Skipped],
+    judge: int | None,
+    origin: Mapping[str, Any],
 ) -> None:
     from treeopt.evaluate.advice import advice
     from treeopt.evaluate.validation import JUDGED
 
     report_metrics(console, found, skipped)
     found = found.judged(used.base, JUDGED if judge is None else judge)
-    report_differences(console, found, used.base.tokenizer, skipped)
+    report_differences(console, found, used.base.tokenizer, skipped, origin)
     for warning in advice(found):
         console.warn(f"warning: {warning}")
     if found.failures:
@@ -164,4 +171,6 @@ def _warn_batches(console: Console, found: Measured, tree: Plan) -> None:
 
 def _shared(found: Measured, tree: Plan) -> bool:
     """Whether the texts of a batch share the size of a step's tree; replay takes each text alone."""
+    from treeopt.policy import TreePolicy
+
     return isinstance(tree, TreePolicy) and len(tree.sizes) > 1 and found.batch_size > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, row_of, say_skipped, spread_text, threads
@@ -33,12 +33,16 @@ def report_metrics(console: Console, found: Validation, skipped: Sequence[Skippe
 
 
 def report_differences(
-    console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None, skipped: Sequence[Skipped]
+    console: Console,
+    found: Validation,
+    tokenizer: PreTrainedTokenizerBase | None,
+    skipped: Sequence[Skipped],
+    origin: Mapping[str, Any],
 ) -> None:
-    """Print whether the texts are lossless; with --json, print the whole report."""
+    """Print whether the texts are lossless; with --json, print the whole report, with the keys of `origin_of`."""
     _say_lossless(console, found)
     _say_tolerated(console, found, tokenizer)
-    console.result(_as_json(found, [*skipped, *found.skipped]))
+    console.result({**_as_json(found, [*skipped, *found.skipped]), **origin})
 
 
 def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> TreeoptError:
@@ -224,6 +228,7 @@ def measured_json(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]
         "texts": len(metrics.trials),
         "skipped": len(skipped),
         "skipped_prompts": [vars(one) for one in skipped],
+        "nodes": found.nodes,
         "tokens": metrics.tokens,
         "steps": metrics.steps,
         "tokens_per_step": found.tokens_per_step,

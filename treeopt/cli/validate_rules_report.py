@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, row_of, say_skipped
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 _HALF = ("bfloat16", "float16")
 
 
-def report_sample(console: Console, found: SampleValidation, skipped: Sequence[Skipped]) -> None:
-    """Print the results under sampling, with --json as JSON.
+def report_sample(
+    console: Console, found: SampleValidation, skipped: Sequence[Skipped], origin: Mapping[str, Any]
+) -> None:
+    """Print the results under sampling, with --json as JSON, with the keys of `origin_of`.
 
     Raises:
         TreeoptError: E501 where a test found another distribution.
@@ -36,13 +38,15 @@ def report_sample(console: Console, found: SampleValidation, skipped: Sequence[S
             f"warning: measured and predicted tokens per step differ by {found.z_score:+.1f} standard errors: by "
             "rounding of probabilities near the edge of top-k or top-p, or there is a bug"
         )
-    console.result(_sample_json(found, [*skipped, *found.skipped]))
+    console.result({**_sample_json(found, [*skipped, *found.skipped]), **origin})
     if found.lossless is False:
         raise _distribution_error(found)
 
 
-def report_typical(console: Console, found: TypicalValidation, skipped: Sequence[Skipped]) -> None:
-    """Print the results under typical acceptance, with --json as JSON."""
+def report_typical(
+    console: Console, found: TypicalValidation, skipped: Sequence[Skipped], origin: Mapping[str, Any]
+) -> None:
+    """Print the results under typical acceptance, with --json as JSON, with the keys of `origin_of`."""
     trials, misses = found.metrics.trials, len(found.prediction_misses)
     console.say(f"tokens per step {found.tokens_per_step:.4f} measured  (1 + accepted drafts per step)")
     console.say(
@@ -70,7 +74,7 @@ def report_typical(console: Console, found: TypicalValidation, skipped: Sequence
         f"(temperature {found.rule.temperature:g}, epsilon {found.rule.epsilon:g}, delta {found.rule.delta:g})"
     )
     say_skipped(console, [*skipped, *found.skipped])
-    console.result(_typical_json(found, [*skipped, *found.skipped]))
+    console.result({**_typical_json(found, [*skipped, *found.skipped]), **origin})
 
 
 def _say_estimates(console: Console, found: SampleValidation) -> None:

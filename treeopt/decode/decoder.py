@@ -53,7 +53,7 @@ class TreeDecoder:
         heads: its draft heads; None where the drafter has none, and for the one-node tree, which decodes
             autoregressively in the same loop.
         tree: a `Tree` that is at most as deep as the drafter has levels, a `TreePolicy`, a list of paths, a file of
-            one of these, a name from the zoo, or `Buffers`, whose tensors are used unchanged. A `TreeSource` needs
+            one of these, a name of `treeopt list`, or `Buffers`, whose tensors are used unchanged. A `TreeSource` needs
             neither heads nor drafter. None for the plan that the drafter recommends; without a drafter, and without
             heads, for per-step trees of `Drafter.untrained`.
         drafter: the record that the tree or policy was made for, its file, or a `Proposer`; None for the guesses of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -45,6 +45,16 @@ def stream_text(steps: Iterable[Step], tokenizer: PreTrainedTokenizerBase) -> It
     whole = whole_text(tokens, tokenizer)
     if whole.startswith(shown) and whole != shown:
         yield Piece(Step(), whole[len(shown) :])
+
+
+def token_texts(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text that each token completes, joined as those of `stream_text`; the last has what is left at the end."""
+    decoder = _Incremental(tokenizer)
+    texts = [decoder.add([token]) for token in tokens]
+    shown, whole = "".join(texts), whole_text(list(tokens), tokenizer)
+    if texts and whole.startswith(shown):
+        texts[-1] += whole[len(shown) :]
+    return texts
 
 
 def whole_text(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -23,7 +23,15 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
-_SOURCES = ("compiled.py", "kernel_data.py", "kernel_text.py", "kernel_nodes.py", "kernel_trees.py", "kernel_steps.py")
+_SOURCES = (
+    "compiled.py",
+    "kernel_data.py",
+    "kernel_text.py",
+    "kernel_nodes.py",
+    "kernel_trees.py",
+    "kernel_steps.py",
+    "kernel_sources.py",
+)
 
 
 def compiled(function: Function) -> Function:
@@ -50,6 +58,12 @@ def _cache_folder() -> Iterator[Path | None]:
         yield folder
     finally:
         config.CACHE_DIR = ""
+
+
+def machine_code_folder() -> Path | None:
+    """The folder of the machine code; None where no folder can be written, and each program compiles it again."""
+    with _cache_folder() as folder:
+        return folder
 
 
 @functools.cache

@@ -6,14 +6,15 @@ answer consists of the choices, and those of a sampled answer are recorded while
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.files.work import SILENT, Chunk, Recording, chunk_name, pack_rows, unpack_rows
 from treeopt.models.base import Base
 from treeopt.ngram_table import CONTEXT
-from treeopt.progress import Progress, silent
 from treeopt.texts.answers import Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import LOGITS_BYTES, hidden_states
@@ -34,7 +35,7 @@ def count_texts(
     *,
     greedy: bool,
     batch_size: int,
-    progress: Progress = silent,
+    recording: Recording = SILENT,
 ) -> None:
     """Count the choices after every token of prompts and answers, but the last token of each text.
 
@@ -45,21 +46,28 @@ def count_texts(
         greedy: whether the answers are the base's greedy choices. Then only the prompts go through the model, each of
             several equal ones once.
         batch_size: prompts or texts in one forward.
-        progress: called at the beginning and after each batch with the number of finished prompts or texts.
+        recording: its progress is called at the beginning and after each batch with the number of finished prompts or
+            texts; the choices of each batch are stored.
     """
     alike: dict[tuple[int, ...], list[Text]] = {}
     for text in texts:
         alike.setdefault((*text.prompt, *(() if greedy else text.answer)), []).append(text)
     rows = sorted(alike, key=len)  # similar lengths: little padding
     note = "prompts counted" if greedy else "texts counted"
-    progress(0, len(rows), note)
+    recording.progress(0, len(rows), note)
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
-        for row, choices in zip(batch, choices_in(base, batch), strict=True):
+        make = functools.partial(_choices, base, batch)
+        found = unpack_rows(recording.keep(chunk_name("counted", start // batch_size), make))
+        for row, choices in zip(batch, found, strict=True):
             for text in alike[row]:
                 tokens, known = [*text.prompt, *text.answer], text.answer if greedy else []
                 counts[text.prompt_id].add(tokens[:-1], [*choices, *known])
-        progress(start + len(batch), len(rows), note)
+        recording.progress(start + len(batch), len(rows), note)
+
+
+def _choices(base: Base, rows: Sequence[Sequence[int]]) -> Chunk:
+    return pack_rows(choices_in(base, rows))
 
 
 @torch.inference_mode()

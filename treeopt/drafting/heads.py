@@ -24,9 +24,10 @@ from treeopt.drafting.interface import (
     Limits,
     Observed,
     ProposerSession,
+    ranks_by_name,
 )
 from treeopt.drafting.kernel_data import num_candidates
-from treeopt.drafting.record_proposer import RecordProposer, check_drafter, rows_at_once
+from treeopt.drafting.record_proposer import HEAD_SOURCE, RecordProposer, check_drafter, rows_at_once
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
@@ -141,6 +142,9 @@ class HeadsSession(ProposerSession):
         found = min(count, self._proposer.num_candidates)
         tokens = top_ids(self._logits[: true.shape[1]], found).transpose(0, 1).numpy(force=True).astype(np.int64)
         return np.pad(tokens, ((0, 0), (0, 0), (0, count - found)), constant_values=-1)
+
+    def sources(self, true: Ints) -> list[list[dict[str, int]]]:
+        return ranks_by_name(self.trace(true)[0], HEAD_SOURCE)
 
     def features(self, true: Ints) -> Features:
         return self._on_host().features(true)

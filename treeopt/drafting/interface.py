@@ -34,7 +34,13 @@ Bools = NDArray[np.bool_]
 Observed = NDArray[np.int32]
 
 NO_CANDIDATE = 1 << 30  # rank of a token that is not a candidate
+DRAFTER = "drafter"  # the source of drafts of a `ProposerSession` that names no others
 NO_FLOATS: Floats = np.zeros((0, 0), np.float32)
+
+
+def ranks_by_name(ranks: Ints, name: str) -> list[list[dict[str, int]]]:
+    """`ProposerSession.sources` of a drafter with one source, from its ranks int64 [B, L]."""
+    return [[{name: rank} if rank != NO_CANDIDATE else {} for rank in row] for row in ranks.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +231,18 @@ class ProposerSession(ABC):
         Returns:
             int64 [B, L, R], the token of rank r in column r; -1 where there are fewer candidates.
         """
+
+    def sources(self, true: Ints) -> list[list[dict[str, int]]]:
+        """Follow the true tokens of each row: for each level the sources that have the true token as a candidate.
+
+        Args:
+            true: as for `trace`.
+
+        Returns:
+            For each row and level, by name the rank of the token in the source's own list; see
+            `treeopt.drafting.sources`. Empty beyond the end of the text.
+        """
+        return ranks_by_name(self.trace(true)[0], DRAFTER)
 
     @abstractmethod
     def features(self, true: Ints) -> Features:

@@ -78,7 +78,7 @@ def terms_of(k: Kernel, row: int, depth: int, source: int) -> Found:
     if record.settings[VOTES] and found:
         voters, lengths, rest = count_votes(k, row, found)
     empty = record.settings[EMPTY]
-    context = 0 if empty else _context_row(k, row, depth)
+    context = 0 if empty else context_row(k, row, depth)
     successors = k.step.frequent[row] if empty else record.tokens[context]
     ratios = k.step.frequent_ratios[row] if empty else record.ratios[context]
     for i in range(width):
@@ -182,7 +182,7 @@ def _logprob(tokens: NDArray[np.int32], values: Floats, token: int, other: float
 
 
 @compiled
-def _context_row(k: Kernel, row: int, depth: int) -> int:
+def context_row(k: Kernel, row: int, depth: int) -> int:
     """Row of the longest stored context of a path; keys as by `treeopt.drafter.context_keys`."""
     tokens, root, keys = k.texts.tokens[k.step.text[row]], k.step.end[row] - 1, k.record.keys
     key, best = np.int64(0), 0

@@ -48,6 +48,7 @@ class Scored(Protocol):
 
     vocab_size: int
     known: int
+    logits_name: str
 
     @property
     def record(self) -> Record: ...
@@ -139,6 +140,23 @@ class KernelRows:
         tokens: Ints = np.empty((*true.shape, count), np.int64)
         self.in_threads(lambda kernel, part: kernel_steps.candidate_rows(kernel, *part, true, tokens))
         return tokens
+
+    def sources(self, true: Ints) -> list[list[dict[str, int]]]:
+        # Imported here: it is compiled when it is first called, and only reports of decoded texts call it.
+        from treeopt.drafting.kernel_sources import COLUMNS, source_rows
+
+        true, record = np.ascontiguousarray(true), self.source.record
+        ranks: Ints = np.empty((*true.shape, COLUMNS), np.int64)
+        self.in_threads(lambda kernel, part: source_rows(kernel, *part, true, ranks))
+        table = "frequent" if record.settings[EMPTY] else "n-gram"
+        names = [(self.source.logits_name if at >= 0 else "frequent", table, "lookup", "text") for at in record.sources]
+        return [
+            [
+                {name: rank for name, rank in zip(names[level], of_level, strict=True) if rank >= 0}
+                for level, of_level in enumerate(of_row)
+            ]
+            for of_row in ranks.tolist()
+        ]
 
     def features(self, true: Ints) -> Features:
         record = self.source.record

@@ -22,11 +22,11 @@ from treeopt.drafting.interface import Proposer
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
 from treeopt.errors import check_counts
+from treeopt.files.work import SILENT, Recording
 from treeopt.models.base import Base
 from treeopt.models.clock import Stopwatch
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
-from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed, check_temperature
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Text
@@ -110,7 +110,7 @@ def learn(
     options: AnswerOptions,
     draft: Base | None = None,
     source: dict[str, Any] | None = None,
-    progress: Progress = silent,
+    recording: Recording = SILENT,
 ) -> Learned:
     """Learn a drafter.
 
@@ -123,7 +123,8 @@ def learn(
             `greedy`, the answers are counted without a forward.
         draft: the draft model; None for a drafter without one.
         source: origin of the drafter, stored in it.
-        progress: called at the beginning of sampling and of counting, and after each batch.
+        recording: how progress is reported, at the beginning of sampling and of counting and after each batch, and how
+            finished batches are stored.
     """
     if heads is None and draft is None and not learning.ngram:
         raise ValueError("ngram is off and there are neither heads nor a draft model, so nothing drafts")
@@ -133,7 +134,7 @@ def learn(
     whole: NgramTable | None = None
     tables: list[NgramTable | None] = [None] * num_folds
     if learning.ngram:
-        counts = _counted(base, texts, fold_of, learning, options, progress, watch)
+        counts = _counted(base, texts, fold_of, learning, options, recording, watch)
         none = NgramCounts(base.vocab_size)
         tables = [none.merged([*counts[:fold], *counts[fold + 1 :]]).table() for fold in range(num_folds)]
         whole = none.merged(counts).table()
@@ -160,7 +161,7 @@ def _counted(
     fold_of: dict[str, int],
     learning: Learning,
     options: AnswerOptions,
-    progress: Progress,
+    recording: Recording,
     watch: Stopwatch,
 ) -> list[NgramCounts]:
     """The counts of each fold, from sampled answers and `texts`; empty with 0 tokens to learn from."""
@@ -170,10 +171,10 @@ def _counted(
     size = options.batch_size
     by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
     drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size)
-    for drawn in draw(base, texts, drawing, progress=progress):
+    for drawn in draw(base, texts, drawing, progress=recording.progress, keep=recording.keep):
         count_drawn(by_prompt[drawn.text.prompt_id], drawn)
     watch.lap("drawing")
-    count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, progress=progress)
+    count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, recording=recording)
     return counts
 
 

@@ -40,6 +40,7 @@ from treeopt.verify.levels import LevelSession, StaticLevel, static_levels
 from treeopt.verify.probe import check_trees
 from treeopt.verify.session import pick
 
+DRAFT_MODEL_SOURCE = "draft model"  # a name of `ProposerSession.sources`
 _WHOLE_TEXT = 1 << 30  # tokens
 _PIECE = 512  # tokens of a text that are run at once
 
@@ -70,6 +71,7 @@ class ModelProposer:
         read = drafter.top if drafter.ngram_table is None else drafter.top_logprobs or base.vocab_size
         self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, read))
         self.rows_at_once = max(1, LOGITS_BYTES // (MAX_PARENTS * draft.vocab_size * 4))
+        self.logits_name = DRAFT_MODEL_SOURCE
         self._levels: tuple[Buffers, list[StaticLevel]] | None = None
         self._along: tuple[list[list[int]], Observed] | None = None
 
@@ -236,6 +238,10 @@ class ModelSession(ProposerSession):
     def candidates(self, true: Ints, count: int) -> Ints:
         self._host.set_step(self._after_true(true[:, :-1]))
         return self._host.candidates(true, count)
+
+    def sources(self, true: Ints) -> list[list[dict[str, int]]]:
+        self._host.set_step(self._after_true(true[:, :-1]))
+        return self._host.sources(true)
 
     def features(self, true: Ints) -> Features:
         self._host.set_step(self._after_true(true))

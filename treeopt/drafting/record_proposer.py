@@ -22,6 +22,8 @@ from treeopt.ngram_table import CONTEXT
 from treeopt.texts.hidden_states import LOGITS_BYTES
 from treeopt.verify.buffers import Buffers
 
+HEAD_SOURCE, LM_HEAD_SOURCE = "head", "LM head"  # names of logits, for `ProposerSession.sources`
+
 
 class RecordProposer:
     """A drafter record, and the model that it drafts for.
@@ -51,6 +53,7 @@ class RecordProposer:
         self.known = min(base.vocab_size, max(drafter.top, drafter.top_logprobs or base.vocab_size))
         if drafter.ngram_table is None:
             self.known = self.num_candidates
+        self.logits_name = HEAD_SOURCE if drafter.num_heads else LM_HEAD_SOURCE
         self.rows_at_once = rows_at_once(base, drafter.num_heads or min(1, drafter.lm_head_levels))
         self._shape: tuple[Buffers, Shape] | None = None
 

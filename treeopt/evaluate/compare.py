@@ -68,7 +68,7 @@ def compare(
         TypeError: where an argument has another type, or there is no such option.
         ValueError: where a number is out of range.
 
-    Example:
+    Examples:
         >>> import treeopt
         >>> options = {"methods": ["lookup", "recycling"], "repeats": 1, "max_new_tokens": 16}
         >>> found = treeopt.compare("pocket", None, ["import os", "def f():", "class A:", "x = 1"], **options)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
 from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyProfile
@@ -69,5 +70,5 @@ def fastest(traces: Calibration, profile: LatencyProfile, kind: str) -> Plan:
     if kind == KINDS[1]:
         return fastest_policy(traces, priced)
     limits = tree_limits(traces, min(profile.largest(1, None), STEP_SIZES[-1]))
-    choice = best_size(Fitter(traces, limits), candidates("joint", "visits", refined=False), priced)
+    choice = best_size(Fitter(traces, limits), candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False), priced)
     return build_tree(traces, choice.best.nodes)

@@ -42,7 +42,7 @@ from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import PromptSet
 from treeopt.tree import Tree
 
-PUBLISHED_RECYCLING = "token_recycling"  # in the zoo
+PUBLISHED_RECYCLING = "token_recycling"  # among the bundled trees
 _KIND_NAMES = dict(zip(KINDS, ("static", "per step"), strict=True))
 _UNFIT = (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.NO_TREES)  # of a tree or draft model that cannot run here
 

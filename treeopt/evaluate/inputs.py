@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.calibrate.pipeline import as_calibration
+from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import MAX_RANKS, Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Rule

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.defaults import LEARN_SIZES
 from treeopt.drafter import KINDS, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import check_counts
@@ -32,7 +33,6 @@ from treeopt.texts.encode import Text
 from treeopt.texts.given_prompts import GivenPrompts
 from treeopt.tree import Tree
 
-SIZES = (8, 16, 32, 64)
 _DEPTHS = (1, 2, 3, 4)  # of static trees of a draft model, beside those of any depth: each level costs it a forward
 _SAMPLED = 16  # answers by which the acceptance rate under sampling is estimated
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted
@@ -94,7 +94,7 @@ def learn_drafter(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     learning: Learning | None = None,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = LEARN_SIZES,
     progress: Progress = silent,
     **options: Any,
 ) -> LearnedDrafter:
@@ -119,7 +119,7 @@ def learn_drafter(
         TreeoptError: as `run_calibration`, `build_tree` and `TreeDecoder`.
         ValueError: as `run_calibration`; where there is no size, or one is out of range.
 
-    Example:
+    Examples:
         >>> import treeopt
         >>> prompts = ["import os", "def main():"]
         >>> found = treeopt.learn_drafter("pocket", prompts, learning=treeopt.Learning(200), max_new_tokens=12)

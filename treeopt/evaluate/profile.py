@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.defaults import PROFILE_CONTEXT, PROFILE_NODES, PROFILE_REPEATS
 from treeopt.drafter import HEADS, KINDS, UNTRAINED_TOP, Drafter
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import check_drafter
@@ -29,9 +30,6 @@ from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedRounds
 from treeopt.latency import (
-    DEFAULT_CONTEXT,
-    DEFAULT_NODES,
-    DEFAULT_REPEATS,
     ONE_NODE,
     LatencyPoint,
     LatencyProfile,
@@ -73,10 +71,10 @@ class ProfileOptions:
         ValueError: where a number is out of range, or there is no such kind.
     """
 
-    nodes: Sequence[int] = DEFAULT_NODES
-    contexts: Sequence[int] = (DEFAULT_CONTEXT,)
+    nodes: Sequence[int] = PROFILE_NODES
+    contexts: Sequence[int] = (PROFILE_CONTEXT,)
     batches: Sequence[int] = (1,)
-    repeats: int = DEFAULT_REPEATS
+    repeats: int = PROFILE_REPEATS
     kind: str = KINDS[0]
     draft: GivenModel | None = None
 
@@ -118,7 +116,7 @@ def measure_profile(
         TypeError: where model, heads or drafter have another type, or there is no such option.
         ValueError: as `ProfileOptions`.
 
-    Example:
+    Examples:
         >>> import treeopt
         >>> profile = treeopt.measure_profile("pocket", "pocket", nodes=(2, 4), contexts=(16,), repeats=1)
         >>> [point.nodes for point in profile.points]
@@ -153,7 +151,7 @@ def measure_profile(
 def largest_context(
     base: Base,
     heads: MedusaHeads | None,
-    nodes: Sequence[int] = DEFAULT_NODES,
+    nodes: Sequence[int] = PROFILE_NODES,
     drafter: Drafter | None = None,
     kind: str = KINDS[0],
 ) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from treeopt.calibrate.pipeline import as_calibration
+from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import MISS, NONE, Calibration, Provenance, Ranks
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.drafting.trace import Traced

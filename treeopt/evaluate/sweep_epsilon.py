@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.decode.rules import Typical
+from treeopt.defaults import EPSILON_TEMPERATURE, EPSILONS
 from treeopt.evaluate.baselines import GENERATE, TREE, Baseline, Run
 from treeopt.evaluate.inputs import Inputs, replayed
 from treeopt.evaluate.memory import memory_as_error
@@ -20,7 +21,6 @@ from treeopt.evaluate.validate_typical import SAMPLED, TypicalValidation, baseli
 from treeopt.files.policies import GivenPlan
 from treeopt.models.given import GivenHeads, GivenModel
 from treeopt.optimize.intervals import Interval, by_text, sampling_interval
-from treeopt.optimize.sweep_limits import EPSILONS, TEMPERATURE
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Skipped, Text
 from treeopt.texts.given_prompts import GivenPrompts
@@ -78,7 +78,7 @@ def sweep_epsilon(
     prompts: GivenPrompts | Sequence[Text],
     *,
     epsilons: Sequence[float] = EPSILONS,
-    temperature: float = TEMPERATURE,
+    temperature: float = EPSILON_TEMPERATURE,
     progress: Progress = silent,
     **options: Any,
 ) -> EpsilonSweep:
@@ -123,7 +123,7 @@ def sweep_epsilon(
     return EpsilonSweep(points, temperature, len(first.texts), first.nodes, first.skipped)
 
 
-def rules_of(epsilons: Sequence[float], temperature: float = TEMPERATURE) -> list[Typical]:
+def rules_of(epsilons: Sequence[float], temperature: float = EPSILON_TEMPERATURE) -> list[Typical]:
     """The rules of different epsilons with delta = sqrt(epsilon), ascending.
 
     Raises:

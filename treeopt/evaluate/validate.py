@@ -95,7 +95,7 @@ def validate(
         TypeError: where model, heads or prompts have another type, or there is no such option.
         ValueError: where a number is out of range, or neither a tree nor a drafter is given.
 
-    Example:
+    Examples:
         >>> import treeopt
         >>> found = treeopt.validate("pocket", "pocket", [[0], [1], [0, 0]], ["import os"], max_new_tokens=12)
         >>> found.lossless, found.tokens_per_step == found.predicted.tokens_per_step

@@ -62,7 +62,7 @@ class Fixed:
 
 
 def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None) -> Report:
-    """Check the tree of a file, or of the zoo, by the rules of some engines.
+    """Check the tree of a file, or of `treeopt list`, by the rules of some engines.
 
     A list of paths that is not a tree is reported with the rules that it breaks; other files must hold a tree.
 
@@ -90,7 +90,7 @@ def fix_tree(
     """The best tree of as many nodes as the tree of a file, or as the engine takes, under the limits of an engine.
 
     Args:
-        name: the file, or a name of the zoo; a list that is not a tree counts by its entries.
+        name: the file, or a name of `treeopt list`; a list that is not a tree counts by its entries.
         engine: a name of `treeopt.engines.ENGINES`.
         calibration: the traces to grow from.
         num_heads: number of heads that the engine serves, which limits the depth.

@@ -26,7 +26,7 @@ def data_root(kind: str) -> Path:
 
 
 def zoo() -> dict[str, Path]:
-    """Name and file of each tree in the zoo, by name."""
+    """Name and file of each bundled tree, by name."""
     return {path.stem: path for path in sorted(data_root("trees").glob("*.yaml"))}
 
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from pydantic import AliasChoices, Field
 
 from treeopt.calibration import Calibration, Provenance, StepTraces, TargetTraces
+from treeopt.defaults import CALIBRATION_FILE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 
 SCHEMA = "treeopt.calibration/1"
-DEFAULT_FILE = "calibration.safetensors"
 _STEPS = ("node_rank", "expected_tokens", "confidence")  # arrays of per-step trees
 _PROBABILITY, _PLACES = "target_probability", "target_places"
 _OLD_NAMES = {"orders": "node_rank", "mass": "expected_tokens"}  # arrays in files written by 0.x
@@ -35,16 +35,22 @@ class ProvenanceHeader(Schema):
     made_by: dict[str, Any]
     drafter_id: str = ""
     drafter: str = ""
+    configuration: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
-class Header(Schema):
-    """The header of a calibration file. Files written by 0.x have the key `kept` for `top_k`."""
+class Contents(Schema):
+    """The traces' part of a header. Files written by 0.x have the key `kept` for `top_k`."""
 
-    schema_name: Literal["treeopt.calibration/1"] = Field(alias="schema")
     top_k: int = Field(validation_alias=AliasChoices("top_k", "kept"))
     prompt_ids: list[str]
     token_hashes: list[str]
     provenance: ProvenanceHeader
+
+
+class Header(Contents):
+    """The header of a calibration file."""
+
+    schema_name: Literal["treeopt.calibration/1"] = Field(alias="schema")
 
 
 def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -53,8 +59,15 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, 
     Raises:
         TreeoptError: E202 where the file exists and `overwrite` is off.
     """
+    arrays, header = content_of(calibration, path)
+    write_arrays(path, arrays, {"schema": SCHEMA, **header}, overwrite=overwrite)
+
+
+def content_of(
+    calibration: Calibration, path: str | os.PathLike[str]
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The arrays of a calibration and the header without its schema, for a file at that path."""
     header: dict[str, Any] = {
-        "schema": SCHEMA,
         "top_k": calibration.top_k,
         "prompt_ids": list(calibration.prompt_ids),
         "token_hashes": list(calibration.token_hashes),
@@ -67,10 +80,10 @@ def save_calibration(calibration: Calibration, path: str | os.PathLike[str], *, 
         arrays[_PROBABILITY] = calibration.target.probability
         if calibration.target.places is not None:
             arrays[_PLACES] = calibration.target.places
-    write_arrays(path, arrays, header, overwrite=overwrite)
+    return arrays, header
 
 
-def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration:
+def load_calibration(path: str | os.PathLike[str] = CALIBRATION_FILE) -> Calibration:
     """Read a calibration.
 
     Raises:
@@ -83,27 +96,33 @@ def load_calibration(path: str | os.PathLike[str] = DEFAULT_FILE) -> Calibration
             why="a tree is built from measured traces",
             fix=f"treeopt calibrate --model MODEL [--heads HEADS] --prompts PROMPTS -o {path}",
         )
-    stored, found = read_arrays(path, SCHEMA)
-    arrays = {_OLD_NAMES.get(name, name): array for name, array in stored.items()}
+    arrays, found = read_arrays(path, SCHEMA)
     with reading(path, "calibration"):
-        header = Header.model_validate(found)
-        provenance = header.provenance.model_dump()
-        if header.provenance.drafter:
-            provenance["drafter"] = os.path.normpath(Path(path).parent / header.provenance.drafter)
-        return Calibration(
-            ranks=arrays["ranks"],
-            offsets=arrays["offsets"].astype(np.int64, casting="equiv"),
-            prompt_ids=tuple(header.prompt_ids),
-            token_hashes=tuple(header.token_hashes),
-            top_k=header.top_k,
-            provenance=Provenance(**provenance),
-            steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if set(_STEPS) & arrays.keys() else None,
-            target=TargetTraces(arrays[_PROBABILITY], arrays.get(_PLACES)) if _PROBABILITY in arrays else None,
-        )
+        return calibration_from(arrays, Header.model_validate(found), path)
+
+
+def calibration_from(stored: dict[str, NDArray[Any]], header: Contents, path: str | os.PathLike[str]) -> Calibration:
+    """The calibration of arrays and a header that were read from a path; errors are those of `reading`."""
+    arrays = {_OLD_NAMES.get(name, name): array for name, array in stored.items()}
+    provenance = header.provenance.model_dump()
+    if header.provenance.drafter:
+        provenance["drafter"] = os.path.normpath(Path(path).parent / header.provenance.drafter)
+    return Calibration(
+        ranks=arrays["ranks"],
+        offsets=arrays["offsets"].astype(np.int64, casting="equiv"),
+        prompt_ids=tuple(header.prompt_ids),
+        token_hashes=tuple(header.token_hashes),
+        top_k=header.top_k,
+        provenance=Provenance(**provenance),
+        steps=StepTraces(**{name: arrays[name] for name in _STEPS}) if set(_STEPS) & arrays.keys() else None,
+        target=TargetTraces(arrays[_PROBABILITY], arrays.get(_PLACES)) if _PROBABILITY in arrays else None,
+    )
 
 
 def _relative_to(path: str | os.PathLike[str], provenance: dict[str, Any]) -> dict[str, Any]:
-    """The provenance with the path of the drafter's file relative to the calibration's folder."""
+    """The provenance with the drafter's file relative to the calibration's folder, without an empty configuration."""
     if provenance["drafter"]:
         provenance["drafter"] = os.path.relpath(provenance["drafter"], Path(path).parent)
+    if not provenance["configuration"]:  # as in files of before
+        del provenance["configuration"]
     return provenance

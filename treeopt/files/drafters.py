@@ -17,7 +17,6 @@ from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Expected, Tree
 
 SCHEMA = "treeopt.drafter/1"
-DEFAULT_FILE = "drafter.safetensors"
 _MAX_PATHS = 1 << 16  # of a recommended tree
 _NAMES_OF_0: dict[str | bytes, str] = {"plain": HEADS, "corrected": HEADS_NGRAM}  # values of --drafter in 0.x
 

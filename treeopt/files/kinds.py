@@ -16,6 +16,8 @@ TREE_FORMATS = (
 # Schema of treeopt's other files -> their kind and their use.
 OURS = {
     "treeopt.calibration/1": ("a calibration", "treeopt build --calibration FILE makes a tree of it"),
+    "treeopt.shard/1": ("a shard of a calibration", "treeopt merge SHARDS -o FILE makes a calibration of all shards"),
+    "treeopt.answers/1": ("a shard of answers", "treeopt merge SHARDS -o FILE joins all shards"),
     "treeopt.drafter/1": ("a drafter", "treeopt calibrate --drafter FILE, and treeopt build, make a tree for it"),
     "treeopt.buffers/1": ("a compiled tree", "give the tree that it was compiled from"),
     "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree with it"),
@@ -67,6 +69,16 @@ def read_text(path: Path, formats: str) -> bytes:
     if len(raw) > most:
         raise refusal(path, f"has {size:,} bytes; at most {most:,} are read", formats)
     return raw
+
+
+def schema_of(path: Path) -> str:
+    """The schema of a safetensors file of treeopt; empty for any other file, and for a folder."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            return _schema(stream.read(length)) if length <= _MAX_HEADER else ""
+    except IsADirectoryError:
+        return ""
 
 
 def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "") -> TreeoptError:

@@ -12,23 +12,34 @@ import re
 from pathlib import Path
 
 from treeopt.files.atomic import write_text
+from treeopt.files.configurations import Configuration, comment_of
 
-TREE, PICTURE, BUFFERS = "tree", "picture", "compiled tree"  # kinds that are fast to make again
+TREE, PICTURE, BUFFERS, REPORT = "tree", "picture", "compiled tree", "report"  # kinds that are fast to make again
 BUFFERS_SCHEMA = "treeopt.buffers/1"  # of compiled trees
-_COMMENTS = {".svg": ("<!-- ", " -->"), ".dot": ("// ", ""), ".gv": ("// ", "")}  # by suffix; YAML's otherwise
+_COMMENTS = {
+    ".svg": ("<!-- ", " -->"),
+    ".html": ("<!-- ", " -->"),
+    ".dot": ("// ", ""),
+    ".gv": ("// ", ""),
+}  # by suffix; YAML's otherwise
 _YAML_COMMENT = ("# ", "")
 _MARK = re.compile(r"(?:<!-- |// |# )treeopt ([a-z ]+), unedited: sha256 ([0-9a-f]{64})(?: -->)?\n")
 LONGEST = 200  # bytes of a mark's line
 
 
-def write_marked(path: str | os.PathLike[str], content: str, kind: str) -> None:
-    """Write a text, which must end with a line break, and its mark.
+def write_marked(
+    path: str | os.PathLike[str], content: str, kind: str, configuration: Configuration | None = None
+) -> None:
+    """Write a text, which must end with a line break, the configuration of its command as a comment, and its mark.
 
     Raises:
         TreeoptError: as `treeopt.files.atomic.write_bytes`.
     """
     assert content.endswith("\n")
-    before, after = _COMMENTS.get(Path(path).suffix.lower(), _YAML_COMMENT) if kind == PICTURE else _YAML_COMMENT
+    written_as = Path(path).suffix.lower() if kind in (PICTURE, REPORT) else ""
+    before, after = _COMMENTS.get(written_as, _YAML_COMMENT)
+    if configuration:
+        content += f"{before}{comment_of(configuration)}{after}\n"
     digest = hashlib.sha256(content.encode()).hexdigest()
     write_text(path, f"{content}{before}treeopt {kind}, unedited: sha256 {digest}{after}\n")
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.configurations import stored_lines
 from treeopt.files.drafters import load_drafter
 from treeopt.files.marks import TREE, write_marked
 from treeopt.files.schemas import Schema, check, faults_error
 from treeopt.files.strict_yaml import Document
+from treeopt.files.tensors import canonical_json
 from treeopt.files.trees import POLICY, DrafterLine, drafter_fields, drafter_line, read_plan, schema_of, tree_of
 from treeopt.files.yaml_text import decimal, flow
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
@@ -47,6 +50,17 @@ class PolicyFile(Schema):
         default_factory=list, validation_alias=AliasChoices("size_cost", "prices")
     )
     calibration: dict[str, str | int] | None = None
+    configuration: dict[str, dict[str, Any]] | None = None
+
+
+def plan_id(plan: Plan) -> str:
+    """The id of a tree or policy: equal where the same nodes are verified, whatever values and figures it has."""
+    content: dict[str, Any] = {"drafter": plan.drafter}
+    if isinstance(plan, TreePolicy):
+        content |= {"nodes": plan.nodes, "depth": plan.depth, "size_cost": plan.size_cost}
+    else:
+        content |= {"paths": sorted(plan.paths)}
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
 
 
 def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
@@ -62,7 +76,7 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
 
 
 def as_plan(tree: GivenPlan) -> Plan:
-    """The tree or policy: given as a record, as a name of a file or of the zoo, or as a list of paths.
+    """The tree or policy: given as a record, as a name of a file or of `treeopt list`, or as a list of paths.
 
     Raises:
         TreeoptError: as `load_plan` and `treeopt.tree.as_tree`.
@@ -104,14 +118,17 @@ def plan_of(drafter: Drafter) -> Plan:
     if drafter.plan is None:
         what = f"drafter {drafter.id} recommends no tree, and none was given"
         raise TreeoptError(
-            Code.DRAFTER_MISMATCH, what, why="treeopt learn stores one; calibrate does not", fix="--tree FILE"
+            Code.DRAFTER_MISMATCH,
+            what,
+            why="treeopt learn stores one; calibrate does not",
+            fix="give a tree too: treeopt generate --tree FILE, treeopt render FILE",
         )
     return drafter.plan
 
 
 def _policy_of(document: Document) -> TreePolicy:
     content = check(document, PolicyFile, SCHEMA)
-    source = content.model_dump(include={"made_by", "calibration"}, exclude_none=True)
+    source = content.model_dump(include={"made_by", "calibration", "configuration"}, exclude_none=True)
     line = content.expected_tokens_per_step
     wrong = [i for i, (size, _) in enumerate(content.size_cost) if not isinstance(size, int)]
     if wrong:
@@ -175,4 +192,5 @@ def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") 
     if policy.source.get("calibration"):
         lines.append("calibration:")
         lines.extend(f"  {name}: {flow(value)}" for name, value in policy.source["calibration"].items())
+    lines += stored_lines(policy.source)
     return "\n".join(lines) + "\n"

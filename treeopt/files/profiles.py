@@ -8,15 +8,16 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from treeopt.defaults import PROFILE_FILE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
+from treeopt.files.configurations import KEY, stored_lines
 from treeopt.files.schemas import Schema, check, faults_error
 from treeopt.files.yaml_text import decimal, flow
 from treeopt.latency import LatencyPoint, LatencyProfile, repeated
 
 SCHEMA = "treeopt.latency/1"
-DEFAULT_FILE = "profile.yaml"
 
 
 class PointLine(Schema):
@@ -60,6 +61,7 @@ class ProvenanceBlock(Schema):
     repeats: int | None = Field(default=None, ge=1, description="rounds over all sizes; absent where modelled")
     modelled: str | None = Field(default=None, description="how, by treeopt plan; absent where measured")
     versions: VersionsBlock | None = None
+    configuration: dict[str, dict[str, Any]] | None = None
 
 
 class ProfileFile(ProvenanceBlock):
@@ -69,7 +71,7 @@ class ProfileFile(ProvenanceBlock):
     points: list[PointLine] = Field(min_length=1)
 
 
-def load_profile(path: str | os.PathLike[str] = DEFAULT_FILE) -> LatencyProfile:
+def load_profile(path: str | os.PathLike[str] = PROFILE_FILE) -> LatencyProfile:
     """Read a latency profile; its points may be in any order.
 
     Raises:
@@ -122,8 +124,9 @@ def profile_yaml(profile: LatencyProfile) -> str:
         f"schema: {SCHEMA}",
     ]
     for name in ProvenanceBlock.model_fields:
-        if name in profile.provenance:
+        if name in profile.provenance and name != KEY:
             lines += _entry(name, profile.provenance[name])
+    lines += stored_lines(profile.provenance)
     lines.append("points:")
     for point in profile.points:
         size = f"nodes: {point.nodes}, batch: {point.batch}, context: {point.context}"

@@ -19,6 +19,7 @@ from safetensors.numpy import load, save
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import read_bytes, write_bytes
+from treeopt.files.kinds import OURS
 
 _KEY = "treeopt"
 _LARGEST_HEADER = 1 << 28  # bytes
@@ -60,7 +61,8 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
         ) from error
     found = header.get("schema") if isinstance(header, dict) else None
     if found != schema:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} holds {found!r}, but {schema!r} is needed here")
+        _, use = OURS.get(str(found), ("", ""))
+        raise TreeoptError(Code.FILE_INVALID, f"{path} holds {found!r}, but {schema!r} is needed here", fix=use)
     stated = header.pop(_CHECKSUM, None)  # absent in files of treeopt before 0.2
     if stated not in (None, _checksum(arrays, header)):
         what = f"{path} was changed since it was written: its content does not match its checksum"

@@ -19,6 +19,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
+from treeopt.files.configurations import stored_lines
 from treeopt.files.kinds import OURS, TREE_FORMATS, read_text, refusal
 from treeopt.files.marks import LONGEST, TREE, write_marked
 from treeopt.files.schemas import Schema, check, faults_error
@@ -76,11 +77,12 @@ class TreeFile(Schema):
     drafter: DrafterLine | None = None
     method: dict[str, str | int] | None = None
     calibration: dict[str, str | int] | None = None
+    configuration: dict[str, dict[str, Any]] | None = None
     paths: list[PathLine]
 
 
 def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
-    """A tree from a file, or from the zoo by its name (`treeopt list`).
+    """A tree from a file, or by its name in `treeopt list`.
 
     The file is YAML as `save_tree` writes it, or holds a `medusa_choices` list: `[[0], [0, 0], [1]]` in JSON or Python,
     in any order, with or without `name =` in front.
@@ -103,13 +105,13 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
 
 
 def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
-    """The content of a file, or of a tree of the zoo: a list of paths as a tree, YAML as a document.
+    """The content of a file, or of a bundled tree: a list of paths as a tree, YAML as a document.
 
     Raises:
         TreeoptError: as `load_tree`.
     """
     if not isinstance(name_or_path, (str, os.PathLike)):
-        what = f"a tree is loaded by the name of a file or of the zoo, not by a {type(name_or_path).__name__}"
+        what = f"a tree is loaded by the name of a file or of `treeopt list`, not by a {type(name_or_path).__name__}"
         raise TypeError(f"{what}; treeopt.Tree.from_paths makes a tree of a list of paths")
     name = os.fsdecode(name_or_path)
     path = Path(name)
@@ -155,7 +157,9 @@ def tree_of(document: Document) -> Tree:
     expected = content.expected_tokens_per_step
     if expected and expected.paths_sha256 != _paths_sha256(tuple(paths)):
         expected = None  # the paths were edited, so the figures are those of another tree
-    source = content.model_dump(include={"made_by", "reference", "method", "calibration"}, exclude_none=True)
+    source = content.model_dump(
+        include={"made_by", "reference", "method", "calibration", "configuration"}, exclude_none=True
+    )
     return Tree.from_paths(
         paths,
         known if known else None,
@@ -233,6 +237,7 @@ def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
         if tree.source.get(key):
             lines.append(f"{key}:")
             lines.extend(f"  {name}: {flow(value)}" for name, value in tree.source[key].items())
+    lines += stored_lines(tree.source)
     lines.append("paths:" if tree.paths else "paths: []")
     values = tree.values or (None,) * len(tree.paths)
     for ranks, value in zip(tree.paths, values, strict=True):
@@ -254,4 +259,4 @@ def _unknown(name: str) -> TreeoptError:
         return TreeoptError(Code.FILE_MISSING, f"there is no tree file {name}", fix="treeopt build -o " + name)
     near = difflib.get_close_matches(name, zoo(), n=3)
     fix = f"did you mean {' or '.join(near)}?" if near else "treeopt list prints the names; treeopt build makes a tree"
-    return TreeoptError(Code.TREE_UNKNOWN, f"there is no tree {name!r}: no file, and not in the zoo", fix=fix)
+    return TreeoptError(Code.TREE_UNKNOWN, f"there is no tree {name!r}: no file, and not one of treeopt list", fix=fix)

@@ -37,7 +37,7 @@ def save_merged(base: Base, folder: str | os.PathLike[str], *, overwrite: bool =
         TreeoptError: as `check_merged_writable`, for the folders of base and adapter; E403 where the disk is too small.
         ValueError: where the base has no adapter, so that it is a copy of an existing checkpoint.
 
-    Example:
+    Examples:
         >>> import treeopt
         >>> texts = ["import os\\nprint(os.getcwd())", "def main():\\n    return 0"]
         >>> trained = treeopt.train_jointly("pocket", texts, "h", treeopt.JointSettings(steps=1), heads="pocket")

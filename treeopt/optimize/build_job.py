@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
 from treeopt.drafter import KINDS
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
@@ -49,8 +50,8 @@ class Job:
     """
 
     nodes: int | None
-    values: str = "joint"
-    weights: str = "visits"
+    values: str = DEFAULT_VALUES
+    weights: str = DEFAULT_WEIGHTS
     refine_seconds: float = 0.0
     top_k: int = DEFAULT_TOP_K
     max_rank: int | None = None

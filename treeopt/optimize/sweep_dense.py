@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, DENSE_TREES, FEWEST_DENSE, LARGEST_DENSE, SWEEP_NODES
 from treeopt.drafter import KINDS
 from treeopt.latency import ONE_NODE
 from treeopt.optimize.budget import check_priced
@@ -25,7 +26,7 @@ from treeopt.optimize.methods import MEDUSA, Method, candidates
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.sums import TextSums
-from treeopt.optimize.sweep_limits import DEFAULT_NODES, check_folds, check_reached, check_sizes
+from treeopt.optimize.sweep_limits import check_folds, check_reached, check_sizes
 from treeopt.optimize.trace_rows import TraceRows
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, tree_limits
 from treeopt.progress import Progress, silent
@@ -33,10 +34,6 @@ from treeopt.sampling import check_seed
 from treeopt.tree import Path, Tree
 
 Widths = tuple[int, ...]  # s_1, s_2, ... of the levels of a dense tree
-
-TREES = 500  # random dense trees
-LARGEST = 256  # nodes of the largest ones in the paper
-FEWEST_NODES = 2  # of a dense tree: the root and a draft
 
 
 @dataclass(frozen=True)
@@ -171,9 +168,9 @@ def dense_tree(widths: Sequence[int], drafter: str = "") -> Tree:
 def sweep_dense(
     calibration: Calibration,
     *,
-    sizes: Sequence[int] = (DEFAULT_NODES,),
-    trees: int = TREES,
-    largest: int = LARGEST,
+    sizes: Sequence[int] = (SWEEP_NODES,),
+    trees: int = DENSE_TREES,
+    largest: int = LARGEST_DENSE,
     top_k: int = DEFAULT_TOP_K,
     seed: int = 0,
     timing: Timing | None = None,
@@ -200,7 +197,7 @@ def sweep_dense(
     """
     check_sizes(sizes)
     check_seed(seed)
-    if trees < 0 or largest < FEWEST_NODES:
+    if trees < 0 or largest < FEWEST_DENSE:
         raise ValueError(f"trees {trees}, largest {largest}: out of range")
     check_folds(calibration)
     if timing is not None:
@@ -209,7 +206,7 @@ def sweep_dense(
             timing.seconds(nodes)  # what the profile lacks is an error before any work
     limits = tree_limits(calibration, max(largest, *sizes), top_k=top_k)
     fitter = Fitter(calibration, limits)
-    method = fitter.choose(candidates("joint", "visits", refined=False)).method
+    method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False)).method
     methods = list(dict.fromkeys([MEDUSA, method]))
     widths, possible = random_widths(calibration.num_heads, limits.top_k, largest, trees, seed)
     dense = _replayed(calibration, widths, progress)

@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, LEVELS_SIZES, TOLERATED_LOSS
 from treeopt.optimize.intervals import Interval, by_text, ratio_interval, sampling_interval
 from treeopt.optimize.methods import candidates
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fit, Fitter
 from treeopt.optimize.sums import TextSums
-from treeopt.optimize.sweep_limits import TOLERATED_LOSS, check_folds, check_reached, check_sizes
+from treeopt.optimize.sweep_limits import check_folds, check_reached, check_sizes
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, tree_limits
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
-
-SIZES = (16, 64, 256)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class LevelSweep:
 def sweep_levels(
     calibration: Calibration,
     *,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = LEVELS_SIZES,
     top_k: int = DEFAULT_TOP_K,
     progress: Progress = silent,
 ) -> LevelSweep:
@@ -104,7 +103,7 @@ def sweep_levels(
 def _of_size(calibration: Calibration, limits: Limits) -> list[LevelPoint]:
     """The points of one budget, by levels; all trees by the method that is chosen with all levels."""
     fitter = Fitter(calibration, limits)
-    fit = fitter.choose(candidates("joint", "visits", refined=False))
+    fit = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False))
     check_reached(fit.growth, [limits.nodes], calibration, limits)
     assert fit.sums is not None
     points = []

@@ -1,4 +1,4 @@
-"""Defaults and checks that sweeps share: sizes that the traces hold, and enough texts to leave some out of a fit."""
+"""Checks that sweeps share: sizes that the traces hold, and enough texts to leave some out of a fit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.optimize.grow import Growth
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import FOLDS
-
-DEFAULT_NODES = 64  # of the sparse tree that the paper compares with dense ones, root counted
-EPSILONS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.25)  # over the range of the paper's figure 5
-TEMPERATURE = 0.7  # of the paper's figure 5
-TOLERATED_LOSS = 0.01  # of tokens per step: less is called enough
 
 
 def check_sizes(sizes: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, SIZES_SIZES
 from treeopt.errors import Code, TreeoptError
 from treeopt.optimize.intervals import Interval, by_text, ratio_interval, sampling_interval
 from treeopt.optimize.methods import MEDUSA, candidates
@@ -23,7 +24,6 @@ from treeopt.optimize.tree_builder import DEFAULT_TOP_K, tree_limits
 from treeopt.policy import STEP_SIZES
 from treeopt.progress import Progress, silent
 
-SIZES = (2, 4, 8, 16, 32, 64, 128)
 INDEPENDENT, STATIC, PER_STEP = "independent tree", "best static tree", "per-step trees"
 
 
@@ -74,7 +74,7 @@ class SizeSweep:
 def sweep_sizes(
     calibrations: Mapping[str, Calibration] | Calibration,
     *,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] = SIZES_SIZES,
     top_k: int = DEFAULT_TOP_K,
     progress: Progress = silent,
 ) -> SizeSweep:
@@ -160,7 +160,7 @@ def _sums(calibration: Calibration, nodes: int, top_k: int) -> dict[tuple[str, s
     """For each kind of trees and its method, tokens and steps of each text."""
     limits = tree_limits(calibration, nodes, top_k=top_k)
     fitter = Fitter(calibration, limits)
-    fit = fitter.choose(candidates("joint", "visits", refined=False))
+    fit = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False))
     assert fit.sums is not None
     [(growth, _)] = fitter.build([MEDUSA])
     for one in (growth, fit.growth):

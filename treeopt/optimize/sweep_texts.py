@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, SWEEP_DRAWS, SWEEP_NODES, TOLERATED_LOSS
 from treeopt.errors import check_counts
 from treeopt.optimize.intervals import Interval, ratio_interval
 from treeopt.optimize.methods import MEDUSA, Method, candidates
 from treeopt.optimize.select_method import FOLDS, Fitter
 from treeopt.optimize.sums import TextSums
-from treeopt.optimize.sweep_limits import DEFAULT_NODES, TOLERATED_LOSS, check_reached, check_texts
+from treeopt.optimize.sweep_limits import check_reached, check_texts
 from treeopt.optimize.trace_rows import TraceRows
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, tree_limits
 from treeopt.progress import Progress, silent
 from treeopt.sampling import check_seed
 
 FEWEST = 10  # prompts of the smallest calibration
-DRAWS = 5
 _SERIES = (1, 2, 5)  # of each power of ten
 _NEARLY = 0.8  # of all texts
 
@@ -94,8 +94,8 @@ def text_counts(largest: int) -> list[int]:
 def sweep_texts(
     calibration: Calibration,
     *,
-    nodes: int = DEFAULT_NODES,
-    draws: int = DRAWS,
+    nodes: int = SWEEP_NODES,
+    draws: int = SWEEP_DRAWS,
     top_k: int = DEFAULT_TOP_K,
     seed: int = 0,
     progress: Progress = silent,
@@ -125,7 +125,7 @@ def sweep_texts(
     different = calibration.select(_first_of_equal(calibration))
     limits = tree_limits(different, nodes, top_k=top_k)
     fitter = Fitter(different, limits)
-    best = fitter.choose(candidates("joint", "visits", refined=False)).method
+    best = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False)).method
     methods = list(dict.fromkeys([MEDUSA, best]))
     for growth, _ in fitter.build(methods):
         check_reached(growth, [nodes], different, limits)

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_TOP_K as DEFAULT_TOP_K
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
+from treeopt.defaults import MAX_NODES as MAX_NODES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.optimize.intervals import by_text, prediction_interval
@@ -19,8 +22,6 @@ from treeopt.optimize.trie import Floats
 from treeopt.tree import Expected, Tree
 from treeopt.version import VERSION
 
-DEFAULT_TOP_K = 32
-MAX_NODES = 1 << 17  # of a tree; a file of 8 MiB holds fewer where paths are long
 _HEADER_BYTES = 1 << 16  # of a tree file, at most
 
 
@@ -31,8 +32,8 @@ def build_tree(
     top_k: int = DEFAULT_TOP_K,
     max_depth: int | None = None,
     max_rank: int | None = None,
-    values: str = "joint",
-    weights: str = "visits",
+    values: str = DEFAULT_VALUES,
+    weights: str = DEFAULT_WEIGHTS,
     refine_seconds: float = 0.0,
 ) -> Tree:
     """The tree with the most tokens per step under a budget of nodes.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
 from treeopt.drafter import HEADS, KINDS
 from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
 from treeopt.optimize.methods import candidates
@@ -78,7 +79,7 @@ def calibrated_acceptance(
         limits = tree_limits(calibration, min(largest, MAX_NODES))
         check_size(limits, calibration.num_heads, "--nodes")
         fitter = Fitter(calibration, limits, progress=progress)
-        method = fitter.choose(candidates("joint", "visits", refined=False, exactly=False)).method
+        method = fitter.choose(candidates(DEFAULT_VALUES, DEFAULT_WEIGHTS, refined=False, exactly=False)).method
         curve = measure_curve(fitter, method, default_sizes(limits.nodes))
     provenance = {
         "heads": source.heads,

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.defaults import ATTENTIONS as ATTENTIONS
 from treeopt.plan.devices import BYTES
 from treeopt.shape import Attention, Drafting, Matrix, ModelShape, shape_error
 
-ATTENTIONS = ("eager", "flash")
 Floats = NDArray[np.float64]
 
 

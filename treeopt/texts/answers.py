@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from treeopt.errors import check_counts
 from treeopt.models.base import Base
-from treeopt.sampling import check_seed, check_temperature
+from treeopt.sampling import batch_seed, check_seed, check_temperature
 from treeopt.texts.encode import Skipped, Text, next_turn
 
 
@@ -78,6 +78,54 @@ class ChoiceRecorder(LogitsProcessor):
         return found
 
 
+def answer_batches(prompts: Sequence[Text], options: AnswerOptions) -> list[list[Text]]:
+    """The prompts in batches of similar lengths, which need little padding.
+
+    Batches are formed before any work is distributed, so they are the same for any number of processes or shards.
+    """
+    ordered, size = sorted(prompts, key=_length), options.batch_size
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def answer_batch(
+    base: Base,
+    batch: Sequence[Text],
+    options: AnswerOptions,
+    number: int,
+    *,
+    known: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[list[Text], list[Skipped]]:
+    """Answer a batch of prompts, and the later turns of its dialogues after the model's answers to the turns before.
+
+    Args:
+        base: the base model.
+        batch: one of `answer_batches`.
+        options: how it is answered.
+        number: of the batch, which gives the seed of its sampling.
+        known: answers that an earlier call gave, by prompt id; then nothing is generated.
+
+    Returns:
+        The answered texts, turn by turn, and the turns that did not fit into the context.
+    """
+    if options.temperature > 0 and known is None:
+        torch.manual_seed(batch_seed(options.seed, number))
+    budget = options.max_new_tokens
+    answered: list[Text] = []
+    skipped: list[Skipped] = []
+    pending = list(batch)
+    while pending:
+        pending.sort(key=_length)
+        if known is None:
+            done = continue_texts(base, pending, budget, temperature=options.temperature)
+        else:
+            done = [dataclasses.replace(text, answer=list(known[text.prompt_id])) for text in pending]
+        answered += done
+        following = [next_turn(base, text, budget, chat_template=options.chat_template) for text in done]
+        skipped += [turn for turn in following if isinstance(turn, Skipped)]
+        pending = [turn for turn in following if isinstance(turn, Text)]
+    return answered, skipped
+
+
 def answer_all(
     base: Base,
     prompts: Sequence[Text],
@@ -86,8 +134,6 @@ def answer_all(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Text], list[Skipped]]:
     """Answer prompts, and the later turns of dialogues after the model's answers to the turns before them.
-
-    Sampled tokens come from torch's global generator, which the caller seeds.
 
     Args:
         base: the base model.
@@ -98,21 +144,25 @@ def answer_all(
     Returns:
         The answered texts by prompt id, and the turns that did not fit into the context.
     """
-    size, budget = options.batch_size, options.max_new_tokens
+    batches = answer_batches(prompts, options)
+    return collect(batches, lambda number, batch: answer_batch(base, batch, options, number), progress)
+
+
+def collect(
+    batches: Sequence[Sequence[Text]],
+    answer: Callable[[int, Sequence[Text]], tuple[list[Text], list[Skipped]]],
+    progress: Callable[[int, int], None],
+) -> tuple[list[Text], list[Skipped]]:
+    """The answers that a function gives to the batches, by prompt id, and the turns that it left out."""
     answered: list[Text] = []
     skipped: list[Skipped] = []
-    pending = list(prompts)
-    while pending:
-        pending.sort(key=lambda text: (len(text.prompt), text.prompt_id))  # similar lengths: little padding
-        done = len(answered)
-        total = done + sum(1 + len(text.later) for text in pending)  # later turns may not fit into the context
-        for start in range(0, len(pending), size):
-            batch = pending[start : start + size]
-            answered += continue_texts(base, batch, budget, temperature=options.temperature)
-            progress(len(answered), total)
-        following = [next_turn(base, text, budget, chat_template=options.chat_template) for text in answered[done:]]
-        skipped += [turn for turn in following if isinstance(turn, Skipped)]
-        pending = [turn for turn in following if isinstance(turn, Text)]
+    left = sum(1 + len(text.later) for batch in batches for text in batch)  # later turns may not fit into the context
+    for number, batch in enumerate(batches):
+        texts, turns = answer(number, batch)
+        answered += texts
+        skipped += turns
+        left -= sum(1 + len(text.later) for text in batch)
+        progress(len(answered), len(answered) + left)
     return sorted(answered, key=lambda text: text.prompt_id), skipped
 
 
@@ -158,3 +208,8 @@ def cut_at_end(answer: list[int], eos_ids: Sequence[int]) -> list[int]:
     """The tokens up to and with the first end-of-text token."""
     ends = [i for i, token in enumerate(answer) if token in eos_ids]
     return answer[: ends[0] + 1] if ends else answer
+
+
+def _length(text: Text) -> tuple[int, str]:
+    """The order of prompts: by length, and by id among those of equal length."""
+    return len(text.prompt), text.prompt_id

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
 from treeopt.texts.prompts import Message, Prompt, PromptSet
+from treeopt.texts.skipped import Skipped as Skipped
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,6 @@ class Text:
     def later(self) -> tuple[str, ...]:
         """The user turns after this one."""
         return self.source.later if self.source else ()
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A prompt that was left out: its length in tokens, and the reason."""
-
-    prompt_id: str
-    tokens: int
-    reason: str
 
 
 @dataclass(frozen=True)

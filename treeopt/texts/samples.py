@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from treeopt.files.work import Chunk, Keep, chunk_name, pack_rows, unpack_rows, unsaved
 from treeopt.models.base import Base
+from treeopt.models.device import generator_states, set_generator_states
 from treeopt.progress import Progress, silent
 from treeopt.texts.answers import Drawn, sample_texts
 from treeopt.texts.encode import Text
 
 _SLACK = 20  # whole rounds may exceed the number of tokens by a share of 1 / _SLACK
 _NOTE = "tokens sampled"
+_Sample = Callable[[Sequence[Text], int], list[Drawn]]  # of a batch, with a budget of new tokens
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ class Drawing:
     batch_size: int
 
 
-def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progress = silent) -> Iterator[Drawn]:
+def draw(
+    base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progress = silent, keep: Keep = unsaved
+) -> Iterator[Drawn]:
     """Sample answers to the prompts, in rounds over all of them, until there are `tokens` tokens.
 
     A round takes all prompts where, by the mean length of the answers so far, all are needed, or the result exceeds
@@ -53,6 +59,7 @@ def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progr
         drawing: tokens, temperature, seed and batches.
         progress: called at the beginning and after each batch with the tokens so far, their expected number, and the
             share of new answers among those of the round.
+        keep: stores each batch with the state of the generator after it, so that a resumed run draws the same.
 
     Yields:
         The answers with the model's greedy choices, each batch when it is finished, by the length of the prompts.
@@ -64,6 +71,7 @@ def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progr
     most = min(drawing.batch_size, _answers(drawing.tokens, counted, written))
     prompts *= -(-most // len(prompts))  # with few prompts, each several times in one batch
     prompts.sort(key=lambda text: (len(text.prompt), text.prompt_id))
+    sample = _kept(base, drawing, itertools.count(), keep)
     known: set[int] = set()  # hashes of the answers, which take less memory than the answers
     torch.manual_seed(drawing.seed)
     made = repeated = 0
@@ -71,7 +79,7 @@ def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progr
     while made < drawing.tokens and repeated < len(prompts):  # stops when short answers only repeat
         chosen, limit = _round(prompts, made, drawing.tokens, counted, written)
         before, answered = len(known), 0
-        for batch in _batches(base, chosen, drawing, limit - made):
+        for batch in _batches(chosen, drawing, limit - made, sample):
             answers = [one.text for one in batch]
             made, answered = made + _size(answers), answered + len(answers)
             counted, written = counted + len(answers), written + _size(answers)
@@ -93,16 +101,32 @@ def _round(prompts: Sequence[Text], made: int, tokens: int, counted: int, writte
     return [prompts[i * len(prompts) // needed] for i in range(needed)], tokens
 
 
-def _batches(base: Base, prompts: Sequence[Text], drawing: Drawing, left: int) -> Iterator[list[Drawn]]:
+def _batches(prompts: Sequence[Text], drawing: Drawing, left: int, sample: _Sample) -> Iterator[list[Drawn]]:
     """Batches of answered prompts, with at most `left` tokens in all; the last answer is cut there."""
     for start in range(0, len(prompts), drawing.batch_size):
         batch = prompts[start : start + drawing.batch_size]
-        budget = min(drawing.max_new_tokens, left)
-        answers = _first(sample_texts(base, batch, budget, temperature=drawing.temperature), left)
+        answers = _first(sample(batch, min(drawing.max_new_tokens, left)), left)
         left -= sum(len(one.choices) for one in answers)
         yield answers
         if not left:
             return
+
+
+def _kept(base: Base, drawing: Drawing, numbers: Iterator[int], keep: Keep) -> _Sample:
+    """A function from a batch and its budget to sampled answers, which are stored under the next number."""
+
+    def sample(batch: Sequence[Text], budget: int) -> list[Drawn]:
+        def make() -> Chunk:
+            found = sample_texts(base, batch, budget, temperature=drawing.temperature)
+            rows = [row for one in found for row in (one.text.answer, one.choices)]
+            return pack_rows([*rows, *generator_states(base.device)])
+
+        *rows, processor, device = unpack_rows(keep(chunk_name("sampled", next(numbers)), make))
+        set_generator_states(base.device, processor, device)
+        answers = zip(batch, rows[::2], rows[1::2], strict=True)
+        return [Drawn(dataclasses.replace(text, answer=answer), choices) for text, answer, choices in answers]
+
+    return sample
 
 
 def _size(texts: Sequence[Text]) -> int:

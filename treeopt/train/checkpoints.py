@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
-from treeopt.train.resume import damaged, other_settings
+from treeopt.files.resume import damaged, other_settings
 
 FOLDER = "checkpoints"
 _NOTE = "begun.json"

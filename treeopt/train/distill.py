@@ -25,7 +25,7 @@ from treeopt.files.atomic import check_writable
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
-from treeopt.sampling import LARGEST_SEED
+from treeopt.sampling import batch_seed
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.encode import Skipped
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
@@ -34,7 +34,6 @@ from treeopt.train.disk import is_full
 from treeopt.train.partial import Kept, kept_of, partial_of
 from treeopt.train.talks import SelfTalk, Talk, Writer, has_template, opening_of, talk_of, user_turns
 
-_SEED_STEP = 1_000_003  # distance of the first batches' seeds of two runs, so that their batches share no seed
 _SELF = "self:{:08}"  # id of a conversation without a prompt
 _DIGITS = 20  # more digits than any number of conversations has
 
@@ -106,7 +105,7 @@ def distill(
         TypeError: where model or seeds are of another type, or there is no such option.
         ValueError: where a number is out of range.
 
-    Example:
+    Examples:
         >>> import treeopt
         >>> done = treeopt.distill("pocket", ["import os", "def main():"], "answers.jsonl", max_new_tokens=12)
         >>> done.rows
@@ -154,7 +153,7 @@ class _Run:
     def batch(self, number: int) -> bytes:
         """The rows of one batch, a line each."""
         seed, size = self.writer.options.seed, self.writer.options.batch_size
-        torch.manual_seed((seed * _SEED_STEP + number) % (LARGEST_SEED + 1))
+        torch.manual_seed(batch_seed(seed, number))
         first, last = number * size, min((number + 1) * size, self.count)
         if isinstance(self.seeds, SelfTalk):
             talks = [Talk(_SELF.format(i)) for i in range(first, last)]

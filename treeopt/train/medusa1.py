@@ -89,7 +89,7 @@ def train_heads(
             is not finite; as `load_base` and `load_texts`.
         TypeError: where model, texts or settings are of another type.
 
-    Example:
+    Examples:
         >>> import treeopt
         >>> texts = ["import os\\nprint(os.getcwd())", "def main():\\n    return 0"]
         >>> settings = treeopt.Settings(num_heads=2, steps=1, shared_lm_head=True)

@@ -74,7 +74,7 @@ def train_jointly(
             base changes the logits of its LM head, E401 where peft is not installed.
         TypeError: where model, texts, settings, heads or tokenizer are of another type.
 
-    Example:
+    Examples:
         >>> import treeopt
         >>> texts = ["import os\\nprint(os.getcwd())", "def main():\\n    return 0"]
         >>> settings = treeopt.JointSettings(steps=1, self_distill=True)

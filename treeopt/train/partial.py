@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.train.resume import damaged, other_settings
+from treeopt.files.resume import damaged, other_settings
 
 _ROW_BEGIN = b'{"id": "'
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.configurations import KEY, Configuration
 from treeopt.files.marks import BUFFERS_SCHEMA as SCHEMA
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.tree import Tree
@@ -17,9 +18,13 @@ from treeopt.verify.buffers import BUFFER_NAMES, Buffers, compile_ranks
 _FIX = "treeopt compile writes the file again"
 
 
-def save_buffers(buffers: Buffers, tree: Tree, path: str | os.PathLike[str]) -> None:
+def save_buffers(
+    buffers: Buffers, tree: Tree, path: str | os.PathLike[str], configuration: Configuration | None = None
+) -> None:
     """Write the tensors as safetensors; equal trees give equal bytes. An existing file is replaced."""
-    header = {"schema": SCHEMA, "top_k": buffers.top_k, "nodes": tree.nodes, "depth": tree.depth}
+    header: dict[str, Any] = {"schema": SCHEMA, "top_k": buffers.top_k, "nodes": tree.nodes, "depth": tree.depth}
+    if configuration:
+        header[KEY] = configuration
     arrays = {name: getattr(buffers, name).cpu().numpy() for name in BUFFER_NAMES}
     write_arrays(path, arrays, header, overwrite=True)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLORS = ("#0b4f8a", "#d9480f", "#2b8a3e", "#862e9c", "#0b7285", "#c2255c", "#5c940d", "#33414d")
-_DOTS = "#9aa7b2"
+_DOTS, _BEST = "#9aa7b2", "#33414d"
 _BAND = 0.15  # opacity of intervals
 _MOST_LABELS = 3  # in a row of the legend
 
@@ -45,12 +45,16 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Series on the same axes, whose names are `x` and `y`; the x axis is logarithmic to base 2 where `log2`."""
+    """Series on the same axes, whose names are `x` and `y`; the x axis is logarithmic to base 2 where `log2`.
+
+    The places `best` on the x axis have vertical lines.
+    """
 
     x: str
     y: str
     series: Sequence[Series]
     log2: bool = False
+    best: Sequence[float] = ()
 
 
 def render_chart(chart: Sequence[Panel], title: str) -> str:
@@ -76,6 +80,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.plot(one.x, one.y, style, color=color, label=one.name, gid=one.name, zorder=1 if one.dots else 2)
         known = [(x, each) for x, each in zip(one.x, one.intervals, strict=False) if each is not None]
         draw_band(axes, known, opacity=_BAND, color=color, gid=f"{one.name} interval")
+    for i, place in enumerate(sorted(set(panel.best))):
+        label = "_" if i else "best size"  # one line of the legend
+        axes.axvline(place, color=_BEST, linestyle="--", linewidth=1.0, label=label, gid="best")
     axes.set_ylabel(panel.y)
     axes.set_xlabel(panel.x)
     if panel.log2:

@@ -1,4 +1,4 @@
-"""The tree as a networkx graph, as text, as DOT, and in picture formats of the `dot` program."""
+"""The tree as a networkx graph and as text; a picture of it as DOT, and in picture formats of the `dot` program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import networkx
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
-from treeopt.view.svg import describe
+from treeopt.view.layout import Kind
+from treeopt.view.scene import Scene
+from treeopt.view.theme import PALETTES
 
 
 def to_graph(tree: Tree) -> networkx.DiGraph:
@@ -27,19 +29,19 @@ def render_text(tree: Tree) -> str:
     return "\n".join(networkx.generate_network_text(to_graph(tree), sources=[0])) + "\n"
 
 
-def render_dot(tree: Tree) -> str:
-    """The tree in DOT."""
-    return str(_digraph(tree).source)
+def render_dot(scene: Scene) -> str:
+    """A picture in DOT."""
+    return str(_digraph(scene).source)
 
 
-def render_with_dot(tree: Tree, file_format: str) -> bytes:
-    """The tree as PNG, PDF or another format of graphviz.
+def render_with_dot(scene: Scene, file_format: str) -> bytes:
+    """A picture as PNG, PDF or another format of graphviz.
 
     Raises:
         TreeoptError: E401 where the `dot` program is missing, E204 where it does not know the format.
     """
     try:
-        return bytes(_digraph(tree).pipe(format=file_format))
+        return bytes(_digraph(scene).pipe(format=file_format))
     except graphviz.ExecutableNotFound as error:
         raise TreeoptError(
             Code.PROGRAM_MISSING,
@@ -56,10 +58,17 @@ def render_with_dot(tree: Tree, file_format: str) -> bytes:
         ) from error
 
 
-def _digraph(tree: Tree) -> graphviz.Digraph:
-    graph = to_graph(tree)
+def _digraph(scene: Scene) -> graphviz.Digraph:
+    """Items by their index; the accepted path is red, and the token after it dashed."""
     dot = graphviz.Digraph("tree", graph_attr={"rankdir": "LR"}, node_attr={"shape": "box", "fontsize": "10"})
-    for node, data in graph.nodes(data=True):
-        dot.node(str(node), data["label"], tooltip=describe(tree, node))
-    dot.edges((str(parent), str(child)) for parent, child in graph.edges)
+    red = "#{:02x}{:02x}{:02x}".format(*PALETTES["light"].accepted)
+    for i, (item, label) in enumerate(zip(scene.items, scene.labels, strict=True)):
+        look = {"style": "dashed"} if item.kind is not Kind.NODE or scene.void(i) else {}
+        look |= (
+            {"color": red, "penwidth": "3"} if scene.accepted(i) else {"color": red} if item.kind is Kind.BONUS else {}
+        )
+        text = graphviz.escape(label or ("root" if not i and scene.step is None else ""))
+        dot.node(str(i), text, tooltip=graphviz.escape(scene.tooltip(i)), **look)
+        if i:
+            dot.edge(str(item.parent), str(i), **{name: look[name] for name in look if name != "style"})
     return dot

@@ -1,0 +1,79 @@
+"""A hook of mkdocs: files of the repository outside docs/ are part of the site, and links lead to them.
+
+Pages link as on GitHub, by the paths of the repository (`../trees/README.md`). The README is the site's first page,
+`index.md`; the other files of PAGES and FILES are below `repository/`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "calibration/README.md",
+    "trees/README.md",
+    "treeopt/data/pocket/README.md",
+    "treeopt/data/pocket-draft/README.md",
+)
+FILES = (  # what pages link to and is no page
+    "calibration/recipes/pocket.yaml",
+    "calibration/recipes/pocket-draft.yaml",
+    "examples/build_and_replay.py",
+    "examples/generate.py",
+    "examples/no_heads_chat.py",
+    "examples/tour.py",
+)
+
+
+def site_path(path: str) -> str:
+    """The path in the site of a file of the repository: `docs/files.md` -> `files.md`."""
+    if path == "README.md":
+        return "index.md"
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
+
+
+def repository_path(path: str) -> str:
+    """The path in the repository of a file of the site, the inverse of `site_path`."""
+    if path == "index.md":
+        return "README.md"
+    return path.removeprefix("repository/") if path.startswith("repository/") else f"docs/{path}"
+
+
+def site_link(link: str, page: str) -> str:
+    """A link of a page, as the repository has it -> as the site has it; `page` is the page's path in the site."""
+    if not link or link.startswith(("#", "http:", "https:", "mailto:")):
+        return link
+    path, mark, section = link.partition("#")
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(repository_path(page)), path))
+    return posixpath.relpath(site_path(target), posixpath.dirname(page) or ".") + mark + section
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """Add the files outside docs/."""
+    from mkdocs.structure.files import File  # the tests of the links need no mkdocs
+
+    for path in (*PAGES, *FILES):
+        files.append(File.generated(config, site_path(path), abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Rewrite the links outside of fenced code."""
+    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    of_page = page.file.src_uri
+    return "".join(
+        part if part.startswith("```") else re.sub(r"\]\(([^)\s]*)\)", lambda m: f"]({site_link(m[1], of_page)})", part)
+        for part in parts
+    )

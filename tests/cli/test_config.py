@@ -1,0 +1,358 @@
+"""`--config`, the environment, and the configuration that files and results store."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from helpers import random_calibration, stretches
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.calibration import Calibration
+from treeopt.cli.app import program
+from treeopt.cli.configuration import (
+    NOT_STORED,
+    command_line,
+    config_schema,
+    configuration_of,
+    option_name,
+    with_configuration,
+)
+from treeopt.files.calibrations import load_calibration, save_calibration
+from treeopt.files.configurations import add_configuration, command_lines, configuration_yaml, stored_configuration
+from treeopt.files.trees import load_tree, save_tree
+from treeopt.provenance import Provenance, merged
+from treeopt.tree import Tree
+
+BUILT = {"build": {"nodes": 9, "top-k": 5}}
+
+
+def write(text: str) -> str:
+    """The name of a configuration file with this text."""
+    Path("run.yaml").write_text(text)
+    return "run.yaml"
+
+
+def nodes(*line: str) -> int:
+    """The nodes of the tree that `build` makes with these options."""
+    return int(treeopt_json("build", "--force", *line)["nodes"])
+
+
+@pytest.mark.usefixtures("calibration")
+def test_order_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line is before the environment, that before the file, that before the default."""
+    file = write("nodes: 5\n")
+    assert nodes() == 64
+    assert nodes("--config", file) == 5
+    monkeypatch.setenv("TREEOPT_BUILD_NODES", "7")
+    assert nodes("--config", file) == 7
+    assert nodes("--config", file, "--nodes", "9") == 9
+    assert nodes() == 7
+
+
+@pytest.mark.usefixtures("calibration")
+def test_section_is_before_the_entries_beside_it() -> None:
+    """An entry of the command's section counts, in any order; sections of other commands do not."""
+    file = write("build: {nodes: 6}\nnodes: 5\nvalidate: {limit: 3}\n")
+    assert nodes("--config", file) == 6
+
+
+@pytest.mark.usefixtures("calibration")
+def test_option_of_another_command_is_ignored() -> None:
+    """An entry that other commands have may be in a file for several commands."""
+    assert nodes("--config", write("max-new-tokens: 5\nnodes: 4\n")) == 4
+
+
+def test_lists_and_flags(tasks: list[Calibration]) -> None:
+    """A repeatable option takes a list, a flag true or false, an option with a file its name."""
+    assert len(tasks) == 2
+    file = write("calibration: [one.safetensors, two.safetensors]\nrobust: true\nnodes: 8\n")
+    found = treeopt_json("build", "--config", file)
+    assert len(found["tasks"]["this_tree"]) == 2
+    assert found["configuration"]["build"]["robust"] is True
+    assert nodes("--config", write("calibration: one.safetensors\nnodes: 8\n")) == 8
+
+
+def test_arguments_come_from_a_file() -> None:
+    """An argument has its name in lower case."""
+    assert treeopt_json("show", "--config", write("tree: mc_sim_7b_63\n"))["nodes"] == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("nods: 5\n", ["run.yaml:1:7  nods: no command has this option; did you mean nodes?"]),
+        ("build: {nods: 5}\n", ["run.yaml:1:15  build.nods: treeopt build has no such option; did you mean nodes?"]),
+        ("buidl: {nodes: 5}\n", ["buidl: there is no such command; did you mean build?"]),
+        ("nodes: [5]\n", ["run.yaml:1:8  nodes: takes one value"]),
+        ("nodes: true\n", ["run.yaml:1:8  nodes: true is not a value of this option"]),
+        ("nodes: null\n", ["run.yaml:1:8  nodes: has no value"]),
+        ("nodes: few\n", ["run.yaml:1:8  nodes: 'few' is not a valid integer range"]),
+        ("robust: 1\n", ["run.yaml:1:9  robust: 1 is not true or false"]),
+        ("kind: tall\nnodes: 0\n", ["run.yaml:1:7  kind: 'tall' is not one of", "run.yaml:2:8  nodes: 0 is not in"]),
+        ("json: true\n", ["run.yaml:1:7  json: no command has this option"]),
+        ("config: other.yaml\n", ["run.yaml:1:9  config: no command has this option"]),
+        ("validate: {limit: 3}\n", ["run.yaml has no option of treeopt build"]),
+        ("- nodes\n", ["run.yaml is no mapping"]),
+        ("nodes: 010\n", ["run.yaml:1:8"]),
+        ("nodes: 5\nnodes: 6\n", ["run.yaml:2:1"]),
+        ("schema: treeopt.tree/1\npaths: []\n", ["run.yaml stores no configuration"]),
+    ],
+)
+def test_wrong_files_are_errors_with_places(text: str, places: list[str]) -> None:
+    """Unknown keys, wrong types and invalid values are one error with the place of each."""
+    result = treeopt("build", "--config", write(text), status=3)
+    assert error_number(result) == "E203"
+    for place in places:
+        assert place in result.stderr
+
+
+def test_missing_file_is_an_error_in_json() -> None:
+    """An error of --config has the form of other errors, also with --json."""
+    result = treeopt("build", "--config", "no.yaml", "--json", status=3)
+    found = json.loads(result.stderr)
+    assert (found["error"], found["at"]) == ("E201", "--config no.yaml")
+
+
+@pytest.mark.usefixtures("calibration")
+@pytest.mark.parametrize(
+    "given",
+    [
+        [],
+        ["--nodes", "9"],
+        ["--values", "joint", "--weights", "visits"],  # the defaults, which mean more where both are given
+        ["--contiguous", "--max-depth", "2", "--top-k", "6"],
+    ],
+)
+def test_stored_configuration_repeats_the_run(given: list[str]) -> None:
+    """A tree that is built by the configuration of a tree is this tree, byte for byte."""
+    treeopt("build", *given, "-o", "one.yaml")
+    treeopt("build", "--config", "one.yaml", "-o", "other.yaml")
+    assert Path("one.yaml").read_bytes() == Path("other.yaml").read_bytes()
+    write(treeopt("config", "one.yaml").stdout)
+    treeopt("build", "--config", "run.yaml", "-o", "third.yaml")
+    assert Path("one.yaml").read_bytes() == Path("third.yaml").read_bytes()
+
+
+@pytest.mark.usefixtures("calibration")
+def test_command_of_a_stored_configuration_makes_the_file_again() -> None:
+    """The line has what was given, quoted for a shell, and gives the same bytes."""
+    treeopt("build", "--nodes", "9", "--values", "independent", "-o", "a tree.yaml")
+    [line] = command_lines(stored_configuration("a tree.yaml"), "-o", "a tree.yaml")
+    assert line == "treeopt build --nodes 9 --values independent -o 'a tree.yaml'"
+    before = Path("a tree.yaml").read_bytes()
+    treeopt(*shlex.split(line)[1:], "--force")
+    assert Path("a tree.yaml").read_bytes() == before
+    given = {"calibrate": {"heads": "h", "chat-template": False, "nodes": [1, 2]}, "defaults": {"seed": 0}}
+    assert command_lines(given, "-o", "c") == [
+        "treeopt calibrate --heads h --no-chat-template --nodes 1 --nodes 2 -o c"
+    ]
+
+
+@pytest.mark.usefixtures("calibration")
+def test_every_kind_of_file_stores_its_configuration() -> None:
+    """Trees, pictures, compiled trees and results have the options of their command; outputs are not among them."""
+    found = treeopt_json("build", "--nodes", "9", "--top-k", "5")
+    assert found["configuration"]["build"] == BUILT["build"]
+    assert found["configuration"]["defaults"]["values"] == "joint"
+    assert not {"output", "force", "json", "quiet"} & found["configuration"]["defaults"].keys()
+    assert stored_configuration("tree.yaml") == found["configuration"]
+    for suffix in ("svg", "dot"):
+        treeopt("render", "tree.yaml", "--title", "a--b -- c", "-o", f"tree.{suffix}")
+        assert stored_configuration(f"tree.{suffix}")["render"] == {"tree": "tree.yaml", "title": "a--b -- c"}
+    treeopt("compile", "tree.yaml")
+    assert stored_configuration("tree.safetensors") == {"compile": {"tree": "tree.yaml"}}
+    treeopt("curve", "--largest", "8")
+    assert stored_configuration("curve.svg")["curve"] == {"largest": 8}
+    treeopt("plan", "--model", "llama-7b", "--device-preset", "a100-80gb-pcie", "--nodes", "4", "-o", "profile.yaml")
+    assert stored_configuration("profile.yaml")["plan"]["nodes"] == [4]
+    Path("result.json").write_text(json.dumps(found))
+    assert stored_configuration("result.json") == found["configuration"]
+
+
+def test_picture_with_a_configuration_is_xml(calibration: Calibration) -> None:
+    """No text of the user ends the comment, and an unedited picture may still be replaced."""
+    from xml.etree import ElementTree
+
+    assert calibration.positions
+    for _ in range(2):
+        treeopt("render", "mc_sim_7b_63", "--title", "--> </svg> --", "-o", "tree.svg")
+    root = ElementTree.fromstring(Path("tree.svg").read_text())
+    assert root.tag.endswith("svg")
+
+
+def test_calibration_keeps_its_configuration(tmp_path: Path) -> None:
+    """It is in the provenance, is read again, and files without one have no such key."""
+    made = random_calibration(1)
+    save_calibration(made, tmp_path / "without.safetensors")
+    assert b"configuration" not in (tmp_path / "without.safetensors").read_bytes()
+    treeopt("config", tmp_path / "without.safetensors", status=3)
+    save_calibration(with_configuration(made, {"calibrate": {"limit": 3}}), tmp_path / "with.safetensors")
+    assert load_calibration(tmp_path / "with.safetensors").provenance.configuration == {"calibrate": {"limit": 3}}
+    assert stored_configuration(tmp_path / "with.safetensors") == {"calibrate": {"limit": 3}}
+
+
+def measured(configuration: dict[str, Any], prompts: str = "p") -> Provenance:
+    """The provenance of a calibration of these options and prompts."""
+    found = with_configuration(random_calibration(1), {"calibrate": configuration} if configuration else {}).provenance
+    return dataclasses.replace(found, prompts={prompts: "p.jsonl"})
+
+
+def test_merged_configuration_is_that_of_every_part() -> None:
+    """Of parts with other options none remain: `limit: 4` of two halves would make another calibration."""
+    a, same = measured({"limit": 4, "skip": 0}), measured({"limit": 4, "skip": 0})
+    assert merged(a, same).configuration == {"calibrate": {"limit": 4, "skip": 0}}
+    assert merged(a, measured({"limit": 4, "skip": 4})).configuration == {}
+    assert merged(a, measured({})).configuration == {}
+    assert merged(a, measured({"limit": 4, "skip": 0}, "other prompts")).configuration == {}
+
+
+@pytest.mark.parametrize("third", [({"limit": 4}, "p"), ({"limit": 8}, "p"), ({}, "p"), ({"limit": 4}, "q")])
+def test_order_of_merging_changes_no_configuration(third: tuple[dict[str, Any], str]) -> None:
+    """Three calibrations in any order and grouping have the same provenance."""
+    parts = [measured({"limit": 4}), measured({"limit": 4}), measured(*third)]
+    found = [
+        made for a, b, c in itertools.permutations(parts) for made in (merged(merged(a, b), c), merged(a, merged(b, c)))
+    ]
+    assert all(one == found[0] for one in found)
+    assert found[0].configuration == ({"calibrate": {"limit": 4}} if third == ({"limit": 4}, "p") else {})
+
+
+def test_device_is_not_stored() -> None:
+    """Shards of other devices have one configuration; the name of the device is among the versions."""
+    command = program.get_command(click.Context(program), "calibrate")
+    assert command is not None
+    context = command.make_context("calibrate", ["--device", "cuda:1", "--seed", "3", "--shard", "1/2"])
+    stored = configuration_of(context)
+    assert stored["calibrate"] == {"seed": 3}
+    assert "device" not in stored["defaults"]
+
+
+def test_files_of_merge_in_a_configuration() -> None:
+    """An argument of many values takes a list, or one value; the schema says both."""
+    whole = stretches(1)
+    for i in range(2):
+        save_calibration(whole.select(range(i, whole.sequences, 2)), f"{i}.safetensors")
+    treeopt("merge", "--config", write("merge: {files: [0.safetensors, 1.safetensors], output: m.safetensors}\n"))
+    assert load_calibration("m.safetensors").sequences == whole.sequences
+    treeopt("merge", "--config", write("files: 0.safetensors\noutput: one.safetensors\n"))
+    assert load_calibration("one.safetensors").sequences == 30
+    files = config_schema(click.Context(program))["properties"]["files"]
+    assert {"type": "array", "items": {"type": ["string", "number"]}} in files["anyOf"]
+
+
+def test_heads_have_a_configuration(tmp_path: Path) -> None:
+    """The config of heads in a folder is read, and one without a configuration is refused."""
+    (tmp_path / "config.json").write_text(json.dumps({"treeopt": {"configuration": {"train": {"steps": 3}}}}))
+    assert stored_configuration(tmp_path) == {"train": {"steps": 3}}
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "treeopt": {"method": "Medusa-1"}}')
+    add_configuration(tmp_path, {"train": {"steps": 4}})
+    assert stored_configuration(tmp_path) == {"train": {"steps": 4}}
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["medusa_num_heads"], config["treeopt"]["method"]) == (2, "Medusa-1")
+    (tmp_path / "config.json").write_text("{}")
+    treeopt("config", tmp_path, status=3)
+
+
+def test_yaml_of_a_configuration_is_read_back() -> None:
+    """Texts that YAML takes for other types, and numbers, keep their values."""
+    stored = {"generate": {"prompt": "no: 'x'\n#", "top-p": 0.9, "seed": 3, "temperature": 1e-05, "nodes": [1, 2]}}
+    Path("c.yaml").write_text(configuration_yaml(stored))
+    from treeopt.files import strict_yaml
+
+    assert strict_yaml.load(Path("c.yaml")).data == stored
+
+
+def test_tree_of_before_has_no_configuration(calibration: Calibration) -> None:
+    """The key is optional, and a tree that Python code writes has none."""
+    assert calibration.positions
+    treeopt("build", "--nodes", "5")
+    lines = Path("tree.yaml").read_text().splitlines()
+    begin, end = lines.index("configuration:"), lines.index("paths:")
+    Path("old.yaml").write_text("\n".join(lines[:begin] + lines[end:]) + "\n")
+    assert load_tree("old.yaml").paths == load_tree("tree.yaml").paths
+    assert "configuration" not in load_tree("old.yaml").source
+
+
+def test_environment_of_subcommands_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subcommand has the names of its group in the variable; the version has none."""
+    monkeypatch.setenv("TREEOPT_HEADS_CONVERT_TO", "nothing")
+    assert "'nothing' is not one of" in treeopt("heads", "convert", "h", "-o", "o", status=2).stderr
+    monkeypatch.setenv("TREEOPT_LIST_JSON", "1")
+    monkeypatch.setenv("TREEOPT_VERSION", "1")
+    assert "trees" in json.loads(treeopt("list").stdout)
+
+
+@pytest.mark.usefixtures("calibration")
+def test_configuration_of_another_command_is_refused() -> None:
+    """The defaults of `build` are not those of `curve`, although both have the options."""
+    treeopt("build", "--nodes", "5")
+    assert "tree.yaml has no option of treeopt curve" in treeopt("curve", "--config", "tree.yaml", status=3).stderr
+
+
+def parsed(*line: str) -> click.Context:
+    """The context of a command, parsed as the program parses it."""
+    name, *rest = line
+    above = program.make_context("treeopt", [name])
+    command = program.get_command(above, name)
+    assert command is not None
+    return command.make_context(name, rest, parent=above)
+
+
+LINES = {
+    "plain": ["generate", "Once upon a time", "--nodes", "3"],
+    "dashes": ["generate", "--tree", "a tree.yaml", "--", "--nodes is no option here"],
+    "stdin": ["generate", "-", "--no-chat-template"],
+    "config": ["validate", "--config", "run.yaml", "--judge", "2"],
+    "repeated": ["compare", "--profile", "one.yaml", "--profile", "-two.yaml", "--config", "run.yaml"],
+}
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_printed_command_has_the_same_parameters(line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a file and the environment in play, the command alone gives the same values."""
+    write(
+        "limit: 3\nvalidate: {tree: 'it''s.yaml', repeats: 2, chat-template: false}\n"
+        "compare: {methods: 'ngram, heads', seed: 7, force: false}\ndefaults: {dtype: bfloat16}\n"
+    )
+    for name, value in (("VALIDATE_MAX_NEW_TOKENS", "9"), ("COMPARE_NODES", "12"), ("GENERATE_MODEL", "a b")):
+        monkeypatch.setenv(f"TREEOPT_{name}", value)
+    given = parsed(*line)
+    command = command_line(given)
+    for name in ("VALIDATE_MAX_NEW_TOKENS", "COMPARE_NODES", "GENERATE_MODEL"):
+        monkeypatch.delenv(f"TREEOPT_{name}")
+    program_name, *words = shlex.split(command)
+    again = parsed(*words)
+    assert program_name == "treeopt"
+    assert again.params.pop("json")
+    assert again.params == {name: value for name, value in given.params.items() if name != "json"}
+    assert "--config" not in words
+    assert {"validate": "9", "compare": "12", "generate": "a b"}[words[0]] in words
+
+
+def test_every_flag_of_a_command_is_written_as_it_is_typed() -> None:
+    """`--no-` turns off a flag that has it; a flag without it that is off is not written."""
+    for name in ("generate", "validate", "compare", "build", "calibrate"):
+        command = program.get_command(click.Context(program), name)
+        assert command is not None
+        for one in command.params:
+            if isinstance(one, click.Option) and one.is_flag and one.name not in NOT_STORED:
+                for value in (True, False) if one.secondary_opts else (True,):
+                    [line] = command_lines({name: {option_name(one): value}})
+                    assert shlex.split(line)[-1] in (*one.opts, *one.secondary_opts)
+
+
+def test_a_report_gives_its_configuration() -> None:
+    """`config` prints the options of a page; a text of the page that looks like a configuration is not read."""
+    save_tree(Tree(((0,),)), "tree.yaml")
+    text = 'treeopt configuration: {"report": {"title": "of the text"}}'
+    treeopt("report", "--tree", "tree.yaml", "--title", text)
+    assert treeopt_json("config", "report.html")["stored"]["report"] == {"tree": "tree.yaml", "title": text}
+    treeopt("report", "--config", "report.html", "-o", "again.html")
+    assert Path("again.html").read_bytes() == Path("report.html").read_bytes()

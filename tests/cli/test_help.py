@@ -1,0 +1,113 @@
+"""The help of every command: what it imports, its sections, and examples that its own parser accepts."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from typing import Any, NoReturn
+
+import click
+import pytest
+from click.testing import CliRunner
+from program import all_commands
+
+from treeopt.cli.app import program
+from treeopt.cli.examples import EXAMPLES
+from treeopt.models import layouts, shapes
+from treeopt.texts import prompts
+
+HEAVY = ("numpy", "pydantic", "rich", "torch", "transformers", "numba", "scipy", "networkx", "matplotlib", "jinja2")
+_PRINT_HELP = """
+import sys
+from click.testing import CliRunner
+from treeopt.cli.app import COMMANDS, program
+for name in ("", *COMMANDS):
+    line = [*name.split(), "--help"]
+    assert CliRunner().invoke(program, line).exit_code == 0, line
+    loaded = [one for one in {heavy} if one in sys.modules]
+    if loaded:
+        raise SystemExit(f"{{name or 'treeopt'}} --help imports {{loaded}}")
+"""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """The help of all commands is printed without numpy, pydantic, rich, torch and the others, so that it is fast."""
+    code = _PRINT_HELP.format(heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_heavy_import_is_noticed() -> None:
+    """The check above fails where a command imports such a module."""
+    code = _PRINT_HELP.format(heavy=("click",))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "treeopt --help imports ['click']" in done.stderr
+
+
+def test_every_command_has_two_examples() -> None:
+    """There are examples for each command, and for no other."""
+    names = {name for name, _ in all_commands()}
+    assert set(EXAMPLES) == names
+    assert [name for name, examples in EXAMPLES.items() if len(examples) < 2] == []
+    assert [line for name, examples in EXAMPLES.items() for _, line in examples if f"treeopt {name}" not in line] == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_parse(name: str) -> None:
+    """The options of each example exist, and their values are valid."""
+    for _, line in EXAMPLES[name]:
+        parse(line)
+
+
+def parse(line: str) -> None:
+    """Parse a command line as the program does, without running the command.
+
+    Raises:
+        click.UsageError: as the program would print it.
+    """
+    first, *arguments = shlex.split(line)
+    assert first == "treeopt"
+    context, name = click.Context(program, info_name="treeopt"), None
+    command: click.Command | None = program
+    while isinstance(command, click.Group):
+        name, command, arguments = command.resolve_command(context, arguments)
+    assert command is not None
+    command.make_context(name, list(arguments), parent=context)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["treeopt build --nods 3", "treeopt build --nodes many", "treeopt heads show", "treeopt heads convert h --to what"],
+)
+def test_wrong_examples_are_noticed(line: str) -> None:
+    """The check above refuses unknown options, invalid values and missing arguments."""
+    with pytest.raises(click.UsageError):
+        parse(line)
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ("demo", "doctor")])
+def test_examples_are_no_usage_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command refuses the options of its examples together, in a folder without the files that they name."""
+
+    def fail(*_given: Any, **_options: Any) -> NoReturn:
+        raise AssertionError("it was loaded")
+
+    for module, function in ((layouts, "load_heads"), (prompts, "load_prompts"), (shapes, "model_shape")):
+        monkeypatch.setattr(module, function, fail)
+    for _, line in EXAMPLES[name]:
+        result = CliRunner().invoke(program, shlex.split(line)[1:])
+        assert result.exit_code != 2, result.output
+
+
+def test_help_has_its_sections() -> None:
+    """The options of all commands are apart from those of the command, and examples are last and unbroken."""
+    for name, command in all_commands():
+        shown = CliRunner().invoke(program, [*name.split(), "--help"]).output
+        assert shown.rstrip().endswith(EXAMPLES[name][-1][1]), name
+        if not isinstance(command, click.Group):
+            _, common = shown.split("\nCommon options:\n")
+            assert "--json" in common
+            assert "--help" in common
+            assert common.index("--debug") < common.index("\nExamples:\n")

@@ -1,0 +1,217 @@
+"""merge: all shards of a run or calibrations of other prompts; what does not belong together is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import random_calibration, stretches
+from program import error_number, treeopt, treeopt_json
+
+from treeopt.calibration import Calibration
+from treeopt.files.calibrations import load_calibration, save_calibration
+from treeopt.files.shards import CalibrationShard, Shard, save_shard
+
+SETTINGS = {"model_id": "m", "batch_size": 2, "answers": "greedy", "rows": [0, 59]}
+
+
+def write(index: int, count: int, name: str = "", **fields: Any) -> str:
+    """Write a shard of the sixty texts: every count-th text."""
+    whole: Calibration = stretches(1)
+    part = whole.select(list(range(index, whole.sequences, count)))
+    file = name or f"{index}.safetensors"
+    save_shard(
+        CalibrationShard(part, Shard(index, count), **{"batches": 60, "settings": SETTINGS, "heads": 3, **fields}), file
+    )
+    return file
+
+
+def test_merge_writes_the_calibration() -> None:
+    """Three shards give the file of the whole; standard output has its accuracies."""
+    save_calibration(stretches(1), "whole.safetensors")
+    files = [write(index, 3) for index in (2, 0, 1)]
+    result = treeopt("merge", *files)
+    assert Path("calibration.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
+    assert "60 texts, 60 distinct" in result.stdout
+    assert error_number(treeopt("merge", *files, status=3)) == "E202"
+    assert treeopt_json("merge", *files, "--force")["prompts"] == 60
+
+
+def test_missing_shards_are_named() -> None:
+    """A missing shard is E224 with the command that makes it; nothing is written."""
+    result = treeopt("merge", write(1, 4), write(3, 4), "-o", "out.safetensors", status=3)
+    assert error_number(result) == "E224"
+    assert "0/4, 2/4 are missing" in result.stderr
+    assert "--shard 0/4" in result.stderr
+    assert not Path("out.safetensors").exists()
+
+
+def test_many_missing_shards_are_counted() -> None:
+    """Of many missing shards eight are named."""
+    result = treeopt("merge", write(0, 20), status=3)
+    assert "8/20 and 11 more are missing" in result.stderr
+
+
+def test_shard_given_twice() -> None:
+    """Two files of one shard are named, and so is one file twice."""
+    result = treeopt("merge", write(0, 2), write(1, 2), write(1, 2, "again.safetensors"), status=3)
+    assert error_number(result) == "E224"
+    assert "shard 1/2 is given twice: 1.safetensors and again.safetensors" in result.stderr
+    assert error_number(treeopt("merge", "0.safetensors", "0.safetensors", "1.safetensors", status=3)) == "E224"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"settings": {**SETTINGS, "batch_size": 4}}, "batch_size: 2 and 4"),
+        ({"settings": {**SETTINGS, "answers": "given"}}, 'answers: "greedy" and "given"'),
+        ({"settings": {**SETTINGS, "rows": [0, 9]}}, "rows: [0, 59] and [0, 9]"),
+        ({"settings": {**SETTINGS, "torch": "9"}}, 'torch: null and "9"'),
+        ({"settings": {**SETTINGS, "threads": 4}}, "threads: null and 4"),
+        ({"batches": 61}, "batches: 60 and 61"),
+    ],
+)
+def test_other_settings_are_named(fields: dict[str, Any], line: str) -> None:
+    """Shards of runs with other settings are E221 with the setting and both values."""
+    result = treeopt("merge", write(0, 2), write(1, 2, **fields), status=3)
+    assert error_number(result) == "E221"
+    assert line in result.stderr
+
+
+def test_other_numbers_of_shards() -> None:
+    """Shards of 2 and of 3 do not belong together."""
+    result = treeopt("merge", write(0, 2), write(1, 3), status=3)
+    assert error_number(result) == "E224"
+    assert "one of 2 shards" in result.stderr
+    assert "one of 3" in result.stderr
+
+
+def test_shard_and_calibration() -> None:
+    """A shard beside a calibration is refused."""
+    save_calibration(stretches(1), "whole.safetensors")
+    result = treeopt("merge", write(0, 2), "whole.safetensors", status=3)
+    assert error_number(result) == "E224"
+    assert "merge all shards of the run first" in result.stderr
+
+
+def test_damaged_or_missing_file_beside_a_shard() -> None:
+    """A shard that is missing, cut or empty is named as such, and not as a file of another kind."""
+    shard, whole = write(0, 2), Path(write(1, 2)).read_bytes()
+    for name, content, number in (("cut", whole[:700], "E203"), ("empty", b"", "E203"), ("nowhere", None, "E201")):
+        if content is not None:
+            Path(name).write_bytes(content)
+        result = treeopt("merge", shard, name, status=3)
+        assert error_number(result) == number, name
+        assert name in result.stderr
+
+
+def test_calibrations_of_other_prompts() -> None:
+    """Calibrations are joined by prompt, in any order; other settings are E221."""
+    one, two = random_calibration(1, sequences=5), random_calibration(2, sequences=4)
+    ids = tuple(f"other:{i:08}" for i in range(4))
+    save_calibration(one, "one.safetensors")
+    save_calibration(dataclasses.replace(two, prompt_ids=ids), "two.safetensors")
+    treeopt("merge", "one.safetensors", "two.safetensors", "-o", "a.safetensors")
+    treeopt("merge", "two.safetensors", "one.safetensors", "-o", "b.safetensors")
+    assert Path("a.safetensors").read_bytes() == Path("b.safetensors").read_bytes()
+    merged = load_calibration("a.safetensors")
+    assert merged.sequences == 9
+    assert merged.positions == one.positions + two.positions
+    settings = dataclasses.replace(two.provenance, settings={"answers": "given"})
+    save_calibration(dataclasses.replace(two, provenance=settings), "other.safetensors")
+    assert error_number(treeopt("merge", "one.safetensors", "other.safetensors", status=3)) == "E221"
+
+
+def test_build_refuses_a_shard() -> None:
+    """A shard is no calibration: the error names the command that makes one."""
+    result = treeopt("build", "--nodes", "4", "--calibration", write(0, 2), "-o", "tree.yaml", status=3)
+    assert error_number(result) == "E203"
+    assert "treeopt merge" in result.stderr
+
+
+def test_inputs_are_not_replaced() -> None:
+    """The output is none of the shards, even with --force."""
+    file = write(0, 1)
+    assert error_number(treeopt("merge", file, "-o", file, "--force", status=3)) == "E204"
+
+
+@pytest.mark.parametrize("value", ["1", "1/1", "-1/2", "2/2", "0/0", "a/b", "1/2/3"])
+@pytest.mark.usefixtures("unloaded")
+def test_wrong_shards_are_usage_errors(value: str) -> None:
+    """--shard is i/n with i from 0 to n - 1."""
+    treeopt("calibrate", "--shard", value, status=2)
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_given_answers_are_not_sharded_for_learning() -> None:
+    """Where answers are given and a drafter is learned there is nothing to divide: a usage error."""
+    result = treeopt("calibrate", "--drafter", "ngram", "--responses", "a.jsonl", "--shard", "0/2", status=2)
+    assert "leave it out with --responses" in result.stderr
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun every process would do the whole work: a usage error that names the shards."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "--shard i/n" in treeopt("calibrate", status=2).stderr
+    assert "one process" in treeopt("learn", status=2).stderr
+
+
+def folder(name: str, monkeypatch: pytest.MonkeyPatch, top: Path) -> Path:
+    """Go to a folder of its own, so that two runs have outputs of one name."""
+    (top / name).mkdir()
+    monkeypatch.chdir(top / name)
+    return top / name
+
+
+def test_shards_on_other_devices_give_the_file_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of `merge` has the bytes of the one command, configuration and all, whatever --device was typed."""
+    common = ["calibrate", "--limit", "5", "--max-new-tokens", "6", "--batch-size", "2", "-q"]
+    whole = folder("whole", monkeypatch, tmp_path)
+    treeopt(*common)
+    parts = folder("parts", monkeypatch, tmp_path)
+    treeopt(*common, "--shard", "0/2", "--device", "cpu")
+    treeopt(*common, "--shard", "1/2")
+    treeopt("merge", "calibration.1-of-2.safetensors", "calibration.0-of-2.safetensors", "-q")
+    name = "calibration.safetensors"
+    assert (parts / name).read_bytes() == (whole / name).read_bytes()
+    assert load_calibration(name).provenance.configuration["calibrate"]["limit"] == 5
+
+
+def test_learned_drafter_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of answers become an unfinished run; --resume learns and traces, with the bytes of the whole run."""
+    common = ["calibrate", "--drafter", "heads+ngram", "--limit", "5", "--max-new-tokens", "8", "--batch-size", "2"]
+    common += ["--learn-tokens", "100", "--temperature", "0.7"]
+    whole = folder("whole", monkeypatch, tmp_path)
+    treeopt(*common)
+    parts = folder("parts", monkeypatch, tmp_path)
+    for i in range(2):
+        treeopt(*common, "--shard", f"{i}/2")
+    files = ["calibration.1-of-2.safetensors", "calibration.0-of-2.safetensors"]
+    assert error_number(treeopt("merge", files[0], status=3)) == "E224"
+    result = treeopt("merge", *files)
+    assert "3 batches of answers" in result.stdout
+    assert "--resume" in result.stderr
+    refused = treeopt(*common, "--resume", "--batch-size", "3", status=3)
+    assert "batch_size: started with 2, now 3" in refused.stderr
+    treeopt(*common, "--resume")
+    for name in ("calibration.drafter.safetensors", "calibration.safetensors"):
+        assert (parts / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_other_options_are_named() -> None:
+    """Shards whose options differ beside the settings, such as the name of the model, are E221 with the option."""
+    whole = stretches(1)
+    files = []
+    for i, (given, others) in enumerate([({"model": "a"}, {"seed": 0}), ({"model": "b", "seed": 0}, {})]):
+        part = whole.select(range(i, whole.sequences, 2))
+        made = dataclasses.replace(part.provenance, configuration={"calibrate": given, "defaults": others})
+        shard = CalibrationShard(dataclasses.replace(part, provenance=made), Shard(i, 2), 60, SETTINGS, 3)
+        files.append(f"{i}.safetensors")
+        save_shard(shard, files[-1])
+    result = treeopt("merge", *files, status=3)
+    assert error_number(result) == "E221"
+    for line in ('--model: "a" and "b"', "--seed: null and 0", "--seed (default): 0 and null"):
+        assert line in result.stderr

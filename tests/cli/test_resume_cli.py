@@ -1,0 +1,171 @@
+"""--resume of calibrate and learn: a process killed inside a write, Ctrl-C, and a full disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT_FOLDER
+from program import error_number, treeopt
+from torn import TORN
+
+from treeopt.calibrate import pipeline as pipeline_module
+from treeopt.calibrate import stages as stages_module
+from treeopt.calibration import Calibration
+from treeopt.files import calibrations as calibrations_module
+from treeopt.files.calibrations import save_calibration
+from treeopt.files.drafters import load_drafter, save_drafter
+from treeopt.files.work import Work
+
+COMMON = ["calibrate", "--limit", "6", "--max-new-tokens", "10", "--batch-size", "2", "--temperature", "0.9"]
+FOLDER = Path("calibration.safetensors.partial")
+
+# The program, whose process is killed when so many bytes of temporary files were written.
+KILLED = f"""{TORN}
+from treeopt.cli import main
+main()
+"""
+
+
+def test_killed_inside_a_write_and_resumed() -> None:
+    """SIGKILL at a random byte of what a run writes: --resume ends with the bytes of an unbroken run."""
+    treeopt(*COMMON, "-o", "unbroken.safetensors")
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    most = Path("unbroken.safetensors").stat().st_size  # the chunks have more bytes in all
+    after = random.Random(seed).randrange(1, most)
+    command = [sys.executable, "-c", KILLED, str(after), *COMMON]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not Path("calibration.safetensors").exists()
+    treeopt(*COMMON, "--resume")
+    assert Path("calibration.safetensors").read_bytes() == Path("unbroken.safetensors").read_bytes()
+    assert not FOLDER.exists()
+
+
+def test_first_interrupt_finishes_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first Ctrl-C in a batch lets it be stored, the next command says so; the second ends at once."""
+    whole = stages_module.answer_batch
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupted(times: int) -> Any:
+        def answer(*arguments: Any, **options: Any) -> Any:
+            found = whole(*arguments, **options)
+            if options.get("known") is None:
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
+            return found
+
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stages_module, "answer_batch", interrupted(2))
+        result = treeopt(*COMMON, status=1)
+    assert "nothing is written" in result.stderr
+    assert list(Path().iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(stages_module, "answer_batch", interrupted(1))
+        result = treeopt(*COMMON, status=1)
+    assert "--resume continues" in result.stderr
+    assert len(list(FOLDER.glob("answers-*"))) == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert error_number(treeopt(*COMMON, status=3)) == "E202"
+    treeopt(*COMMON, "--resume", "--force", status=2)
+    treeopt(*COMMON, "--resume")
+    treeopt(*COMMON, "-o", "unbroken.safetensors")
+    assert Path("calibration.safetensors").read_bytes() == Path("unbroken.safetensors").read_bytes()
+
+
+def test_full_disk_and_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full in the third chunk is E403, exit 4, with --resume as the remedy."""
+    fsync, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) > 3:  # the settings, and two chunks
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        result = treeopt(*COMMON, "-q", status=4)
+    assert error_number(result) == "E403"
+    assert "--resume continues" in result.stderr
+    assert len(list(FOLDER.glob("answers-*"))) == 2
+    treeopt(*COMMON, "--resume", "-q")
+    assert Path("calibration.safetensors").exists()
+    assert not FOLDER.exists()
+
+
+LEARNED = [*COMMON, "--drafter", "heads+ngram", "--learn-tokens", "60"]
+DRAFTER = Path("calibration.drafter.safetensors")
+
+
+def test_stopped_between_the_drafter_and_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--resume replaces the drafter of this run, and no other, and ends with the bytes of an unbroken run."""
+    expected = Path("unbroken.safetensors")
+
+    def stopped(calibration: Calibration, *_arguments: Any, **_options: Any) -> None:
+        save_calibration(calibration, expected)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calibrations_module, "save_calibration", stopped)
+        result = treeopt(*LEARNED, status=1)
+    assert "the same command with --resume continues" in result.stderr
+    own = DRAFTER.read_bytes()
+    assert error_number(treeopt(*LEARNED, status=3)) == "E202"
+    other = dataclasses.replace(load_drafter(DRAFTER), window=7)
+    save_drafter(other, DRAFTER, overwrite=True)
+    refused = treeopt(*LEARNED, "--resume", status=3)
+    assert error_number(refused) == "E202"
+    assert "drafter of another run" in refused.stderr
+    assert load_drafter(DRAFTER).id == other.id
+    DRAFTER.write_bytes(own)
+    treeopt(*LEARNED, "--resume")
+    assert DRAFTER.read_bytes() == own
+    assert Path("calibration.safetensors").read_bytes() == expected.read_bytes()
+    assert not FOLDER.exists()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_other_files_in_place_of_the_drafter() -> None:
+    """With --resume too, a file of the drafter's name that is no drafter of treeopt is E202 before any work."""
+    Work(Path("calibration.safetensors")).begin({})
+    DRAFTER.write_text("mine")
+    assert error_number(treeopt(*LEARNED, "--resume", status=3)) == "E202"
+    assert DRAFTER.read_text() == "mine"
+
+
+def test_interrupt_in_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no batch is in flight, as in the fit of a drafter, the first Ctrl-C ends the command."""
+    reached = []
+
+    def fit(*_arguments: Any, **_options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        reached.append("after the signal")
+
+    monkeypatch.setattr(pipeline_module, "learn", fit)
+    result = treeopt(*LEARNED, status=1)
+    assert reached == []
+    assert "the same command with --resume continues" in result.stderr
+    assert "in flight" not in result.stderr
+    assert len(list(FOLDER.glob("answers-*"))) == 3
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("name", ["calibrate", "learn"])
+def test_unfinished_runs_are_known_before_a_model_is_loaded(name: str) -> None:
+    """An unfinished run, and none to resume, are errors before any model is loaded."""
+    assert error_number(treeopt(name, "--resume", "-o", "out.safetensors", status=3)) == "E205"
+    Work(Path("out.safetensors")).begin({})
+    assert error_number(treeopt(name, "-o", "out.safetensors", status=3)) == "E202"

@@ -1,0 +1,117 @@
+"""`treeopt schema`: real files are valid, and broken ones are not, by a validator that knows nothing of treeopt."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from helpers import random_calibration
+from program import treeopt, treeopt_json
+
+from treeopt.calibration import Calibration
+from treeopt.cli.schema_command import CONFIG, MODELS
+from treeopt.drafter import Drafter
+from treeopt.files.bundled import prompt_sets, zoo
+from treeopt.files.calibrations import save_calibration
+from treeopt.files.drafters import save_drafter
+from treeopt.files.policies import policy_yaml
+from treeopt.policy import TreePolicy
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """The schema that the command prints, which is itself valid."""
+    found: dict[str, Any] = json.loads(treeopt("schema", kind).stdout)
+    jsonschema.Draft202012Validator.check_schema(found)
+    return found
+
+
+def faults(kind: str, data: Any) -> list[str]:
+    """The faults of a document by the schema of its kind."""
+    return [fault.message for fault in jsonschema.Draft202012Validator(schema(kind)).iter_errors(data)]
+
+
+def header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file of treeopt, without the checksum, which is no part of the record."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    found: dict[str, Any] = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["treeopt"])
+    del found["sha256"]
+    return found
+
+
+@pytest.fixture
+def documents(calibration: Calibration) -> dict[str, Any]:
+    """A file of each kind, as written by a command or function, read by another reader."""
+    assert calibration.positions
+    treeopt("build", "--nodes", "12", "-o", "tree.yaml")
+    treeopt("plan", "--model", "llama-7b", "--device-preset", "a100-80gb-pcie", "--nodes", "4", "-o", "profile.yaml")
+    save_calibration(random_calibration(1), "c.safetensors")
+    drafter = Drafter.untrained(64)
+    save_drafter(drafter, "d.safetensors")
+    return {
+        "tree": yaml.safe_load(Path("tree.yaml").read_text()),
+        "policy": yaml.safe_load(policy_yaml(TreePolicy(16, drafter.depth, drafter.id))),
+        "profile": yaml.safe_load(Path("profile.yaml").read_text()),
+        "prompts": yaml.safe_load(next(iter(prompt_sets().values())).read_text()),
+        "calibration": header(Path("c.safetensors")),
+        "drafter": header(Path("d.safetensors")),
+        CONFIG: yaml.safe_load("nodes: 12\ncalibration: [a.safetensors]\nbuild: {kind: dynamic, robust: true}\n"),
+    }
+
+
+def test_list_without_a_kind() -> None:
+    """Every kind is listed, and each has a schema."""
+    assert list(treeopt_json("schema")["kinds"]) == [*MODELS, CONFIG]
+    treeopt("schema", "nothing", status=2)
+    assert treeopt_json("schema", "tree")["schema"] == schema("tree")
+
+
+def test_files_are_valid_and_broken_ones_are_not(documents: dict[str, Any]) -> None:
+    """An unknown key, a missing key and a value of another type are faults in every kind."""
+    for kind, document in documents.items():
+        assert faults(kind, document) == [], kind
+        assert faults(kind, {**document, "nonsense": 1}), kind
+        if kind != CONFIG:
+            assert faults(kind, {key: value for key, value in document.items() if key != "schema"}), kind
+            assert faults(kind, {**document, "schema": "treeopt.tree/2"}), kind
+
+
+WRONG: list[tuple[str, tuple[Any, ...], Any]] = [
+    ("tree", ("paths", 0, "path"), [-1]),
+    ("tree", ("paths", 0, "value"), 1.5),
+    ("tree", ("nodes",), "12"),
+    ("profile", ("points", 0, "seconds"), 0),
+    ("profile", ("points", 0, "batch"), 0.5),
+    ("policy", ("size_cost",), [[1]]),
+    ("calibration", ("provenance",), {}),
+    ("drafter", ("levels", 0, "head"), "large"),
+    (CONFIG, ("nodes",), {"many": 1}),
+    (CONFIG, ("build", "kind"), "tall"),
+    (CONFIG, ("build", "robust"), "yes"),
+    (CONFIG, ("build", "top-k"), 0),
+    (CONFIG, ("build", "json"), True),
+]
+
+
+def test_wrong_values_are_faults(documents: dict[str, Any]) -> None:
+    """The limits of each value are in the schema."""
+    validators = {kind: jsonschema.Draft202012Validator(schema(kind)) for kind in documents}
+    for kind, place, value in WRONG:
+        document = copy.deepcopy(documents[kind])
+        part = document
+        for key in place[:-1]:
+            part = part[key]
+        part[place[-1]] = value
+        assert list(validators[kind].iter_errors(document)), (kind, place)
+
+
+def test_zoo_is_valid() -> None:
+    """Every bundled tree follows the schema of trees."""
+    validator = jsonschema.Draft202012Validator(schema("tree"))
+    for path in zoo().values():
+        validator.validate(yaml.safe_load(path.read_text()))

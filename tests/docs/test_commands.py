@@ -1,0 +1,185 @@
+"""Every treeopt command of the README and of docs/ runs, page by page, as written and with small limits.
+
+The commands of a page run in its order, in a folder of the page beside a folder `shared`. What they need is put there
+before: the names in capitals, and files of other pages (FROM_PAGES). Options that limit the work are added at the end
+of a line (SMALL). The last value of an option counts, so models, names of files and all other options are those of the
+page, and the figures are not. This takes minutes: `make docs-commands` runs it.
+
+Not run here: `make demo` (tests/cli/test_demo.py), `python bench/...` (tests/test_bench.py runs each script with
+--tiny), blocks in `sh`, of which parts are missing (tests/test_readme.py parses them), and commands in tables and
+sentences.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from conftest import ROOT_FOLDER
+from test_readme import PAGES, code_blocks
+
+from treeopt.cli import demo_command
+from treeopt.cli.app import program
+from treeopt.files.bundled import pocket
+
+POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.jsonl
+
+# Command and a pattern of its options -> options that limit the work. All that match are added.
+SMALL = (
+    ("calibrate", "", "--limit 14 --max-new-tokens 24"),
+    ("calibrate", r"--drafter (?!\S+\.safetensors)|--draft ", "--learn-tokens 300"),
+    ("calibrate", r"--drafter \S+\.safetensors", "--skip 0"),  # the texts of the other calibrations
+    ("learn", "", "--limit 10 --max-new-tokens 24 --nodes 8"),
+    ("learn", r"^(?!.*--draft )", "--learn-tokens 300"),
+    ("validate", "", "--limit 2 --max-new-tokens 16 --repeats 1"),
+    ("validate", "--acceptance sample", "--limit 4 --max-new-tokens 12 --draws 60 --repeats 2"),
+    ("generate", "", "--max-new-tokens 16"),
+    ("profile", "", "--sizes 1,2,4,8,16,32 --context 32,64 --repeats 1"),
+    ("compare", "", "--texts 2 --max-new-tokens 12 --repeats 1 --learn-limit 4 --learn-tokens 200"),
+    ("compare", "--prompts|--json", "--methods lookup,recycling,medusa,ngram"),  # README.md runs all methods
+    ("distill", "", "--self-talk 12 --max-new-tokens 24"),
+    ("train", "", "--epochs 1 --batch-size 2 --holdout 2 --log-every 1"),
+    ("build", "--holdout", "--holdout 4"),
+    ("sweep", "--dense", "--trees 20"),
+    ("sweep", "--epsilon", "--limit 2 --max-new-tokens 12 --epsilons 0.05,0.2"),
+    ("sweep", "--calibration-size", "--draws 2"),
+)
+SMALL_DEMO = {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}  # `treeopt demo` has no such options
+# Page -> files of other pages that its commands take, and what they are called there.
+QUICK, DRAFTERS = "docs/quickstart.md", "docs/drafters.md"
+FROM_PAGES = {
+    "docs/sizes.md": {
+        "calibration.safetensors": (QUICK, "calibration.safetensors"),
+        "t64.yaml": (QUICK, "t64.yaml"),
+        "ngram.safetensors": (DRAFTERS, "ngram.safetensors"),
+        "ngram.drafter.safetensors": (DRAFTERS, "ngram.drafter.safetensors"),
+    },
+    "docs/engines.md": {
+        "calibration.safetensors": (QUICK, "calibration.safetensors"),
+        "c.safetensors": (QUICK, "calibration.safetensors"),
+        "tree.yaml": (QUICK, "t64.yaml"),
+    },
+    "docs/method.md": {"alpaca.safetensors": (QUICK, "alpaca.safetensors")},
+    "docs/sampling.md": {"t.yaml": (QUICK, "t64.yaml")},
+    "docs/training.md": {"tree.yaml": (QUICK, "t64.yaml")},
+    "docs/faq.md": {
+        "calibration.safetensors": (QUICK, "calibration.safetensors"),
+        "tree.yaml": (QUICK, "t64.yaml"),
+    },
+}
+VLLM_METRICS = """\
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 90.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 60.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 30.0
+"""
+
+
+def commands_of(page: str) -> list[str]:
+    """The treeopt lines of a page's blocks."""
+    blocks = code_blocks("", (ROOT_FOLDER / page).read_text())
+    lines = [line.removeprefix(".venv/bin/") for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("treeopt ")]
+
+
+def limited(line: str) -> list[str]:
+    """The arguments of a line, with the options that limit its work, and without a file for its output."""
+    arguments = shlex.split(line.partition(" > ")[0])[1:]
+    added = [more for name, pattern, more in SMALL if arguments[0] == name and re.search(pattern, line)]
+    return arguments + [part for more in added for part in more.split()]
+
+
+WITH_COMMANDS = [page for page in PAGES if commands_of(page)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("treeopt build --nodes 64", "build --nodes 64"),
+        ("treeopt sweep --dense --trees 0 -o a.svg", "sweep --dense --trees 0 -o a.svg --trees 20"),
+        ("treeopt calibrate -o c", "calibrate -o c --limit 14 --max-new-tokens 24"),
+        (
+            "treeopt calibrate --drafter ngram",
+            "calibrate --drafter ngram --limit 14 --max-new-tokens 24 --learn-tokens 300",
+        ),
+    ],
+)
+def test_limits_are_added_behind_the_line(line: str, expected: str) -> None:
+    """Every word of the page's line is kept, before the limits."""
+    assert limited(line) == expected.split()
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_limited_commands_parse(page: str) -> None:
+    """The added options are options of the commands, and each later one replaces the page's value."""
+    for line in commands_of(page):
+        name, *arguments = limited(line)
+        command = program.get_command(click.Context(program), name)
+        assert command is not None
+        command.make_context(name, arguments)
+
+
+Run = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def run_page(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run a page's commands once, after those of the pages whose files it takes; returns its folder."""
+    top = tmp_path_factory.mktemp("pages")
+    (top / "shared").symlink_to(shared)
+    printed: set[str] = set()
+
+    @functools.cache
+    def run(page: str) -> Path:
+        folder = top / Path(page).stem
+        if folder.exists():
+            pytest.fail(f"the commands of {page} have failed")
+        folder.mkdir()
+        (folder / "MODEL").symlink_to(pocket())
+        shutil.copytree(pocket() / "heads", folder / "HEADS")
+        config = json.loads((folder / "HEADS" / "config.json").read_text())
+        (folder / "HEADS" / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": "../MODEL"}))
+        rows = (pocket() / "prompts.jsonl").read_text().splitlines()
+        (folder / "PROMPTS.jsonl").write_text("\n".join(rows[:POCKET_PROMPTS]))
+        (folder / "OTHERS.jsonl").write_text("\n".join(rows[POCKET_PROMPTS : 2 * POCKET_PROMPTS]))
+        answers = [{"prompt": json.loads(row)["text"], "output": "    return None\n"} for row in rows[:8]]
+        (folder / "ANSWERS.jsonl").write_text("\n".join(map(json.dumps, answers)))
+        (folder / "metrics.txt").write_text(VLLM_METRICS)
+        for name, (other, made) in FROM_PAGES.get(page, {}).items():
+            shutil.copy(run(other) / made, folder / name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            for name, value in SMALL_DEMO.items():
+                patch.setattr(demo_command, name, value)
+            for line in commands_of(page):
+                if " -o " not in line and line in printed:
+                    continue  # what writes no file is run once
+                result = CliRunner().invoke(program, limited(line))
+                assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception!r}"
+                assert result.output, line
+                if " > " in line:
+                    Path(line.partition(" > ")[2]).write_text(result.stdout)
+                printed.add(line)
+        return folder
+
+    return run
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_commands_run_in_the_order_of_the_page(page: str, run_page: Run) -> None:
+    """Each command ends with status 0 and prints, and each file that a command names as its output exists."""
+    folder = run_page(page)
+    for line in commands_of(page):
+        words = shlex.split(line)
+        for option in ("-o", "--chart", "--csv", "--svg"):
+            if option in words:
+                assert (folder / words[words.index(option) + 1]).exists(), line

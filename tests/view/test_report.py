@@ -1,0 +1,276 @@
+"""The page of a report: structure, security policy, escaping, numbers, size; parsed by the standard library."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from helpers import random_tree, stretches
+from report_pages import HOSTILE, VALIDATION, Page, whole_data
+
+from treeopt.calibration import NONE
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.results import ValidationResult
+from treeopt.tree import Tree
+from treeopt.view import report
+from treeopt.view.report import render_report
+from treeopt.view.report_data import PARTS, ReportInputs, first_source, report_data
+from treeopt.view.svg import render_svg
+
+SECTIONS = {
+    "accuracy": "calibrations",
+    "sizes": "calibrations",
+    "intervals": "calibrations",
+    "tree": "tree",
+    "depth": "validations",
+    "comparison": "comparison",
+    "decoded": "decoding",
+}
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """A report of all parts."""
+    return render_report(whole_data())
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Page:
+    """A report whose names and texts are hostile."""
+    return Page(render_report(whole_data(HOSTILE)))
+
+
+def test_page_has_all_sections_and_figures(page: str) -> None:
+    """Each section has a heading; the tree has a group for each node, the heat map a cell for each rank."""
+    found = Page(page)
+    ids = {attributes.get("id") for attributes in found.named("section")}
+    assert ids == {"summary", "provenance", *SECTIONS}
+    assert len(found.texts["h2"]) == 9
+    nodes = [one["data-node"] for one in found.named("g") if "node" in str(one.get("class")).split()]
+    assert sorted(nodes) == ["0", "1", "2", "3", "4", "5"]
+    heat = [one for one in found.named("td") if re.fullmatch(r"q\d", one.get("class") or "")]
+    assert len(heat) == 10 * len(found.data["calibrations"][0]["levels"])
+    assert all("of n = " in str(one["title"]) for one in heat)
+    assert page.count(">best size</text>") == 2
+    assert len([one for one in found.named("tr") if one.get("class") == "best"]) == 1
+    assert "".join(found.texts["pre"][0].split()) == "".join(["return", "xN", "+", "xH!L"])
+
+
+def test_policy_allows_the_one_style_and_script_by_their_hashes(page: str) -> None:
+    """The hashes are those of the contents; no element has a style or an event handler, and nothing is loaded."""
+    found = Page(page)
+    [policy] = [
+        str(one["content"]) for one in found.named("meta") if one.get("http-equiv") == "Content-Security-Policy"
+    ]
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert directives["default-src"] == "'none'"
+    [style], [_, script] = found.texts["style"], found.texts["script"]
+    for name, content in (("style-src", style), ("script-src", script)):
+        digest = base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode()
+        assert directives[name] == f"'sha256-{digest}'"
+    for tag, attributes in found.elements:
+        assert not [name for name in attributes if name == "style" or name.startswith("on")], tag
+        assert tag not in ("link", "img", "iframe", "object", "base", "form")
+        assert "src" not in attributes
+        assert str(attributes.get("href", "#")).startswith("#")
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_hostile_names_and_texts_are_text(hostile: Page) -> None:
+    """A model name, a prompt, a token and a source with tags are shown as they are, and make no element."""
+    assert not hostile.named("img")
+    assert hostile.comments == []
+    assert hostile.texts["h1"] == [HOSTILE] == hostile.texts["title"][:1]
+    assert HOSTILE in hostile.texts["pre"][0]
+    assert len(hostile.texts["script"]) == 2
+    assert hostile.data["decoding"]["prompt"] == HOSTILE
+    assert hostile.data["calibrations"][0]["model"] == HOSTILE
+
+
+def numbers_of(data: Any) -> set[float]:
+    """All numbers in nested data."""
+    if isinstance(data, dict):
+        return set().union(*map(numbers_of, data.values()), set())
+    if isinstance(data, list):
+        return set().union(*map(numbers_of, data), set())
+    return {data} if isinstance(data, (int, float)) and not isinstance(data, bool) else set()
+
+
+def test_every_number_is_in_the_data(page: str) -> None:
+    """Each number has an exact value that the embedded data has, and is shown rounded by at most half a digit."""
+    found = Page(page)
+    known = numbers_of(found.data)
+    values = [float(str(one["value"])) for one in found.named("data")]
+    assert len(values) == len(found.texts["data"]) > 150
+    for value, shown in zip(values, found.texts["data"], strict=True):
+        assert value in known
+        plain, unit = re.fullmatch(r"([\d.,-]+)( %|\u00d7| ms)?", shown).groups()  # type: ignore[union-attr]
+        scale = {" %": 100, " ms": 1000}.get(unit, 1)
+        digits = len(plain.partition(".")[2])
+        assert abs(float(plain.replace(",", "")) - scale * value) <= 0.5000001 * 10**-digits
+
+
+def cells(page: str, section: str, element: str = "tr", cell: str = "t[hd]") -> list[list[str]]:
+    """The cells of each row of a section: the exact value of a number, else the text without its tags."""
+    [part] = re.findall(rf'<section id="{section}"(.*?)</section>', page, re.S)
+    exact = re.sub(r'<data value="([^"]*)">.*?</data>', r"\1", part)
+    rows = re.findall(rf"<{element}\b[^>]*>(.*?)</{element}>", exact, re.S)
+    return [
+        [
+            " ".join(re.sub(r"<[^>]*>", "", text).split())
+            for text in re.findall(rf"<{cell}\b[^>]*>(.*?)</{cell}>", row, re.S)
+        ]
+        for row in rows
+    ]
+
+
+def test_summary_has_its_figures_in_their_places(page: str) -> None:
+    """The cards and the row of the validation, typed by hand."""
+    assert cells(page, "summary", "div", "d[td]")[:5] == [
+        ["tokens per step, measured", "2.24"],
+        ["tokens per step, predicted", "2.2398"],
+        ["speedup", "1.792"],
+        ["verdict", "\u2713 lossless"],
+        ["nodes, 3 levels deep", "6"],
+    ]
+    assert cells(page, "summary")[1:] == [
+        ["validate.json", "6", "2.2398", "2.24", "1.25", "1.792 (1.7 to 1.9)", "7", "\u2713 lossless"]
+    ]
+    [lead] = re.findall(r'<p class="lead">(.*?)</p>', page, re.S)
+    assert re.findall(r'data value="([^"]*)"', lead) == ["2.24", "1.792", "7"]
+
+
+def test_tables_have_their_figures_in_their_places(page: str) -> None:
+    """Sizes, intervals, depths and methods, typed by hand."""
+    sizes = cells(page, "sizes")
+    assert sizes[2] == ["6 best", "2.231", "2.11 to 2.35", "2.02 to 2.44", "1.25", "1.7848"]
+    assert sizes[3] == ["12", "2.4", "2.2 to 2.6", "2.1 to 2.7", "2.0", "1.2"]
+    assert cells(page, "intervals")[1] == ["heads, static", "6", "2.231", "", "2.11 to 2.35", "2.02 to 2.44"]
+    assert cells(page, "depth")[1:] == [["1", "", "0.71", "0.7"], ["2", "", "0.36", "0.37"], ["3", "", "0.17", "0.16"]]
+    bars = re.findall(r'class="fill" width="([^"]*)".*?<line x1="([^"]*)" x2="([^"]*)"', page)
+    assert bars == [("71.00", "70.00", "70.00"), ("36.00", "37.00", "37.00"), ("17.00", "16.00", "16.00")]
+    assert cells(page, "comparison")[1:] == [
+        ["autoregressive", "1", "1.0", "91.5", "1.0", "\u2713 yes"],
+        ["medusa", "16", "2.51", "91.5", "1.83 (1.7 to 1.95)", "\u2717 4 of 5"],
+        ["model", "left out: no draft model was given"],
+    ]
+    assert cells(page, "tree")[4] == ["4", "0, 1", "0.1"]
+
+
+def test_heat_map_has_its_shares_in_their_places(page: str) -> None:
+    """Level by level and rank by rank the shares and counts of the traces, counted one by one."""
+    calibration = stretches(1)
+    maps = cells(page, "accuracy")
+    shares, counts = maps[1:4], maps[5:8]
+    for level in range(3):
+        seen = [int(rank) for rank in calibration.ranks[:, level] if rank != NONE]
+        hits = [sum(rank == one for rank in seen) for one in range(10)]
+        assert shares[level][0] == counts[level][0] == str(level + 1)
+        assert [float(one) for one in shares[level][1:]] == [one / len(seen) for one in hits]
+        assert [int(one.split()[0]) for one in counts[level][1:]] == [len(seen), *hits]
+
+
+def grown(nodes: int) -> Tree:
+    """A tree of many nodes with falling values."""
+    paths = random_tree(3, nodes=nodes, depth=6, ranks=12).paths
+    return Tree(paths, tuple(math.prod(0.6 / (1 + rank) for rank in path) for path in paths))
+
+
+def test_large_tree_has_its_true_counts() -> None:
+    """The picture is that of the whole tree, collapsed; heading and description count all nodes, depths and leaves."""
+    tree = grown(3001)
+    data = json.loads(json.dumps(report_data(ReportInputs(plan=("tree.yaml", tree)))))
+    page = render_report(data)
+    figure = render_svg(tree, with_style=False, name="tree", most=400)
+    assert figure in page
+    drawn = figure.count("<circle")
+    assert 200 < drawn < 400
+    leaves = len(set(tree.paths) - {path[:-1] for path in tree.paths})
+    assert f"3,001 nodes, depth 6, {leaves:,} leaves ({drawn} drawn)" in page
+    assert f"A tree of 3,001 nodes, depth 6, {leaves:,} leaves." in page
+    assert f"{3001 - drawn:,} nodes of them are collapsed." in page
+    assert sum(map(int, re.findall(r">\+(\d+)</text>", page))) == 3001 - drawn
+    assert '>The first 400 of <data value="3000">3,000</data> paths.<' in page
+    assert len(page.encode()) < 400_000
+    assert render_report(Page(page).data) == page
+
+
+def test_page_is_made_of_its_data_alone(page: str) -> None:
+    """The embedded data gives the same page again, byte for byte."""
+    assert render_report(Page(page).data) == page
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_page_without_a_part_lacks_its_sections(part: str) -> None:
+    """A missing input leaves out its sections, and no others."""
+    data = whole_data()
+    del data[part]
+    ids = {str(one.get("id")) for one in Page(render_report(data)).named("section")}
+    left_out = {name for name, needed in SECTIONS.items() if needed == part}
+    assert ids == {"summary", "provenance", *SECTIONS} - left_out
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_page_of_one_part(part: str) -> None:
+    """Each input alone makes a page."""
+    data = {name: value for name, value in whole_data().items() if name == part or name not in PARTS}
+    assert Page(render_report(data)).data == data
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "\u2713 lossless"),
+        ({"lossless": False}, "\u2717 not lossless"),
+        ({"lossless": None, "acceptance": "sample"}, "not tested"),
+        ({"lossless": False, "lossy": True, "acceptance": "typical"}, "lossy by design (typical acceptance)"),
+    ],
+)
+def test_verdict(change: dict[str, Any], words: str) -> None:
+    """The verdict is that of the validation."""
+    result = ValidationResult.model_validate({**VALIDATION, **change})
+    page = render_report(report_data(ReportInputs(validations=[("v.json", result)])))
+    assert page.count(words) == 2
+    assert ("equal greedy decoding token for token" in page) == (not change)
+
+
+def test_too_large_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page above the limit is an error; the limit is half a megabyte, and the whole report is far below it."""
+    assert report.MAX_BYTES == 500_000
+    assert len(render_report(whole_data()).encode()) < 200_000
+    monkeypatch.setattr(report, "MAX_BYTES", 1000)
+    with pytest.raises(TreeoptError) as caught:
+        render_report(whole_data())
+    assert caught.value.code is Code.FILE_UNWRITABLE
+
+
+@pytest.mark.parametrize(
+    ("sources", "first"),
+    [
+        ({"head": 2, "n-gram": 0}, "n-gram"),
+        ({"head": 0, "lookup": 0}, "head"),
+        ({"draft model": None}, "draft model"),
+        ({}, "unknown"),
+    ],
+)
+def test_first_source(sources: dict[str, int | None], first: str) -> None:
+    """The best place counts, then the order of collection."""
+    assert first_source(sources) == first
+
+
+def test_first_sources_are_counted() -> None:
+    """The legend's counts are those of the accepted drafts."""
+    assert whole_data()["decoding"]["first_source"] == {"n-gram": 1, "head": 1, "lookup": 1}
+
+
+def test_embedded_data_is_json_without_tags(page: str) -> None:
+    """The data has none of the characters that HTML reads."""
+    [embedded] = re.findall(r'id="report-data">(.*?)</script>', page, re.S)
+    assert not set("<>&") & set(embedded)
+    assert json.loads(embedded)["schema"] == "treeopt.report/1"

@@ -1,0 +1,42 @@
+"""A calibration from traced texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from treeopt.calibration import Calibration, Provenance
+from treeopt.drafting.trace import Traced
+from treeopt.texts.encode import Text
+from treeopt.traces import joined
+
+
+def as_calibration(
+    texts: Sequence[Text], traced: Sequence[Traced], top_k: int, provenance: Provenance, *, levels: int = 1
+) -> Calibration:
+    """The calibration of traced texts.
+
+    Args:
+        texts: by ascending prompt id.
+        traced: their traces.
+        top_k: ranks that are told apart.
+        provenance: the origin.
+        levels: of traces, where there is no text.
+    """
+    return Calibration(
+        ranks=np.concatenate([one.ranks for one in traced] or [np.zeros((0, levels), np.uint8)]),
+        offsets=np.concatenate([[0], np.cumsum([len(one.ranks) for one in traced])]).astype(np.int64),
+        prompt_ids=tuple(text.prompt_id for text in texts),
+        token_hashes=tuple(_token_hash(text.answer) for text in texts),
+        top_k=top_k,
+        provenance=provenance,
+        steps=joined([one.steps for one in traced]),
+        target=joined([one.target for one in traced]),
+    )
+
+
+def _token_hash(tokens: Sequence[int]) -> str:
+    """The first digits of an answer's sha256."""
+    return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:16]

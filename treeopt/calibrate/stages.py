@@ -1,0 +1,147 @@
+"""The stages of a calibration that work batch by batch: answers, and their traces.
+
+Batches are formed once, of the prompts' lengths. A batch has its number, which seeds its sampling and names its chunks
+(`treeopt.files.work`), so its result does not depend on the batches that are made before it, or elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.calibrate.job import Job
+from treeopt.calibration import NONE
+from treeopt.drafter import Drafter
+from treeopt.drafting.interface import Proposer
+from treeopt.drafting.learn import Learned
+from treeopt.drafting.plans import proposer_for
+from treeopt.drafting.trace import Target, Traced, trace_texts
+from treeopt.files.shards import answers_name
+from treeopt.files.work import Chunk, Keep, chunk_name, pack_rows, unpack_rows
+from treeopt.texts.answers import answer_batch, collect
+from treeopt.texts.encode import Text
+from treeopt.texts.skipped import Skipped
+from treeopt.traces import StepTraces, TargetTraces, joined
+
+Batches = Sequence[tuple[int, Sequence[Text]]]  # numbers and prompts
+_STEPS = ("node_rank", "expected_tokens", "confidence")
+_TARGET = ("probability", "places")
+
+
+def answered(job: Job, batches: Batches, keep: Keep) -> tuple[list[Text], tuple[Skipped, ...]]:
+    """The texts of the batches with their answers, generated or given, by prompt id; `keep` stores the generated ones.
+
+    Returns:
+        The texts, and the turns that did not fit into the context.
+    """
+    if job.options.responses:
+        return sorted((text for _, batch in batches for text in batch), key=lambda text: text.prompt_id), ()
+    numbers = [number for number, _ in batches]
+
+    def answer(place: int, batch: Sequence[Text]) -> tuple[list[Text], list[Skipped]]:
+        def make() -> Chunk:
+            texts, _ = answer_batch(job.base, batch, job.options, numbers[place])
+            return pack_rows([text.answer for text in texts], prompt_ids=[text.prompt_id for text in texts])
+
+        chunk = keep(answers_name(numbers[place]), make)
+        known = dict(zip(chunk[1]["prompt_ids"], unpack_rows(chunk), strict=True))
+        return answer_batch(job.base, batch, job.options, numbers[place], known=known)
+
+    whole = [batch for _, batch in batches]
+    texts, skipped = collect(whole, answer, lambda done, total: job.progress(done, total, "answers"))
+    return texts, tuple(skipped)
+
+
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """What ranks the tokens of the texts.
+
+    Args:
+        proposers: of each text, by prompt id.
+        levels: of the traces.
+        step_depth: of the traced per-step trees; 0 traces none.
+        first: the name of the first level, for progress.
+    """
+
+    proposers: dict[str, Proposer]
+    levels: int
+    step_depth: int
+    first: str
+
+
+def drafts_of(job: Job, texts: Sequence[Text], drafter: Learned | Drafter | None) -> Drafts:
+    """The heads, one drafter, or for each text the learned drafter that left the text out."""
+    if isinstance(drafter, Learned):
+        proposers = drafter.proposers(job.base, job.heads, texts, job.draft)
+        depth = levels = drafter.drafter.depth
+    else:
+        one = proposer_for(job.base, job.heads, drafter, job.draft)
+        proposers, levels = [one] * len(texts), one.depth
+        depth = 0 if drafter is None else drafter.depth
+    by_prompt = {text.prompt_id: proposer for text, proposer in zip(texts, proposers, strict=True)}
+    first = "head 1" if drafter is None else "level 1"
+    return Drafts(by_prompt, levels, depth if job.options.steps else 0, first)
+
+
+def traced_texts(job: Job, batches: Batches, texts: Sequence[Text], drafts: Drafts) -> list[Traced]:
+    """The traces of the texts, in their order; each batch is traced with the later turns of its dialogues."""
+    target = Target.at_temperature(job.options.temperature, job.base.vocab_size) if job.options.sampled else None
+    number_of = {text.prompt_id: number for number, batch in batches for text in batch}
+    of_batch: dict[int, list[Text]] = {number: [] for number, _ in batches}
+    for text in texts:
+        of_batch[number_of[text.dialogue]].append(text)
+    traced: dict[str, Traced] = {}
+    hits = trials = 0
+    for number, batch in of_batch.items():
+        make = functools.partial(_trace, job, batch, drafts, target)
+        found = _unpacked(job.keep(chunk_name("traces", number), make))
+        traced |= zip((text.prompt_id for text in batch), found, strict=True)
+        for one in found:
+            hits += int(np.count_nonzero(one.ranks[:, 0] == 0))
+            trials += int(np.count_nonzero(one.ranks[:, 0] != NONE))
+        job.progress(len(traced), len(texts), f"{drafts.first} top-1 {hits / max(trials, 1):.1%}")
+    return [traced[text.prompt_id] for text in texts]
+
+
+def _trace(job: Job, batch: Sequence[Text], drafts: Drafts, target: Target | None) -> Chunk:
+    """Traces of the texts of one batch; a few at a time, as later turns make them more than the batch size."""
+    traced: list[Traced] = []
+    for start in range(0, len(batch), job.options.batch_size):
+        texts = batch[start : start + job.options.batch_size]
+        proposers = [drafts.proposers[text.prompt_id] for text in texts]
+        traced += trace_texts(job.base, proposers, texts, job.top_k, step_depth=drafts.step_depth, target=target)
+    return _packed(traced)
+
+
+def _packed(traced: Sequence[Traced]) -> Chunk:
+    """The traces of a batch as a chunk, without the target's entropy, which a calibration does not hold."""
+    arrays: dict[str, NDArray[Any]] = {
+        "ranks": np.concatenate([one.ranks for one in traced]),
+        "lengths": np.array([len(one.ranks) for one in traced], np.int64),
+    }
+    steps, target = joined([one.steps for one in traced]), joined([one.target for one in traced])
+    for names, record in ((_STEPS, steps), (_TARGET, target)):
+        arrays |= {name: getattr(record, name) for name in names if getattr(record, name, None) is not None}
+    return arrays, {}
+
+
+def _unpacked(chunk: Chunk) -> list[Traced]:
+    """The traces of a chunk, one a text."""
+    arrays, _ = chunk
+    steps = StepTraces(*(arrays[name] for name in _STEPS)) if _STEPS[0] in arrays else None
+    target = TargetTraces(arrays["probability"], arrays.get("places")) if "probability" in arrays else None
+    ends = np.cumsum(arrays["lengths"])
+    parts = [slice(end - length, end) for end, length in zip(ends, arrays["lengths"], strict=True)]
+    return [
+        Traced(
+            arrays["ranks"][part],
+            None if steps is None else steps.rows(part),
+            None if target is None else target.rows(part),
+        )
+        for part in parts
+    ]

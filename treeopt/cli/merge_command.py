@@ -1,0 +1,55 @@
+"""The command `treeopt merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treeopt.cli.calibrate_report import report_calibration
+from treeopt.cli.console import Console, command
+from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.options import force_option
+from treeopt.defaults import CALIBRATION_FILE
+
+
+@command("merge")
+@click.argument("files", nargs=-1, required=True, metavar="FILES")
+@force_option
+@click.option("-o", "--output", default=CALIBRATION_FILE, show_default=True, help="File to write.")
+def run(console: Console, **options: Any) -> None:
+    """Join the shards of a calibration, or calibrations of different prompts.
+
+    The shards that `treeopt calibrate --shard i/n` wrote give the calibration of the run without --shard, byte for
+    byte, in any order. No model is loaded. A missing, repeated or different shard is an error.
+
+    Shards of answers, for a drafter that is learned (--drafter ngram and others), give the unfinished run
+    OUTPUT.partial. `treeopt calibrate` with --resume learns the drafter and traces the answers, with the bytes of the
+    run without --shard.
+
+    Calibrations of other prompts with the same model, drafter and settings give one of all texts.
+    """
+    from treeopt.files.outputs import check_output
+
+    check_output(options["output"], force=options["force"], inputs=options["files"])
+    check_suffix(options["output"], ".safetensors")
+    from treeopt.calibrate.shards import fill_work, is_answers, merge_calibrations
+    from treeopt.files.calibrations import save_calibration
+    from treeopt.files.work import Work
+
+    if is_answers(options["files"][0]):
+        work = Work(Path(options["output"]), overwrite=options["force"])
+        batches = fill_work(options["files"], work)
+        console.say(f"{batches} batches of answers in {work.folder}; the drafter is still to be learned")
+        console.note(
+            f"next: the treeopt calibrate command of the shards without --shard, with --resume -o {options['output']}"
+        )
+        console.result({"batches": batches, "work": str(work.folder)})
+        return
+    run = merge_calibrations(options["files"])
+    save_calibration(run.calibration, options["output"], overwrite=options["force"])
+    report_calibration(console, run, options["output"], None)
+
+
+command = run

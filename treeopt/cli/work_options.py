@@ -1,0 +1,127 @@
+"""Long work: the options `--resume` and `--shard`, and what Ctrl-C does and prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treeopt.cli.console import Console
+from treeopt.cli.early_checks import check_apart, given
+
+if TYPE_CHECKING:
+    from treeopt.files.shards import Shard
+    from treeopt.files.work import Work
+
+
+class _ShardType(click.ParamType[Any]):
+    """`i/n`, with i from 0."""
+
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shard:
+        from treeopt.files.shards import Shard
+
+        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", str(value), flags=re.ASCII)
+        if found is None:
+            self.fail(f"{value!r} is not i/n, such as 0/4", param, ctx)
+        try:
+            return Shard(int(found[1]), int(found[2]))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def resume_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--resume` of a command with a work folder."""
+    return click.option("--resume", is_flag=True, help="Continue the unfinished run in OUTPUT.partial.")(function)
+
+
+def shard_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--shard i/n` of a command whose batches can be divided among jobs."""
+    text = "Work on part i of n, from 0, and write it for `treeopt merge` [-o calibration.i-of-n.safetensors]."
+    return click.option("--shard", type=_ShardType(), help=text)(function)
+
+
+def name_shard(options: dict[str, Any]) -> None:
+    """Give the output of a shard a name with its number, where none is given."""
+    shard: Shard | None = options["shard"]
+    if shard is not None and not given("output"):
+        output = Path(options["output"])
+        options["output"] = str(output.with_name(f"{output.stem}.{shard.index}-of-{shard.count}{output.suffix}"))
+
+
+def open_work(options: Mapping[str, Any]) -> Work:
+    """The work folder of the output, after checking that a run can begin or continue there.
+
+    Raises:
+        click.UsageError: with --resume and --force, and under torchrun, whose processes would all do the same work.
+        TreeoptError: as `Work`.
+    """
+    from treeopt.files.work import Work
+
+    check_apart("resume", "force")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        instead = ": divide the work with --shard i/n, and join it with treeopt merge" if "shard" in options else ""
+        raise click.UsageError(f"the command runs in one process, and WORLD_SIZE is above 1{instead}")
+    return Work(Path(options["output"]), resume=options["resume"], overwrite=options["force"])
+
+
+@contextmanager
+def resumable(console: Console, where: str) -> Iterator[None]:
+    """Context of long work that --resume can continue: an interruption prints how, and is raised again."""
+    with _interruption(console, lambda: f"the same command with --resume continues {where}"):
+        yield
+
+
+@contextmanager
+def not_resumable(console: Console, options: Mapping[str, Any]) -> Iterator[None]:
+    """Context of work that is not stored: an interruption prints that nothing is written, and is raised again."""
+    with _interruption(console, lambda: f"{options['output']} is not written"):
+        yield
+
+
+@contextmanager
+def _interruption(console: Console, state: Callable[[], str]) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.warn(f"interrupted; {state()}")
+        raise
+
+
+@contextmanager
+def ending_work(console: Console, work: Work) -> Iterator[None]:
+    """Context of the work in a folder.
+
+    The first Ctrl-C ends it when the chunk in flight is stored, the second at once; so does the first where no chunk is
+    in flight. Both print how to continue. A failed run that stored nothing leaves no folder.
+    """
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        work.stop()
+        console.warn("interrupted: the batch in flight is finished and stored; Ctrl-C again ends at once")
+
+    def stored() -> str:
+        return f"the same command with --resume continues with {work.folder}" if work.chunks else "nothing is written"
+
+    handles = threading.current_thread() is threading.main_thread()  # others cannot set handlers
+    if handles:
+        signal.signal(signal.SIGINT, stop)
+    try:
+        with _interruption(console, stored):
+            yield
+    finally:
+        if handles:
+            signal.signal(signal.SIGINT, before)
+        if not work.chunks:
+            work.remove()

@@ -1,0 +1,205 @@
+"""Configurations: options of commands in YAML files, and those that are stored in the files that commands write.
+
+A file for `--config` has names of options, without dashes in front, and their values. An entry with the name of a
+command has options of this command alone, which come before those beside it. A stored configuration has the same form,
+with an entry of the command that wrote the file, and one of the
+options that were not given, which have the command's defaults:
+
+    configuration:
+      build:
+        nodes: 64
+      defaults:
+        calibration: ["calibration.safetensors"]
+        kind: "static"
+
+The values under `defaults` are used, and count as not given: some options mean more where they are given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import read_bytes, write_text
+from treeopt.files.yaml_text import decimal, flow
+
+if TYPE_CHECKING:
+    from treeopt.files.strict_yaml import Document, Where
+
+KEY = "configuration"
+DEFAULTS = "defaults"  # the entry of options that are not given
+_CONFIG_FILE = "config.json"  # of heads, in their folder
+_COMMENT = "treeopt configuration: "  # of pictures and reports
+_HEADER_PARTS = ((), ("provenance",), ("source",), ("treeopt",))  # of a file's header or data that may have the key
+
+Configuration = Mapping[str, Mapping[str, Any]]
+
+
+def read_configuration(path: str | os.PathLike[str]) -> tuple[Document, Where]:
+    """The document of a file for `--config`, and the place of its options: those of a file of treeopt are stored in it.
+
+    Raises:
+        TreeoptError: E201 where it is missing; E203 where it is not YAML with names of options, or stores none.
+    """
+    from treeopt.files import strict_yaml
+
+    file = Path(path)
+    if not file.exists():
+        raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=f"--config {path}")
+    stored = _stored(file)
+    if stored is not None:
+        return strict_yaml.Document(file, stored, {}), ()
+    document = strict_yaml.load(file)
+    data = document.data
+    if not isinstance(data, dict):
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is no mapping", at=document.at(()), fix=_FIX)
+    for place in _HEADER_PARTS:
+        part = _part(data, place)
+        if isinstance(part, dict) and isinstance(part.get(KEY), dict):
+            return document, (*place, KEY)
+    if "schema" in data:
+        raise _none_stored(file)
+    return document, ()
+
+
+def stored_configuration(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
+    """The configuration that is stored in a file of treeopt, or in the config of heads in a folder.
+
+    Raises:
+        TreeoptError: E201 where it is missing; E203 where it stores none.
+    """
+    document, place = read_configuration(path)
+    found = _part(document.data, place)
+    if not isinstance(found, dict) or not all(isinstance(options, dict) for options in found.values()):
+        raise _none_stored(Path(path))
+    return found
+
+
+def configuration_yaml(configuration: Configuration, indent: str = "") -> str:
+    """The lines of a configuration, one for each option, each with its line end."""
+    lines = []
+    for command, options in configuration.items():
+        lines.append(f"{indent}{command}:" if options else f"{indent}{command}: {{}}")
+        lines += [f"{indent}  {name}: {_value(value)}" for name, value in options.items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def command_lines(configuration: Configuration, *more: str, arguments: Sequence[str] = ()) -> list[str]:
+    """The commands of a configuration as they can be typed again, without the options under `defaults`.
+
+    Args:
+        configuration: as it is stored.
+        more: words at the end of each command, such as `-o` and a file.
+        arguments: the names of the entries that are arguments, in their order; all others are options.
+    """
+    return [
+        shlex.join(["treeopt", *name.split(), *_command_words(options, more, arguments)])
+        for name, options in configuration.items()
+        if name != DEFAULTS
+    ]
+
+
+def _command_words(options: Mapping[str, Any], more: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """The arguments and options of one command; arguments that look like options are last, after `--`."""
+    values = [options[name] for name in arguments if name in options]
+    typed = [str(one) for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+    words = [word for name, value in options.items() if name not in arguments for word in _words(name, value)]
+    if any(one.startswith("-") and one != "-" for one in typed):
+        return [*words, *more, "--", *typed]
+    return [*typed, *words, *more]
+
+
+def _words(option: str, value: Any) -> list[str]:
+    """One option as it is typed."""
+    if isinstance(value, bool):
+        return [f"--{option}" if value else f"--no-{option}"]
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [word for one in values for word in (f"--{option}", str(one))]
+
+
+def stored_lines(source: Mapping[str, Any]) -> list[str]:
+    """The lines about the configuration in the source of a record, for its YAML file; none where it has none."""
+    if not source.get(KEY):
+        return []
+    return [f"{KEY}:", *configuration_yaml(source[KEY], "  ").splitlines()]
+
+
+def add_configuration(folder: str | os.PathLike[str], configuration: Configuration) -> None:
+    """Add the configuration of the command that wrote heads to their config.json, under `treeopt`."""
+    file = Path(folder) / _CONFIG_FILE
+    config = json.loads(read_bytes(file))
+    config["treeopt"] = {**config.get("treeopt", {}), KEY: configuration}
+    write_text(file, json.dumps(config, indent=1) + "\n")
+
+
+def comment_of(configuration: Configuration) -> str:
+    """The configuration as one line of a comment of SVG or DOT, which has no two dashes in a row."""
+    return _COMMENT + json.dumps(configuration).replace("--", "-\\u002d")
+
+
+_FIX = "write names of options with their values, such as `nodes: 64`; treeopt config FILE prints those of a file"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    return decimal(value) if isinstance(value, float) else flow(value)
+
+
+def _part(data: Any, place: Where) -> Any:
+    for key in place:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data
+
+
+def _none_stored(path: Path) -> TreeoptError:
+    what = f"{path} stores no configuration"
+    why = "older files of treeopt, and those that Python code writes, have none"
+    return TreeoptError(Code.FILE_INVALID, what, why=why, fix="a YAML file of options")
+
+
+def _stored(path: Path) -> dict[str, Any] | None:
+    """The configuration in a file that is not YAML, or in a folder of heads; None for a file that may be YAML."""
+    if path.is_dir():
+        path = path / _CONFIG_FILE
+        header = _json(read_bytes(path))
+    else:
+        raw = read_bytes(path)
+        text = _comment(raw)
+        if text is not None:
+            return _json(text.encode())
+        length = int.from_bytes(raw[:8], "little")
+        if raw[8:9] != b"{" or length > len(raw):
+            return None
+        header = _json(raw[8 : 8 + length])
+        metadata = header.get("__metadata__")
+        header = _json(str(metadata.get("treeopt")).encode()) if isinstance(metadata, dict) else {}
+    for place in _HEADER_PARTS:
+        found = _part(_part(header, place), (KEY,))
+        if isinstance(found, dict):
+            return found
+    raise _none_stored(path)
+
+
+def _comment(raw: bytes) -> str | None:
+    """The configuration in the comment of a picture or a report."""
+    if not raw.startswith((b"<svg", b"<?xml", b"//", b"digraph", b"<!DOCTYPE html>")):
+        return None
+    for line in reversed(raw.decode(errors="replace").splitlines()):  # texts of a report come before the comment
+        _, found, text = line.partition(_COMMENT)
+        if found:
+            return text.removesuffix(" -->")
+    return None
+
+
+def _json(raw: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,179 @@
+"""Results of commands that were saved from `--json`: of `validate`, `compare` and `generate`, for reports.
+
+Only the parts that a report shows are read; other parts are ignored, so results of later versions stay readable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.kinds import read_text
+
+_FORMATS = "a result is the JSON object that treeopt {0} --json prints: treeopt {0} ... --json > {0}.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class MadeWith(_Part):
+    """Ids of what a result was measured with; `drafter_id` and `tree_id` are None where it is not of one tree."""
+
+    model: str
+    model_id: str
+    dtype: str
+    heads_id: str = ""
+    drafter_id: str | None = None
+    tree_id: str | None = None
+
+
+class Result(_Part):
+    """What all results have; older ones have no `made_with`."""
+
+    command: str | None = None
+    made_by: dict[str, Any] = Field(default_factory=dict)
+    made_with: MadeWith | None = None
+
+
+class _Depths(_Part):
+    measured: list[float]
+    predicted: list[float]
+
+
+class _Quartiles(_Part):
+    overhead: tuple[float, float] | None = None
+    speedup: tuple[float, float] | None = None
+
+
+class ValidationResult(Result):
+    """What `treeopt validate --json` prints; see `Measured` for the fields."""
+
+    acceptance: str
+    lossy: bool
+    lossless: bool | None = None
+    nodes: int | None = None
+    texts: int
+    tokens: int
+    steps: int
+    differing: int | None = None
+    tokens_per_step: float
+    predicted_tokens_per_step: float
+    expected_tokens_per_step: float | None = None
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_by_depth: _Depths
+    repeats: int
+    batch_size: int
+    overhead: float | None = None
+    speedup: float | None = None
+    quartiles: _Quartiles = _Quartiles()
+
+
+class _Row(_Part):
+    method: str
+    nodes: int | None = None
+    mean_acceptance_length: float | None = None
+    tokens_per_second: float | None = None
+    speedup: float | None = None
+    lossless: bool | None = None
+    same_texts: int | None = None
+    left_out: str | None = None
+    quartiles: _Quartiles = _Quartiles()
+
+
+class ComparisonResult(Result):
+    """What `treeopt compare --json` prints; see `Comparison`."""
+
+    rows: list[_Row] = Field(min_length=1)
+    texts: int
+    learned: int
+    repeats: int
+
+
+class _Step(_Part):
+    tokens: list[int] = Field(min_length=1)
+    texts: list[str]
+    sources: list[dict[str, int | None]]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if not len(self.tokens) == len(self.texts) == len(self.sources):
+            raise ValueError("a step has as many texts and sources as tokens")
+        return self
+
+
+class DecodingResult(Result):
+    """What `treeopt generate --json` prints; see `DecodedStep` for the steps."""
+
+    prompt: str
+    model: str
+    nodes: int
+    acceptance: str
+    lossy: bool
+    tokens_per_step: float
+    tokens_per_second: float | None = None
+    prompt_tokens: int
+    steps: list[_Step] = Field(min_length=1)
+
+
+Record = TypeVar("Record", ValidationResult, ComparisonResult, DecodingResult)
+
+
+def load_validation(path: str | os.PathLike[str]) -> ValidationResult:
+    """The result of `treeopt validate --json`.
+
+    Raises:
+        TreeoptError: E201 where the file is missing, E203 where it is not such a result.
+    """
+    return _load(path, ValidationResult, "validate")
+
+
+def load_comparison(path: str | os.PathLike[str]) -> ComparisonResult:
+    """The result of `treeopt compare --json`; errors as `load_validation`."""
+    return _load(path, ComparisonResult, "compare")
+
+
+def load_decoding(path: str | os.PathLike[str]) -> DecodingResult:
+    """The result of `treeopt generate --json`; errors as `load_validation`."""
+    return _load(path, DecodingResult, "generate")
+
+
+def load_json(path: str | os.PathLike[str], formats: str) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        path: the file.
+        formats: what is expected, for the error.
+
+    Raises:
+        TreeoptError: E201 where the file is missing, E203 where it is not JSON, or a number is not finite.
+    """
+    file = Path(path)
+    if not file.exists():
+        raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=str(path), fix=formats)
+    try:
+        return json.loads(read_text(file, formats), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is not JSON: {error}", at=str(path), why=formats) from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _load(path: str | os.PathLike[str], schema: type[Record], command: str) -> Record:
+    formats = _FORMATS.format(command)
+    data = load_json(path, formats)
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        lines: list[str] = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in faults[:10]]
+        what = f"{path} is not a result of treeopt {command}"
+        raise TreeoptError(Code.FILE_INVALID, what, at="\n".join([str(path), *lines]), why=formats) from error

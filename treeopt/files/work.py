@@ -1,0 +1,213 @@
+"""The work folder of a long command: its finished chunks, from which an interrupted run continues.
+
+A chunk is a batch of answers, of sampled texts or of traces. It is written atomically when it is finished, so a kill,
+a full disk or an interruption loses at most the chunk in flight. A resumed run reads the chunks that are there and
+makes the others; every chunk is read back in the same form, so the result has the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import make_folder, read_bytes, write_text
+from treeopt.files.resume import damaged, other_settings
+from treeopt.files.tensors import read_arrays, write_arrays
+from treeopt.progress import Progress, silent
+
+Chunk = tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]  # arrays, and data that JSON can hold
+Keep = Callable[[str, Callable[[], Chunk]], Chunk]
+
+_SCHEMA = "treeopt.chunk/1"
+_NOTE = "begun.json"
+_NAME = re.compile(r"[a-z]+-[0-9]{6,}")
+_CHUNK = re.compile(rf"{_NAME.pattern}\.safetensors")
+_TEMPORARY = re.compile(rf"\.({re.escape(_NOTE)}|{_CHUNK.pattern})\..+")  # of an atomic write that was killed
+
+
+ROWS = ("numbers", "lengths")  # arrays of `pack_rows`
+
+
+def unsaved(_name: str, make: Callable[[], Chunk]) -> Chunk:
+    """A `Keep` that stores nothing: the chunk is made."""
+    return make()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How long work is reported, and how its finished chunks are stored."""
+
+    progress: Progress = silent
+    keep: Keep = unsaved
+
+
+SILENT = Recording()
+
+
+def chunk_name(part: str, number: int) -> str:
+    """The name of a chunk: its part of the work, in lower case, and its number."""
+    return f"{part}-{number:06}"
+
+
+def pack_rows(rows: Sequence[Sequence[int]], **data: Any) -> Chunk:
+    """Rows of numbers of different lengths as a chunk, with further data."""
+    lengths = np.array([len(row) for row in rows], np.int64)
+    numbers = np.concatenate([np.zeros(0, np.int64), *map(_integers, rows)])
+    return dict(zip(ROWS, (numbers, lengths), strict=True)), data
+
+
+def unpack_rows(chunk: Chunk) -> list[list[int]]:
+    """The rows of a chunk that `pack_rows` made."""
+    arrays, _ = chunk
+    ends = np.cumsum(arrays["lengths"])
+    return [arrays["numbers"][end - length : end].tolist() for end, length in zip(ends, arrays["lengths"], strict=True)]
+
+
+def _integers(row: Sequence[int]) -> NDArray[np.int64]:
+    return np.asarray(row, np.int64)
+
+
+class Work:
+    """The chunks of one run.
+
+    Args:
+        target: the output; its work folder is `TARGET.partial`.
+        resume: continue an unfinished run.
+        overwrite: delete an unfinished run.
+
+    Raises:
+        TreeoptError: E202 where there is an unfinished run and neither is given, E204 where the folder is another's,
+            E205 where there is no run to resume.
+    """
+
+    def __init__(self, target: Path, *, resume: bool = False, overwrite: bool = False) -> None:
+        self.folder = target.with_name(target.name + ".partial")
+        self._resume = resume
+        self._in_flight = self._stopping = False
+        begun = self._check_folder()
+        if resume and not begun:
+            raise TreeoptError(Code.RESUME_INVALID, f"there is no unfinished {self.folder}", fix="leave out --resume")
+        if begun and not (resume or overwrite):
+            what = f"{self.folder} is an unfinished run"
+            raise TreeoptError(Code.FILE_EXISTS, what, fix="continue with --resume, or start again with --force")
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Begin the run, or continue it.
+
+        Args:
+            settings: all that the chunks depend on, in types of JSON.
+
+        Raises:
+            TreeoptError: E205 where the run was started with other settings; as `make_folder` and `write_text`.
+        """
+        now, note = json.loads(json.dumps(settings)), self.folder / _NOTE
+        if self._resume and note.exists():  # absent where a run was killed before its first chunk
+            found = self._read(note)
+            if found != now:
+                raise other_settings(self.folder, found, now)
+            return
+        self.remove()
+        make_folder(self.folder)
+        write_text(note, json.dumps(now))
+
+    def chunk(self, name: str, make: Callable[[], Chunk]) -> Chunk:
+        """The chunk of that name: the stored one, or the one that `make` returns, which is stored.
+
+        Raises:
+            KeyboardInterrupt: after `stop`, when the chunk in flight is stored.
+            TreeoptError: E205 where a stored chunk is damaged, E403 where the disk is full.
+            ValueError: where the name is not one of `chunk_name`, so that nothing is written outside the folder.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a chunk, such as answers-000000")
+        file = self.folder / f"{name}.safetensors"
+        if not file.exists():
+            self._in_flight = True
+            try:
+                self._write(file, *make())
+            finally:
+                self._in_flight = False
+            if self._stopping:
+                raise KeyboardInterrupt
+        try:
+            arrays, header = read_arrays(file, _SCHEMA)
+        except TreeoptError as error:
+            fix = f"remove {file} and give --resume again, which makes this part again"
+            raise damaged(file, "is damaged", fix=fix) from error
+        return arrays, header["data"]
+
+    def stop(self) -> None:
+        """End the run when the chunk in flight is stored: then `chunk` raises KeyboardInterrupt.
+
+        Raises:
+            KeyboardInterrupt: at once, where no chunk is in flight.
+        """
+        if not self._in_flight:
+            raise KeyboardInterrupt
+        self._stopping = True
+
+    def remove(self) -> None:
+        """Delete the folder with the files of the run; files of other names stay."""
+        if not self.folder.is_dir():
+            return
+        for file in self.folder.iterdir():
+            if _is_ours(file):
+                file.unlink()
+        with contextlib.suppress(OSError):  # files of other names
+            self.folder.rmdir()
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks that are stored."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sum(_CHUNK.fullmatch(file.name) is not None for file in found)
+
+    def _check_folder(self) -> bool:
+        """Whether a run was begun there; E204 unless the folder is missing or holds nothing but a run's files."""
+        try:
+            if not (self.folder.exists() or self.folder.is_symlink()):
+                return False
+        except OSError as error:  # for example a name that is too long with the suffix
+            raise TreeoptError(Code.FILE_UNWRITABLE, f"{self.folder} cannot be written: {error.strerror}") from error
+        if self.folder.is_symlink() or not self.folder.is_dir():
+            kind = "a link" if self.folder.is_symlink() else "a file"
+            what = f"{self.folder} is {kind}, but unfinished work is written to a folder of this name"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another name with -o")
+        other = next((file for file in sorted(self.folder.iterdir()) if not _is_ours(file)), None)
+        if other is not None:
+            what = f"{self.folder} holds {other.name}, which treeopt did not write"
+            why = "unfinished work is written to this folder, which is deleted at the end"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="move it away, or choose another name with -o")
+        return True
+
+    def _write(self, file: Path, arrays: Mapping[str, NDArray[Any]], data: Mapping[str, Any]) -> None:
+        try:
+            write_arrays(file, arrays, {"schema": _SCHEMA, "data": data}, overwrite=True)
+        except TreeoptError as error:
+            if error.code is Code.OUT_OF_MEMORY:
+                error.fix = "free some space; the same command with --resume continues"
+            raise
+
+    def _read(self, note: Path) -> dict[str, Any]:
+        try:
+            found = json.loads(read_bytes(note))
+        except (ValueError, RecursionError) as error:
+            raise damaged(note, "is not what treeopt wrote") from error
+        if not isinstance(found, dict):
+            raise damaged(note, "is not what treeopt wrote")
+        return found
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file has a name that a run writes."""
+    ours = file.name == _NOTE or _CHUNK.fullmatch(file.name) or _TEMPORARY.fullmatch(file.name)
+    return bool(ours) and file.is_file() and not file.is_symlink()

@@ -1,0 +1,94 @@
+"""A report as one HTML file that needs nothing else: no network, no other file.
+
+The page is made of its data alone (`treeopt.view.report_data`), which it contains as JSON. Its
+Content-Security-Policy allows one style sheet and one script, both by their hashes; text from files and models is
+escaped by jinja2. Equal data gives equal bytes where the versions of matplotlib and jinja2 are equal.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.view.report_data import PARTS
+from treeopt.view.report_figures import (
+    bars_svg,
+    curve_svg,
+    decoded_tokens,
+    depth_rows,
+    heat_rows,
+    interval_rows,
+    source_legend,
+    tree_svg,
+)
+from treeopt.view.report_numbers import FILTERS
+from treeopt.view.theme import STYLE
+
+MAX_BYTES = 500_000
+_TEMPLATES = "treeopt.view.templates"
+_POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # they would end the data's element
+
+
+def render_report(data: Mapping[str, Any]) -> str:
+    """The page of a report's data.
+
+    Args:
+        data: as `report_data` gives it, or as it was read from a page.
+
+    Raises:
+        TreeoptError: E204 where the page would exceed `MAX_BYTES`.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("treeopt.view", "templates")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.lstrip_blocks = environment.keep_trailing_newline = True
+    environment.filters |= FILTERS
+    style = _template("report.css") + STYLE + "\n"
+    script = _template("report.js")
+    policy = _POLICY.format(style=content_hash(style), script=content_hash(script))
+    whole = {**dict.fromkeys(PARTS), **data}
+    head = {"style": style, "script": script, "policy": policy, "embedded": embedded_json(data)}
+    page = environment.get_template("report.html.j2").render(data=whole, **head, **_figures(data))
+    size = len(page.encode())
+    if size > MAX_BYTES:
+        what = f"the report would have {size:,} bytes; at most {MAX_BYTES:,} are written"
+        why = "it is a file to send; a few inputs belong to one report"
+        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=why, fix="give fewer calibrations and validations")
+    return page
+
+
+def content_hash(text: str) -> str:
+    """The source expression of a style sheet or a script in a Content-Security-Policy: `sha256-...`."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def embedded_json(data: Mapping[str, Any]) -> str:
+    """The data as JSON that is safe in a script element: it has no `<`, `>` and `&`."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+
+
+def _template(name: str) -> str:
+    return importlib.resources.files(_TEMPLATES).joinpath(name).read_text(encoding="utf-8")
+
+
+def _figures(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures and rows of the sections; None and empty lists where a section is left out."""
+    calibrations, tree, decoding = data.get("calibrations", []), data.get("tree"), data.get("decoding")
+    return {
+        "heats": [(one, heat_rows(one)) for one in calibrations],
+        "curves": [(one, curve) for one in calibrations for curve in one["curves"]],
+        "curve_figure": curve_svg(calibrations),
+        "intervals": interval_rows(data),
+        "tree_figure": None if tree is None else tree_svg(tree),
+        "depths": [(one, depth_rows(one)) for one in data.get("validations", [])],
+        "bars": bars_svg(data["comparison"]) if "comparison" in data else None,
+        "decoded": None if decoding is None else decoded_tokens(decoding),
+        "legend": None if decoding is None else source_legend(decoding),
+    }

@@ -1,0 +1,205 @@
+"""The data of a report: everything that the page shows, as one JSON object that is embedded in it.
+
+`treeopt.view.report` makes the page of this object alone, so that no number on the page can differ from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from treeopt.calibration import Calibration
+from treeopt.drafter import HEADS, KINDS
+from treeopt.files.configurations import KEY, command_lines
+from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult
+from treeopt.latency import LatencyProfile
+from treeopt.optimize.curve import Curve
+from treeopt.optimize.intervals import LEVEL, Interval
+from treeopt.policy import Plan, TreePolicy
+from treeopt.version import VERSION
+from treeopt.view.drawing import drawing_data
+
+SCHEMA = "treeopt.report/1"
+SHOWN_RANKS = 10  # columns of a heat map
+DRAWN_NODES = 400  # of a tree; the rest of a larger one is collapsed
+MAX_STEPS = 400  # of a decoded text that are shown
+PARTS = ("calibrations", "tree", "profile", "validations", "comparison", "decoding")  # of the data, all optional
+_TITLE = "Speculative decoding with token trees"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A calibration with the name of its file and its curves by kind of tree."""
+
+    name: str
+    calibration: Calibration
+    curves: Mapping[str, Curve]
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """What a report is made of; every part may be missing, and at least one is there. Names are those of the files."""
+
+    title: str = ""
+    calibrations: Sequence[Traced] = ()
+    plan: tuple[str, Plan] | None = None
+    profile: tuple[str, LatencyProfile] | None = None
+    validations: Sequence[tuple[str, ValidationResult]] = ()
+    comparison: tuple[str, ComparisonResult] | None = None
+    decoding: tuple[str, DecodingResult] | None = None
+
+
+def report_data(inputs: ReportInputs) -> dict[str, Any]:
+    """The object, in types of JSON; missing inputs have no key."""
+    calibrations = [_calibration(one) for one in inputs.calibrations]
+    parts = (
+        calibrations or None,
+        None if inputs.plan is None else _plan(*inputs.plan),
+        None if inputs.profile is None else _profile(*inputs.profile),
+        [{"file": name, **one.model_dump(mode="json")} for name, one in inputs.validations] or None,
+        _result(inputs.comparison),
+        _decoding(inputs.decoding),
+    )
+    found = {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}
+    return {
+        "schema": SCHEMA,
+        "treeopt": VERSION,
+        "title": inputs.title or _title(found),
+        "interval_level": LEVEL,
+        **found,
+    }
+
+
+def _title(found: Mapping[str, Any]) -> str:
+    """The default heading, with the model where an input names it."""
+    models = [one["model"] for one in found.get("calibrations", ())]
+    models += [found["decoding"]["model"]] if "decoding" in found else []
+    models += [found["tree"]["source"].get("calibration", {}).get("model", "")] if "tree" in found else []
+    model = next(filter(None, models), "")
+    return f"{_TITLE}: {model}" if model else _TITLE
+
+
+def _calibration(one: Traced) -> dict[str, Any]:
+    found, made = one.calibration, one.calibration.provenance
+    shown = min(SHOWN_RANKS, found.top_k)
+    errors = found.standard_error(shown)
+    levels = [
+        {
+            "trials": int(found.trials[level]),
+            "hits": found.hits[level, :shown].tolist(),
+            "accuracy": found.accuracy[level, :shown].tolist(),
+            "standard_error": [None if error != error else error for error in errors[level].tolist()],
+        }
+        for level in range(found.num_heads)
+    ]
+    return {
+        "file": one.name,
+        "model": made.model,
+        "heads": made.heads,
+        "drafter": made.drafter_id or HEADS,
+        "texts": found.sequences,
+        "distinct_texts": found.distinct,
+        "positions": found.positions,
+        "top_k": found.top_k,
+        "levels": levels,
+        "curves": [{"kind": kind, **_curve(curve)} for kind, curve in one.curves.items()],
+        **_origin(one.name, vars(made), "provenance"),
+    }
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    points = [
+        {**vars(point), "sampling": _ends(point.sampling), "prediction": _ends(point.prediction)}
+        for point in curve.points
+    ]
+    return {"method": curve.method, "best": curve.best, "points": points}
+
+
+def _ends(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.low, interval.high]
+
+
+def _plan(name: str, plan: Plan) -> dict[str, Any]:
+    shared = {
+        "file": name,
+        "nodes": plan.nodes,
+        "depth": plan.depth,
+        "drafter": plan.drafter or HEADS,
+        "expected": None if plan.expected is None else asdict(plan.expected),
+        **_origin(name, plan.source, "source"),
+    }
+    if isinstance(plan, TreePolicy):
+        return {**shared, "kind": KINDS[1], "size_cost": [list(pair) for pair in plan.size_cost]}
+    return {
+        **shared,
+        "kind": KINDS[0],
+        "leaves": len(plan.leaves),
+        "paths": [list(path) for path in plan.paths[:DRAWN_NODES]],
+        "values": None if plan.values is None else list(plan.values[:DRAWN_NODES]),
+        "picture": drawing_data(plan, DRAWN_NODES),
+    }
+
+
+def _profile(name: str, profile: LatencyProfile) -> dict[str, Any]:
+    return {
+        "file": name,
+        "points": [asdict(point) for point in profile.points],
+        **_origin(name, profile.provenance, "provenance"),
+    }
+
+
+def _result(given: tuple[str, ComparisonResult] | None) -> dict[str, Any] | None:
+    return None if given is None else {"file": given[0], **given[1].model_dump(mode="json")}
+
+
+def _decoding(given: tuple[str, DecodingResult] | None) -> dict[str, Any] | None:
+    """The first steps of the text, the number of all, and how many drafts each source had first."""
+    if given is None:
+        return None
+    name, found = given
+    dumped = found.model_dump(mode="json")
+    steps = dumped.pop("steps")
+    tokens = sum(len(step["tokens"]) for step in steps)
+    firsts = [first_source(sources) for step in steps for sources in step["sources"][1:]]
+    counts = {source: firsts.count(source) for source in dict.fromkeys(firsts)}
+    return {
+        "file": name,
+        **dumped,
+        "num_steps": len(steps),
+        "num_tokens": tokens,
+        "num_accepted": tokens - len(steps),
+        "first_source": counts,
+        "steps": steps[:MAX_STEPS],
+    }
+
+
+def _origin(file: str, source: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Where a file comes from, under `name`, and the command that made it, if it stores one.
+
+    The drafter's file is given by its name: its folder is of the machine that made it.
+    """
+    found: dict[str, Any] = plain(source)
+    commands = command_lines(found.pop(KEY, {}), "-o", file)
+    if found.get("drafter"):
+        found["drafter"] = Path(found["drafter"]).name
+    return {name: found, **({"command": commands[0]} if commands else {})}
+
+
+def first_source(sources: Mapping[str, int | None]) -> str:
+    """The source that has a draft at the best place of its list; of equal places the one that is collected first."""
+    if not sources:
+        return "unknown"
+    return min(sources, key=lambda name: sources[name] or 0)  # min keeps the first of equal ones
+
+
+def plain(data: Any) -> Any:
+    """Nested data in types of JSON; what is neither is written as text."""
+    if isinstance(data, Mapping):
+        return {str(key): plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [plain(value) for value in data]
+    if isinstance(data, float) and data - data != 0:  # not finite
+        return None
+    return data if data is None or isinstance(data, (bool, int, float, str)) else str(data)

@@ -1,0 +1,172 @@
+"""What pictures of trees say: labels and tooltips of nodes, headings, and the text alternative."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from treeopt.drafted_step import DraftedStep
+from treeopt.errors import Code, TreeoptError
+from treeopt.tree import ROOT, Tree
+from treeopt.view.layout import Item, Kind
+
+NO_DRAFT = "∅"
+_VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+_LONGEST = 16  # characters of a token in a label
+_LONGEST_HEADING = 90
+
+
+def check_label(label: str, tree: Tree, step: DraftedStep | None) -> None:
+    """Raise E107 where a tree lacks what its labels show."""
+    if label == "probability" and step is None and tree.values is None and tree.paths:
+        raise TreeoptError(
+            Code.LABEL_UNKNOWN,
+            "the tree has no values, and the labels are probabilities",
+            why="published trees and lists of paths have no values; treeopt build writes them",
+            fix="--label rank, or --example PROMPT for the probabilities of one step",
+        )
+    if label == "token" and step is None:
+        what = "the nodes of a tree have ranks, and no tokens"
+        raise TreeoptError(Code.LABEL_UNKNOWN, what, why="a token is drafted for a text", fix="--example PROMPT")
+
+
+def label_of(tree: Tree, item: Item, label: str, step: DraftedStep | None = None) -> str:
+    """The label of an item; empty where it has none."""
+    if item.kind is Kind.COLLAPSED:
+        return f"+{item.hidden}"
+    if label == "none":
+        return ""
+    if item.kind is Kind.BONUS:
+        return "" if step is None else shortened(visible(step.bonus_text))
+    if label == "token" and step is not None:
+        return shortened(visible(step.texts[item.node])) if step.tokens[item.node] is not None else NO_DRAFT
+    if item.node == ROOT:
+        return ""
+    if label == "rank":
+        return str(tree.paths[item.node - 1][-1])
+    value = tree.values[item.node - 1] if step is None and tree.values is not None else None
+    return short_probability(value if step is None else step.probabilities[item.node])
+
+
+def short_probability(value: float | None) -> str:
+    """A probability in at most five characters: `1`, `.53`, `.048`, `3e-4`; empty where there is none."""
+    if value is None:
+        return ""
+    if value >= 0.995:
+        return "1"
+    if value >= 0.0995:
+        return f"{value:.2f}"[1:]
+    if value >= 0.00095:
+        return f"{value:.3f}"[1:]
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"
+
+
+def visible(text: str) -> str:
+    """A token's text with visible white space; other characters that are not printed as their escapes."""
+    return "".join(_VISIBLE.get(one) or (one if _printed(one) else _escape(one)) for one in text)
+
+
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """The text, cut at a number of characters."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _printed(character: str) -> bool:
+    """Whether a character takes room of its own; marks that combine with others do not, and neither do unassigned."""
+    return character.isprintable() and unicodedata.category(character) not in ("Mn", "Me")
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def describe(tree: Tree, node: int, step: DraftedStep | None = None) -> str:
+    """The tooltip of a node: path, value and, of a step, its token."""
+    if node == ROOT:
+        text = "root: the base model's token"
+    else:
+        path = tree.paths[node - 1]
+        level = "level" if tree.drafter or step is not None else "head"
+        text = f"node {node}: path {list(path)}, rank {path[-1]} of {level} {len(path)}"
+        if tree.values is not None:
+            text += f", right with probability {tree.values[node - 1]:.4g}"
+    return text if step is None else f"{_token(step, node)}; {text}"
+
+
+def _token(step: DraftedStep, node: int) -> str:
+    """The token of a node in words, with the base model's probability."""
+    if step.tokens[node] is None:
+        return "no draft"
+    text = f"token {step.tokens[node]} '{visible(step.texts[node])}'"
+    if node in step.accepted:
+        text += " (accepted)" if node else ""
+    chance = step.probabilities[node]
+    return text if chance is None else f"{text}, probability {chance:.4g} in the base model"
+
+
+def describe_item(tree: Tree, item: Item, step: DraftedStep | None = None) -> str:
+    """The tooltip of an item."""
+    if item.kind is Kind.BONUS and step is not None:
+        return f"token {step.bonus} '{visible(step.bonus_text)}': the base model's token after the accepted path"
+    if item.kind is Kind.COLLAPSED:
+        total = "" if item.value is None else f", sum of values {item.value:.4g}"
+        return f"{count(item.hidden, 'more node')} below {_named(tree, item.node)}{total}"
+    return describe(tree, item.node, step)
+
+
+def _named(tree: Tree, node: int) -> str:
+    return f"path {list(tree.paths[node - 1])}" if node else "the root"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 leaf`, `2 leaves`, `16 nodes`."""
+    plural = "leaves" if noun == "leaf" else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def summary(tree: Tree) -> str:
+    """`16 nodes, depth 4, 8 leaves`."""
+    return f"{count(tree.nodes, 'node')}, depth {tree.depth}, {count(len(tree.leaves), 'leaf')}"
+
+
+def heading(tree: Tree, title: str, drawn: int, step: DraftedStep | None = None) -> str:
+    """The heading of a picture, with the number of drawn nodes where it is not all."""
+    default = summary(tree)
+    if step is not None:
+        default = f"step {step.number} after “{shortened(visible_line(step.prompt), 40)}”: {default}"
+    text = "".join(filter(str.isprintable, title)) or default
+    text += f", of drafter {tree.drafter}" if tree.drafter else ""
+    return f"{text} ({drawn:,} drawn)" if drawn < tree.nodes else text
+
+
+def visible_line(text: str) -> str:
+    """A text on one line: white space but spaces is visible."""
+    return "".join(one if one == " " else visible(one) for one in text)
+
+
+def cut_heading(text: str) -> str:
+    """A heading as it is drawn."""
+    return shortened(text, _LONGEST_HEADING)
+
+
+def description(tree: Tree, items: Sequence[Item], step: DraftedStep | None = None) -> str:
+    """The picture in words: its size, the most probable path, the accepted path, and what is collapsed."""
+    parts = [f"A tree of {summary(tree)}."]
+    if tree.values:
+        leaf = max(tree.leaves, key=lambda node: tree.values[node - 1] if tree.values else 0.0)
+        parts.append(f"Most probable path: {list(tree.paths[leaf - 1])}, with probability {tree.values[leaf - 1]:.4g}.")
+    if step is not None:
+        parts.append(accepted_words(step))
+    hidden = sum(item.hidden for item in items)
+    if hidden:
+        parts.append(f"{count(hidden, 'node')} of them are collapsed.")
+    return " ".join(parts)
+
+
+def accepted_words(step: DraftedStep) -> str:
+    """The accepted path of a step in words."""
+    root, *drafts = (f"'{visible(step.texts[node])}'" for node in step.accepted)
+    path = f", {count(len(drafts), 'draft')} accepted: {' '.join(drafts)}" if drafts else ", no draft accepted"
+    after = "" if step.bonus is None else f"; the next token is '{visible(step.bonus_text)}'"
+    return f"Step {step.number}: after the root {root}{path}{after}."
