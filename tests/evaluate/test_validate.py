@@ -130,7 +130,9 @@ def test_validate_fields_consistent(validation: Validation, texts: list[Text], t
         for name in (TREE, AUTOREGRESSIVE)
     )
     plain_steps = sum(len(trial.runs[AUTOREGRESSIVE][0].step_lengths) for trial in metrics.trials)
-    ratios = [tree / metrics.steps / (plain / plain_steps) for tree, plain in zip(tree_seconds, plain_seconds, strict=True)]
+    ratios = [
+        tree / metrics.steps / (plain / plain_steps) for tree, plain in zip(tree_seconds, plain_seconds, strict=True)
+    ]
     assert validation.overhead == pytest.approx(np.median(ratios))
     assert validation.speedup == pytest.approx(np.median([validation.tokens_per_step / one for one in ratios]))
     assert validation.smaller[8] < validation.tokens_per_step
