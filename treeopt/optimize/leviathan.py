@@ -54,7 +54,7 @@ class ChainPrediction:
     @property
     def best_drafts(self) -> int:
         """Length of the chain with the greatest speedup by the formulas; 0 where none is above 1."""
-        return _fastest({chain.drafts: chain.speedup for chain in self.chains})
+        return best_drafts(self.alpha, self.cost, len(self.chains))
 
     @property
     def best_replayed_drafts(self) -> int:
