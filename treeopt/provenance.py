@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+_VERSIONS = "made-by"  # the entry of a configuration that may differ among parts of one run
 
 @dataclass(frozen=True)
 class Provenance:
@@ -51,13 +52,18 @@ def merged(one: Provenance, other: Provenance) -> Provenance:
         made_by=made_by,
         drafter_id=one.drafter_id,
         drafter=min(one.drafter, other.drafter),
-        configuration=one.configuration if _same_command(one, other) else {},
+        configuration=_common_configuration(one, other),
     )
 
 
-def _same_command(one: Provenance, other: Provenance) -> bool:
-    """Whether one command with these options makes both; else no options make the merged calibration again."""
-    return one.configuration == other.configuration and set(one.prompts) == set(other.prompts)
+def _common_configuration(one: Provenance, other: Provenance) -> dict[str, Any]:
+    """The options of both, with the versions of both; none where no one command makes the merged calibration again."""
+    parts = [dict(each.configuration) for each in (one, other)]
+    first, second = (each.pop(_VERSIONS, {}) for each in parts)
+    if parts[0] != parts[1] or set(one.prompts) != set(other.prompts):
+        return {}
+    versions = {key: _both(first.get(key), second.get(key)) for key in sorted({*first, *second})}
+    return parts[0] | ({_VERSIONS: versions} if versions else {})
 
 
 def _both(one: Any, other: Any) -> Any:

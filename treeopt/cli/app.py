@@ -47,6 +47,7 @@ COMMANDS = {
     "completion": "Print the script that completes command lines in a shell.",
     "schema": "Print the format of a kind of file as JSON Schema.",
     "config": "Print the options that a file was made with, for --config.",
+    "reproduce": "Run the command that made a file again, and compare.",
 }
 
 # Messages of these libraries would break results, logs and progress bars; --verbose shows them.

@@ -25,6 +25,7 @@ from treeopt.cli.origin import origin_of
 from treeopt.defaults import STEP_SIZES
 from treeopt.files.atomic import write_text
 from treeopt.files.bundled import POCKET_DRAFT
+from treeopt.files.configurations import write_note
 from treeopt.files.marks import PICTURE, write_marked
 
 _METHODS_HELP = (
@@ -116,6 +117,7 @@ def run(console: Console, **options: Any) -> None:
         console.note(f"wrote {options['svg']}")
     if options["csv"] is not None:
         write_text(options["csv"], as_csv(found))
+        write_note(options["csv"], console.configuration)
         console.note(f"wrote {options['csv']}")
     console.result({**as_json(found), **origin_of(base, loaded, draft)})
 

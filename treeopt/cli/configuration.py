@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from treeopt.cli.help_text import COMMON, command_name
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.configurations import DEFAULTS, command_lines
+from treeopt.files.configurations import DEFAULTS, NO_COMMANDS, command_lines
 
 if TYPE_CHECKING:
     from treeopt.files.strict_yaml import Document, Where
@@ -154,7 +154,7 @@ def _entries(
     name = command_name(context) or str(context.command.name)
     common = {key: value for key, value in data.items() if not isinstance(value, dict)}
     sections = {key: value for key, value in data.items() if isinstance(value, dict)}
-    defaults = sections.pop(DEFAULTS, {})
+    defaults = {one: sections.pop(one, {}) for one in NO_COMMANDS}[DEFAULTS]
     for key, value in defaults.items():
         if key in known and name in sections:  # else they are those of another command
             yield (*place, DEFAULTS, key), known[key], value
@@ -244,7 +244,7 @@ def config_schema(program: click.Context) -> dict[str, Any]:
     for name in entries.keys() & options.keys():  # such as `profile`: a command and an option
         entries[name] = {"anyOf": [options[name], entries[name]]}
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "treeopt --config"}
-    return schema | _object({**options, **entries, DEFAULTS: {"type": "object"}})
+    return schema | _object({**options, **entries, **dict.fromkeys(NO_COMMANDS, {"type": "object"})})
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from treeopt.cli.common_options import Shown, common_options, show_messages, sho
 from treeopt.cli.completions import add_completions
 from treeopt.cli.configuration import configuration_of
 from treeopt.cli.help_text import write_examples, write_options
+from treeopt.cli.inputs import made_of
 from treeopt.cli.progress_lines import bar, heartbeat
 from treeopt.cli.terminal import echo, echo_json, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, system_error
@@ -27,6 +28,7 @@ from treeopt.progress import Progress, silent
 if TYPE_CHECKING:
     from treeopt.evaluate.metrics import Spread
 
+RAISING = "treeopt.raising"  # in a context's meta: errors pass through, to the command that runs this one
 _SHOWN_SKIPPED = 5
 
 
@@ -49,6 +51,7 @@ class Console:
             show_messages(self.shown)
         self.for_people = not (as_json or follows)
         self.for_programs = as_json and not follows
+        self.notes = True  # `treeopt reproduce` prints none of the command that it runs
         self.quiet = quiet or not self.for_people  # with --json only the result and errors are printed
 
     def say(self, text: str = "") -> None:
@@ -58,7 +61,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """Print a line about the run to standard error."""
-        if not self.quiet:
+        if self.notes and not self.quiet:
             echo(text, err=True)
 
     def warn(self, text: str) -> None:
@@ -109,14 +112,17 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         self._check_given(ctx)
-        configuration = configuration_of(ctx)
+        configuration = configuration_of(ctx) | made_of(ctx)
         as_json, debug = ctx.params.pop("json"), ctx.params.pop("debug")
         ctx.params["console"] = Console(as_json, configuration=configuration, shown=shown_by(ctx.params))
+        ctx.params["console"].notes = RAISING not in ctx.meta
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise  # handled by `treeopt.cli.app.run`
         except Exception as error:
+            if RAISING in ctx.meta:
+                raise
             if debug:
                 echo(traceback.format_exc(), err=True, end="")
             known = error if isinstance(error, TreeoptError) else system_error(error)
@@ -130,6 +136,8 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except TreeoptError as error:  # of --config
+            if RAISING in ctx.meta:
+                raise
             _exit_with(ctx, error, as_json)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

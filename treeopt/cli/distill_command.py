@@ -11,6 +11,7 @@ from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, w
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import adapter_option, base_options, check_outputs, prompt_options, say_base, say_prompts
 from treeopt.cli.work_options import resumable
+from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
     from treeopt.texts.prompts import PromptSet
@@ -78,6 +79,7 @@ def run(console: Console, **options: Any) -> None:
             overwrite=options["force"],
             **chosen,
         )
+    write_note(options["output"], console.configuration)
     _report(console, done, options["output"])
 
 

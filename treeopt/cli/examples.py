@@ -178,4 +178,11 @@ EXAMPLES: dict[str, Examples] = {
         ("the options of a tree", "treeopt config tree.yaml"),
         ("of a calibration, for a program", "treeopt config calibration.safetensors --json"),
     ),
+    "reproduce": (
+        ("is the tree what its calibration gives?", "treeopt reproduce tree.yaml"),
+        (
+            "the prompts are elsewhere now; keep the new file",
+            "treeopt reproduce calibration.safetensors --map prompts.jsonl=data/prompts.jsonl -o again.safetensors",
+        ),
+    ),
 }

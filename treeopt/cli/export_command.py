@@ -15,6 +15,7 @@ from treeopt.cli.export_settings import export_settings
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES, SETTINGS
 from treeopt.files.atomic import write_bytes
+from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
     from treeopt.export.trees import Exported
@@ -96,6 +97,7 @@ def _export_tree(console: Console, tree: str, to: str, output: str | None, force
         console.say(exported.content.decode().removesuffix("\n"))
     else:
         write_bytes(output, exported.content)
+        write_note(output, console.configuration)
     _report(console, exported, output)
     console.result({"nodes": record.nodes, "depth": record.depth, **_as_dict(exported, output)})
 

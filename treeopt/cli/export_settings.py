@@ -9,6 +9,7 @@ from treeopt.cli.console import Console
 from treeopt.cli.options import check_outputs
 from treeopt.engines import SETTINGS
 from treeopt.files.atomic import write_text
+from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
     from treeopt.export.acceptance import Comparison
@@ -46,6 +47,7 @@ def export_settings(console: Console, to: str, output: str | None, options: Mapp
 def _report(console: Console, found: EngineSettings, output: str | None, *, table: bool) -> None:
     if output is not None and found.content:
         write_text(output, found.content + "\n")
+        write_note(output, console.configuration)
     elif found.content:
         console.say(found.content)
     elif table:

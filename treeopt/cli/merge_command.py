@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from treeopt.cli.calibrate_report import report_calibration
+from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import force_option
@@ -48,7 +49,10 @@ def run(console: Console, **options: Any) -> None:
         console.result({"batches": batches, "work": str(work.folder)})
         return
     run = merge_calibrations(options["files"])
-    save_calibration(run.calibration, options["output"], overwrite=options["force"])
+    calibration = run.calibration
+    if not calibration.provenance.configuration:  # the parts are of several runs
+        calibration = with_configuration(calibration, console.configuration)
+    save_calibration(calibration, options["output"], overwrite=options["force"])
     report_calibration(console, run, options["output"], None)
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.cli.console import Console
+from treeopt.cli.inputs import INPUT_OPTIONS, several
 from treeopt.defaults import CALIBRATION_FILE
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.bundled import POCKET
+from treeopt.files.configurations import MADE_BY
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.layouts import LoadedHeads
     from treeopt.texts.prompts import PromptSet
 
-# All options that name files or models to read.
-_INPUTS = (
-    *("heads", "model", "adapter", "draft", "prompts", "prompts_learn", "responses", "exclude", "data"),
-    *("tree", "calibration", "calibrations", "drafter", "profile", "compare", "fit"),
-    *("validation", "comparison", "decoding"),
-)
+
+EXPECTED_IDS = "treeopt.expected-ids"  # in a context's meta: kinds and the fingerprints that weights must have
 
 
 def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Callable[..., Any]:
@@ -45,13 +44,8 @@ def check_outputs(options: Mapping[str, Any], output: str, *, kind: str | None =
     """The path of an output, after checking that it may be replaced and is not an input of this command."""
     from treeopt.files.outputs import check_output
 
-    inputs = [value for name in _INPUTS for value in _several(options.get(name))]
+    inputs = [value for name in INPUT_OPTIONS for value in several(options.get(name))]
     return check_output(output, kind=kind, force=options["force"], inputs=inputs)
-
-
-def _several(value: Any) -> Sequence[Any]:
-    """The values of an option, repeatable or not."""
-    return value if isinstance(value, (list, tuple)) else [value]
 
 
 def base_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,6 +86,7 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
     loaded: LoadedHeads | None = None
     if with_heads:
         base, loaded = load_pair(options["heads"] or POCKET, options["model"], **on)
+        check_id("heads_id", loaded.name, loaded.fingerprint)
         for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
             console.note(note)
     else:
@@ -102,8 +97,29 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
     return base, loaded
 
 
+def check_id(kind: str, name: str, found: str) -> None:
+    """Raise E207 where `treeopt reproduce` runs this command, and its file was made with other weights.
+
+    Args:
+        kind: `model_id`, `heads_id` or `draft_id`.
+        name: of the weights, as given.
+        found: their fingerprint.
+    """
+    context = click.get_current_context(silent=True)
+    expected = {} if context is None else context.meta.get(EXPECTED_IDS, {})
+    expected = expected.get(kind, (found,))
+    if found not in expected:
+        what = f"{name} has the {kind} {found}, and the file was made with {' or '.join(expected)}"
+        raise TreeoptError(Code.INPUT_CHANGED, what, at=name, fix="--map OLD=NEW, with the weights that it was made with")
+
+
 def say_base(console: Console, base: Base) -> None:
     """Print the base model's name, precision and device, and its warnings."""
+    check_id("model_id", base.name, base.fingerprint)
+    if base.device.type == "cpu":
+        import torch
+
+        console.configuration.setdefault(MADE_BY, {})["threads"] = torch.get_num_threads()  # sums depend on it
     adapter = "" if base.adapter is None else f" with adapter {base.adapter.name}"
     console.note(f"model    {base.name}{adapter}  {base.dtype_name} on {base.device}")
     for warning in base.notes:

@@ -136,6 +136,7 @@ def _write(
 ) -> None:
     """Write the picture, and print the step and the name of the file."""
     from treeopt.files.atomic import write_bytes
+    from treeopt.files.configurations import write_note
     from treeopt.files.marks import PICTURE, write_marked
     from treeopt.view.picture import render
     from treeopt.view.scene import scene_of
@@ -148,6 +149,7 @@ def _write(
         write_marked(options["output"], picture.decode(), PICTURE, console.configuration)
     else:
         write_bytes(options["output"], picture)
+        write_note(options["output"], console.configuration)
     if step is not None:
         console.say(accepted_words(step))
     console.note(f"wrote {options['output']}")

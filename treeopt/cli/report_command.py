@@ -9,8 +9,10 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_once, check_suffix, given, option_of
+from treeopt.cli.inputs import hashes_of, several
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.defaults import MAX_NODES
+from treeopt.files.configurations import INPUTS as STORED_INPUTS
 from treeopt.files.marks import REPORT, write_marked
 
 _LARGEST = 64
@@ -49,6 +51,8 @@ def run(console: Console, folder: str | None, **options: Any) -> None:
         raise click.UsageError(f"FOLDER lists the inputs: leave out {option_of(both[0])}")
     if folder is not None:
         options |= listed_inputs(folder)
+        listed = [one for name in INPUTS for one in several(options[name]) if one is not None]
+        console.configuration[STORED_INPUTS] = hashes_of(listed)
     elif not both:
         raise click.UsageError("Missing inputs: give a folder, such as that of `treeopt demo`, or one of the options.")
     check_once("calibrations", options["calibrations"])

@@ -43,6 +43,7 @@ from treeopt.defaults import (
     SWEEP_NODES,
 )
 from treeopt.files.atomic import write_text
+from treeopt.files.configurations import write_note
 from treeopt.files.marks import PICTURE, write_marked
 from treeopt.progress import late
 
@@ -156,6 +157,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.view.chart import render_chart
 
     write_text(options["csv"], as_csv(report))
+    write_note(options["csv"], console.configuration)
     write_marked(options["output"], render_chart(report.chart, report.title), PICTURE, console.configuration)
     print_report(console, report)
     console.note(f"wrote {options['output']} and {options['csv']}")

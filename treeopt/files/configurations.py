@@ -12,11 +12,17 @@ options that were not given, which have the command's defaults:
         calibration: ["calibration.safetensors"]
         kind: "static"
 
-The values under `defaults` are used, and count as not given: some options mean more where they are given.
+The values under `defaults` are used, and count as not given: some options mean more where they are given. Two more
+entries are for `treeopt reproduce`, and no options: `inputs` has the SHA-256 of each file that was read, by its name, and
+`made-by` the versions.
+
+Texts, CSV, other pictures than SVG and DOT, and files for engines cannot hold it: other readers would refuse it. A note
+beside them, `NAME.treeopt.yaml`, holds it with the SHA-256 of its file, so that it is not taken for that of another.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -33,8 +39,12 @@ if TYPE_CHECKING:
 
 KEY = "configuration"
 DEFAULTS = "defaults"  # the entry of options that are not given
+INPUTS, MADE_BY = "inputs", "made-by"  # entries that are no options
+NO_COMMANDS = (DEFAULTS, INPUTS, MADE_BY)
 _CONFIG_FILE = "config.json"  # of heads, in their folder
+_NOTE_FILES = (_CONFIG_FILE, "treeopt.json")  # of heads, and of adapters
 _COMMENT = "treeopt configuration: "  # of pictures and reports
+_NOTE_SUFFIX, _NOTE_SCHEMA = ".treeopt.yaml", "treeopt.made/1"  # of notes beside files
 _HEADER_PARTS = ((), ("provenance",), ("source",), ("treeopt",))  # of a file's header or data that may have the key
 
 Configuration = Mapping[str, Mapping[str, Any]]
@@ -85,7 +95,8 @@ def configuration_yaml(configuration: Configuration, indent: str = "") -> str:
     lines = []
     for command, options in configuration.items():
         lines.append(f"{indent}{command}:" if options else f"{indent}{command}: {{}}")
-        lines += [f"{indent}  {name}: {_value(value)}" for name, value in options.items()]
+        quoted = command == INPUTS  # names of files
+        lines += [f"{indent}  {flow(name) if quoted else name}: {_value(value)}" for name, value in options.items()]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -100,7 +111,7 @@ def command_lines(configuration: Configuration, *more: str, arguments: Sequence[
     return [
         shlex.join(["treeopt", *name.split(), *_command_words(options, more, arguments)])
         for name, options in configuration.items()
-        if name != DEFAULTS
+        if name not in NO_COMMANDS
     ]
 
 
@@ -130,11 +141,60 @@ def stored_lines(source: Mapping[str, Any]) -> list[str]:
 
 
 def add_configuration(folder: str | os.PathLike[str], configuration: Configuration) -> None:
-    """Add the configuration of the command that wrote heads to their config.json, under `treeopt`."""
-    file = Path(folder) / _CONFIG_FILE
+    """Add the configuration of the command that wrote heads to their config.json, under `treeopt`, and to the note of
+    the adapter that was trained with them, if any.
+    """
+    file, adapter = Path(folder) / _CONFIG_FILE, Path(folder) / "adapter" / _NOTE_FILES[-1]
     config = json.loads(read_bytes(file))
     config["treeopt"] = {**config.get("treeopt", {}), KEY: configuration}
     write_text(file, json.dumps(config, indent=1) + "\n")
+    if adapter.is_file():
+        write_text(adapter, json.dumps({**json.loads(read_bytes(adapter)), KEY: configuration}, indent=1) + "\n")
+
+
+def note_of(path: str | os.PathLike[str]) -> Path:
+    """The path of the note of a file."""
+    return Path(f"{os.fspath(path)}{_NOTE_SUFFIX}")
+
+
+def write_note(path: str | os.PathLike[str], configuration: Configuration) -> None:
+    """Write the note of a file that is written; the note of an earlier file of this name is replaced.
+
+    Raises:
+        TreeoptError: as `treeopt.files.atomic.write_text`.
+    """
+    lines = [
+        f"# how {Path(path).name} was made: treeopt reproduce makes it again",
+        f"schema: {_NOTE_SCHEMA}",
+        f"sha256: {flow(_sha256(Path(path)))}",
+        f"{KEY}:",
+    ]
+    write_text(note_of(path), "\n".join(lines) + "\n" + configuration_yaml(configuration, "  "))
+
+
+def _noted(path: Path) -> dict[str, Any] | None:
+    """The configuration in the note of a file; None where the file has no note.
+
+    Raises:
+        TreeoptError: E203 where the note is not one, or is of other content than the file has.
+    """
+    from treeopt.files import strict_yaml
+
+    note = note_of(path)
+    if not note.is_file():
+        return None
+    data = strict_yaml.load(note).data
+    if not isinstance(data, dict) or data.get("schema") != _NOTE_SCHEMA or not isinstance(data.get(KEY), dict):
+        raise TreeoptError(Code.FILE_INVALID, f"{note} is not a note of treeopt", at=str(note), fix="remove it")
+    if data.get("sha256") != _sha256(path):
+        what = f"{path} was changed, or is another file, since {note.name} was written beside it"
+        raise TreeoptError(Code.FILE_INVALID, what, at=str(note), fix=f"restore {path}, or remove the note")
+    found: dict[str, Any] = data[KEY]
+    return found
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def comment_of(configuration: Configuration) -> str:
@@ -166,9 +226,12 @@ def _none_stored(path: Path) -> TreeoptError:
 def _stored(path: Path) -> dict[str, Any] | None:
     """The configuration in a file that is not YAML, or in a folder of heads; None for a file that may be YAML."""
     if path.is_dir():
-        path = path / _CONFIG_FILE
+        path = next((path / name for name in _NOTE_FILES if (path / name).is_file()), path / _CONFIG_FILE)
         header = _json(read_bytes(path))
     else:
+        noted = _noted(path)
+        if noted is not None:
+            return noted
         raw = read_bytes(path)
         text = _comment(raw)
         if text is not None:
