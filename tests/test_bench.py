@@ -49,6 +49,7 @@ CALLS = {
     "hostile": [""],
     "learn": [""],
     "medusa2": ["--model pocket", "--shared {shared}"],
+    "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
     "readme": [""],

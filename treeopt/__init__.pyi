@@ -36,6 +36,7 @@ from .files.profiles import load_profile as load_profile
 from .files.trees import load_tree as load_tree
 from .files.trees import save_tree as save_tree
 from .latency import LatencyProfile as LatencyProfile
+from .models.auto_batch import AutoBatch as AutoBatch
 from .models.base import load_base as load_base
 from .models.heads import MedusaHeads as MedusaHeads
 from .models.layouts import load_heads as load_heads

@@ -23,7 +23,7 @@ from treeopt.traces import NONE as NONE
 from treeopt.traces import Ranks as Ranks
 from treeopt.traces import StepTraces as StepTraces
 from treeopt.traces import TargetTraces as TargetTraces
-from treeopt.traces import joined
+from treeopt.traces import blocks, joined
 
 _STEPS, _TARGET = "per-step trees", "target probabilities"
 T = TypeVar("T", bound=np.generic)
@@ -80,18 +80,21 @@ class Calibration:
             return "prompt ids are not ascending"
         if not 1 <= self.top_k <= MAX_RANKS:
             return f"top_k is {self.top_k}, not 1 to {MAX_RANKS}"
-        if np.any((self.ranks >= self.top_k) & (self.ranks < MISS)):
-            return f"a rank is {self.top_k} or more, but top_k is {self.top_k}"
-        # Replay stops at the end of each text because exactly the tokens past the end are NONE.
-        beyond = np.arange(1, self.num_heads + 1)[None, :] >= self._rows_left()[:, None]
-        if not np.array_equal(self.ranks == NONE, beyond):
-            return "NONE is not exactly at the positions past the end of a text"
+        for rows in blocks(len(self.ranks)):
+            part = self.ranks[rows]
+            if np.any((part >= self.top_k) & (part < MISS)):
+                return f"a rank is {self.top_k} or more, but top_k is {self.top_k}"
+            # Replay stops at the end of each text because exactly the tokens past the end are NONE.
+            beyond = np.arange(1, self.num_heads + 1)[None, :] >= self._rows_left(rows)[:, None]
+            if not np.array_equal(part == NONE, beyond):
+                return "NONE is not exactly at the positions past the end of a text"
         fault = "" if self.steps is None else self.steps.fault(self.ranks)
         return fault or ("" if self.target is None else self.target.fault(self.ranks, self.steps))
 
-    def _rows_left(self) -> NDArray[np.int64]:
-        """int64 [P]: rows from each position to the end of its sequence, itself included."""
-        left: NDArray[np.int64] = np.repeat(self.offsets[1:], np.diff(self.offsets)) - np.arange(len(self.ranks))
+    def _rows_left(self, rows: slice) -> NDArray[np.int64]:
+        """int64 [n]: rows from each of these positions to the end of its sequence, itself included."""
+        positions = np.arange(*rows.indices(len(self.ranks)))
+        left: NDArray[np.int64] = self.offsets[np.searchsorted(self.offsets, positions, side="right")] - positions
         return left
 
     @property
@@ -191,20 +194,23 @@ class Calibration:
                 fix=f"treeopt calibrate again, with {same_kind}",
             )
 
-    def merge(self, other: Calibration) -> Calibration:
-        """The texts of both, by prompt id; associative and commutative. A prompt in both counts once.
+    def merge(self, *others: Calibration) -> Calibration:
+        """The texts of all, by prompt id; associative and commutative. A prompt in several counts once.
 
         Raises:
             TreeoptError: E221 where `check_comparable` finds a difference, or one prompt has two different traces.
         """
-        self.check_comparable(other, settings=True)
-        parts = {prompt: (self, s) for s, prompt in enumerate(self.prompt_ids)}
-        for s, prompt in enumerate(other.prompt_ids):
-            if prompt in parts and not _same_trace(*parts[prompt], other, s):
-                raise TreeoptError(
-                    Code.CALIBRATION_MISMATCH, f"prompt {prompt} has a different trace in each calibration"
-                )
-            parts.setdefault(prompt, (other, s))
+        parts: dict[str, tuple[Calibration, int]] = {}
+        filled = next((record for record in others if record.sequences), self)  # what is traced shows in texts alone
+        for record in (self, *others):
+            for first in (self, filled):
+                first.check_comparable(record, settings=True)
+            for s, prompt in enumerate(record.prompt_ids):
+                if prompt in parts and not _same_trace(*parts[prompt], record, s):
+                    raise TreeoptError(
+                        Code.CALIBRATION_MISMATCH, f"prompt {prompt} has a different trace in each calibration"
+                    )
+                parts.setdefault(prompt, (record, s))
         chosen = [parts[prompt] for prompt in sorted(parts)]
         rows = [record.sequence(s) for record, s in chosen]
         return Calibration(
@@ -213,7 +219,7 @@ class Calibration:
             prompt_ids=tuple(sorted(parts)),
             token_hashes=tuple(record.token_hashes[s] for record, s in chosen),
             top_k=self.top_k,
-            provenance=merged(self.provenance, other.provenance),
+            provenance=functools.reduce(merged, (record.provenance for record in (self, *others))),
             steps=joined([record.sequence_steps(s) for record, s in chosen]),
             target=joined([record.sequence_target(s) for record, s in chosen]),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ MAX_RANKS = 253  # the greatest K of a calibration
 TARGET_RANKS = 32  # candidates of each level whose target probability is traced
 
 Ranks = NDArray[np.uint8]
+_BLOCK = 1 << 16  # positions checked at once: the checks' arrays take more bytes a position than the traces
 _ROUNDING = 0.01  # of a sum of float16 numbers that is 1
 T = TypeVar("T", "StepTraces", "TargetTraces")
 
@@ -57,12 +58,17 @@ class StepTraces:
         for name, shape in shapes.items():
             if getattr(self, name).shape != shape:
                 return f"{name} are {list(getattr(self, name).shape)}, not {list(shape)}"
-        if self.node_rank.dtype != np.uint8 or not np.array_equal(self.node_rank == NONE, ranks == NONE):
-            return "node_rank is not uint8 with NONE exactly past the end of a text"
-        if np.any(np.diff(self.node_rank.astype(np.int64), axis=1) < 0):
-            return "a path precedes its own prefix in a per-step tree"
-        if not (np.isfinite(self.expected_tokens).all() and np.isfinite(self.confidence).all()):
-            return "an estimate is not finite"
+        none = "node_rank is not uint8 with NONE exactly past the end of a text"
+        if self.node_rank.dtype != np.uint8:
+            return none
+        for rows in blocks(len(ranks)):
+            part = self.rows(rows)
+            if not np.array_equal(part.node_rank == NONE, ranks[rows] == NONE):
+                return none
+            if np.any(part.node_rank[:, 1:] < part.node_rank[:, :-1]):
+                return "a path precedes its own prefix in a per-step tree"
+            if not (np.isfinite(part.expected_tokens).all() and np.isfinite(part.confidence).all()):
+                return "an estimate is not finite"
         return ""
 
 
@@ -105,25 +111,40 @@ class TargetTraces:
         known = self.probability
         if known.dtype != np.float16 or known.ndim != 3 or known.shape[:2] != ranks.shape or not known.shape[2]:
             return f"target probabilities are {known.dtype} {list(known.shape)}, not float16 [P, H, R]"
-        total = known.sum(axis=2, dtype=np.float32)
-        if not ((known >= 0).all() and (total <= 1 + _ROUNDING).all()):  # NaN is neither
-            return "target probabilities are not from 0 to 1 in sum"
-        if total[ranks == NONE].any():
-            return "there are target probabilities past the end of a text"
         if (self.places is None) != (steps is None):
             return "places of candidates and traces of per-step trees belong together"
-        if self.places is None or steps is None:
-            return ""
-        if self.places.dtype != np.uint8 or self.places.shape != known.shape:
+        if self.places is not None and (self.places.dtype != np.uint8 or self.places.shape != known.shape):
             return f"places are {self.places.dtype} {list(self.places.shape)}, not uint8 {list(known.shape)}"
-        row, level = np.nonzero(ranks < self.ranks)
-        if not np.array_equal(self.places[row, level, ranks[row, level]], steps.node_rank[row, level]):
-            return "places of the true tokens are not those of their nodes"
+        parts = ((rows, None if steps is None else steps.node_rank[rows]) for rows in blocks(len(ranks)))
+        faults = (_values_fault(self.rows(rows), ranks[rows], nodes) for rows, nodes in parts)
+        return next(filter(None, faults), "")
+
+
+def _values_fault(traces: TargetTraces, ranks: Ranks, node_rank: Ranks | None) -> str:
+    """What makes values of the right shapes no trace beside these ranks; empty where nothing does."""
+    known = traces.probability
+    total = known.sum(axis=2, dtype=np.float32)
+    if not ((known >= 0).all() and (total <= 1 + _ROUNDING).all()):  # NaN is neither
+        return "target probabilities are not from 0 to 1 in sum"
+    if total[ranks == NONE].any():
+        return "there are target probabilities past the end of a text"
+    if traces.places is None or node_rank is None:
         return ""
+    row, level = np.nonzero(ranks < traces.ranks)
+    if not np.array_equal(traces.places[row, level, ranks[row, level]], node_rank[row, level]):
+        return "places of the true tokens are not those of their nodes"
+    return ""
+
+
+def blocks(positions: int) -> Iterator[slice]:
+    """Slices of `_BLOCK` positions, one after another, that cover all of them."""
+    return (slice(start, start + _BLOCK) for start in range(0, positions, _BLOCK))
 
 
 def joined(parts: Sequence[T | None]) -> T | None:
     """The rows of all parts; None where no part has traces."""
     known = [part for part in parts if part is not None]
     assert len(known) in (0, len(parts))
+    if len(known) == 1:
+        return known[0]
     return known[0].joined(known) if known else None

@@ -10,8 +10,8 @@ from largest import LargestTensor
 from tiny import HIDDEN, VOCAB, random_heads, tiny_base
 from torch import Tensor, nn
 
+from treeopt.models import logits as logits_module
 from treeopt.models.heads import MedusaHeads
-from treeopt.train import loss as loss_module
 from treeopt.train.joint import CONSTANT, SINE, heads_weight
 from treeopt.train.joint_loss import joint_head_losses, kl_loss, lm_loss, next_tokens
 from treeopt.train.loss import IGNORED, targets
@@ -22,7 +22,7 @@ ROWS = 23
 @pytest.fixture(params=[1, 7, 100])
 def _rows_of_a_part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many rows have their logits in memory at once."""
-    monkeypatch.setattr(loss_module, "LOGITS_BYTES", request.param * VOCAB * 4)
+    monkeypatch.setattr(logits_module, "LOGITS_BYTES", request.param * VOCAB * 4)
 
 
 def linear(seed: int) -> nn.Linear:
@@ -144,7 +144,7 @@ def naive(heads: MedusaHeads, hidden: Tensor, true: Tensor, layer: nn.Linear) ->
 def test_logits_of_all_rows_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward of both losses and of shared heads make no tensor of rows x vocabulary."""
     vocab, count = 997, 400
-    monkeypatch.setattr(loss_module, "LOGITS_BYTES", 8 * vocab * 4)
+    monkeypatch.setattr(logits_module, "LOGITS_BYTES", 8 * vocab * 4)
     layer, original = nn.Linear(4, vocab), nn.Linear(4, vocab)
     hidden = torch.randn(count, 4, requires_grad=True)
     true = torch.randint(vocab, (count,))

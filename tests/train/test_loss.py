@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.calibration import NONE
+from treeopt.models import logits
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
 from treeopt.train import loss
@@ -121,7 +122,7 @@ def test_targets_are_what_calibration_scores() -> None:
 @pytest.mark.parametrize("shared_head", [False, True])
 def test_head_losses_naive(monkeypatch: pytest.MonkeyPatch, rows_alive: int, blocks: int, shared_head: bool) -> None:
     """Losses and gradients are those of full logits, in chunks of any size, with and without LM heads of their own."""
-    monkeypatch.setattr(loss, "LOGITS_BYTES", rows_alive * VOCAB * 4)
+    monkeypatch.setattr(logits, "LOGITS_BYTES", rows_alive * VOCAB * 4)
     base = tiny_base("llama")
     heads = random_heads(base, 3, blocks=blocks, shared=shared_head)
     hidden, true = some_rows(40, 3)
@@ -209,7 +210,7 @@ def naive_hits(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: n
 @pytest.mark.parametrize("shared_head", [False, True])
 def test_hits_brute_force(monkeypatch: pytest.MonkeyPatch, rows_alive: int, shared_head: bool) -> None:
     """Hits among the first guesses are those of a full sort; ignored targets are no trials."""
-    monkeypatch.setattr(loss, "LOGITS_BYTES", rows_alive * VOCAB * 4)
+    monkeypatch.setattr(logits, "LOGITS_BYTES", rows_alive * VOCAB * 4)
     base = tiny_base("llama")
     heads = random_heads(base, 2, shared=shared_head)
     hidden, true = some_rows(300, 2)
@@ -223,7 +224,7 @@ def test_logits_are_never_all_alive(monkeypatch: pytest.MonkeyPatch, shared_head
     """In loss, backward and hits no tensor outgrows the LM heads and a chunk of logits; full logits do by far."""
     vocab, hidden_size, rows = 2000, 8, 512
     alive = 16 * vocab
-    monkeypatch.setattr(loss, "LOGITS_BYTES", alive * 4)
+    monkeypatch.setattr(logits, "LOGITS_BYTES", alive * 4)
     heads = MedusaHeads(3, 1, hidden_size, None if shared_head else vocab)
     lm_head = nn.Linear(hidden_size, vocab, bias=False)
     hidden, true = torch.randn(rows, hidden_size), torch.randint(vocab, (rows, 3))
@@ -239,7 +240,7 @@ def test_logits_are_never_all_alive(monkeypatch: pytest.MonkeyPatch, shared_head
 
 def test_loss_is_asked_for_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch is told how many rows may be alive: its operator is one, so the test above does not see inside."""
-    monkeypatch.setattr(loss, "LOGITS_BYTES", 16 * VOCAB * 4)
+    monkeypatch.setattr(logits, "LOGITS_BYTES", 16 * VOCAB * 4)
     rows, stock = [], F.linear_cross_entropy
 
     def noted(*args: Any, **kwargs: Any) -> Tensor:
@@ -255,9 +256,9 @@ def test_loss_is_asked_for_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 _PEAK = """
 import re, sys, torch
 torch.set_num_threads(1)
-import treeopt.train.loss as loss
+import treeopt.train.loss as loss, treeopt.models.logits as logits
 from treeopt.models.heads import MedusaHeads
-loss.LOGITS_BYTES = int(sys.argv[1])
+logits.LOGITS_BYTES = int(sys.argv[1])
 heads, lm_head = MedusaHeads(2, 1, 16, None), torch.nn.Linear(16, 100_000, bias=False)
 hidden, true = torch.randn(1024, 16), torch.randint(0, 100_000, (1024, 2))
 
@@ -278,5 +279,5 @@ def test_memory_of_a_step_stays_below_one_head_s_logits() -> None:
         line = [sys.executable, "-c", _PEAK, str(logits_bytes)]
         return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
 
-    assert growth(loss.LOGITS_BYTES) < 200
+    assert growth(logits.LOGITS_BYTES) < 200
     assert growth(1 << 40) > 300

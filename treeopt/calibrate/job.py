@@ -43,6 +43,11 @@ class CalibrationOptions(AnswerOptions):
     work: Work | None = None
     shard: Shard | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shard is not None and self.auto_batch is not None:
+            raise ValueError("shard and auto_batch are both given: the shards of a run have one batch size")
+
     @property
     def sampled(self) -> bool:
         """Whether the answers are sampled from the model; then its probabilities of the candidates are traced."""
@@ -160,7 +165,7 @@ def settings_of(job: Job, learning: Learning | None, drafter_id: str) -> dict[st
         **made_for,
         "prompts": job.prompts.sha256,
         "rows": [job.prompts.prompts[0].row, job.prompts.prompts[-1].row],
-        "batch_size": job.options.batch_size,
+        "batch_size": job.options.batches,
         **provenance_of(job, drafter_id).settings,
         "kind": "dynamic" if job.options.steps else "static",
         "learning": None if learning is None else dataclasses.asdict(learning),

@@ -20,14 +20,15 @@ def as_calibration(
 
     Args:
         texts: by ascending prompt id.
-        traced: their traces.
+        traced: their traces, in this order; a part may have those of several texts, and one of all is not copied.
         top_k: ranks that are told apart.
         provenance: the origin.
         levels: of traces, where there is no text.
     """
+    ranks = [one.ranks for one in traced] or [np.zeros((0, levels), np.uint8)]
     return Calibration(
-        ranks=np.concatenate([one.ranks for one in traced] or [np.zeros((0, levels), np.uint8)]),
-        offsets=np.concatenate([[0], np.cumsum([len(one.ranks) for one in traced])]).astype(np.int64),
+        ranks=ranks[0] if len(ranks) == 1 else np.concatenate(ranks),
+        offsets=np.concatenate([[0], np.cumsum([len(text.answer) for text in texts])]).astype(np.int64),
         prompt_ids=tuple(text.prompt_id for text in texts),
         token_hashes=tuple(_token_hash(text.answer) for text in texts),
         top_k=top_k,

@@ -128,7 +128,8 @@ def merge_shards(parts: Sequence[tuple[str, CalibrationShard]]) -> CalibrationRu
 
 
 def _merged(calibrations: Iterable[Calibration]) -> Calibration:
-    return functools.reduce(Calibration.merge, calibrations)
+    first, *others = calibrations
+    return first.merge(*others)
 
 
 def _check_same(parts: _Parts) -> None:

@@ -7,7 +7,7 @@ Batches are formed once, of the prompts' lengths. A batch has its number, which 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Target, Traced, trace_texts
 from treeopt.files.shards import answers_name
 from treeopt.files.work import Chunk, Keep, chunk_name, pack_rows, unpack_rows
+from treeopt.models.auto_batch import in_parts
 from treeopt.texts.answers import answer_batch, collect
 from treeopt.texts.encode import Text
 from treeopt.texts.skipped import Skipped
@@ -31,6 +32,7 @@ from treeopt.traces import StepTraces, TargetTraces, joined
 Batches = Sequence[tuple[int, Sequence[Text]]]  # numbers and prompts
 _STEPS = ("node_rank", "expected_tokens", "confidence")
 _TARGET = ("probability", "places")
+_LENGTHS = "lengths"  # of the texts of a chunk, in rows
 
 
 def answered(job: Job, batches: Batches, keep: Keep) -> tuple[list[Text], tuple[Skipped, ...]]:
@@ -89,32 +91,62 @@ def drafts_of(job: Job, texts: Sequence[Text], drafter: Learned | Drafter | None
 
 
 def traced_texts(job: Job, batches: Batches, texts: Sequence[Text], drafts: Drafts) -> list[Traced]:
-    """The traces of the texts, in their order; each batch is traced with the later turns of its dialogues."""
+    """The traces of all texts, in their order, as one part; none where there is no text.
+
+    Each batch is traced with the later turns of its dialogues. Its rows are copied to arrays of all texts, so that no
+    trace is in memory twice.
+    """
     target = Target.at_temperature(job.options.temperature, job.base.vocab_size) if job.options.sampled else None
     number_of = {text.prompt_id: number for number, batch in batches for text in batch}
-    of_batch: dict[int, list[Text]] = {number: [] for number, _ in batches}
-    for text in texts:
-        of_batch[number_of[text.dialogue]].append(text)
-    traced: dict[str, Traced] = {}
-    hits = trials = 0
-    for number, batch in of_batch.items():
-        make = functools.partial(_trace, job, batch, drafts, target)
-        found = _unpacked(job.keep(chunk_name("traces", number), make))
-        traced |= zip((text.prompt_id for text in batch), found, strict=True)
-        for one in found:
-            hits += int(np.count_nonzero(one.ranks[:, 0] == 0))
-            trials += int(np.count_nonzero(one.ranks[:, 0] != NONE))
-        job.progress(len(traced), len(texts), f"{drafts.first} top-1 {hits / max(trials, 1):.1%}")
-    return [traced[text.prompt_id] for text in texts]
+    of_batch: dict[int, list[int]] = {number: [] for number, _ in batches}
+    for place, text in enumerate(texts):
+        of_batch[number_of[text.dialogue]].append(place)
+    ends = np.cumsum([len(text.answer) for text in texts], dtype=np.int64)
+    whole: dict[str, NDArray[Any]] = {}
+    done = hits = trials = 0
+    for number, places in of_batch.items():
+        make = functools.partial(_trace, job, [texts[place] for place in places], drafts, target)
+        arrays, _ = job.keep(chunk_name("traces", number), make)
+        _put(whole, arrays, ends, places)
+        hits += int(np.count_nonzero(arrays["ranks"][:, 0] == 0))
+        trials += int(np.count_nonzero(arrays["ranks"][:, 0] != NONE))
+        done += len(places)
+        job.progress(done, len(texts), f"{drafts.first} top-1 {hits / max(trials, 1):.1%}")
+    return [_traced(whole)] if whole else []
+
+
+def _put(
+    whole: dict[str, NDArray[Any]], arrays: Mapping[str, NDArray[Any]], ends: NDArray[np.int64], places: Sequence[int]
+) -> None:
+    """Copy the rows of a chunk's texts to arrays of all texts, which are made with the first chunk.
+
+    Args:
+        whole: the arrays, by name.
+        arrays: of the chunk.
+        ends: int64 [S], of the rows of each text in `whole`.
+        places: of the chunk's texts among all texts, in their order in the chunk.
+    """
+    for name, rows in arrays.items():
+        if name == _LENGTHS:
+            continue
+        if name not in whole:
+            whole[name] = np.empty((ends[-1], *rows.shape[1:]), rows.dtype)
+        last = 0
+        for place, length in zip(places, arrays[_LENGTHS].tolist(), strict=True):
+            first, last = last, last + length
+            whole[name][ends[place] - length : ends[place]] = rows[first:last]
 
 
 def _trace(job: Job, batch: Sequence[Text], drafts: Drafts, target: Target | None) -> Chunk:
     """Traces of the texts of one batch; a few at a time, as later turns make them more than the batch size."""
     traced: list[Traced] = []
-    for start in range(0, len(batch), job.options.batch_size):
-        texts = batch[start : start + job.options.batch_size]
+
+    def trace(texts: Sequence[Text]) -> list[Traced]:
         proposers = [drafts.proposers[text.prompt_id] for text in texts]
-        traced += trace_texts(job.base, proposers, texts, job.top_k, step_depth=drafts.step_depth, target=target)
+        return trace_texts(job.base, proposers, texts, job.top_k, step_depth=drafts.step_depth, target=target)
+
+    for start in range(0, len(batch), job.options.batch_size):
+        traced += in_parts(job.options.auto_batch, batch[start : start + job.options.batch_size], trace)
     return _packed(traced)
 
 
@@ -122,7 +154,7 @@ def _packed(traced: Sequence[Traced]) -> Chunk:
     """The traces of a batch as a chunk, without the target's entropy, which a calibration does not hold."""
     arrays: dict[str, NDArray[Any]] = {
         "ranks": np.concatenate([one.ranks for one in traced]),
-        "lengths": np.array([len(one.ranks) for one in traced], np.int64),
+        _LENGTHS: np.array([len(one.ranks) for one in traced], np.int64),
     }
     steps, target = joined([one.steps for one in traced]), joined([one.target for one in traced])
     for names, record in ((_STEPS, steps), (_TARGET, target)):
@@ -130,18 +162,8 @@ def _packed(traced: Sequence[Traced]) -> Chunk:
     return arrays, {}
 
 
-def _unpacked(chunk: Chunk) -> list[Traced]:
-    """The traces of a chunk, one a text."""
-    arrays, _ = chunk
+def _traced(arrays: Mapping[str, NDArray[Any]]) -> Traced:
+    """The traces in the arrays of a chunk, or of all texts."""
     steps = StepTraces(*(arrays[name] for name in _STEPS)) if _STEPS[0] in arrays else None
     target = TargetTraces(arrays["probability"], arrays.get("places")) if "probability" in arrays else None
-    ends = np.cumsum(arrays["lengths"])
-    parts = [slice(end - length, end) for end, length in zip(ends, arrays["lengths"], strict=True)]
-    return [
-        Traced(
-            arrays["ranks"][part],
-            None if steps is None else steps.rows(part),
-            None if target is None else target.rows(part),
-        )
-        for part in parts
-    ]
+    return Traced(arrays["ranks"], steps, target)

@@ -37,7 +37,15 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.cli.work_options import ending_work, name_shard, open_work, resume_option, shard_option
+from treeopt.cli.work_options import (
+    batch_option,
+    batch_settings,
+    ending_work,
+    name_shard,
+    open_work,
+    resume_option,
+    shard_option,
+)
 from treeopt.defaults import CALIBRATION_FILE, HEADS, KINDS, MODEL, NGRAM
 from treeopt.errors import Code, TreeoptError
 
@@ -68,9 +76,7 @@ if TYPE_CHECKING:
 )
 @click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts decoded together."
-)
+@batch_option
 @shard_option
 @resume_option
 @force_option
@@ -96,6 +102,7 @@ def run(console: Console, **options: Any) -> None:
     the output holds the traces of one part of the batches; `treeopt merge` joins all parts to the same bytes.
     """
     name_shard(options)
+    batches = batch_settings(console, options)
     scored = options["responses"] is not None
     chosen = chosen_drafter(options)
     name = _prompts_of(options)
@@ -110,8 +117,8 @@ def run(console: Console, **options: Any) -> None:
         check_trees(given.base)
     if learning is not None:
         announce_learning(console, learning, given.prompts, options["max_new_tokens"], given=scored)
-    names = ("max_new_tokens", "batch_size", "temperature", "seed", "chat_template", "shard")
-    made = {name: options[name] for name in names}
+    names = ("max_new_tokens", "temperature", "seed", "chat_template", "shard")
+    made = {**batches, **{name: options[name] for name in names}}
     made |= {"draft": given.draft, "responses": scored, "work": work}
     made["steps"] = drafter_file is not None and options["kind"] != "static"
     models = (given.base, given.loaded, given.prompts)

@@ -10,7 +10,7 @@ from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import adapter_option, base_options, check_outputs, prompt_options, say_base, say_prompts
-from treeopt.cli.work_options import resumable
+from treeopt.cli.work_options import batch_option, batch_settings, resumable
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 @click.option("--exclude", help="Evaluation prompts: prompts with the same text are left out.")
 @click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts decoded together."
-)
+@batch_option
 @click.option("--resume", is_flag=True, help="Continue OUTPUT.partial.")
 @click.option("--force", is_flag=True, help="Replace the output, and delete OUTPUT.partial.")
 @click.option("-o", "--output", required=True, help="A .jsonl file.")
@@ -67,8 +65,8 @@ def run(console: Console, **options: Any) -> None:
     base = load_base(options["model"], **{name: options[name] for name in ("dtype", "device", "adapter")})
     say_base(console, base)
     warn_no_trees(console, base, "heads trained on its answers cannot draft for it here")
-    names = ("max_new_tokens", "temperature", "seed", "batch_size", "chat_template", "resume")
-    chosen = {name: options[name] for name in names}
+    names = ("max_new_tokens", "temperature", "seed", "chat_template", "resume")
+    chosen = {**batch_settings(console, options), **{name: options[name] for name in names}}
     with resumable(console, f"with {options['output']}.partial"), console.progress("distill") as progress:
         done = distill(
             base,

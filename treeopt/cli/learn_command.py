@@ -37,7 +37,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
-from treeopt.cli.work_options import ending_work, open_work, resume_option
+from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, resume_option
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ if TYPE_CHECKING:
 @learning_options
 @click.option("--temperature", type=Temperature(min_open=True), default=0.7, show_default=True, help="Of the sampling.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts decoded together."
-)
+@batch_option
 @click.option(
     "--nodes",
     type=click.IntRange(2, STEP_SIZES[-1]),
@@ -95,8 +93,7 @@ def run(console: Console, **options: Any) -> None:
         raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
-    name = chosen_prompts(options)
-    work = open_work(options)
+    name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
     from treeopt.drafting.learn import Learning
     from treeopt.evaluate.learn_drafter import learn_drafter
     from treeopt.texts.prompts import load_prompts
@@ -116,7 +113,7 @@ def run(console: Console, **options: Any) -> None:
                 base,
                 prompts,
                 loaded,
-                **{name: options[name] for name in ("max_new_tokens", "batch_size", "chat_template")},
+                **{name: options[name] for name in ("max_new_tokens", "chat_template")} | batches,
                 learning=learning,
                 draft=draft,
                 work=work,

@@ -16,6 +16,7 @@ import click
 
 from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_apart, given
+from treeopt.defaults import AUTO, AUTO_BATCH
 
 if TYPE_CHECKING:
     from treeopt.files.shards import Shard
@@ -37,6 +38,41 @@ class _ShardType(click.ParamType[Any]):
             return Shard(int(found[1]), int(found[2]))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class _BatchSize(click.ParamType[Any]):
+    """A whole number from 1, or `auto`."""
+
+    name = f"N|{AUTO}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == AUTO:
+            return AUTO
+        try:
+            return int(click.IntRange(min=1).convert(value, param, ctx))
+        except click.BadParameter as error:
+            self.fail(f"{error.message.rstrip('.')}, nor {AUTO}.", param, ctx)
+
+
+def batch_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--batch-size` of commands that store their batches."""
+    text = f"Prompts decoded together; {AUTO}: {AUTO_BATCH}, and half as many wherever memory runs out."
+    return click.option("--batch-size", type=_BatchSize(), default=16, show_default=True, help=text)(function)
+
+
+def batch_settings(console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`batch_size`, or `auto_batch`, of the library's functions.
+
+    Raises:
+        click.UsageError: for `auto` with --shard.
+    """
+    if options["batch_size"] != AUTO:
+        return {"batch_size": options["batch_size"]}
+    if options.get("shard") is not None:
+        raise click.UsageError(f"--shard needs a --batch-size that is a number: with {AUTO} shards could differ in it")
+    from treeopt.models.auto_batch import AutoBatch
+
+    return {"auto_batch": AutoBatch(say=console.warn)}
 
 
 def resume_option(function: Callable[..., Any]) -> Callable[..., Any]:

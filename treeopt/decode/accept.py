@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from treeopt.drafting.interface import Drafts
+from treeopt.models.logits import rows_at_once
 
 NOT_A_NUMBER = -1  # in place of a chosen token where scores are NaN; no draft equals it
 _MANY = 1 << 17  # from this number of scores on, a CPU searches for the largest in two stages
@@ -40,14 +42,26 @@ def _part(vocab: int) -> int:
     return min(sizes, key=lambda size: (size < root, abs(size - root)), default=0)
 
 
-def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def draw(
+    logits: Tensor, generator: torch.Generator | None = None, score: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """One sample of each row's softmax: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN.
 
     The argmax of p / e, with e exponentially distributed, is each token with its probability p. `torch.multinomial`
     draws one sample in the same way, but raises an error for a NaN.
+
+    Args:
+        logits: float [..., V].
+        generator: of the noise, which is drawn for all rows; the scores are computed for a few rows at a time.
+        score: float [n, V] -> float32 [n, V], the scores of logits, whose softmax is sampled from; None for the logits.
     """
-    noise = torch.empty_like(scores).exponential_(generator=generator).clamp_min_(torch.finfo(scores.dtype).tiny)
-    return best(scores.softmax(-1).div_(noise))
+    rows = logits.reshape(-1, logits.shape[-1])
+    noise = torch.empty_like(rows, dtype=rows.dtype if score is None else torch.float32)
+    noise.exponential_(generator=generator).clamp_min_(torch.finfo(noise.dtype).tiny)
+    size = rows_at_once(rows.shape[-1])
+    parts = zip(torch.split(rows, size), torch.split(noise, size), strict=True)
+    found = [best((part if score is None else score(part)).softmax(-1).div_(of)) for part, of in parts]
+    return torch.cat(found).view(logits.shape[:-1])
 
 
 def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
@@ -91,16 +105,30 @@ def typical(
         int64 [B]: the accepted node; 0, the root, where no draft is likely enough.
     """
     tree = drafts.tree
-    p = (logits.float() / temperature).softmax(-1)
-    threshold = (torch.special.entr(p).sum(-1).neg().exp() * delta).clamp_max(epsilon)  # [B, N]
-    rows = torch.arange(len(drafts.tokens), device=logits.device)[:, None]
-    likely = p[rows, tree.parents, drafts.tokens]  # [B, N], each draft's probability after its parent
+    likely, entropy = _likely(drafts, logits, temperature)
+    threshold = (entropy.neg().exp() * delta).clamp_max(epsilon)  # [B, N]
     wrong = ~(likely > tree.at_parents(threshold))
     length = _right(wrong, drafts) * (tree.position_ids + 1)
     longest = length == length.amax(-1, keepdim=True)
     steps = torch.where(wrong, 0.0, likely.log())  # paths with a wrong node are excluded; -inf * 0 would be NaN
     path = tree.along_paths(steps)  # log likelihood of each node's path
     return torch.where(longest, path, -torch.inf).argmax(-1)
+
+
+def _likely(drafts: Drafts, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Each draft's probability after its parent, and the entropy after each node, float32 [B, N]; by a few nodes."""
+    rows, parents = torch.arange(len(drafts.tokens), device=logits.device)[:, None], drafts.tree.parents
+    likely = torch.zeros(drafts.tokens.shape, device=logits.device)
+    entropies: list[Tensor] = []
+    first = 0
+    for part in torch.split(logits, rows_at_once(logits.shape[-1], len(logits)), dim=1):
+        p = (part.float() / temperature).softmax(-1)
+        entropies.append(torch.special.entr(p).sum(-1))
+        end = first + part.shape[1]
+        after = p[rows, (parents - first).clamp(0, part.shape[1] - 1), drafts.tokens]
+        likely = torch.where((first <= parents) & (parents < end), after, likely)
+        first = end
+    return likely, torch.cat(entropies, dim=1)
 
 
 def _right(wrong: Tensor, drafts: Drafts) -> Tensor:

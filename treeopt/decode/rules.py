@@ -126,7 +126,7 @@ class Sample(Exact):
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         if self.temperature == 0:
             return accept.best(logits)
-        return accept.draw(self.scores(logits), generator)
+        return accept.draw(logits, generator, self.scores)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits [..., V] after temperature, top-k and top-p, in float32; their softmax is sampled from."""

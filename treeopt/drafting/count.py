@@ -7,17 +7,20 @@ answer consists of the choices, and those of a sampled answer are recorded while
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.files.work import SILENT, Chunk, Recording, chunk_name, pack_rows, unpack_rows
+from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
+from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT
 from treeopt.texts.answers import Drawn
 from treeopt.texts.encode import Text
-from treeopt.texts.hidden_states import LOGITS_BYTES, hidden_states
+from treeopt.texts.hidden_states import hidden_states
 
 
 def count_drawn(counts: NgramCounts, drawn: Drawn) -> None:
@@ -35,6 +38,7 @@ def count_texts(
     *,
     greedy: bool,
     batch_size: int,
+    auto_batch: AutoBatch | None = None,
     recording: Recording = SILENT,
 ) -> None:
     """Count the choices after every token of prompts and answers, but the last token of each text.
@@ -46,18 +50,20 @@ def count_texts(
         greedy: whether the answers are the base's greedy choices. Then only the prompts go through the model, each of
             several equal ones once.
         batch_size: prompts or texts in one forward.
+        auto_batch: halves the forwards where memory runs out.
         recording: its progress is called at the beginning and after each batch with the number of finished prompts or
             texts; the choices of each batch are stored.
     """
-    alike: dict[tuple[int, ...], list[Text]] = {}
+    alike: dict[bytes, list[Text]] = {}  # by the bytes of their tokens, as a tuple of integers takes tenfold
     for text in texts:
-        alike.setdefault((*text.prompt, *(() if greedy else text.answer)), []).append(text)
+        tokens = text.prompt if greedy else [*text.prompt, *text.answer]
+        alike.setdefault(array("i", tokens).tobytes(), []).append(text)
     rows = sorted(alike, key=len)  # similar lengths: little padding
     note = "prompts counted" if greedy else "texts counted"
     recording.progress(0, len(rows), note)
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
-        make = functools.partial(_choices, base, batch)
+        make = functools.partial(_choices, base, [array("i", row).tolist() for row in batch], auto_batch)
         found = unpack_rows(recording.keep(chunk_name("counted", start // batch_size), make))
         for row, choices in zip(batch, found, strict=True):
             for text in alike[row]:
@@ -66,15 +72,15 @@ def count_texts(
         recording.progress(start + len(batch), len(rows), note)
 
 
-def _choices(base: Base, rows: Sequence[Sequence[int]]) -> Chunk:
-    return pack_rows(choices_in(base, rows))
+def _choices(base: Base, rows: Sequence[Sequence[int]], auto_batch: AutoBatch | None) -> Chunk:
+    return pack_rows(in_parts(auto_batch, rows, functools.partial(choices_in, base)))
 
 
 @torch.inference_mode()
 def choices_in(base: Base, rows: Sequence[Sequence[int]]) -> list[list[int]]:
     """The base's greedy choice after each token of each row, but the last token, by one teacher-forced forward."""
     texts = [Text("", list(row[:1]), list(row[1:])) for row in rows]
-    size = max(1, LOGITS_BYTES // (base.vocab_size * 4))
+    size = rows_at_once(base.vocab_size)
     found = []
     for hidden in hidden_states(base, texts):
         parts = [base.lm_head(part).argmax(-1) for part in torch.split(hidden, size)]

@@ -27,10 +27,11 @@ from treeopt.drafting.interface import (
     ranks_by_name,
 )
 from treeopt.drafting.kernel_data import num_candidates
-from treeopt.drafting.record_proposer import HEAD_SOURCE, RecordProposer, check_drafter, rows_at_once
+from treeopt.drafting.record_proposer import HEAD_SOURCE, RecordProposer, check_drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
+from treeopt.models.logits import rows_at_once
 from treeopt.models.ranks import rank_of, top_ids
 from treeopt.verify.buffers import Buffers
 
@@ -59,7 +60,7 @@ class HeadsProposer:
         self.heads = None if heads is None else heads_like(base, heads)
         self.depth = 0 if heads is None else heads.num_heads
         self.num_candidates = base.vocab_size if drafter is None else num_candidates(drafter, base.vocab_size)
-        self.rows_at_once = rows_at_once(base, self.depth)
+        self.rows_at_once = rows_at_once(base.vocab_size, self.depth)
         self._drafter = drafter
 
     @functools.cached_property

@@ -11,6 +11,7 @@ texts of one fold uses an n-gram table of the other folds. The resulting drafter
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,11 +171,12 @@ def _counted(
         return counts
     size = options.batch_size
     by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
-    drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size)
+    auto = options.auto_batch
+    drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size, auto)
     for drawn in draw(base, texts, drawing, progress=recording.progress, keep=recording.keep):
         count_drawn(by_prompt[drawn.text.prompt_id], drawn)
     watch.lap("drawing")
-    count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, recording=recording)
+    count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, auto_batch=auto, recording=recording)
     return counts
 
 
@@ -199,9 +201,9 @@ def _unfitted(
 
 def _folds(texts: Sequence[Text]) -> dict[str, int]:
     """The fold of each prompt id; all turns of a dialogue share one, and so do equal prompts."""
-    first: dict[str, tuple[int, ...]] = {}
+    first: dict[str, bytes] = {}
     for text in sorted(texts, key=lambda one: one.turn):
-        first.setdefault(_row(text), tuple(text.prompt))
+        first.setdefault(_row(text), array("i", text.prompt).tobytes())
     number = {prompt: i for i, prompt in enumerate(dict.fromkeys(first.values()))}
     return {text.prompt_id: number[first[_row(text)]] % FOLDS for text in texts}
 

@@ -34,7 +34,7 @@ from treeopt.drafting.logprobs import top_logprobs
 from treeopt.drafting.record_proposer import check_drafter
 from treeopt.models.base import Base
 from treeopt.models.draft import check_draft
-from treeopt.texts.hidden_states import LOGITS_BYTES
+from treeopt.models.logits import rows_at_once
 from treeopt.verify.buffers import Buffers
 from treeopt.verify.levels import LevelSession, StaticLevel, static_levels
 from treeopt.verify.probe import check_trees
@@ -70,7 +70,7 @@ class ModelProposer:
         self.num_candidates = num_candidates(drafter, base.vocab_size)
         read = drafter.top if drafter.ngram_table is None else drafter.top_logprobs or base.vocab_size
         self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, read))
-        self.rows_at_once = max(1, LOGITS_BYTES // (MAX_PARENTS * draft.vocab_size * 4))
+        self.rows_at_once = rows_at_once(draft.vocab_size, MAX_PARENTS)
         self.logits_name = DRAFT_MODEL_SOURCE
         self._levels: tuple[Buffers, list[StaticLevel]] | None = None
         self._along: tuple[list[list[int]], Observed] | None = None
@@ -111,7 +111,7 @@ class ModelProposer:
         padded = np.zeros((len(texts), longest), np.int64)
         for row, text in zip(padded, texts, strict=True):
             row[: len(text)] = text
-        at_once = min(_PIECE, max(1, LOGITS_BYTES // (len(texts) * self.draft.vocab_size * 4)))
+        at_once = min(_PIECE, rows_at_once(self.draft.vocab_size, len(texts)))
         parts = []
         for first in range(0, longest, at_once):
             part = padded[:, first : first + at_once]

@@ -18,7 +18,7 @@ from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
 DISCOUNT = 0.75
 ROW = 16  # successors of a context in the table
 MAX_BYTES = 64_000_000  # of the table
-_PIECE = 1 << 22  # counted tokens after which equal pairs are joined
+_PIECE = 1 << 18  # counted tokens after which equal pairs are joined, or as many as there are pairs, if these are more
 _TEXT = 40  # the arrays of one text take as much memory as so many counted tokens, besides its tokens
 _CHUNK = 1 << 14  # rows processed at once
 
@@ -98,7 +98,7 @@ class NgramCounts:
             new = _Order(keys[begin:, order], shorter, following.astype(np.int32), np.ones_like(following))
             self._waiting[order].append(new)
         self._pending += _TEXT + len(text)
-        if self._pending >= _PIECE:
+        if self._pending >= max(_PIECE, len(self._orders[-1].keys)):  # a join takes the time of all pairs
             self.joined()
 
     def merged(self, others: Sequence[NgramCounts]) -> NgramCounts:

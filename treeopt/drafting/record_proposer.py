@@ -18,8 +18,8 @@ from treeopt.drafting.logprobs import top_logprobs
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.heads import MedusaHeads
+from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT
-from treeopt.texts.hidden_states import LOGITS_BYTES
 from treeopt.verify.buffers import Buffers
 
 HEAD_SOURCE, LM_HEAD_SOURCE = "head", "LM head"  # names of logits, for `ProposerSession.sources`
@@ -54,7 +54,7 @@ class RecordProposer:
         if drafter.ngram_table is None:
             self.known = self.num_candidates
         self.logits_name = HEAD_SOURCE if drafter.num_heads else LM_HEAD_SOURCE
-        self.rows_at_once = rows_at_once(base, drafter.num_heads or min(1, drafter.lm_head_levels))
+        self.rows_at_once = rows_at_once(base.vocab_size, drafter.num_heads or min(1, drafter.lm_head_levels))
         self._shape: tuple[Buffers, Shape] | None = None
 
     @functools.cached_property
@@ -106,11 +106,6 @@ def _shape_of(tree: Buffers) -> Shape:
         first=np.searchsorted(children, nodes),
         last=np.searchsorted(children, nodes, side="right"),
     )
-
-
-def rows_at_once(base: Base, levels: int) -> int:
-    """The number of rows whose logits of all levels fit into memory, with a copy in float32."""
-    return max(1, LOGITS_BYTES // (max(1, levels) * base.vocab_size * 4))
 
 
 def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None, draft: Base | None = None) -> None:

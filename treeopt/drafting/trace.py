@@ -19,6 +19,7 @@ from treeopt.calibration import MISS, NONE, Ranks, StepTraces, TargetTraces
 from treeopt.drafting.expand import child_ranks, expected_tokens, node_ranks
 from treeopt.drafting.interface import Expansion, Ints, Proposer, ProposerSession
 from treeopt.models.base import Base
+from treeopt.models.logits import rows_at_once
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import answer_logits, hidden_states
 from treeopt.traces import TARGET_RANKS, joined
@@ -161,28 +162,38 @@ def _finished(base: Base, text: Text, part: _Part, target: Target | None) -> Tra
     """The traces of one text."""
     if target is None:
         return Traced(part.ranks, part.steps)
-    scores = target.scores(answer_logits(base, text)).log_softmax(-1)
-    probability = scores.exp()
-    entropy = torch.special.entr(probability).sum(-1)
-    found = _gathered(probability, torch.from_numpy(part.candidates).to(scores.device))
-    traces = TargetTraces(found.to(torch.float16).numpy(force=True), part.places)
+    logits = answer_logits(base, text)
+    probability, entropy = _probabilities(logits, torch.from_numpy(part.candidates).to(logits.device), target)
+    traces = TargetTraces(probability.to(torch.float16).numpy(force=True), part.places)
     return Traced(part.ranks, part.steps, traces, entropy.numpy(force=True))
 
 
-def _gathered(probability: Tensor, candidates: Tensor) -> Tensor:
-    """float [G, L, R]: the probability of each candidate at its position, 0 past the end of the text.
+def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    """The target's probability of each candidate at its position, and its entropy in nats; a few positions at a time.
 
     Args:
-        probability: float [G, V], of each token at the positions of the answer.
+        logits: float [G, V], of the model at the positions of the answer.
         candidates: int64 [G, L, R]; those of level h in row i may follow answer token i + h - 1; -1 is none.
+        target: the target.
+
+    Returns:
+        float32 [G, L, R], 0 past the end of the text; float32 [G].
     """
-    length, levels, _ = candidates.shape
-    found = probability.new_zeros(candidates.shape)
-    for level in range(1, min(levels, length - 1) + 1):
-        tokens = candidates[: length - level, level - 1]
-        known = probability[level:].gather(1, tokens.clamp(min=0))
-        found[: length - level, level - 1] = torch.where(tokens < 0, 0, known)
-    return found
+    found = candidates.new_zeros(candidates.shape, dtype=torch.float32)
+    entropies: list[Tensor] = []
+    first, levels = 0, candidates.shape[1]
+    for part in torch.split(logits, rows_at_once(logits.shape[-1])):
+        probability = target.scores(part).log_softmax(-1).exp()
+        entropies.append(torch.special.entr(probability).sum(-1))
+        end = first + len(part)
+        for level in range(1, levels + 1):
+            begin = max(first, level)  # the candidates of the first `level` positions would begin before the answer
+            if begin < end:
+                tokens = candidates[begin - level : end - level, level - 1]
+                known = probability[begin - first :].gather(1, tokens.clamp(min=0))
+                found[begin - level : end - level, level - 1] = torch.where(tokens < 0, 0, known)
+        first = end
+    return found, torch.cat(entropies)
 
 
 def _end_of_run(proposers: Sequence[Proposer], first: int) -> int:

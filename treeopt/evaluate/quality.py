@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from treeopt.models.base import Base
+from treeopt.models.logits import rows_at_once
 from treeopt.texts.encode import Text
 
 Tokens = Sequence[int]
 _LENGTHS = (1, 2, 3)  # of the n-grams
+_DOUBLE = 2  # a number in float64 takes as much memory as so many in float32
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ def log_likelihood(base: Base, texts: Sequence[Text]) -> float:
         ids = torch.tensor([[*text.prompt, *text.answer]], device=base.device)
         size = len(text.answer)
         logits = base.forward(ids, use_cache=False, logits_to_keep=size + 1)[0][0, :-1]  # [G, V]
-        logs = logits.double().log_softmax(-1).gather(1, ids[0, -size:, None])
+        rows = rows_at_once(base.vocab_size, _DOUBLE)
+        parts = zip(torch.split(logits, rows), torch.split(ids[0, -size:, None], rows), strict=True)
+        logs = torch.cat([part.double().log_softmax(-1).gather(1, true) for part, true in parts])
         total, count = total + float(logs.sum()), count + size
     return total / count
 

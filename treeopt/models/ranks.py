@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from treeopt.models.logits import rows_at_once
+
 _CACHED_VALUES = 1 << 18  # logits compared at once on a CPU: with the flags they fit into its cache
 _SPARE = 16  # additional tokens that are sorted, as the last one may be tied with others
+_KEY_COPIES = 4  # the keys of logits, and what they are made of, take as much memory as so many copies in float32
 _ID_BITS = 32
 _ID_MASK = (1 << _ID_BITS) - 1
 
@@ -63,6 +66,16 @@ def top_ids(logits: Tensor, count: int) -> Tensor:
             ids, order = top.indices.sort(-1)
             order = top.values.gather(-1, order).sort(stable=True, dim=-1, descending=True).indices
             return ids.gather(-1, order)[..., :count]
+    vocab = logits.shape[-1]
+    rows = logits.reshape(-1, vocab)
+    if len(rows) <= rows_at_once(vocab, _KEY_COPIES):
+        return _top_keys(logits, count)
+    parts = [_top_keys(part, count) for part in torch.split(rows, rows_at_once(vocab, _KEY_COPIES))]
+    return torch.cat(parts).view(*logits.shape[:-1], count)
+
+
+def _top_keys(logits: Tensor, count: int) -> Tensor:
+    """As `top_ids`, by integer keys."""
     bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, which it equals
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # these integers have the order of the floats
     ids = torch.arange(logits.shape[-1], device=logits.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from treeopt.errors import check_counts
+from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
 from treeopt.sampling import batch_seed, check_seed, check_temperature
 from treeopt.texts.encode import Skipped, Text, next_turn
@@ -27,6 +29,8 @@ class AnswerOptions:
         temperature: 0 is greedy; above 0, tokens are sampled.
         seed: of the sampling.
         chat_template: put requests through the tokenizer's chat template, where it has one.
+        auto_batch: halves the forwards where memory runs out; its first size replaces `batch_size`. Results then depend
+            on the memory that is free, as on the batch size.
 
     Raises:
         ValueError: where a number is out of range.
@@ -37,8 +41,11 @@ class AnswerOptions:
     temperature: float = 0.0
     seed: int = 0
     chat_template: bool = True
+    auto_batch: AutoBatch | None = None
 
     def __post_init__(self) -> None:
+        if self.auto_batch is not None:
+            object.__setattr__(self, "batch_size", self.auto_batch.first)
         check_counts(max_new_tokens=self.max_new_tokens, batch_size=self.batch_size)
         check_seed(self.seed)
         check_temperature(self.temperature)
@@ -49,6 +56,11 @@ class AnswerOptions:
     def greedy(self) -> bool:
         """Whether every token of the answers is the model's greedy choice."""
         return self.temperature == 0
+
+    @property
+    def batches(self) -> int | str:
+        """The batch size as settings of runs store it."""
+        return self.batch_size if self.auto_batch is None else str(self.auto_batch)
 
 
 @dataclass(frozen=True)
@@ -116,7 +128,8 @@ def answer_batch(
     while pending:
         pending.sort(key=_length)
         if known is None:
-            done = continue_texts(base, pending, budget, temperature=options.temperature)
+            answer = functools.partial(continue_texts, base, max_new_tokens=budget, temperature=options.temperature)
+            done = list(in_parts(options.auto_batch, pending, answer))
         else:
             done = [dataclasses.replace(text, answer=list(known[text.prompt_id])) for text in pending]
         answered += done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,29 @@ from treeopt.texts.prompts import Message, Prompt, PromptSet
 from treeopt.texts.skipped import Skipped as Skipped
 
 
+class _Tokens:
+    """A field of token ids, stored as int32: 4 bytes a token, where a list of integers takes about 40."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, record: object, owner: type) -> list[int]:
+        if record is None:
+            raise AttributeError("the field has no default")  # as `dataclass` reads it from the class
+        stored: array[int] = record.__dict__[self._name]
+        return stored.tolist()
+
+    def __set__(self, record: object, tokens: Iterable[int]) -> None:
+        record.__dict__[self._name] = array("i", tokens)
+
+
 @dataclass(frozen=True)
 class Text:
-    """Token ids of a prompt and of its answer; `source` is the prompt, where known."""
+    """Token ids of a prompt and of its answer, each a new list when it is read; `source` is the prompt, where known."""
 
     prompt_id: str
-    prompt: list[int]
-    answer: list[int]
+    prompt: _Tokens = _Tokens()
+    answer: _Tokens = _Tokens()
     source: Prompt | None = None
 
     @property

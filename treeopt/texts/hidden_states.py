@@ -10,8 +10,6 @@ from torch import Tensor
 from treeopt.models.base import Base, check_base_finite
 from treeopt.texts.encode import Text
 
-LOGITS_BYTES = 64 * 1024 * 1024  # most bytes of logits in memory at once, for all functions that need those of texts
-
 
 @torch.inference_mode()
 def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:

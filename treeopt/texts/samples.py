@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from treeopt.files.work import Chunk, Keep, chunk_name, pack_rows, unpack_rows, unsaved
+from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
 from treeopt.models.device import generator_states, set_generator_states
 from treeopt.progress import Progress, silent
@@ -31,6 +33,7 @@ class Drawing:
         seed: of the sampling.
         max_new_tokens: most tokens of each answer.
         batch_size: prompts in one forward.
+        auto_batch: halves the forwards where memory runs out.
     """
 
     tokens: int
@@ -38,6 +41,7 @@ class Drawing:
     seed: int
     max_new_tokens: int
     batch_size: int
+    auto_batch: AutoBatch | None = None
 
 
 def draw(
@@ -117,7 +121,8 @@ def _kept(base: Base, drawing: Drawing, numbers: Iterator[int], keep: Keep) -> _
 
     def sample(batch: Sequence[Text], budget: int) -> list[Drawn]:
         def make() -> Chunk:
-            found = sample_texts(base, batch, budget, temperature=drawing.temperature)
+            sampled = functools.partial(sample_texts, base, max_new_tokens=budget, temperature=drawing.temperature)
+            found = in_parts(drawing.auto_batch, batch, sampled)
             rows = [row for one in found for row in (one.text.answer, one.choices)]
             return pack_rows([*rows, *generator_states(base.device)])
 

@@ -244,7 +244,7 @@ def _source(
     source |= {
         "max_new_tokens": options.max_new_tokens,
         "seed": options.seed,
-        "batch_size": options.batch_size,
+        "batch_size": options.batches,
         "chat_template": has_template(base, options.chat_template),
     }
     if isinstance(seeds, PromptSet) and seeds.prompts[0].row:

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from treeopt.models.heads import MedusaHeads
-from treeopt.train.loss import IGNORED, head_losses, rows_at_once
+from treeopt.models.logits import rows_at_once
+from treeopt.train.loss import IGNORED, head_losses
 
 
 def next_tokens(ids: Tensor, answers: Tensor) -> Tensor:
@@ -94,6 +95,6 @@ def joint_head_losses(heads: MedusaHeads, hidden: Tensor, true: Tensor, lm_head:
 
 def _in_parts(part: Callable[[Tensor, Tensor], Tensor], lm_head: nn.Linear, one: Tensor, other: Tensor) -> Tensor:
     """The sum of a loss over parts of the rows, each with its logits in memory only while it is computed."""
-    size = rows_at_once(lm_head.weight)
+    size = rows_at_once(len(lm_head.weight))
     parts = zip(torch.split(one, size), torch.split(other, size), strict=True)
     return torch.stack([checkpoint(part, *rows, use_reentrant=False) for rows in parts]).sum()

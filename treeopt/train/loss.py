@@ -14,8 +14,8 @@ from torch.nn import LinearCrossEntropyOptions
 from torch.nn import functional as F
 
 from treeopt.models.heads import MedusaHeads
+from treeopt.models.logits import rows_at_once
 from treeopt.models.ranks import rank_of
-from treeopt.texts.hidden_states import LOGITS_BYTES
 
 IGNORED = -100  # no target; torch's value
 LAMBDA = 0.8
@@ -58,7 +58,7 @@ def head_losses(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: 
     losses = []
     weights, bias = _lm_heads(heads, base_lm_head)
     for x, weight, target in zip(heads.features(hidden), weights, true.T.contiguous(), strict=True):
-        options = LinearCrossEntropyOptions(batch_chunk_size=rows_at_once(weight))
+        options = LinearCrossEntropyOptions(batch_chunk_size=rows_at_once(len(weight)))
         total = F.linear_cross_entropy(x, weight, target, linear_bias=bias, reduction="sum", options=options)
         losses.append(total / (target != IGNORED).sum().clamp(min=1))
     return torch.stack(losses)
@@ -77,7 +77,9 @@ def hits(heads: MedusaHeads, hidden: Tensor, true: Tensor, base_lm_head: nn.Line
     weights, bias = _lm_heads(heads, base_lm_head)
     for x, weight, target in zip(heads.features(hidden), weights, true.T, strict=True):
         known = target != IGNORED
-        rows = zip(x[known].split(rows_at_once(weight)), target[known].split(rows_at_once(weight)), strict=True)
+        rows = zip(
+            x[known].split(rows_at_once(len(weight))), target[known].split(rows_at_once(len(weight))), strict=True
+        )
         ranks = torch.cat([rank_of(F.linear(part, weight, bias), ids) for part, ids in rows])
         counts.append(torch.stack([(ranks <= top).sum() for top in range(TOPS)]))
     return torch.stack(counts)
@@ -90,8 +92,3 @@ def _lm_heads(heads: MedusaHeads, base_lm_head: nn.Linear) -> tuple[Sequence[Ten
     dtype = heads.bias.dtype  # float32 heads may have a base in half precision
     bias = None if base_lm_head.bias is None else base_lm_head.bias.detach().to(dtype)
     return [base_lm_head.weight.detach().to(dtype)] * heads.num_heads, bias
-
-
-def rows_at_once(weight: Tensor) -> int:
-    """Rows whose logits are in memory at once, by the LM head [V, d]."""
-    return max(1, LOGITS_BYTES // (weight.shape[0] * torch.float32.itemsize))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.models.auto_batch import in_parts
 from treeopt.models.base import Base
 from treeopt.texts.answers import AnswerOptions, continue_texts
 from treeopt.texts.encode import Text, check_known, encode, render_chat
@@ -170,7 +172,8 @@ class Writer:
                 fitting.append(talk)
         if fitting:
             texts = [Text(talk.id, talk.prompt, []) for talk in fitting]
-            done = continue_texts(self.base, texts, budget, temperature=temperature)
+            write = functools.partial(continue_texts, self.base, max_new_tokens=budget, temperature=temperature)
+            done = in_parts(self.options.auto_batch, texts, write)
             yield from zip(fitting, (text.answer for text in done), strict=True)
 
 

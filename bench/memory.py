@@ -1,0 +1,176 @@
+"""Memory: the most that each stage of a calibration takes, for more and more prompts; and that of large vocabularies.
+
+    python bench/memory.py stages [--drafter heads] [--temperature 0] [--positions 10000 100000 1000000]
+
+`stages` calibrates and builds with a tiny random model whose answers are random tokens, in a process of its own for
+each number of positions. A stage's figure is its peak of resident memory above that before the first stage, which
+includes torch and the model. It is read from /proc, so the script runs on Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from timing import add_tiny, machine
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from treeopt.calibrate import pipeline
+from treeopt.calibration import Calibration
+from treeopt.drafting.learn import Learning
+from treeopt.files.calibrations import load_calibration, save_calibration
+from treeopt.files.work import Work
+from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
+from treeopt.optimize.tree_builder import build_tree
+from treeopt.texts.prompts import load_prompts
+
+VOCAB, HIDDEN, HEADS = 512, 16, 5
+PROMPT, ANSWER = 24, 64  # tokens
+BATCH = 256
+MB = 1e6
+# Functions of `calibrate.pipeline` that are stages, with their names in the table.
+STAGES = {"encode_prompts": "encode", "answered": "answer", "learn": "learn", "traced_texts": "trace"}
+STAGES |= {"as_calibration": "record"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    stages = commands.add_parser("stages", help="peak memory of each stage, by number of positions")
+    stages.add_argument("--positions", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    stages.add_argument("--drafter", choices=("heads", "ngram", "heads+ngram"), default="heads")
+    stages.add_argument("--temperature", type=float, default=0.0)
+    stages.add_argument("--one", type=int, help=argparse.SUPPRESS)  # the number of positions of this process
+    add_tiny(stages)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.one is not None:
+        print(json.dumps(measured(options.one, options.drafter, options.temperature)))
+        return
+    print(f"{machine(1)}, torch {torch.__version__}; {options.drafter}, temperature {options.temperature:g}")
+    stages_table([600, 2400] if options.tiny else options.positions, options.drafter, options.temperature)
+
+
+def stages_table(sizes: list[int], drafter: str, temperature: float) -> None:
+    """Print the peak of each stage for each number of positions, and how it grows with the last of them."""
+    given = [sys.executable, __file__, "stages", "--drafter", drafter, "--temperature", str(temperature)]
+    found = []
+    for size in sizes:
+        run = subprocess.run([*given, "--one", str(size)], check=True, stdout=subprocess.PIPE, text=True)
+        found.append(json.loads(run.stdout))
+    print("MB above the start    " + "".join(f"{one['positions']:>12,}" for one in found) + "   bytes a position")
+    rows = [(name, [one["peaks"][name] for one in found]) for name in found[0]["peaks"]]
+    rows.append(("file", [one["file"] for one in found]))
+    apart = found[-1]["positions"] - found[-2]["positions"] if len(found) > 1 else found[0]["positions"]
+    for name, values in rows:
+        grown = values[-1] - (values[-2] if len(values) > 1 else 0)
+        print(f"  {name:20}" + "".join(f"{value / MB:12.1f}" for value in values) + f"{grown / apart:12.0f}")
+    print(f"  {'the whole process':20}" + "".join(f"{one['peak'] / MB:12.1f}" for one in found))
+
+
+def measured(positions: int, drafter: str, temperature: float) -> dict[str, Any]:
+    """Bytes of the peak of each stage above the start, and of the file, for about so many positions."""
+    base = FakeBase(**vars(random_base(VOCAB, HIDDEN)))
+    heads = None if drafter == "ngram" else MedusaHeads(HEADS, 1, HIDDEN, None)
+    learning = None if drafter == "heads" else Learning(tokens=positions // 4)
+    with tempfile.TemporaryDirectory() as folder:
+        prompts, output = Path(folder) / "prompts.jsonl", Path(folder) / "calibration.safetensors"
+        write_prompts(prompts, -(-positions // ANSWER))
+        meter = Meter()
+        for function, stage in STAGES.items():
+            setattr(pipeline, function, meter.metered(stage, getattr(pipeline, function)))
+        found = meter.metered("load prompts", load_prompts)(prompts)
+        calibration = calibrated(base, heads, found, learning, Work(output), temperature)
+        meter.metered("write", save_calibration)(calibration, output)
+        made = calibration.positions
+        del found, calibration
+        loaded = meter.metered("read", load_calibration)(output)
+        meter.metered("build", build_tree)(loaded, nodes=64)
+        return {"positions": made, "peaks": meter.peaks, "file": output.stat().st_size, "peak": meter.highest}
+
+
+def calibrated(
+    base: Base, heads: MedusaHeads | None, prompts: Any, learning: Learning | None, work: Work, temperature: float
+) -> Calibration:
+    """The calibration alone, as the command keeps it; the texts are freed."""
+    options: dict[str, Any] = {"max_new_tokens": ANSWER, "batch_size": BATCH, "temperature": temperature, "work": work}
+    options["steps"] = learning is not None
+    run = pipeline.run_calibration(base, heads, prompts, learning=learning, **options)
+    return run.calibration
+
+
+class Meter:
+    """Peaks of resident memory of stages, in bytes above that at the start."""
+
+    def __init__(self) -> None:
+        self.peaks: dict[str, int] = {}
+        self.highest = 0
+        self._start = memory("VmRSS")
+
+    def metered(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose peak is noted under the name of its stage."""
+
+        @wraps(function)
+        def run(*given: Any, **named: Any) -> Any:
+            Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again at VmRSS
+            result = function(*given, **named)
+            peak = memory("VmHWM")
+            self.peaks[stage] = peak - self._start
+            self.highest = max(self.highest, peak)
+            return result
+
+        return run
+
+
+def memory(name: str) -> int:
+    """A figure of /proc/self/status, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None, f"{name} is not in /proc/self/status"
+    return int(found[1]) * 1024
+
+
+class FakeBase(Base):
+    """A base that answers with random tokens, each at once: tracing them takes the time of a real run."""
+
+    def generate(self, ids: torch.Tensor, mask: torch.Tensor, max_new_tokens: int, **options: Any) -> torch.Tensor:
+        answers = torch.randint(1, self.vocab_size, (len(ids), max_new_tokens))
+        for processor in options.get("logits_processor", ()):
+            for step in range(max_new_tokens):
+                processor(ids, torch.nn.functional.one_hot(answers[:, step], self.vocab_size).float())
+        return torch.cat([ids, answers], dim=1)
+
+
+def random_base(vocab: int, hidden: int) -> Base:
+    """A random model of one layer with a tokenizer of whole words."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**shape, vocab_size=vocab, max_position_embeddings=1024, eos_token_id=None, bos_token_id=None)
+    core = Tokenizer(models.WordLevel({f"w{token}": token for token in range(vocab)}, unk_token="w0"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="w0")
+    return Base(LlamaForCausalLM(config).eval(), tokenizer, "random")
+
+
+def write_prompts(path: Path, count: int) -> None:
+    """A file of prompts of random words."""
+    rng = np.random.default_rng(0)
+    with path.open("w") as stream:
+        for _ in range(count):
+            words = " ".join(f"w{token}" for token in rng.integers(1, VOCAB, PROMPT))
+            stream.write(json.dumps({"text": words}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
