@@ -27,8 +27,55 @@ EXIT_INTERRUPTED = 130
 _TORCH_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
 
 
+# Number -> what to do, where a message has no remedy of its own.
+_FIXES = {
+    "E101": "build again with a smaller --max-depth, or use heads with as many levels",
+    "E102": "calibrate with a larger --top-k, or build with a smaller --max-rank",
+    "E103": "treeopt lint TREE names each fault, and lint --fix builds a tree again",
+    "E104": "treeopt list prints the names",
+    "E105": "another --to; treeopt lint --for ENGINE prints the rules",
+    "E106": "give --calibration",
+    "E107": "--label rank, or --example PROMPT for tokens",
+    "E201": "check the path, or make the file with the command that writes it",
+    "E202": "choose another name with -o, or overwrite it with --force",
+    "E203": "correct the file at this place, restore it from a copy, or make it again",
+    "E204": "choose another name with -o, in a folder that exists and can be written to",
+    "E205": "the settings of the first run, or --force instead of --resume",
+    "E206": "export the tree from the engine again",
+    "E207": "--map OLD=NEW with the inputs of that time, or make the file again",
+    "E210": "convert the file to safetensors",
+    "E211": "use a folder or file of Medusa heads: treeopt heads show HEADS names what is missing",
+    "E212": "name with --model the base that the heads were trained for",
+    "E213": "a draft model of the same family",
+    "E214": "name the base and the heads that the adapter was trained with",
+    "E215": "another --to",
+    "E220": "calibrate again",
+    "E221": "calibrate with the same model, heads, drafter and settings",
+    "E222": "treeopt learn again",
+    "E223": "give the drafter that the message names with --drafter FILE",
+    "E224": "give every shard that calibrate --shard wrote, and make the missing ones",
+    "E230": "treeopt profile, with the sizes, batches and contexts that the message names",
+    "E240": "treeopt plan --presets lists shapes and devices",
+    "E301": "download the model or data on a machine with a network, and name its folder",
+    "E302": "write one of these keys in every row",
+    "E303": "use more or other prompts: a larger --limit, a smaller --skip, shorter prompts",
+    "E304": "use the files of one model that transformers loads, unchanged",
+    "E401": "install the program or package that the message names",
+    "E402": "another --device",
+    "E403": "use a smaller --batch-size, or make room on the disk",
+    "E404": "check the permissions and the disk of the path that the message names",
+    "E501": "report it with the prompt: it is a bug of treeopt, or of the kernel that the message names",
+    "E502": "use one of the supported models, which docs/files.md lists",
+    "E503": "use a smaller --max-new-tokens, shorter prompts, or a smaller tree",
+    "E504": "use another --dtype, or another copy of the weights",
+    "E505": "use a better tree, or another minimum",
+    "E506": "what differs is printed: versions, device, threads, or a run that is not deterministic",
+    "E510": "remove the option that the message names",
+}
+
+
 class Code(enum.Enum):
-    """Number, exit status and the rule that is broken."""
+    """Number, exit status, the rule that is broken, and what to do."""
 
     TREE_TOO_DEEP = (
         "E101",
@@ -85,6 +132,12 @@ class Code(enum.Enum):
         self.number = number
         self.exit_status = exit_status
         self.rule = rule
+        self.fix = _FIXES[number]
+
+    @property
+    def cause(self) -> str:
+        """The kind of error in a few words, such as `file missing`."""
+        return self.name.lower().replace("_", " ")
 
 
 class TreeoptError(Exception):
@@ -95,7 +148,7 @@ class TreeoptError(Exception):
         what: the error in one sentence, with the values.
         at: where: `file:line:column`, an option, or several of them, one a line.
         why: the rule in one sentence; the rule of `code` where empty.
-        fix: a command or an edit that works.
+        fix: a command or an edit that works; the fix of `code` where empty.
     """
 
     def __init__(self, code: Code, what: str, *, at: str = "", why: str = "", fix: str = "") -> None:
@@ -104,7 +157,7 @@ class TreeoptError(Exception):
         self.what = what
         self.at = at
         self.why = why or code.rule
-        self.fix = fix
+        self.fix = fix or code.fix
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(type(self), at=self.at, why=self.why, fix=self.fix), (self.code, self.what)

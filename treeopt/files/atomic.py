@@ -168,7 +168,8 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except FileNotFoundError as error:
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}") from error
     except OSError as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{path} cannot be read: {error.strerror}") from error
+        what = f"{path} cannot be read: {error.strerror}"
+        raise TreeoptError(Code.FILE_INVALID, what, fix="name a file that can be read") from error
 
 
 def _temporary_prefix(target: Path) -> str:

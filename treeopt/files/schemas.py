@@ -58,7 +58,7 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a {kind}: {error}") from error
     except TreeoptError as error:
-        raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at) from error
+        raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at, why=error.why, fix=error.fix) from error
 
 
 def faults_error(document: Document, name: str, faults: list[tuple[tuple[str | int, ...], str]]) -> TreeoptError:

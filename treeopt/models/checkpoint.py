@@ -155,7 +155,8 @@ def not_loadable(name: str, error: Exception) -> TreeoptError:
         return TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory", fix=fix)
     if "custom code" in str(error):
         what = f"{name} needs code from its own repository, which treeopt does not run"
-        return TreeoptError(Code.MODEL_INVALID, what, why="only architectures of transformers itself are loaded")
+        why = "only architectures of transformers itself are loaded"
+        return TreeoptError(Code.MODEL_INVALID, what, why=why, fix="use another model")
     refused = refused_name(error)
     if refused is not None:
         what = f"the weights of {name} were refused: they are not plain tensors ({refused})"

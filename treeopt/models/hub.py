@@ -94,7 +94,8 @@ def unreachable(name: str, option: str, error: Exception) -> TreeoptError:
     """E301: the hub did not answer, or the error of its client."""
     if hub_reachable():
         what = f"{name} cannot be loaded from the hub"
-        return TreeoptError(Code.HUB_UNREACHABLE, what, at=f"{option} {name}", why=first_line(error))
+        fix = f"check the name, or use a local path for {option}"
+        return TreeoptError(Code.HUB_UNREACHABLE, what, at=f"{option} {name}", why=first_line(error), fix=fix)
     return TreeoptError(
         Code.HUB_UNREACHABLE,
         f"{name!r} is not a path here and not in the cache, and the hub cannot be reached",

@@ -40,7 +40,8 @@ def split(calibration: Calibration, last: int) -> tuple[Calibration, Calibration
     texts = calibration.sequences
     if last >= texts:
         what = f"{last} of {texts} texts cannot be held out"
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, at=f"--holdout {last}", why="one text or more must remain to fit")
+        why = "one text or more must remain to fit"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, at=f"--holdout {last}", why=why, fix="a smaller --holdout")
     fitted = calibration.select(range(texts - last))
     known = set(fitted.token_hashes)
     fresh = [s for s in range(texts - last, texts) if calibration.token_hashes[s] not in known]

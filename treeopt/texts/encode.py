@@ -88,7 +88,7 @@ def encode(
             no tokenizer, or it gives ids outside the model's vocabulary.
     """
     if tokenizer is None:
-        raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
+        raise no_tokenizer()
     messages = prompt.messages
     if messages is not None and chat_template and tokenizer.chat_template is not None:
         ids = render_chat(tokenizer, messages, f"prompt {prompt.id}", add_generation_prompt=True)
@@ -130,6 +130,12 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message],
         why = f"{type(error).__name__}: {first_line(error)}"
         fix = "change the messages, or leave the template out with --no-chat-template"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix=fix) from error
+
+
+def no_tokenizer() -> TreeoptError:
+    """E304 for a base model without a tokenizer."""
+    what = "the base model's folder holds no tokenizer, which prompts need"
+    return TreeoptError(Code.MODEL_INVALID, what, fix="put the tokenizer's files beside the model's weights")
 
 
 def check_known(ids: Iterable[int], vocab: int, prompt_id: str) -> None:

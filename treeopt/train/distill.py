@@ -27,7 +27,7 @@ from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
 from treeopt.sampling import batch_seed
 from treeopt.texts.answers import AnswerOptions
-from treeopt.texts.encode import Skipped
+from treeopt.texts.encode import Skipped, no_tokenizer
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.texts.prompts import PromptSet
 from treeopt.train.disk import is_full
@@ -197,7 +197,7 @@ def _append(run: _Run, partial: Path, kept: Kept, progress: Progress) -> None:
 def _writer(base: Base, excluded: PromptSet | None, options: DistillOptions) -> Writer:
     """The base model as a writer of answers; raise E304 where it has no tokenizer."""
     if base.tokenizer is None:
-        raise TreeoptError(Code.MODEL_INVALID, "the base model's folder holds no tokenizer, which prompts need")
+        raise no_tokenizer()
     openings = frozenset(filter(None, map(opening_of, excluded.prompts))) if excluded else frozenset()
     return Writer(base, base.tokenizer, options, openings)
 

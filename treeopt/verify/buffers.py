@@ -265,7 +265,8 @@ def compile_ranks(tree: Tree, device: torch.device | str = "cpu") -> Buffers:
     """
     if tree.nodes > MAX_NODES:
         what = f"the tree has {tree.nodes:,} nodes; at most {MAX_NODES:,} are compiled"
-        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, why="the mask holds a byte for each pair of nodes")
+        why = "the mask holds a byte for each pair of nodes"
+        raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, why=why, fix="build a tree with a smaller --nodes")
     mask, depths, paths = (tensor[0] for tensor in _from_parents(torch.tensor([tree.parents]), tree.depth))
     top_k = tree.max_rank + 1
     last_ranks = torch.tensor([0, *(path[-1] for path in tree.paths)])
