@@ -13,7 +13,8 @@ from typing import NoReturn
 import pytest
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import check_writable, read_bytes, write_bytes, write_text
+from treeopt.files.atomic import check_writable, write_bytes, write_text
+from treeopt.files.read import read_bytes
 
 
 @pytest.fixture

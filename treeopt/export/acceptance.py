@@ -7,7 +7,6 @@ names of vLLM, SGLang and TensorRT-LLM. Counts of several records are added.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +19,13 @@ import numpy as np
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.evaluate.metrics import predicted_histogram
-from treeopt.files.atomic import read_bytes
+from treeopt.files.read import parse_json, read_bytes
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval
 from treeopt.optimize.replay import Replay
 
 MOST_BYTES = 1 << 26
 MOST_DRAFTS = 1 << 10
+_MOST_STEPS = 1 << 53  # whole numbers of a float
 # Steps by the number of accepted drafts: vLLM and TensorRT-LLM; SGLang, to its pull request 33518 and since.
 _HISTOGRAMS = ("acceptance_histogram", "spec_accept_histogram", "spec_correct_drafts_histogram")
 _BY_LENGTH = "acceptance_histogram_by_draft_length"  # of vLLM
@@ -103,9 +103,7 @@ def read_acceptance(path: str | os.PathLike[str]) -> Acceptance:
     Raises:
         TreeoptError: E201 where it is missing, E203 where it is damaged, holds no such record, or contradicts itself.
     """
-    raw = read_bytes(path)
-    if len(raw) > MOST_BYTES:
-        raise _invalid(path, f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
+    raw = read_bytes(path, MOST_BYTES)
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -167,15 +165,13 @@ def _of_metrics(text: str, path: str | os.PathLike[str]) -> Acceptance:
 def _parsed(text: str, path: str | os.PathLike[str]) -> Any:
     """A JSON document, or the list of those in its lines."""
     try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise _invalid(path, "is nested too deeply") from error
+        return parse_json(text)
     except ValueError as error:
         lines = [line for line in text.splitlines() if line.strip()]
         try:
             if len(lines) > 1:
-                return [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
+                return [parse_json(line) for line in lines]
+        except ValueError:
             pass
         raise _invalid(path, f"is not JSON: {first_line(error)}") from error
 
@@ -199,7 +195,7 @@ def _key(record: Mapping[str, Any], names: tuple[str, ...]) -> str:
 def _histogram(record: Mapping[str, Any], path: str | os.PathLike[str]) -> list[int]:
     key = _key(record, _HISTOGRAMS)
     counts = record[key]
-    whole = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
+    whole = isinstance(counts, list) and all(type(count) is int and 0 <= count <= _MOST_STEPS for count in counts)
     if not whole or not 0 < len(counts) <= MOST_DRAFTS:
         raise _invalid(path, f"has a {key} that is not a list of counts")
     steps = _key(record, _STEPS)

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.adjacency import tree_of_children
 from treeopt.export.faults import Fault, shown
 from treeopt.tree import Tree
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
 TENSORS = ("mask", "depth")
@@ -71,11 +67,9 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
     """
     import torch
 
-    try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        unpacked = len(raw)  # no zip, as torch wrote before 1.6: torch.load below reads it or says that it is damaged
+    from treeopt.models.pickles import ordinary, unpacked_size
+
+    unpacked = max(len(raw), unpacked_size(io.BytesIO(raw)))
     if unpacked > MAX_PT:
         raise fault(f"holds {unpacked:,} bytes; at most {MAX_PT:,} are read")
     try:
@@ -95,18 +89,12 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
     lists = dict(content)
     for name, shape in (("mask", (size, size)), ("depth", (size,))):
         tensor = content[name]
-        if not isinstance(tensor, torch.Tensor) or not _holds_whole_numbers(tensor):
+        if not isinstance(tensor, torch.Tensor) or not ordinary(tensor) or str(tensor.dtype) not in _WHOLE:
             raise fault(f"has a {name} that is not a tensor of whole numbers")
         if tuple(tensor.shape) != shape:
             raise fault(f"has a {name} of shape {list(tensor.shape)}, and size {size}")
         lists[name] = tensor.long().tolist()
     return lists
-
-
-def _holds_whole_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor from a file is an ordinary one of whole numbers or booleans in memory."""
-    ordinary = not tensor.is_nested and str(tensor.layout) == "torch.strided" and tensor.device.type == "cpu"
-    return ordinary and str(tensor.dtype) in _WHOLE
 
 
 def tree_of_growmap(content: Mapping[str, Any], fault: Fault) -> Tree:

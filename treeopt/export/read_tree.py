@@ -14,9 +14,9 @@ from treeopt.export.adjacency import tree_of_adjacency
 from treeopt.export.braces import is_braces, paths_of_braces
 from treeopt.export.faults import FORMATS, fault_of
 from treeopt.export.growmaps import KEYS, MAX_PT, read_growmap_pt, tree_of_growmap
-from treeopt.files.atomic import read_bytes
 from treeopt.files.choices import is_choices, literal, tree_of_literal
 from treeopt.files.kinds import read_text, refusal
+from treeopt.files.read import read_bytes
 from treeopt.optimize.tree_builder import MAX_NODES
 from treeopt.tree import MAX_DEPTH, Tree
 from treeopt.tree import Path as RankPath

@@ -157,21 +157,6 @@ def write_text(path: str | os.PathLike[str], content: str) -> None:
     write_bytes(path, content.encode())
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file that must exist.
-
-    Raises:
-        TreeoptError: E201 where it is missing, E203 where it is a folder or unreadable.
-    """
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}") from error
-    except OSError as error:
-        what = f"{path} cannot be read: {error.strerror}"
-        raise TreeoptError(Code.FILE_INVALID, what, fix="name a file that can be read") from error
-
-
 def _temporary_prefix(target: Path) -> str:
     """The prefix of the temporary file's name, cut so that long names stay possible."""
     return f".{target.name[:_SHOWN_CHARACTERS]}."

@@ -31,13 +31,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import read_bytes, write_text
+from treeopt.files.atomic import write_text
+from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes, read_head
 from treeopt.files.yaml_text import decimal, flow
 
 if TYPE_CHECKING:
     from treeopt.files.strict_yaml import Document, Where
 
 KEY = "configuration"
+_MOST_READ = 1 << 27  # bytes of a report, or of the start of an array file with its header
 DEFAULTS = "defaults"  # the entry of options that are not given
 INPUTS, MADE_BY = "inputs", "made-by"  # entries that are no options
 NO_COMMANDS = (DEFAULTS, INPUTS, MADE_BY)
@@ -227,12 +229,12 @@ def _stored(path: Path) -> dict[str, Any] | None:
     """The configuration in a file that is not YAML, or in a folder of heads; None for a file that may be YAML."""
     if path.is_dir():
         path = next((path / name for name in _NOTE_FILES if (path / name).is_file()), path / _CONFIG_FILE)
-        header = _json(read_bytes(path))
+        header = _json(read_bytes(path, MOST_SETTINGS))
     else:
         noted = _noted(path)
         if noted is not None:
             return noted
-        raw = read_bytes(path)
+        raw = read_head(path, _MOST_READ)
         text = _comment(raw)
         if text is not None:
             return _json(text.encode())
@@ -262,7 +264,7 @@ def _comment(raw: bytes) -> str | None:
 
 def _json(raw: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
+        found = parse_json(raw)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

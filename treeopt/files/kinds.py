@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
+from treeopt.files.read import is_regular, read_start, unreadable
 
 TREE_FORMATS = (
     "a tree is a YAML file of treeopt (treeopt.tree/1), a list of paths such as [[0], [1], [0, 0]] in JSON or Python, "
@@ -24,7 +24,7 @@ OURS = {
     "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),
     "treeopt.policy/1": ("a policy, with a tree for each step", "give it to treeopt generate"),
 }
-_MAX_HEADER = 1 << 28  # bytes of a safetensors header, as in the format's own reader
+MAX_HEADER = 100_000_000  # bytes of a safetensors header, as in the format's own reader
 _MAGIC = (
     (b"\x89PNG", "a PNG picture"),
     (b"\xff\xd8\xff", "a JPEG picture"),
@@ -56,13 +56,11 @@ def read_text(path: Path, formats: str) -> bytes:
     """
     most = strict_yaml.MAX_BYTES
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(most + 1)
-            size = max(len(raw), os.fstat(stream.fileno()).st_size)
+        raw, size = read_start(path, most + 1)
     except IsADirectoryError as error:
         raise refusal(path, "is a folder", formats, at=str(path), fix="name a file in it") from error
-    except OSError as error:
-        raise refusal(path, f"cannot be read: {error.strerror}", formats) from error
+    except (OSError, ValueError) as error:
+        raise refusal(path, f"cannot be read: {unreadable(error)}", formats) from error
     kind, use = _binary_kind(raw)
     if kind:
         raise refusal(path, f"is {kind}", formats, fix=use)
@@ -72,13 +70,12 @@ def read_text(path: Path, formats: str) -> bytes:
 
 
 def schema_of(path: Path) -> str:
-    """The schema of a safetensors file of treeopt; empty for any other file, and for a folder."""
-    try:
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            return _schema(stream.read(length)) if length <= _MAX_HEADER else ""
-    except IsADirectoryError:
+    """The schema of a safetensors file of treeopt; empty for any other file, a folder and a pipe."""
+    if not is_regular(path):
         return ""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        return _schema(stream.read(length)) if length <= MAX_HEADER else ""
 
 
 def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "") -> TreeoptError:
@@ -89,7 +86,7 @@ def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "")
 def _binary_kind(raw: bytes) -> tuple[str, str]:
     """The kind of the bytes and, for a file of treeopt, its use; empty where they may be text."""
     length = int.from_bytes(raw[:8], "little")
-    if raw[8:9] == b"{" and 2 <= length <= _MAX_HEADER:
+    if raw[8:9] == b"{" and 2 <= length <= MAX_HEADER:
         return OURS.get(_schema(raw[8 : 8 + length]), ("a safetensors file", ""))
     return next(((kind, "") for magic, kind in _MAGIC if raw.startswith(magic)), ("", ""))
 

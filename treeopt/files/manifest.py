@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import read_bytes, write_text
+from treeopt.files.atomic import write_text
+from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 
 _HASH = re.compile("[0-9a-f]{64}")
 
@@ -40,8 +41,8 @@ class Manifest:
 
     def _read(self) -> dict[str, object]:
         try:
-            data = json.loads(self.path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            data = parse_json(read_bytes(self.path, MOST_SETTINGS))
+        except (TreeoptError, ValueError):
             return {}  # no manifest, or an unreadable one: no file is known
         valid = isinstance(data, dict) and all(isinstance(one, str) and _HASH.fullmatch(one) for one in data.values())
         return data if valid else {}

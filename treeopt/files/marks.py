@@ -13,6 +13,7 @@ from pathlib import Path
 
 from treeopt.files.atomic import write_text
 from treeopt.files.configurations import Configuration, comment_of
+from treeopt.files.read import is_regular
 
 TREE, PICTURE, BUFFERS, REPORT = "tree", "picture", "compiled tree", "report"  # kinds that are fast to make again
 BUFFERS_SCHEMA = "treeopt.buffers/1"  # of compiled trees
@@ -25,6 +26,7 @@ _COMMENTS = {
 _YAML_COMMENT = ("# ", "")
 _MARK = re.compile(r"(?:<!-- |// |# )treeopt ([a-z ]+), unedited: sha256 ([0-9a-f]{64})(?: -->)?\n")
 LONGEST = 200  # bytes of a mark's line
+_PIECE = 1 << 20  # bytes that are hashed at a time
 
 
 def write_marked(
@@ -46,6 +48,8 @@ def write_marked(
 
 def unedited_kind(path: Path) -> str | None:
     """The kind that the mark of a regular file names; None where there is no mark, or the text before it differs."""
+    if not is_regular(path):
+        return None
     size = path.stat().st_size
     with path.open("rb") as stream:
         stream.seek(max(0, size - LONGEST))
@@ -54,5 +58,8 @@ def unedited_kind(path: Path) -> str | None:
         if found is None:
             return None
         stream.seek(0)
-        text = stream.read(size - len(last[0]))
-    return found[1] if hashlib.sha256(text).hexdigest() == found[2] else None
+        digest, left = hashlib.sha256(), size - len(last[0])
+        while left > 0 and (piece := stream.read(min(left, _PIECE))):
+            digest.update(piece)
+            left -= len(piece)
+    return found[1] if digest.hexdigest() == found[2] else None

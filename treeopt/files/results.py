@@ -5,15 +5,15 @@ Only the parts that a report shows are read; other parts are ignored, so results
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.kinds import read_text
+from treeopt.files.read import parse_json
 
 _FORMATS = "a result is the JSON object that treeopt {0} --json prints: treeopt {0} ... --json > {0}.json"
 
@@ -152,19 +152,16 @@ def load_json(path: str | os.PathLike[str], formats: str) -> Any:
         formats: what is expected, for the error.
 
     Raises:
-        TreeoptError: E201 where the file is missing, E203 where it is not JSON, or a number is not finite.
+        TreeoptError: E201 where the file is missing; E203 where it is not JSON, has a key twice in one object, or a
+            number that is not finite.
     """
     file = Path(path)
     if not file.exists():
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=str(path), fix=formats)
     try:
-        return json.loads(read_text(file, formats), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        return parse_json(read_text(file, formats))
+    except ValueError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not JSON: {error}", at=str(path), why=formats) from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _load(path: str | os.PathLike[str], schema: type[Record], command: str) -> Record:

@@ -55,7 +55,7 @@ def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
         fault = error.errors(include_url=False)[0]
         what = f"{path} has a damaged header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
         raise TreeoptError(Code.FILE_INVALID, what) from error
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a {kind}: {error}") from error
     except TreeoptError as error:
         raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at, why=error.why, fix=error.fix) from error

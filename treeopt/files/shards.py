@@ -13,7 +13,7 @@ from treeopt.calibration import Calibration
 from treeopt.files.calibrations import Contents, calibration_from, content_of
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
-from treeopt.files.work import ROWS, Chunk, chunk_name
+from treeopt.files.work import ROWS, Chunk, chunk_name, rows_fault
 
 SCHEMA = "treeopt.shard/1"
 ANSWERS_SCHEMA = "treeopt.answers/1"
@@ -195,4 +195,7 @@ def load_answers(path: str | os.PathLike[str]) -> AnswerShard:
     with reading(path, "shard of answers"):
         header = _AnswerHeader.model_validate(found)
         chunks = {name: ({key: arrays[f"{name}/{key}"] for key in ROWS}, data) for name, data in header.chunks.items()}
+        fault = next(filter(None, (rows_fault(rows) for rows, _ in chunks.values())), "")
+        if fault:
+            raise ValueError(fault)
         return AnswerShard(Shard(header.shard, header.shards), header.batches, header.settings, chunks)

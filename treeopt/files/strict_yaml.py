@@ -14,10 +14,11 @@ from typing import Any
 import yaml
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import read_bytes
+from treeopt.files.read import read_bytes
 
 MAX_BYTES = 8 * 1024 * 1024  # about 200,000 paths of a tree
 MAX_DEPTH = 20
+MAX_VALUES = 1 << 21  # keys, values and lists; each takes about 500 bytes while a file is read
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
@@ -54,7 +55,7 @@ def load(path: Path) -> Document:
     Raises:
         TreeoptError: E201 where it is missing; E203 where it is too large, empty, not YAML, or breaks a rule above.
     """
-    return parse(path, read_bytes(path))
+    return parse(path, read_bytes(path, MAX_BYTES))
 
 
 def parse(path: Path, raw: bytes) -> Document:
@@ -83,14 +84,17 @@ def parse(path: Path, raw: bytes) -> Document:
 
 
 def _check_events(path: Path, text: str) -> None:
-    """Refuse aliases and deep nesting before a recursive parser reads the document."""
-    depth = 0
+    """Refuse aliases, deep nesting and too many values before a recursive parser reads the document."""
+    depth = count = 0
     for event in yaml.parse(text, Loader=_LOADER):
         line, column = _place(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
             raise _fault(path, line, column, "uses an alias (*name), which is not read")
         if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
             raise _fault(path, line, column, f"uses the tag {event.tag}, which is not read")
+        count += isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent))
+        if count > MAX_VALUES:
+            raise _fault(path, line, column, f"has more than {MAX_VALUES:,} values")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:

@@ -18,11 +18,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import read_bytes, write_bytes
-from treeopt.files.kinds import OURS
+from treeopt.files.atomic import write_bytes
+from treeopt.files.kinds import MAX_HEADER, OURS
+from treeopt.files.read import is_regular, parse_json, read_bytes
 
 _KEY = "treeopt"
-_LARGEST_HEADER = 1 << 28  # bytes
 _CHECKSUM = "sha256"  # of the header without it, and of the arrays
 
 
@@ -72,10 +72,12 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
 
 def unedited_schema(path: Path) -> str | None:
     """The schema of a file of treeopt; None for another file, without a checksum, or where it was edited."""
+    if not is_regular(path):
+        return None
     try:
         with path.open("rb") as stream:  # the header is enough to recognise a model's weights
             length = int.from_bytes(stream.read(8), "little")
-            if length > _LARGEST_HEADER or _KEY not in json.loads(stream.read(length)).get("__metadata__", {}):
+            if length > MAX_HEADER or _KEY not in json.loads(stream.read(length)).get("__metadata__", {}):
                 return None
         arrays, header = _parse(read_bytes(path))
         stated = header.pop(_CHECKSUM)
@@ -89,7 +91,7 @@ def _parse(raw: bytes) -> tuple[dict[str, NDArray[Any]], Any]:
     arrays = load(raw)
     length = int.from_bytes(raw[:8], "little")
     metadata = json.loads(raw[8 : 8 + length]).get("__metadata__", {})
-    return arrays, json.loads(metadata[_KEY])
+    return arrays, parse_json(metadata[_KEY])
 
 
 def _checksum(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> str:

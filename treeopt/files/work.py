@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import make_folder, read_bytes, write_text
+from treeopt.files.atomic import make_folder, write_text
+from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 from treeopt.files.resume import damaged, other_settings
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.progress import Progress, silent
@@ -66,10 +67,29 @@ def pack_rows(rows: Sequence[Sequence[int]], **data: Any) -> Chunk:
 
 
 def unpack_rows(chunk: Chunk) -> list[list[int]]:
-    """The rows of a chunk that `pack_rows` made."""
+    """The rows of a chunk that `pack_rows` made.
+
+    Raises:
+        TreeoptError: E205 where it has none.
+    """
     arrays, _ = chunk
+    fault = rows_fault(arrays)
+    if fault:
+        what = f"a part of the unfinished run is damaged: {fault}"
+        raise TreeoptError(Code.RESUME_INVALID, what, fix="start again with --force, which deletes the unfinished run")
     ends = np.cumsum(arrays["lengths"])
     return [arrays["numbers"][end - length : end].tolist() for end, length in zip(ends, arrays["lengths"], strict=True)]
+
+
+def rows_fault(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """What makes arrays no rows of `pack_rows`, for a message; empty where nothing does."""
+    for name in ROWS:
+        if name not in arrays or arrays[name].ndim != 1 or arrays[name].dtype != np.int64:
+            return f"it has no {name} of int64"
+    numbers, lengths = (arrays[name] for name in ROWS)
+    if np.any(lengths < 0) or np.any(lengths > len(numbers)) or int(lengths.sum()) != len(numbers):
+        return f"its lengths are not those of {len(numbers)} numbers"
+    return ""
 
 
 def _integers(row: Sequence[int]) -> NDArray[np.int64]:
@@ -140,10 +160,10 @@ class Work:
                 raise KeyboardInterrupt
         try:
             arrays, header = read_arrays(file, _SCHEMA)
-        except TreeoptError as error:
+            return arrays, header["data"]
+        except (TreeoptError, KeyError) as error:
             fix = f"remove {file} and give --resume again, which makes this part again"
             raise damaged(file, "is damaged", fix=fix) from error
-        return arrays, header["data"]
 
     def stop(self) -> None:
         """End the run when the chunk in flight is stored: then `chunk` raises KeyboardInterrupt.
@@ -199,8 +219,8 @@ class Work:
 
     def _read(self, note: Path) -> dict[str, Any]:
         try:
-            found = json.loads(read_bytes(note))
-        except (ValueError, RecursionError) as error:
+            found = parse_json(read_bytes(note, MOST_SETTINGS))
+        except (ValueError, TreeoptError) as error:
             raise damaged(note, "is not what treeopt wrote") from error
         if not isinstance(found, dict):
             raise damaged(note, "is not what treeopt wrote")

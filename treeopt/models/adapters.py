@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.files.atomic import check_folder, make_folder, read_bytes, write_bytes, write_text
+from treeopt.files.atomic import check_folder, make_folder, write_bytes, write_text
+from treeopt.files.read import read_bytes
 from treeopt.models.checkpoint import read_config
 from treeopt.models.fingerprint import fingerprints
 
@@ -30,6 +32,9 @@ ADAPTER_FOLDER = "adapter"  # inside the folder of heads
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 NOTE_FILE = "treeopt.json"
+# Of peft's settings, those in which adapters of treeopt differ.
+_SETTINGS = {"r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "inference_mode"}
+_SETTINGS |= {"peft_type", "peft_version", "fan_in_fan_out"}
 _TRAINING = "treeopt train --stage 2 writes adapters"
 
 
@@ -79,11 +84,7 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
                 "merge other adapters into a copy of their base with peft (merge_and_unload), and name it with --model"
             )
             raise TreeoptError(Code.FILE_MISSING, what, fix=fix)
-    kind = read_config(place / CONFIG_FILE).get("peft_type")
-    if kind != "LORA":
-        raise TreeoptError(
-            Code.FILE_INVALID, f"{place / CONFIG_FILE} is of peft_type {kind!r}, not LORA", fix=_TRAINING
-        )
+    _check_config(place / CONFIG_FILE, place / WEIGHTS_FILE)
     note = read_config(place / NOTE_FILE)
     ids = note.get("base")
     texts = [
@@ -98,6 +99,34 @@ def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
         what = f"{place} is damaged: {WEIGHTS_FILE} or {CONFIG_FILE} differs from what was saved"
         raise TreeoptError(Code.FILE_INVALID, what, fix="restore it, or train again with --force")
     return Adapter(os.fspath(folder), note["base"], note["heads"], note["model"])
+
+
+def _check_config(file: Path, weights: Path) -> None:
+    """Raise E203 unless a config is one of LoRA with the settings that treeopt uses, and the rank of its weights.
+
+    Other settings of peft import modules, read other files, or take memory that the weights do not state.
+    """
+    from peft import LoraConfig
+
+    config = read_config(file)
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise TreeoptError(Code.FILE_INVALID, f"{file} is of peft_type {kind!r}, not LORA", fix=_TRAINING)
+    usual = LoraConfig().to_dict()
+    odd = sorted(key for key, value in config.items() if key not in _SETTINGS and value and value != usual.get(key))
+    if odd:
+        what = f"{file} has settings that treeopt does not use: {', '.join(odd)[:200]}"
+        raise TreeoptError(Code.FILE_INVALID, what, fix=_TRAINING)
+    rank, layers = config.get("r"), config.get("target_modules")
+    if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
+        raise TreeoptError(Code.FILE_INVALID, f"{file} has no list of names as target_modules", fix=_TRAINING)
+    try:
+        with safetensors.safe_open(weights, framework="pt") as opened:
+            shapes = {key: opened.get_slice(key).get_shape() for key in opened.keys()}  # noqa: SIM118 - no mapping
+    except (safetensors.SafetensorError, OSError) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{weights} is damaged or not a safetensors file: {error}") from error
+    if not shapes or any(shape[:1] != [rank] for key, shape in shapes.items() if ".lora_A." in key):
+        raise TreeoptError(Code.FILE_INVALID, f"{file} has rank {rank!r}, and the weights have another", fix=_TRAINING)
 
 
 def merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import warnings
@@ -16,11 +15,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.files.atomic import read_bytes
+from treeopt.files.read import read_settings
 
 _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
 _INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # maps from weights to shard files
 _SHOWN = 6  # weights shown in a message
+_ONLY_ITS_OWN = "a checkpoint's index may name only files of the checkpoint"
+_MOST_LAYERS = 100_000  # of a config; some configs make a list of them before anything else is checked
 _WEIGHTS_A_BYTE = 8  # the maximum of any quantisation
 _SMALL = 1 << 28  # weights; this many fit into memory, and loading them names the missing ones
 # Advice in messages of other libraries to run code of a checkpoint, and references to a report that is not printed.
@@ -35,19 +36,16 @@ def read_config(file: Path) -> dict[str, Any]:
     """
     if not file.exists():
         return {}
-    try:
-        config = json.loads(read_bytes(file))
-    except (ValueError, RecursionError) as error:
-        raise TreeoptError(Code.FILE_INVALID, f"{file} is not JSON: {first_line(error)}") from error
+    config = read_settings(file)
     if not isinstance(config, dict):
         raise TreeoptError(Code.FILE_INVALID, f"{file} is not a JSON object but {type(config).__name__}")
     return config
 
 
 def check_shards(folder: Path) -> None:
-    """Raise E203 where an index file of weights names a file outside its folder; nothing is opened.
+    """Raise E203 where an index file of weights names a file outside its folder, by itself or by a link.
 
-    Links are not followed: files in the hub's cache are links to another folder.
+    No file of weights is opened. In the cache of the hub, the files of a folder are links to those of its repository.
     """
     for file in sorted(found for pattern in _INDEX for found in folder.glob(pattern)):
         shards = read_config(file).get("weight_map")
@@ -56,8 +54,12 @@ def check_shards(folder: Path) -> None:
         elsewhere = next((name for name in shards.values() if _leaves_folder(name)), None)
         if elsewhere is not None:
             what = f"{file} names weights in {elsewhere!r}, which is not in its folder"
-            why = "a checkpoint's index may name only files of the checkpoint"
-            raise TreeoptError(Code.FILE_INVALID, what, why=why)
+            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_ITS_OWN)
+        linked = next((name for name in sorted(set(shards.values())) if not _stays(folder / name, folder)), None)
+        if linked is not None:
+            what = f"{file} names weights in {linked!r}, a link to {os.path.realpath(folder / linked)}"
+            fix = "put the files of weights into the folder, or name the folder that they are in"
+            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_ITS_OWN, fix=fix)
 
 
 def check_files(name: str, folder: Path) -> None:
@@ -82,6 +84,9 @@ def check_size(name: str, folder: Path) -> None:
         folder: of its files; nothing is checked where it has none yet, or where the config cannot be read.
     """
     stored, size = _stored(folder)
+    listed = _most_layers(read_config(folder / _SETTINGS[0]))
+    if listed > _MOST_LAYERS:
+        raise _not_of_config(name, f"describes {listed} layers, more than {_MOST_LAYERS:,}")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         layers = config.get_text_config().num_hidden_layers
@@ -172,6 +177,13 @@ def _not_of_config(name: str, what: str) -> TreeoptError:
     )
 
 
+def _most_layers(config: Mapping[str, Any]) -> int:
+    """The largest number of layers in a config or in the configs inside of it."""
+    inner = [_most_layers(part) for part in config.values() if isinstance(part, dict)]
+    own = [value for key, value in config.items() if "layer" in str(key) and type(value) is int]
+    return max([0, *inner, *own])
+
+
 def _stored(folder: Path) -> tuple[dict[str, str], int]:
     """The type of each tensor in a folder's safetensors files, by name, and the bytes of all files of weights.
 
@@ -195,6 +207,14 @@ def _leaves_folder(name: str) -> bool:
     """Whether a file's name may, on any system, be outside the folder it is relative to."""
     kinds = (PurePosixPath(name), PureWindowsPath(name))
     return any(path.is_absolute() or path.anchor or ".." in path.parts for path in kinds) or not name.strip(os.curdir)
+
+
+def _stays(file: Path, folder: Path) -> bool:
+    """Whether a file, with all links followed, is in a folder, or in that of the files of a repository in the cache."""
+    found = Path(os.path.realpath(file))
+    place = Path(os.path.realpath(folder))
+    cached = [above.parent / "blobs" for above in place.parents if above.name == "snapshots"]
+    return any(one in found.parents for one in (place, *cached))
 
 
 def _listed(keys: Iterable[str], texts: Mapping[str, str] | None = None) -> str:

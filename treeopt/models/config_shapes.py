@@ -9,9 +9,9 @@ and other parts without a formula here are found.
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.files.read import read_settings
 from treeopt.models.layouts import load_heads
 from treeopt.shape import MOST, Attention, Drafting, Matrix, ModelShape, shape_error
 
@@ -59,13 +60,13 @@ def heads_drafting(name: str, base: ModelShape) -> Drafting:
 def _read(file: Path) -> dict[str, Any]:
     """A config as a dict."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        what = f"there is no config {file}"
-        raise TreeoptError(Code.FILE_MISSING, what, fix="--model: a folder with a config.json") from error
-    except (ValueError, RecursionError, OSError) as error:
+        found = read_settings(file)
+    except TreeoptError as error:
+        if error.code is Code.FILE_MISSING:
+            what = f"there is no config {file}"
+            raise TreeoptError(Code.FILE_MISSING, what, fix="--model: a folder with a config.json") from error
         what = f"{file} is not a config.json of transformers"
-        raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why=first_line(error)) from error
+        raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why=error.what) from error
     if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
         what = f"{file} is not a config.json of transformers: it has no model_type"
         raise TreeoptError(Code.FILE_INVALID, what, at=f"{file}:1:1", why="model_type names the architecture")
@@ -75,6 +76,9 @@ def _read(file: Path) -> dict[str, Any]:
 def _shape_of(content: dict[str, Any], name: str, source: str) -> ModelShape:
     """The shape of a config; E240 with the reason where there is none."""
     kind = content["model_type"]
+    largest = _excess(content)
+    if largest:
+        raise _not_modelled(name, kind, largest)
     left_out = ("model_type", "quantization_config", "auto_map", "torch_dtype", "dtype")
     try:
         config = AutoConfig.for_model(kind, **{key: content[key] for key in content if key not in left_out})
@@ -86,8 +90,8 @@ def _shape_of(content: dict[str, Any], name: str, source: str) -> ModelShape:
     except TreeoptError:
         raise
     except Exception as error:  # transformers raises many types for a config that it cannot use
-        if out_of_memory(error):
-            raise
+        if isinstance(error, MemoryError):
+            raise TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory") from error
         raise _not_modelled(name, kind, first_line(error)) from error
 
 
@@ -95,10 +99,21 @@ def _check_sizes(config: Any) -> None:
     """Raise ValueError for numbers of layers, of any stack, and sizes of which no model is made."""
     if int(config.num_hidden_layers) < 1:
         raise ValueError(f"num_hidden_layers {config.num_hidden_layers} is below 1")
-    for name, value in config.to_dict().items():
-        most = _MOST_LAYERS if "layers" in name else MOST
+    excess = _excess(config.to_dict())
+    if excess:
+        raise ValueError(excess)
+
+
+def _excess(content: Mapping[Any, Any]) -> str:
+    """The number of layers or the size, at any depth of a config, of which no model is made; empty where none is."""
+    for name, value in content.items():
+        most = _MOST_LAYERS if "layer" in str(name) else MOST
         if type(value) is int and value > most:
-            raise ValueError(f"{name} {value:,} is more than {most:,}")
+            return f"{name} {reprlib.repr(value)} is more than {most:,}"
+        inner = _excess(value) if isinstance(value, dict) else ""
+        if inner:
+            return inner
+    return ""
 
 
 def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:

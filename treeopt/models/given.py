@@ -98,8 +98,10 @@ def tokenizer_beside(name: str) -> PreTrainedTokenizerBase | None:
     if not name:
         return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=True)
-    except (OSError, ValueError):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, local_files_only=True, trust_remote_code=False
+        )
+    except Exception:  # the types that tokenizers raise vary
         return None
     return tokenizer
 

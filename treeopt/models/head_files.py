@@ -6,6 +6,7 @@ Tensors of a base model in the same checkpoint are not read. An index of shards 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.read import is_regular
 from treeopt.models.checkpoint import check_shards, read_config, refused_name
 from treeopt.models.head_layouts import Layout, detect, invalid, listed
 from treeopt.models.hub import find_heads, here
+from treeopt.models.pickles import ordinary, unpacked_size
 
 State = dict[str, Tensor]
 
@@ -119,13 +122,15 @@ def _not_read() -> Tensor:
 
 def _single(file: Path) -> _Loaders:
     """Loaders of the tensors in one file, which read nothing before they are called where the format allows it."""
+    if os.path.lexists(file) and not is_regular(file):
+        raise TreeoptError(Code.FILE_INVALID, f"{file} is not a file, but a folder, a pipe, a device or a broken link")
     if file.suffix == ".safetensors":
         try:
             opened: Any = safe_open(file, framework="pt")
             return {key: functools.partial(_tensor, opened, key, file) for key in opened.keys()}  # noqa: SIM118
         except FileNotFoundError as error:
             raise TreeoptError(Code.FILE_MISSING, f"there is no file {file}") from error
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:  # ValueError: names that no file can have
             raise _damaged(file, error) from error
     return {key: functools.partial(_given, tensor) for key, tensor in _unpickled(file).items()}
 
@@ -147,8 +152,11 @@ def _damaged(file: Path, error: Exception) -> TreeoptError:
 
 
 def _unpickled(file: Path) -> State:
-    if not file.exists():
+    if not is_regular(file):
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {file}")
+    unpacked = unpacked_size(file)
+    if unpacked > file.stat().st_size:
+        raise invalid(str(file), f"unpacks to {unpacked:,} bytes, more than it has; PyTorch writes no compressed files")
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the types that torch.load raises vary
@@ -163,4 +171,7 @@ def _unpickled(file: Path) -> State:
     others = [str(key) for key, value in loaded.items() if not isinstance(value, Tensor)]
     if others:
         raise invalid(str(file), f"is not a dictionary of tensors: {listed(others)}")
+    odd = [str(key) for key, value in loaded.items() if not ordinary(value)]
+    if odd:
+        raise invalid(str(file), f"has tensors that are not plain arrays in memory: {listed(odd)}")
     return {str(key): value for key, value in loaded.items()}

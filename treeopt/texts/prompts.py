@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from pydantic import Field
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files import strict_yaml
-from treeopt.files.atomic import read_bytes
 from treeopt.files.bundled import prompt_sets
+from treeopt.files.read import MOST_TEXT, parse_json, read_bytes
 from treeopt.files.schemas import Schema, check
 from treeopt.files.tensors import canonical_json
 from treeopt.models.hub import hub_reachable, looks_local, unreachable
@@ -31,6 +30,8 @@ _TURNS = ("turns", "prompt")
 _ROW_DIGITS = 8
 _TURN_DIGITS = 2
 _FORMATS = (".json", ".jsonl", ".txt", ".parquet")
+_MOST_ROWS = 10_000_000
+_BATCH_ROWS = 256  # of a parquet file that are unpacked at a time
 
 Message = Mapping[str, str]
 
@@ -238,11 +239,11 @@ def _fetch_set(name: str, description: Path) -> Path:
 
 def _read_file(path: Path) -> tuple[str, list[Any]]:
     """The sha256 and the rows of a file."""
-    raw = read_bytes(path)
+    raw = read_bytes(path, MOST_TEXT)
     digest = hashlib.sha256(raw).hexdigest()
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        return digest, _read_parquet(path)
+        return digest, _read_parquet(path, raw)
     if suffix not in _FORMATS:
         raise TreeoptError(Code.PROMPTS_INVALID, f"{path} is none of {', '.join(_FORMATS)}")
     try:
@@ -264,22 +265,31 @@ def _read_file(path: Path) -> tuple[str, list[Any]]:
 def _parse(path: Path, text: str, line: int) -> Any:
     """The JSON value that begins at a line of a file."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text, finite=False)  # columns that are not used may hold NaN
+    except ValueError as error:
         row = line + getattr(error, "lineno", 1) - 1
-        message = getattr(error, "msg", "nested too deep" if isinstance(error, RecursionError) else str(error))
+        message = getattr(error, "msg", str(error))
         what = f"{path} is not JSON: {message}"
         raise TreeoptError(Code.FILE_INVALID, what, at=f"{path}:{row}:{getattr(error, 'colno', 1)}") from error
 
 
-def _read_parquet(path: Path) -> list[Any]:
-    """The rows of a parquet file."""
+def _read_parquet(path: Path, raw: bytes) -> list[Any]:
+    """The rows of a parquet file; equal values can be stored once, so a small file may have many rows."""
     import pyarrow
     from pyarrow import parquet
 
+    rows: list[Any] = []
+    size = 0
     try:
-        rows: list[Any] = parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:  # damaged pages raise an OSError without an errno
+        for batch in parquet.ParquetFile(pyarrow.BufferReader(raw)).iter_batches(batch_size=_BATCH_ROWS):
+            size += batch.nbytes
+            if size > MOST_TEXT or len(rows) + batch.num_rows > _MOST_ROWS:
+                what = f"{path} has more than {_MOST_ROWS:,} rows or {MOST_TEXT:,} bytes when it is unpacked"
+                raise TreeoptError(Code.FILE_INVALID, what, fix="split it into several files")
+            rows += batch.to_pylist()
+    except TreeoptError:
+        raise
+    except Exception as error:  # damaged pages, texts that are not UTF-8 and unknown time zones raise many types
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not a parquet file: {first_line(error)}") from error
     return rows
 

@@ -19,6 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
+from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 from treeopt.files.resume import damaged, other_settings
 
 FOLDER = "checkpoints"
@@ -120,10 +121,11 @@ def _check(checkpoint: Path) -> None:
     """Raise E205 unless the checkpoint equals its mark, and the mark belongs to the run."""
     mark = _object(checkpoint / _MARK)
     files = mark.get("files")
-    if not isinstance(files, dict):
+    if not isinstance(files, dict) or not all(name == Path(name).name for name in files):
         raise damaged(checkpoint / _MARK, "is not what treeopt train wrote")
     fix = f"put it back, remove {checkpoint} to continue from the one before, or use --force instead of --resume"
-    if mark.get("run") != _digest(checkpoint.parent / _NOTE):
+    note = checkpoint.parent / _NOTE
+    if not note.is_file() or mark.get("run") != _digest(note):
         raise damaged(checkpoint, "belongs to another run", fix=fix)
     for name, digest in files.items():
         path = checkpoint / name
@@ -142,10 +144,10 @@ def _digest(path: Path) -> str:
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object from a file of a run."""
     try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise damaged(path, f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+        found = parse_json(read_bytes(path, MOST_SETTINGS))
+    except TreeoptError as error:
+        raise damaged(path, error.what.removeprefix(f"{path} ")) from error
+    except ValueError as error:
         raise damaged(path, "is not what treeopt train wrote") from error
     if not isinstance(found, dict):
         raise damaged(path, "is not what treeopt train wrote")

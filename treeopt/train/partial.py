@@ -6,13 +6,13 @@ be incomplete. Any other content is an error, and is never deleted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.read import MOST_TEXT, parse_json, read_bytes
 from treeopt.files.resume import damaged, other_settings
 
 _ROW_BEGIN = b'{"id": "'
@@ -91,9 +91,9 @@ def kept_of(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], in
 def _rows(partial: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """The whole rows with their line's number and bytes; an incomplete last line is left out."""
     try:
-        *whole, torn = partial.read_bytes().split(b"\n")
-    except OSError as error:
-        raise damaged(partial, f"cannot be read: {error.strerror}") from error
+        *whole, torn = read_bytes(partial, MOST_TEXT).split(b"\n")
+    except TreeoptError as error:
+        raise damaged(partial, error.what.removeprefix(f"{partial} ")) from error
     for number, line in enumerate(whole, start=1):
         row = _row(line)
         if row is None:
@@ -106,9 +106,9 @@ def _rows(partial: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
 def _row(line: bytes) -> dict[str, Any] | None:
     """A row that `treeopt distill` wrote; None for another line."""
     try:
-        row = json.loads(line)
+        row = parse_json(line)
         known = isinstance(row["id"], str) and isinstance(row["source"], dict) and isinstance(row["model_id"], str)
         spans = all(0 <= start <= end <= len(row["ids"]) for start, end in row["answers"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
     return row if known and spans else None

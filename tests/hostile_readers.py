@@ -1,0 +1,312 @@
+"""Every reader of files, with valid files and the damage that fits them: the table of the fuzzer and of its tests.
+
+A reader is called with the path of a damaged file. It may return anything, and raises nothing but TreeoptError.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import hostile_seeds as seeds
+import safetensors.torch
+from damage import Damage, damage_arrays, damage_bytes, damage_json, damage_tensors, damage_yaml, damage_zip
+
+from treeopt.calibrate.shards import is_answers, merge_calibrations
+from treeopt.cli.configuration import _read as read_options
+from treeopt.cli.report_inputs import listed_inputs
+from treeopt.export.acceptance import read_acceptance
+from treeopt.export.lint_file import lint_file
+from treeopt.export.read_tree import import_tree
+from treeopt.files.calibrations import load_calibration
+from treeopt.files.configurations import configuration_yaml, stored_configuration
+from treeopt.files.drafters import load_drafter
+from treeopt.files.manifest import Manifest
+from treeopt.files.marks import unedited_kind
+from treeopt.files.policies import load_plan, load_plan_for
+from treeopt.files.profiles import load_profile
+from treeopt.files.results import load_comparison, load_decoding, load_validation
+from treeopt.files.schemas import check
+from treeopt.files.shards import load_answers, load_shard
+from treeopt.files.strict_yaml import load
+from treeopt.files.tensors import unedited_schema
+from treeopt.files.trees import load_tree
+from treeopt.files.work import Work, unpack_rows
+from treeopt.models.adapters import CONFIG_FILE, NOTE_FILE, WEIGHTS_FILE, read_adapter
+from treeopt.models.checkpoint import check_files
+from treeopt.models.config_shapes import config_shape
+from treeopt.models.layouts import load_heads
+from treeopt.models.tokenizer import load_tokenizer
+from treeopt.texts.prompts import PromptSetFile, load_prompts
+from treeopt.train.checkpoints import check_same, last_checkpoint
+from treeopt.train.partial import kept_of
+from treeopt.verify.buffer_files import load_buffers
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader.
+
+    Args:
+        read: called with the path of the damaged file.
+        file: its name in the folder.
+        valid: makes valid files.
+        damage: that of its format.
+        enters: names of the functions of treeopt that read it.
+        prepare: writes the other files of the folder.
+        slow: whether a read takes milliseconds.
+        before: called with the path after it was written, and before it is read.
+    """
+
+    read: Callable[[Path], object]
+    file: str
+    valid: Callable[[], list[bytes]]
+    damage: Damage
+    enters: tuple[str, ...]
+    prepare: Callable[[Path], object] = lambda folder: None
+    slow: bool = False
+    before: Callable[[Path], object] = lambda path: None
+
+
+def _prompt_set(path: Path) -> object:
+    return check(load(path), PromptSetFile, "treeopt.prompts/1")
+
+
+def _prompts(path: Path) -> object:
+    return load_prompts(path, answers=False)
+
+
+def _options(path: Path) -> object:
+    from treeopt.cli.app import program
+    from treeopt.cli.build_command import command
+
+    context = click.Context(command, info_name="build", parent=click.Context(program, info_name="treeopt"))
+    option = next(one for one in command.params if one.name == "config")
+    return read_options(context, option, str(path))
+
+
+def _stored(path: Path) -> object:
+    return configuration_yaml(stored_configuration(path))
+
+
+def _chunk(path: Path) -> object:
+    work = Work(path.parent.with_suffix(""), resume=True)
+    return unpack_rows(work.chunk("answers-000000", _not_made))
+
+
+def _not_made() -> Any:
+    raise AssertionError("the chunk was made again")
+
+
+def _begun(path: Path) -> object:
+    return Work(path.parent.with_suffix(""), resume=True).begin(json.loads(seeds.begun()[0]))
+
+
+def _merged(path: Path) -> object:
+    is_answers(path)
+    return merge_calibrations([path])
+
+
+def _manifest(path: Path) -> object:
+    return Manifest(path).check(["a"], force=False)
+
+
+def _distilled(path: Path) -> object:
+    return kept_of(path, {"seed": 1, "model_id": "b1"}, {"p:0": 0, "p:1": 1}.get, 1)
+
+
+def _output(path: Path) -> object:
+    return unedited_kind(path), unedited_schema(path)
+
+
+def _heads(path: Path) -> object:
+    return load_heads(path.parent)
+
+
+def _with_weights(folder: Path, name: str = "medusa_lm_head.safetensors") -> None:
+    safetensors.torch.save_file(seeds.heads_state(), folder / name)
+
+
+def _adapter(path: Path) -> object:
+    return read_adapter(path.parent)
+
+
+def _sealed(path: Path) -> None:
+    """Write the note of an adapter with the digest of its damaged files, as anybody can."""
+    content = path.with_name(WEIGHTS_FILE).read_bytes() + path.with_name(CONFIG_FILE).read_bytes()
+    [note] = map(json.loads, seeds.adapter_notes())
+    path.with_name(NOTE_FILE).write_text(json.dumps(note | {"sha256": hashlib.sha256(content).hexdigest()}))
+
+
+def _with_adapter(folder: Path) -> None:
+    (folder / CONFIG_FILE).write_bytes(seeds.adapter_configs()[0])
+    (folder / NOTE_FILE).write_bytes(seeds.adapter_notes()[0])
+    (folder / WEIGHTS_FILE).write_bytes(seeds.adapter_weights()[0])
+
+
+def _model_files(path: Path) -> object:
+    return check_files("model", path.parent)
+
+
+def _with_config(folder: Path) -> None:
+    (folder / "config.json").write_bytes(seeds.model_configs()[0])
+
+
+def _tokenizer(path: Path) -> object:
+    return load_tokenizer("model", str(path.parent), path.parent, local_files_only=True)
+
+
+def _note(path: Path) -> object:
+    return check_same(path.parent, json.loads(seeds.begun()[0]))
+
+
+def _checkpoint(path: Path) -> object:
+    return last_checkpoint(path.parent.parent, 1)
+
+
+def _with_note(folder: Path) -> None:
+    (folder.parent / "begun.json").write_bytes(seeds.begun()[0])
+    (folder / "a.bin").touch()
+
+
+_TREES = "files.trees.load_tree", "files.trees.read_plan", "files.kinds.read_text"
+_RESULTS = ("files.results.load_json",)
+READERS: dict[str, Reader] = {
+    "tree": Reader(load_tree, "t.yaml", seeds.trees, damage_yaml, _TREES),
+    "tree for engines": Reader(lambda path: lint_file(str(path), ["medusa"]), "t.yaml", seeds.trees, damage_yaml, ()),
+    "tree of an engine": Reader(
+        functools.partial(import_tree, add_parents=True),
+        "t.txt",
+        seeds.engine_trees,
+        damage_json,
+        ("export.read_tree.import_tree",),
+    ),
+    "growmap (.pt)": Reader(
+        import_tree, "t.pt", seeds.growmaps, damage_zip, ("export.growmaps.read_growmap_pt",), slow=True
+    ),
+    "policy": Reader(load_plan, "p.yaml", seeds.policies, damage_yaml, ("files.policies.load_plan",)),
+    "plan with its drafter": Reader(
+        load_plan_for,
+        "p.yaml",
+        seeds.policies,
+        damage_yaml,
+        ("files.policies.load_plan_for",),
+        lambda folder: (folder / "d.safetensors").write_bytes(seeds.drafters()[0]),
+    ),
+    "profile": Reader(load_profile, "l.yaml", seeds.profiles, damage_yaml, ("files.profiles.load_profile",)),
+    "prompt set": Reader(_prompt_set, "s.yaml", seeds.prompt_sets, damage_yaml, ("files.strict_yaml.load",)),
+    "--config": Reader(
+        _options, "c.yaml", seeds.option_files, damage_yaml, ("files.configurations.read_configuration",)
+    ),
+    "stored options": Reader(
+        _stored, "c.safetensors", seeds.buffers, damage_arrays, ("files.configurations.stored_configuration",)
+    ),
+    "calibration": Reader(
+        load_calibration,
+        "c.safetensors",
+        seeds.calibrations,
+        damage_arrays,
+        ("files.calibrations.load_calibration", "files.tensors.read_arrays", "files.schemas.reading"),
+    ),
+    "shard": Reader(load_shard, "s.safetensors", seeds.shards, damage_arrays, ("files.shards.load_shard",)),
+    "answers": Reader(load_answers, "a.safetensors", seeds.answers, damage_arrays, ("files.shards.load_answers",)),
+    "merge": Reader(_merged, "c.safetensors", seeds.whole_parts, damage_arrays, ("calibrate.shards.merge_calibrations",)),
+    "chunk": Reader(
+        _chunk,
+        "answers-000000.safetensors",
+        seeds.chunks,
+        damage_arrays,
+        (),
+        lambda folder: (folder / "begun.json").write_bytes(seeds.begun()[0]),
+    ),
+    "drafter": Reader(load_drafter, "d.safetensors", seeds.drafters, damage_arrays, ("files.drafters.load_drafter",)),
+    "compiled tree": Reader(
+        load_buffers, "b.safetensors", seeds.buffers, damage_arrays, ("verify.buffer_files.load_buffers",)
+    ),
+    "result of validate": Reader(
+        load_validation, "v.json", seeds.validations, damage_json, (*_RESULTS, "files.results.load_validation")
+    ),
+    "result of compare": Reader(
+        load_comparison, "v.json", seeds.comparisons, damage_json, ("files.results.load_comparison",)
+    ),
+    "result of generate": Reader(
+        load_decoding, "v.json", seeds.decodings, damage_json, ("files.results.load_decoding",)
+    ),
+    "report-inputs.json": Reader(
+        lambda path: listed_inputs(str(path.parent)), "report-inputs.json", seeds.report_inputs, damage_json, ()
+    ),
+    "acceptance": Reader(
+        read_acceptance, "m.json", seeds.acceptances, damage_json, ("export.acceptance.read_acceptance",)
+    ),
+    "prompts .json": Reader(
+        _prompts, "p.json", seeds.prompts_json, damage_json, ("texts.prompts.load_prompts", "texts.prompts.read_rows")
+    ),
+    "prompts .jsonl": Reader(_prompts, "p.jsonl", seeds.prompts_jsonl, damage_json, ("train.data.read_texts",)),
+    "prompts .parquet": Reader(_prompts, "p.parquet", seeds.prompts_parquet, damage_bytes, ()),
+    "heads": Reader(
+        _heads,
+        "medusa_lm_head.safetensors",
+        seeds.heads,
+        damage_tensors,
+        ("models.layouts.load_heads", "models.head_files.read_head_tensors"),
+        lambda folder: (folder / "config.json").write_bytes(seeds.heads_configs()[1]),
+    ),
+    "heads (.pt)": Reader(_heads, "medusa_lm_head.pt", seeds.heads_pt, damage_zip, ()),
+    "config of heads": Reader(
+        _heads, "config.json", seeds.heads_configs, damage_json, ("models.checkpoint.read_config",), _with_weights
+    ),
+    "index of shards": Reader(
+        _heads,
+        "model.safetensors.index.json",
+        seeds.indexes,
+        damage_json,
+        (),
+        functools.partial(_with_weights, name="part.safetensors"),
+    ),
+    "adapter's note": Reader(
+        _adapter, NOTE_FILE, seeds.adapter_notes, damage_json, ("models.adapters.read_adapter",), _with_adapter
+    ),
+    "adapter's config": Reader(
+        _adapter, CONFIG_FILE, seeds.adapter_configs, damage_json, (), _with_adapter, before=_sealed
+    ),
+    "adapter's weights": Reader(
+        _adapter, WEIGHTS_FILE, seeds.adapter_weights, damage_tensors, (), _with_adapter, before=_sealed
+    ),
+    "generation config": Reader(
+        _model_files, "generation_config.json", seeds.generation_configs, damage_json, (), _with_config, slow=True
+    ),
+    "config of a model": Reader(
+        lambda path: config_shape(path, "model"), "config.json", seeds.model_configs, damage_json, (), slow=True
+    ),
+    "tokenizer": Reader(
+        _tokenizer,
+        "tokenizer.json",
+        seeds.tokenizers,
+        damage_json,
+        ("models.tokenizer.load_tokenizer",),
+        _with_config,
+        slow=True,
+    ),
+    "manifest": Reader(_manifest, "m.json", seeds.manifests, damage_json, ()),
+    "unfinished distillation": Reader(_distilled, "d.jsonl.partial", seeds.distilled, damage_json, ()),
+    "note of a work folder": Reader(_begun, "begun.json", seeds.begun, damage_json, ()),
+    "note of a training": Reader(_note, "begun.json", seeds.begun, damage_json, ()),
+    "mark of a checkpoint": Reader(_checkpoint, "whole.json", seeds.marks, damage_json, (), _with_note),
+    "existing output": Reader(_output, "o", seeds.outputs, damage_arrays, ()),
+}
+# Folders of readers that look at the folder's name.
+FOLDERS = {"chunk": "out.partial", "note of a work folder": "out.partial", "mark of a checkpoint": "checkpoint-2"}
+
+
+def folder_of(name: str, place: Path) -> Path:
+    """A new folder in `place` with the other files of a reader."""
+    folder = place / FOLDERS.get(name, "in")
+    folder.mkdir()
+    READERS[name].prepare(folder)
+    return folder

@@ -1,0 +1,187 @@
+"""Reading of files with a bound, also where a name leads to a pipe, a device or a link.
+
+A folder from a stranger may hold a pipe that nobody writes to, or a link to a device without an end. Neither hangs a
+command or fills its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from treeopt.errors import Code, TreeoptError
+
+MOST_BYTES = 1 << 34  # of a file of arrays; a calibration of 100,000,000 tokens and four heads has less
+MOST_TEXT = 1 << 31  # of a file of prompts or training texts
+MOST_SETTINGS = 1 << 25  # of a config, a note or an index of weights; the index of a model of 671 B weights has 2^23
+_MOST_PIPED = 1 << 26  # of a pipe or device, whose size is not known before it is read
+_LARGE = 1 << 28  # files of this size or more are compared with the free memory
+_PIECE = 1 << 20
+_WAIT_MS = 5000  # for another process to open a pipe
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+    """The content of a file that must exist.
+
+    Args:
+        path: of a file, or of a pipe that another process writes to.
+        most: bytes that are read; of a pipe or device at most 64 MiB.
+
+    Raises:
+        TreeoptError: E201 where it is missing; E203 where it is a folder, unreadable or too large, or a pipe that
+            nobody writes to; E403 where it does not fit into the free memory.
+    """
+    with _errors(path):
+        size = os.stat(path).st_size
+        if size <= most:
+            _check_memory(path, size)
+            raw, size = read_start(path, most + 1)
+    if size > most:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} has {size:,} bytes; at most {most:,} are read")
+    return raw
+
+
+def read_head(path: str | os.PathLike[str], most: int) -> bytes:
+    """The first bytes of a file, at most so many; errors as `read_bytes`."""
+    with _errors(path):
+        return read_start(path, most)[0]
+
+
+def read_start(path: str | os.PathLike[str], most: int) -> tuple[bytes, int]:
+    """The first bytes of a file, at most so many, and its size as far as it is known.
+
+    Raises:
+        OSError: as `open`; for a folder, and for a pipe that no other process opens within five seconds.
+        ValueError: for a name that no file can have.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        state = os.fstat(handle)
+        if stat.S_ISDIR(state.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(state.st_mode):
+            raw = _read_pipe(handle, min(most, _MOST_PIPED + 1))
+            return raw, len(raw) if len(raw) < most else max(len(raw), most)
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            raw = stream.read(min(most, max(state.st_size, _PIECE)))  # files of /proc state the size 0
+        return raw, max(len(raw), state.st_size)
+    finally:
+        os.close(handle)
+
+
+def is_regular(path: str | os.PathLike[str]) -> bool:
+    """Whether a path leads to a regular file; False for a name that no file can have."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def unreadable(error: OSError | ValueError) -> str:
+    """The reason of an error of reading: a ValueError is about a zero byte or a lone surrogate in a name."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "no file can have this name"
+
+
+def parse_json(raw: bytes | str, *, finite: bool = True) -> Any:
+    """The value of a JSON document.
+
+    Args:
+        raw: the document.
+        finite: refuse numbers that are not finite.
+
+    Raises:
+        ValueError: where it is not JSON, is nested too deeply, has a key twice in one object, or a number that is not
+            finite.
+    """
+    numbers: dict[str, Any] = {"parse_constant": _not_finite, "parse_float": _finite} if finite else {}
+    try:
+        return json.loads(raw, object_pairs_hook=_unique, **numbers)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_settings(file: Path) -> Any:
+    """The value of a small JSON file of any program; of equal keys the last one counts, as in that program.
+
+    Raises:
+        TreeoptError: as `read_bytes`; E203 where it is not JSON.
+    """
+    raw = read_bytes(file, MOST_SETTINGS)
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        raise TreeoptError(Code.FILE_INVALID, f"{file} is not JSON: {what}") from error
+
+
+@contextlib.contextmanager
+def _errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn errors of the system into ours."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}") from error
+    except (OSError, ValueError) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} cannot be read: {unreadable(error)}") from error
+
+
+def _read_pipe(handle: int, most: int) -> bytes:
+    """The first bytes of a pipe or device that was opened without waiting."""
+    ready = select.poll()
+    ready.register(handle, select.POLLIN)
+    raw = bytearray()
+    waited = False
+    while len(raw) < most:
+        try:
+            piece = os.read(handle, min(_PIECE, most - len(raw)))
+        except BlockingIOError:  # another process has opened it, and has not written yet
+            ready.poll()
+            continue
+        if not piece and (raw or waited):
+            break
+        if not piece:
+            waited = True
+            if stat.S_ISFIFO(os.fstat(handle).st_mode) and not ready.poll(_WAIT_MS):
+                raise OSError("nobody writes to this pipe")
+        raw += piece
+    return bytes(raw)
+
+
+def _check_memory(path: str | os.PathLike[str], size: int) -> None:
+    """Raise E403 where a large file does not fit into the free memory."""
+    if size < _LARGE:
+        return
+    import psutil
+
+    if size > psutil.virtual_memory().available:
+        what = f"{path} has {size:,} bytes, which do not fit into the free memory"
+        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="use a machine with more memory")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"it has the key {twice[:40]!r} twice")
+    return made
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]} is not a finite number")
+    return value
+
+
+def _not_finite(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
