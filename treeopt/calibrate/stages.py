@@ -43,18 +43,24 @@ def answered(job: Job, batches: Batches, keep: Keep) -> tuple[list[Text], tuple[
         return sorted((text for _, batch in batches for text in batch), key=lambda text: text.prompt_id), ()
     numbers = [number for number, _ in batches]
 
-    def answer(place: int, batch: Sequence[Text]) -> tuple[list[Text], list[Skipped]]:
-        def make() -> Chunk:
-            texts, _ = answer_batch(job.base, batch, job.options, numbers[place])
-            return pack_rows([text.answer for text in texts], prompt_ids=[text.prompt_id for text in texts])
+    makes = {answers_name(number): functools.partial(_answer, job, number, batch) for number, batch in batches}
+    job.share(makes, job.progress)
 
-        chunk = keep(answers_name(numbers[place]), make)
+    def answer(place: int, batch: Sequence[Text]) -> tuple[list[Text], list[Skipped]]:
+        name = answers_name(numbers[place])
+        chunk = keep(name, makes[name])
         known = dict(zip(chunk[1]["prompt_ids"], unpack_rows(chunk), strict=True))
         return answer_batch(job.base, batch, job.options, numbers[place], known=known)
 
     whole = [batch for _, batch in batches]
     texts, skipped = collect(whole, answer, lambda done, total: job.progress(done, total, "answers"))
     return texts, tuple(skipped)
+
+
+def _answer(job: Job, number: int, batch: Sequence[Text]) -> Chunk:
+    """The answers to one batch."""
+    texts, _ = answer_batch(job.base, batch, job.options, number)
+    return pack_rows([text.answer for text in texts], prompt_ids=[text.prompt_id for text in texts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +101,17 @@ def traced_texts(job: Job, batches: Batches, texts: Sequence[Text], drafts: Draf
     of_batch: dict[int, list[Text]] = {number: [] for number, _ in batches}
     for text in texts:
         of_batch[number_of[text.dialogue]].append(text)
+    makes = {
+        chunk_name("traces", number): functools.partial(_trace, job, batch, drafts, target)
+        for number, batch in of_batch.items()
+    }
+    job.share(makes, job.progress)
+    if job.options.work is not None:
+        job.options.work.leader_only()
     traced: dict[str, Traced] = {}
     hits = trials = 0
-    for number, batch in of_batch.items():
-        make = functools.partial(_trace, job, batch, drafts, target)
-        found = _unpacked(job.keep(chunk_name("traces", number), make))
+    for (name, make), batch in zip(makes.items(), of_batch.values(), strict=True):
+        found = _unpacked(job.keep(name, make))
         traced |= zip((text.prompt_id for text in batch), found, strict=True)
         for one in found:
             hits += int(np.count_nonzero(one.ranks[:, 0] == 0))

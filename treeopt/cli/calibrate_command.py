@@ -37,6 +37,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
+from treeopt.cli.processes import nproc_option
 from treeopt.cli.work_options import ending_work, name_shard, open_work, resume_option, shard_option
 from treeopt.defaults import CALIBRATION_FILE, HEADS, KINDS, MODEL, NGRAM
 from treeopt.errors import Code, TreeoptError
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts decoded together."
 )
 @shard_option
+@nproc_option
 @resume_option
 @force_option
 @click.option("-o", "--output", default=CALIBRATION_FILE, show_default=True, help="File to write.")

@@ -171,7 +171,7 @@ def _counted(
     size = options.batch_size
     by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
     drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size)
-    for drawn in draw(base, texts, drawing, progress=recording.progress, keep=recording.keep):
+    for drawn in draw(base, texts, drawing, recording=recording):
         count_drawn(by_prompt[drawn.text.prompt_id], drawn)
     watch.lap("drawing")
     count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, recording=recording)
