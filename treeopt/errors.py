@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import errno
 import functools
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
@@ -64,6 +65,8 @@ _FIXES = {
     "E402": "another --device",
     "E403": "use a smaller --batch-size, or make room on the disk",
     "E404": "check the permissions and the disk of the path that the message names",
+    "E405": "the same command with --resume; fewer processes (--nproc) where memory was used up",
+    "E406": "the same models, versions and threads everywhere, and an output in a folder that all machines see",
     "E501": "report it with the prompt: it is a bug of treeopt, or of the kernel that the message names",
     "E502": "use one of the supported models, which docs/files.md lists",
     "E503": "use a smaller --max-new-tokens, shorter prompts, or a smaller tree",
@@ -119,6 +122,8 @@ class Code(enum.Enum):
     PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a required program or package is not installed")
     OUT_OF_MEMORY = ("E403", EXIT_ENVIRONMENT, "this machine has too little memory or disk space")
     SYSTEM_REFUSED = ("E404", EXIT_ENVIRONMENT, "the operating system refused to read or write something")
+    PROCESS_ENDED = ("E405", EXIT_ENVIRONMENT, "a run of several processes ends with the first of them that fails")
+    PROCESSES_DIFFER = ("E406", EXIT_ENVIRONMENT, "all processes of a run have one setting and share one folder")
     DEVICE_UNUSABLE = ("E402", EXIT_ENVIRONMENT, "the device cannot be used on this machine")
     NOT_LOSSLESS = ("E501", EXIT_NOT_LOSSLESS, "tree decoding must give the text of greedy decoding")
     NOT_REPRODUCED = ("E506", EXIT_BELOW, "on one machine a file is made again with the same bytes, but for seconds")
@@ -180,6 +185,12 @@ class TreeoptError(Exception):
                 lines.append(f"  {name + ':':4} {first}")
                 lines.extend(f"       {line}" for line in rest)
         return "\n".join(lines)
+
+
+def error_of(parts: Mapping[str, Any]) -> TreeoptError:
+    """The error whose parts `TreeoptError.as_dict` gave."""
+    code = next(code for code in Code if code.number == parts["error"])
+    return TreeoptError(code, parts["what"], at=parts["at"], why=parts["why"], fix=parts["fix"])
 
 
 def _one_line(text: str) -> str:

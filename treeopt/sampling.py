@@ -7,6 +7,7 @@ from numbers import Integral, Real
 
 LARGEST_SEED = 2**63 - 1
 _SEED_STEP = 1_000_003  # distance of the first batches' seeds of two runs, so that their batches share no seed
+_APART = 2**31  # between the seeds of answers and of sampled text; the generator of the CPU reads 32 bits of a seed
 LEAST_TEMPERATURE = 1e-6  # of those above 0: logits divided by a smaller number overflow
 
 
@@ -22,6 +23,11 @@ def check_temperature(temperature: float) -> None:
     if not number or (temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf):
         what = f"temperature {temperature!r}: a temperature is 0, or finite and at least {LEAST_TEMPERATURE}"
         raise ValueError(what)
+
+
+def sample_seed(seed: int, number: int) -> int:
+    """The seed of a batch of text to learn from; that of the batch of answers of the same number is another one."""
+    return (batch_seed(seed, number) + _APART) % (LARGEST_SEED + 1)
 
 
 def batch_seed(seed: int, number: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from treeopt.calibration import MAX_RANKS, Provenance
 from treeopt.drafting.learn import Learning
 from treeopt.files.shards import Shard
-from treeopt.files.work import Keep, Work, unsaved
+from treeopt.files.work import Keep, Recording, Share, Work, unsaved, unshared
 from treeopt.models.base import Base, check_heads_fit, heads_like
 from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenHeads, GivenModel, as_heads
@@ -87,6 +87,16 @@ class Job:
     def keep(self) -> Keep:
         """Stores the chunks of the work."""
         return unsaved if self.options.work is None else self.options.work.chunk
+
+    @property
+    def share(self) -> Share:
+        """Divides chunks of the work among processes."""
+        return unshared if self.options.work is None else self.options.work.share
+
+    @property
+    def recording(self) -> Recording:
+        """How the work is reported, stored and divided."""
+        return Recording(self.progress, self.keep, self.share)
 
     @property
     def made_for(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.drafting.record_proposer import check_drafter
 from treeopt.files.shards import AnswerShard, CalibrationShard
-from treeopt.files.work import Chunk, Recording
+from treeopt.files.work import Chunk
 from treeopt.models.given import GivenHeads, GivenModel, as_base
 from treeopt.progress import Progress, silent
 from treeopt.texts.answers import answer_batches
@@ -141,6 +141,8 @@ def answer_shard(
         return chunks[name]
 
     answered(job, begun.batches, keep)
+    if chosen.work is not None:
+        chosen.work.leader_only()
     return AnswerShard(chosen.shard, begun.total, begun.settings, chunks)
 
 
@@ -178,8 +180,8 @@ def _check_drafts(heads: bool, draft: bool, drafter: Drafter | None, learning: L
 
 
 def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
-    """A drafter from the texts."""
-    return learn(
+    """A drafter from the texts, the same in all processes of the run."""
+    learned = learn(
         job.base,
         job.heads,
         texts,
@@ -187,5 +189,8 @@ def _learned(job: Job, texts: Sequence[Text], learning: Learning) -> Learned:
         options=job.options,
         draft=job.draft,
         source=source_of(job, learning),
-        recording=Recording(job.progress, job.keep),
+        recording=job.recording,
     )
+    if job.options.work is not None:
+        job.options.work.agree("drafter", " ".join(one.id for one in (learned.drafter, *learned.folds)))
+    return learned

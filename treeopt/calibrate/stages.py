@@ -45,18 +45,24 @@ def answered(job: Job, batches: Batches, keep: Keep) -> tuple[list[Text], tuple[
         return sorted((text for _, batch in batches for text in batch), key=lambda text: text.prompt_id), ()
     numbers = [number for number, _ in batches]
 
-    def answer(place: int, batch: Sequence[Text]) -> tuple[list[Text], list[Skipped]]:
-        def make() -> Chunk:
-            texts, _ = answer_batch(job.base, batch, job.options, numbers[place])
-            return pack_rows([text.answer for text in texts], prompt_ids=[text.prompt_id for text in texts])
+    makes = {answers_name(number): functools.partial(_answer, job, number, batch) for number, batch in batches}
+    job.share(makes, job.progress)
 
-        chunk = keep(answers_name(numbers[place]), make)
+    def answer(place: int, batch: Sequence[Text]) -> tuple[list[Text], list[Skipped]]:
+        name = answers_name(numbers[place])
+        chunk = keep(name, makes[name])
         known = dict(zip(chunk[1]["prompt_ids"], unpack_rows(chunk), strict=True))
         return answer_batch(job.base, batch, job.options, numbers[place], known=known)
 
     whole = [batch for _, batch in batches]
     texts, skipped = collect(whole, answer, lambda done, total: job.progress(done, total, "answers"))
     return texts, tuple(skipped)
+
+
+def _answer(job: Job, number: int, batch: Sequence[Text]) -> Chunk:
+    """The answers to one batch."""
+    texts, _ = answer_batch(job.base, batch, job.options, number)
+    return pack_rows([text.answer for text in texts], prompt_ids=[text.prompt_id for text in texts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +108,17 @@ def traced_texts(job: Job, batches: Batches, texts: Sequence[Text], drafts: Draf
     for place, text in enumerate(texts):
         of_batch[number_of[text.dialogue]].append(place)
     ends = np.cumsum([len(text.answer) for text in texts], dtype=np.int64)
+    makes = {
+        chunk_name("traces", number): functools.partial(_trace, job, [texts[place] for place in places], drafts, target)
+        for number, places in of_batch.items()
+    }
+    job.share(makes, job.progress)
+    if job.options.work is not None:
+        job.options.work.leader_only()
     whole: dict[str, NDArray[Any]] = {}
     done = hits = trials = 0
-    for number, places in of_batch.items():
-        make = functools.partial(_trace, job, [texts[place] for place in places], drafts, target)
-        arrays, _ = job.keep(chunk_name("traces", number), make)
+    for (name, make), places in zip(makes.items(), of_batch.values(), strict=True):
+        arrays, _ = job.keep(name, make)
         _put(whole, arrays, ends, places)
         hits += int(np.count_nonzero(arrays["ranks"][:, 0] == 0))
         trials += int(np.count_nonzero(arrays["ranks"][:, 0] != NONE))

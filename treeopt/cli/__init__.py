@@ -10,7 +10,9 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
+        from treeopt.cli.following import follows
         from treeopt.errors import EXIT_INTERRUPTED
 
-        sys.stderr.write("interrupted\n")
+        if not follows():
+            sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from treeopt.cli.common_options import QUIET_LIBRARIES
+from treeopt.cli.following import ARGUMENTS, follows
 from treeopt.cli.terminal import echo, echo_json, escape_unencodable
 from treeopt.errors import system_error
 from treeopt.version import VERSION
@@ -63,10 +64,13 @@ class _ReaderClosed(Exception):
 class LazyGroup(click.Group):
     """A group of commands whose names and help lines are known without importing them."""
 
-    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> click.Context:
         """As in click, which prints `--help` here; a closed pipe raises `_ReaderClosed`."""
+        given = tuple(args)
         try:
-            return super().make_context(*args, **settings)
+            context = super().make_context(info_name, args, *more, **settings)
+            context.meta[ARGUMENTS] = given
+            return context
         except BrokenPipeError as error:
             raise _ReaderClosed from error
 
@@ -125,7 +129,9 @@ def run() -> None:
         if sys.stdout is not None:  # closed by the caller: >&-
             sys.stdout.flush()
     except click.ClickException as error:
-        if "--json" in sys.argv:
+        if follows():
+            pass  # the first process prints the same
+        elif "--json" in sys.argv:
             echo_json({"error": "usage", "what": error.format_message(), "exit_status": error.exit_code}, err=True)
         else:
             _say_usage(error)

@@ -37,6 +37,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
+from treeopt.cli.processes import nproc_option
 from treeopt.cli.work_options import (
     batch_option,
     batch_settings,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
 @batch_option
 @shard_option
+@nproc_option
 @resume_option
 @force_option
 @click.option("-o", "--output", default=CALIBRATION_FILE, show_default=True, help="File to write.")

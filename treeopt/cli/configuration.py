@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Parameters that are not stored: they do not change what is computed.
 NOT_STORED = {
     *COMMON,
-    *("help", "force", "resume", "shard"),
+    *("help", "force", "resume", "shard", "nproc"),
     "device",  # differs among shards; files have its name in `made_by`
     *("output", "csv", "svg", "chart", "merge"),
 }

@@ -6,7 +6,6 @@ Results go to standard output, everything else to standard error. With `--json` 
 from __future__ import annotations
 
 import math
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +17,12 @@ import click
 from treeopt.cli.common_options import Shown, common_options, show_messages, shown_by
 from treeopt.cli.completions import add_completions
 from treeopt.cli.configuration import configuration_of
+from treeopt.cli.following import follows, is_told, join_team
 from treeopt.cli.help_text import write_examples, write_options
 from treeopt.cli.inputs import made_of
 from treeopt.cli.progress_lines import bar, heartbeat
 from treeopt.cli.terminal import echo, echo_json, printable_cell
-from treeopt.errors import EXIT_BUG, TreeoptError, system_error
+from treeopt.errors import EXIT_BUG, TreeoptError, error_of, system_error
 from treeopt.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 RAISING = "treeopt.raising"  # in a context's meta: errors pass through, to the command that runs this one
 _SHOWN_SKIPPED = 5
+_BUG = "bug"  # in place of the number of an error
 
 
 class Console:
@@ -42,15 +43,15 @@ class Console:
         configuration: Mapping[str, Any] | None = None,
         shown: Shown | None = None,
     ) -> None:
-        follows = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+        silenced = follows()
         self._warnings: list[str] = []
         self.configuration = dict(configuration or {})  # stored in the files that the command writes
         self.shown = Shown(quiet) if shown is None else shown
         quiet = self.shown.quiet
-        if (self.shown.verbose or (sys.stderr and sys.stderr.isatty())) and not (quiet or follows):
+        if (self.shown.verbose or (sys.stderr and sys.stderr.isatty())) and not (quiet or silenced):
             show_messages(self.shown)
-        self.for_people = not (as_json or follows)
-        self.for_programs = as_json and not follows
+        self.for_people = not (as_json or silenced)
+        self.for_programs = as_json and not silenced
         self.notes = True  # `treeopt reproduce` prints none of the command that it runs
         self.quiet = quiet or not self.for_people  # with --json only the result and errors are printed
 
@@ -117,6 +118,7 @@ class Command(click.Command):
         ctx.params["console"] = Console(as_json, configuration=configuration, shown=shown_by(ctx.params))
         ctx.params["console"].notes = RAISING not in ctx.meta
         try:
+            join_team(ctx)
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise  # handled by `treeopt.cli.app.run`
@@ -126,10 +128,7 @@ class Command(click.Command):
             if debug:
                 echo(traceback.format_exc(), err=True, end="")
             known = error if isinstance(error, TreeoptError) else system_error(error)
-            if known is None:
-                _say_bug(error, as_json)
-                ctx.exit(EXIT_BUG)
-            _exit_with(ctx, known, as_json)
+            _exit_with(ctx, _bug(error) if known is None else known.as_dict(), as_json)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         as_json = "--json" in args
@@ -138,7 +137,7 @@ class Command(click.Command):
         except TreeoptError as error:  # of --config
             if RAISING in ctx.meta:
                 raise
-            _exit_with(ctx, error, as_json)
+            _exit_with(ctx, error.as_dict(), as_json)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_options(self, ctx, formatter)
@@ -154,24 +153,28 @@ class Command(click.Command):
                 raise click.BadParameter("it is empty", ctx, option)
 
 
-def _exit_with(ctx: click.Context, error: TreeoptError, as_json: bool) -> NoReturn:
-    """Print an error, and exit with its status."""
-    if as_json:
-        echo_json(error.as_dict(), err=True)
+def _exit_with(ctx: click.Context, report: Mapping[str, Any], as_json: bool) -> NoReturn:
+    """Print an error, unless another process does, and exit with its status."""
+    if is_told(ctx, report):
+        pass
+    elif as_json:
+        echo_json(report, err=True)
+    elif report["error"] == _BUG:
+        echo(f"error: {report['what']}\n  at:  {report['at']}", err=True)
+        echo("  why: this is a bug in treeopt; please report it", err=True)
+        echo("  fix: run it again with --debug for the traceback", err=True)
     else:
-        echo(str(error), err=True)
-    ctx.exit(error.exit_status)
+        echo(str(error_of(report)), err=True)
+    ctx.exit(report["exit_status"])
 
 
-def _say_bug(error: Exception, as_json: bool) -> None:
+def _bug(error: Exception) -> dict[str, Any]:
+    """What is printed of an exception that is none of ours, or of an error of another process."""
+    if hasattr(error, "report"):  # a `treeopt.processes.team.ProcessFailed`
+        return dict(error.report)
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-    at = f"{place.filename}:{place.lineno}"
-    if as_json:
-        echo_json({"error": "bug", "what": what, "at": at, "exit_status": EXIT_BUG}, err=True)
-    else:
-        echo(f"error: {what}\n  at:  {at}\n  why: this is a bug in treeopt; please report it", err=True)
-        echo("  fix: run it again with --debug for the traceback", err=True)
+    return {"error": _BUG, "what": what, "at": f"{place.filename}:{place.lineno}", "exit_status": EXIT_BUG}
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:

@@ -37,6 +37,7 @@ from treeopt.cli.options import (
     prompt_options,
     say_prompts,
 )
+from treeopt.cli.processes import nproc_option
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, resume_option
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
 
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     multiple=True,
     help=f"Size to measure, repeatable [default: {' '.join(map(str, LEARN_SIZES))}].",
 )
+@nproc_option
 @resume_option
 @force_option
 @click.option("-o", "--output", default=DRAFTER_FILE, show_default=True, help="File to write.")

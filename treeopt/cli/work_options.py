@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ import click
 
 from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_apart, given
+from treeopt.cli.following import known_team
+from treeopt.cli.processes import team_of
 from treeopt.defaults import AUTO, AUTO_BATCH
 
 if TYPE_CHECKING:
@@ -95,19 +97,19 @@ def name_shard(options: dict[str, Any]) -> None:
 
 
 def open_work(options: Mapping[str, Any]) -> Work:
-    """The work folder of the output, after checking that a run can begin or continue there.
+    """The work folder of the output, after checking that a run can begin or continue there, and its processes.
 
     Raises:
-        click.UsageError: with --resume and --force, and under torchrun, whose processes would all do the same work.
-        TreeoptError: as `Work`.
+        click.UsageError: with --resume and --force; as `team_of`.
+        TreeoptError: as `Work` and `team_of`.
     """
     from treeopt.files.work import Work
 
     check_apart("resume", "force")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        instead = ": divide the work with --shard i/n, and join it with treeopt merge" if "shard" in options else ""
-        raise click.UsageError(f"the command runs in one process, and WORLD_SIZE is above 1{instead}")
-    return Work(Path(options["output"]), resume=options["resume"], overwrite=options["force"])
+    chosen = {"resume": options["resume"], "overwrite": options["force"]}
+    if known_team(click.get_current_context()) is None:
+        Work(Path(options["output"]), **chosen)  # checked before other processes are started
+    return Work(Path(options["output"]), **chosen, team=team_of(options))
 
 
 @contextmanager
@@ -150,7 +152,8 @@ def ending_work(console: Console, work: Work) -> Iterator[None]:
     def stored() -> str:
         return f"the same command with --resume continues with {work.folder}" if work.chunks else "nothing is written"
 
-    handles = threading.current_thread() is threading.main_thread()  # others cannot set handlers
+    # Other threads cannot set handlers; and a process that --nproc started is ended by the one that started it.
+    handles = threading.current_thread() is threading.main_thread() and parent_process() is None
     if handles:
         signal.signal(signal.SIGINT, stop)
     try:

@@ -61,15 +61,23 @@ def count_texts(
     rows = sorted(alike, key=len)  # similar lengths: little padding
     note = "prompts counted" if greedy else "texts counted"
     recording.progress(0, len(rows), note)
-    for start in range(0, len(rows), batch_size):
-        batch = rows[start : start + batch_size]
-        make = functools.partial(_choices, base, [array("i", row).tolist() for row in batch], auto_batch)
-        found = unpack_rows(recording.keep(chunk_name("counted", start // batch_size), make))
+    batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    makes = {
+        chunk_name("counted", i): functools.partial(
+            _choices, base, [array("i", row).tolist() for row in batch], auto_batch
+        )
+        for i, batch in enumerate(batches)
+    }
+    recording.share(makes, recording.progress)
+    done = 0
+    for (name, make), batch in zip(makes.items(), batches, strict=True):
+        found = unpack_rows(recording.keep(name, make))
         for row, choices in zip(batch, found, strict=True):
             for text in alike[row]:
                 tokens, known = [*text.prompt, *text.answer], text.answer if greedy else []
                 counts[text.prompt_id].add(tokens[:-1], [*choices, *known])
-        recording.progress(start + len(batch), len(rows), note)
+        done += len(batch)
+        recording.progress(done, len(rows), note)
 
 
 def _choices(base: Base, rows: Sequence[Sequence[int]], auto_batch: AutoBatch | None) -> Chunk:

@@ -173,7 +173,7 @@ def _counted(
     by_prompt = {prompt_id: counts[fold] for prompt_id, fold in fold_of.items()}
     auto = options.auto_batch
     drawing = Drawing(learning.tokens, learning.temperature, learning.seed, options.max_new_tokens, size, auto)
-    for drawn in draw(base, texts, drawing, progress=recording.progress, keep=recording.keep):
+    for drawn in draw(base, texts, drawing, recording=recording):
         count_drawn(by_prompt[drawn.text.prompt_id], drawn)
     watch.lap("drawing")
     count_texts(base, texts, by_prompt, greedy=options.greedy, batch_size=size, auto_batch=auto, recording=recording)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import TreeoptError
-from treeopt.files.atomic import read_bytes
 from treeopt.files.configurations import KEY, stored_configuration
+from treeopt.files.read import read_bytes
 
 Place = tuple[str | int, ...]
 _CHECKSUM = "sha256"  # of a header; it changes with every other part
@@ -102,7 +102,9 @@ def _safetensors(raw: bytes, length: int) -> Iterator[tuple[Place, Any]]:
 # Of safetensors, as numpy's; numpy has no bfloat16, whose bytes are compared.
 _DTYPES = {
     **{"F64": "f8", "F32": "f4", "F16": "f2", "BOOL": "?"},
-    **{f"{ours}{bits}": f"{theirs}{bits // 8}" for ours, theirs in (("I", "i"), ("U", "u")) for bits in (8, 16, 32, 64)},
+    **{
+        f"{ours}{bits}": f"{theirs}{bits // 8}" for ours, theirs in (("I", "i"), ("U", "u")) for bits in (8, 16, 32, 64)
+    },
 }
 
 

@@ -13,7 +13,7 @@ from treeopt.errors import Code, TreeoptError
 def other_settings(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> TreeoptError:
     """E205, with the settings that differ."""
     what = f"{place} was started with other settings"
-    at = "\n".join(_differences(begun, now, ""))
+    at = "\n".join(differences(begun, now))
     return TreeoptError(
         Code.RESUME_INVALID, what, at=at, fix="give the same settings, or use --force instead of --resume"
     )
@@ -26,11 +26,11 @@ def damaged(place: Path, what: str, *, at: str = "", fix: str = "") -> TreeoptEr
     return TreeoptError(Code.RESUME_INVALID, f"{place} {what}", at=at or str(place), why=why, fix=fix)
 
 
-def _differences(begun: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def differences(begun: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """A line for each setting that differs."""
     for key in dict.fromkeys([*begun, *now]):
         one, other = begun.get(key), now.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differences(one, other, f"{prefix}{key}.")
+            yield from differences(one, other, f"{prefix}{key}.")
         elif one != other:
             yield f"{prefix}{key}: started with {json.dumps(one)}, now {json.dumps(other)}"

@@ -3,6 +3,9 @@
 A chunk is a batch of answers, of sampled texts or of traces. It is written atomically when it is finished, so a kill,
 a full disk or an interruption loses at most the chunk in flight. A resumed run reads the chunks that are there and
 makes the others; every chunk is read back in the same form, so the result has the same bytes.
+
+Several processes may make the chunks of a run together in one folder (`Work.share`). The first of them leads: it
+begins the run, and it alone writes anything but chunks.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +26,14 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 from treeopt.files.resume import damaged, other_settings
+from treeopt.files.sharing import Stages, Team
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.progress import Progress, silent
 
 Chunk = tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]  # arrays, and data that JSON can hold
-Keep = Callable[[str, Callable[[], Chunk]], Chunk]
+Make = Callable[[], Chunk]
+Keep = Callable[[str, Make], Chunk]
+Share = Callable[[Mapping[str, Make], Progress], None]
 
 _SCHEMA = "treeopt.chunk/1"
 _NOTE = "begun.json"
@@ -38,17 +45,22 @@ _TEMPORARY = re.compile(rf"\.({re.escape(_NOTE)}|{_CHUNK.pattern})\..+")  # of a
 ROWS = ("numbers", "lengths")  # arrays of `pack_rows`
 
 
-def unsaved(_name: str, make: Callable[[], Chunk]) -> Chunk:
+def unsaved(_name: str, make: Make) -> Chunk:
     """A `Keep` that stores nothing: the chunk is made."""
     return make()
 
 
+def unshared(_makes: Mapping[str, Make], _progress: Progress) -> None:
+    """A `Share` of one process: `Keep` makes each chunk when it is needed."""
+
+
 @dataclass(frozen=True)
 class Recording:
-    """How long work is reported, and how its finished chunks are stored."""
+    """How long work is reported, and how its finished chunks are stored, and shared among processes."""
 
     progress: Progress = silent
     keep: Keep = unsaved
+    share: Share = unshared
 
 
 SILENT = Recording()
@@ -103,16 +115,23 @@ class Work:
         target: the output; its work folder is `TARGET.partial`.
         resume: continue an unfinished run.
         overwrite: delete an unfinished run.
+        team: the processes that make the chunks; None for this one alone.
 
     Raises:
         TreeoptError: E202 where there is an unfinished run and neither is given, E204 where the folder is another's,
             E205 where there is no run to resume.
     """
 
-    def __init__(self, target: Path, *, resume: bool = False, overwrite: bool = False) -> None:
+    def __init__(
+        self, target: Path, *, resume: bool = False, overwrite: bool = False, team: Team | None = None
+    ) -> None:
         self.folder = target.with_name(target.name + ".partial")
         self._resume = resume
+        self._team = team
+        self._stages = None if team is None else Stages(team, self._end_if_stopping)
         self._in_flight = self._stopping = False
+        if self.follows:  # the first process may have begun the run already
+            return
         begun = self._check_folder()
         if resume and not begun:
             raise TreeoptError(Code.RESUME_INVALID, f"there is no unfinished {self.folder}", fix="leave out --resume")
@@ -127,9 +146,17 @@ class Work:
             settings: all that the chunks depend on, in types of JSON.
 
         Raises:
-            TreeoptError: E205 where the run was started with other settings; as `make_folder` and `write_text`.
+            TreeoptError: E205 where the run was started with other settings, E406 where those of another process
+                differ, or it does not see the folder; as `make_folder` and `write_text`.
         """
-        now, note = json.loads(json.dumps(settings)), self.folder / _NOTE
+        now = json.loads(json.dumps(settings))
+        if not self.follows:
+            self._begin(now)
+        if self._stages is not None:
+            self._stages.check_same(now, self.folder / _NOTE)
+
+    def _begin(self, now: Mapping[str, Any]) -> None:
+        note = self.folder / _NOTE
         if self._resume and note.exists():  # absent where a run was killed before its first chunk
             found = self._read(note)
             if found != now:
@@ -139,7 +166,7 @@ class Work:
         make_folder(self.folder)
         write_text(note, json.dumps(now))
 
-    def chunk(self, name: str, make: Callable[[], Chunk]) -> Chunk:
+    def chunk(self, name: str, make: Make) -> Chunk:
         """The chunk of that name: the stored one, or the one that `make` returns, which is stored.
 
         Raises:
@@ -147,9 +174,7 @@ class Work:
             TreeoptError: E205 where a stored chunk is damaged, E403 where the disk is full.
             ValueError: where the name is not one of `chunk_name`, so that nothing is written outside the folder.
         """
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a chunk, such as answers-000000")
-        file = self.folder / f"{name}.safetensors"
+        file = self._file(name)
         if not file.exists():
             self._in_flight = True
             try:
@@ -165,6 +190,55 @@ class Work:
             fix = f"remove {file} and give --resume again, which makes this part again"
             raise damaged(file, "is damaged", fix=fix) from error
 
+    def share(self, makes: Mapping[str, Make], progress: Progress = silent) -> None:
+        """Make the chunks that are missing together with the other processes of the run; `chunk` then reads them.
+
+        Each process takes the next chunk that none has taken, so what a process makes depends on the others, and what a
+        chunk holds does not. One process alone does nothing here.
+
+        Args:
+            makes: by the names of the chunks, the same in all processes.
+            progress: called with the number of finished chunks.
+
+        Raises:
+            KeyboardInterrupt: after `stop`, when the chunks in flight are stored.
+            TreeoptError: as `chunk`; E405 where another process has ended, E406 where its chunks are not seen here.
+        """
+        if self._stages is None:
+            return
+        stage, team, names = self._stages.next(), self._stages.team, list(makes)
+        self._in_flight = True
+        try:
+            while (number := team.take(stage)) < len(names):
+                file = self._file(names[number])
+                if not file.exists():
+                    self._write(file, *makes[names[number]]())
+                progress(team.note_made(stage), len(names), f"batches: {names[0].partition('-')[0]}")
+                self._end_if_stopping()
+            self._stages.meet(stage)
+        finally:
+            self._in_flight = False
+        self._stages.await_files([self._file(name) for name in names])
+
+    def agree(self, what: str, value: str) -> None:
+        """Raise E406 unless all processes of the run have computed the same value; `what` names it."""
+        if self._stages is not None:
+            self._stages.agree(what, value)
+
+    @property
+    def follows(self) -> bool:
+        """Whether another process leads: this one makes chunks, and writes and prints nothing else."""
+        return self._team is not None and self._team.rank > 0
+
+    def leader_only(self) -> None:
+        """End this process unless it leads: the rest of the work is not divided.
+
+        Raises:
+            SystemExit: in all processes but the first.
+        """
+        if self.follows:
+            sys.exit(0)
+
     def stop(self) -> None:
         """End the run when the chunk in flight is stored: then `chunk` raises KeyboardInterrupt.
 
@@ -174,10 +248,12 @@ class Work:
         if not self._in_flight:
             raise KeyboardInterrupt
         self._stopping = True
+        if self._team is not None:
+            self._team.stop()
 
     def remove(self) -> None:
         """Delete the folder with the files of the run; files of other names stay."""
-        if not self.folder.is_dir():
+        if self.follows or not self.folder.is_dir():
             return
         for file in self.folder.iterdir():
             if _is_ours(file):
@@ -190,6 +266,17 @@ class Work:
         """Number of chunks that are stored."""
         found = self.folder.iterdir() if self.folder.is_dir() else ()
         return sum(_CHUNK.fullmatch(file.name) is not None for file in found)
+
+    def _file(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a chunk, such as answers-000000")
+        return self.folder / f"{name}.safetensors"
+
+    def _end_if_stopping(self) -> None:
+        if self._stopping:
+            assert self._team is not None
+            self._team.await_stopped()
+            raise KeyboardInterrupt
 
     def _check_folder(self) -> bool:
         """Whether a run was begun there; E204 unless the folder is missing or holds nothing but a run's files."""

@@ -56,16 +56,3 @@ def _local_rank() -> int:
         fix = f"unset {_RANK}, or start the processes with torchrun"
         raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
     return int(given)
-
-
-def generator_states(device: torch.device) -> tuple[list[int], list[int]]:
-    """The states of torch's global generators of the CPU and of a device, as bytes; the second is empty for the CPU."""
-    of_device = [] if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device).tolist()
-    return torch.get_rng_state().tolist(), of_device
-
-
-def set_generator_states(device: torch.device, processor: list[int], of_device: list[int]) -> None:
-    """Set the states that `generator_states` gave."""
-    torch.set_rng_state(torch.tensor(processor, dtype=torch.uint8))
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(torch.tensor(of_device, dtype=torch.uint8), device)

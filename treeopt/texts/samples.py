@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from treeopt.files.work import Chunk, Keep, chunk_name, pack_rows, unpack_rows, unsaved
+from treeopt.files.work import SILENT, Chunk, Keep, Make, Recording, chunk_name, pack_rows, unpack_rows
 from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
-from treeopt.models.device import generator_states, set_generator_states
-from treeopt.progress import Progress, silent
+from treeopt.sampling import sample_seed
 from treeopt.texts.answers import Drawn, sample_texts
 from treeopt.texts.encode import Text
 
 _SLACK = 20  # whole rounds may exceed the number of tokens by a share of 1 / _SLACK
 _NOTE = "tokens sampled"
-_Sample = Callable[[Sequence[Text], int], list[Drawn]]  # of a batch, with a budget of new tokens
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,7 @@ class Drawing:
     auto_batch: AutoBatch | None = None
 
 
-def draw(
-    base: Base, texts: Sequence[Text], drawing: Drawing, *, progress: Progress = silent, keep: Keep = unsaved
-) -> Iterator[Drawn]:
+def draw(base: Base, texts: Sequence[Text], drawing: Drawing, *, recording: Recording = SILENT) -> Iterator[Drawn]:
     """Sample answers to the prompts, in rounds over all of them, until there are `tokens` tokens.
 
     A round takes all prompts where, by the mean length of the answers so far, all are needed, or the result exceeds
@@ -55,15 +50,15 @@ def draw(
     twentieth. It falls short only where as many answers as there are prompts contain no new text.
 
     The texts depend on the prompts, the mean length of their answers, and `drawing`; those of whole rounds are equal
-    for every `tokens` beyond one batch.
+    for every `tokens` beyond one batch. Each batch has a number, which seeds it, so the batches of a round can be made
+    in any order and place; the rounds follow each other.
 
     Args:
         base: the base model.
         texts: the prompts, with answers from which the length of an answer is estimated.
         drawing: tokens, temperature, seed and batches.
-        progress: called at the beginning and after each batch with the tokens so far, their expected number, and the
-            share of new answers among those of the round.
-        keep: stores each batch with the state of the generator after it, so that a resumed run draws the same.
+        recording: its progress is called at the beginning and after each batch with the tokens so far, their expected
+            number, and the share of new answers among those of the round; it stores and divides the batches.
 
     Yields:
         The answers with the model's greedy choices, each batch when it is finished, by the length of the prompts.
@@ -75,15 +70,17 @@ def draw(
     most = min(drawing.batch_size, _answers(drawing.tokens, counted, written))
     prompts *= -(-most // len(prompts))  # with few prompts, each several times in one batch
     prompts.sort(key=lambda text: (len(text.prompt), text.prompt_id))
-    sample = _kept(base, drawing, itertools.count(), keep)
+    progress, number = recording.progress, 0
     known: set[int] = set()  # hashes of the answers, which take less memory than the answers
-    torch.manual_seed(drawing.seed)
     made = repeated = 0
     progress(made, drawing.tokens, _NOTE)
     while made < drawing.tokens and repeated < len(prompts):  # stops when short answers only repeat
         chosen, limit = _round(prompts, made, drawing.tokens, counted, written)
         before, answered = len(known), 0
-        for batch in _batches(chosen, drawing, limit - made, sample):
+        part = _Part(base, drawing, chosen, number, limit - made)
+        number += len(part.makes)
+        recording.share(part.makes, progress)
+        for batch in part.drawn(recording.keep):
             answers = [one.text for one in batch]
             made, answered = made + _size(answers), answered + len(answers)
             counted, written = counted + len(answers), written + _size(answers)
@@ -105,33 +102,46 @@ def _round(prompts: Sequence[Text], made: int, tokens: int, counted: int, writte
     return [prompts[i * len(prompts) // needed] for i in range(needed)], tokens
 
 
-def _batches(prompts: Sequence[Text], drawing: Drawing, left: int, sample: _Sample) -> Iterator[list[Drawn]]:
-    """Batches of answered prompts, with at most `left` tokens in all; the last answer is cut there."""
-    for start in range(0, len(prompts), drawing.batch_size):
-        batch = prompts[start : start + drawing.batch_size]
-        answers = _first(sample(batch, min(drawing.max_new_tokens, left)), left)
-        left -= sum(len(one.choices) for one in answers)
-        yield answers
-        if not left:
-            return
+class _Part:
+    """The batches of a round.
+
+    Args:
+        base: the base model.
+        drawing: how they are drawn.
+        prompts: of the round.
+        first: the number of its first batch.
+        left: most tokens of the round.
+    """
+
+    def __init__(self, base: Base, drawing: Drawing, prompts: Sequence[Text], first: int, left: int) -> None:
+        size, self._left = drawing.batch_size, left
+        batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+        self._batches = {chunk_name("sampled", first + i): batch for i, batch in enumerate(batches)}
+        self.makes: dict[str, Make] = {
+            name: functools.partial(_sampled, base, batch, drawing, first + i, min(drawing.max_new_tokens, left))
+            for i, (name, batch) in enumerate(self._batches.items())
+        }
+
+    def drawn(self, keep: Keep) -> Iterator[list[Drawn]]:
+        """The batches with answers, with at most `left` tokens in all; the last answer is cut there."""
+        left = self._left
+        for name, batch in self._batches.items():
+            rows = unpack_rows(keep(name, self.makes[name]))
+            answers = zip(batch, rows[::2], rows[1::2], strict=True)
+            whole = [Drawn(dataclasses.replace(text, answer=answer), choices) for text, answer, choices in answers]
+            found = _first(whole, left)
+            left -= sum(len(one.choices) for one in found)
+            yield found
+            if not left:
+                return
 
 
-def _kept(base: Base, drawing: Drawing, numbers: Iterator[int], keep: Keep) -> _Sample:
-    """A function from a batch and its budget to sampled answers, which are stored under the next number."""
-
-    def sample(batch: Sequence[Text], budget: int) -> list[Drawn]:
-        def make() -> Chunk:
-            sampled = functools.partial(sample_texts, base, max_new_tokens=budget, temperature=drawing.temperature)
-            found = in_parts(drawing.auto_batch, batch, sampled)
-            rows = [row for one in found for row in (one.text.answer, one.choices)]
-            return pack_rows([*rows, *generator_states(base.device)])
-
-        *rows, processor, device = unpack_rows(keep(chunk_name("sampled", next(numbers)), make))
-        set_generator_states(base.device, processor, device)
-        answers = zip(batch, rows[::2], rows[1::2], strict=True)
-        return [Drawn(dataclasses.replace(text, answer=answer), choices) for text, answer, choices in answers]
-
-    return sample
+def _sampled(base: Base, batch: Sequence[Text], drawing: Drawing, number: int, budget: int) -> Chunk:
+    """Sampled answers of at most `budget` tokens to one batch, with the choices of each."""
+    torch.manual_seed(sample_seed(drawing.seed, number))
+    sample = functools.partial(sample_texts, base, max_new_tokens=budget, temperature=drawing.temperature)
+    found = in_parts(drawing.auto_batch, batch, sample)
+    return pack_rows([row for one in found for row in (one.text.answer, one.choices)])
 
 
 def _size(texts: Sequence[Text]) -> int:

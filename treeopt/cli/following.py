@@ -1,0 +1,46 @@
+"""The output of a command that runs in several processes: the first prints everything, errors of the others too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from treeopt.processes.team import Processes
+
+ARGUMENTS = "treeopt.arguments"  # in a context's meta: those of the program
+_TEAM = "treeopt.team"  # there too: the processes of the run
+
+
+def follows() -> bool:
+    """Whether torchrun, or `--nproc` in another process, started this process as one that prints nothing."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def known_team(context: click.Context) -> Processes | None:
+    """The processes of a command; None where it runs in one, and before they are joined."""
+    team: Processes | None = context.meta.get(_TEAM)
+    return team
+
+
+def keep_team(context: click.Context, team: Processes) -> None:
+    """Note the processes of a command, which end with it."""
+    context.meta[_TEAM] = team
+    context.call_on_close(team.close)
+
+
+def join_team(context: click.Context) -> None:
+    """Join the processes of torchrun, where there are several and the command can divide its work."""
+    if "nproc" in context.params and os.environ.get("WORLD_SIZE", "1") != "1":
+        from treeopt.processes.team import joined
+
+        keep_team(context, joined())
+
+
+def is_told(context: click.Context, report: Mapping[str, Any]) -> bool:
+    """Whether the first process prints an error by which this one ends."""
+    team = known_team(context)
+    return team is not None and team.rank > 0 and team.fail(report)

@@ -1,0 +1,1 @@
+"""Several processes that do the work of one command: `--nproc`, and torchrun."""

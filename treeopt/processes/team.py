@@ -1,0 +1,172 @@
+"""The processes of one run and their messages, which torch's key-value store carries (torch.distributed.TCPStore).
+
+Process 0 leads: it prints, and writes all files but chunks of work. The messages are few and small: who makes what, who
+has come how far, and errors. No tensor is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing import parent_process
+from typing import Any
+
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # its stubs lack the store
+from torch.distributed.rendezvous import rendezvous
+from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
+
+from treeopt.errors import EXIT_BUG, Code, TreeoptError
+
+_POLL = 0.05  # seconds between two looks at the store
+_PATIENCE = 30.0  # seconds that a failed process of torchrun gives the first one to print the error
+_FAILED, _ENDED, _STOP, _STOPPED = "failed", "ended", "stop", "stopped"
+
+
+class ProcessFailed(Exception):
+    """An error of another process, as that process would print it.
+
+    Args:
+        report: the fields of `TreeoptError.as_dict`, with the number of the process; `error` is `bug` for other
+            exceptions.
+    """
+
+    def __init__(self, report: Mapping[str, Any]) -> None:
+        super().__init__(report["what"])
+        self.report = {**report, "at": "\n".join(filter(None, [str(report["at"]), f"process {report['process']}"]))}
+
+
+class Processes:
+    """The processes of a run, as one of them sees them.
+
+    Args:
+        store: holds the messages.
+        rank: the number of this process.
+        size: number of processes.
+        started: what watches the processes that this one started; None where another program did.
+        watched: whether the first process started this one.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, *, started: ProcessContext | None = None, watched: bool = False
+    ) -> None:
+        self._store = store
+        self.rank, self.size = rank, size
+        self._started, self._watched = started, watched
+
+    def take(self, stage: str) -> int:
+        """The next number from 0 that no process took at this stage.
+
+        Raises:
+            ProcessFailed: in the first process, where another has failed.
+            TreeoptError: E405 there, where another was killed.
+            SystemExit: in the others, where the first has called `stop`.
+        """
+        self._check()
+        return self._store.add(f"{stage}/taken", 1) - 1
+
+    def note_made(self, stage: str) -> int:
+        """Count a finished chunk of a stage; the number of them in all processes."""
+        return self._store.add(f"{stage}/made", 1)
+
+    def meet(self, stage: str, value: str, *, waiting: Callable[[], None]) -> list[str]:
+        """The values of all processes, when all have called this; `waiting` is called while others have not.
+
+        Raises:
+            BaseException: as `take`.
+        """
+        keys = [f"{stage}/{rank}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], value)
+        while not self._store.check(keys):
+            waiting()
+            self._check()
+            time.sleep(_POLL)
+        return [self._store.get(key).decode() for key in keys]
+
+    def stop(self) -> None:
+        """Tell the other processes to end when their chunks in flight are stored."""
+        if self.rank == 0:
+            self._store.set(_STOP, "")
+
+    def await_stopped(self) -> None:
+        """Wait until they have ended; also where one of them fails. In another process than the first, tell it."""
+        if self.rank:
+            self._store.add(_STOPPED, 1)
+            return
+        while self._store.add(_STOPPED, 0) < self.size - 1 and not self._store.check([_FAILED]):
+            if self._started is not None and not any(one.is_alive() for one in self._started.processes):
+                return
+            time.sleep(_POLL)
+
+    def fail(self, report: Mapping[str, Any]) -> bool:
+        """Tell the first process the error by which this one ends.
+
+        Returns:
+            Whether the first process prints it.
+        """
+        try:
+            self._store.compare_set(_FAILED, "", json.dumps({**report, "process": self.rank}))
+            if self._watched:  # the first process sees the exit status, and reads this
+                return True
+            end = time.monotonic() + _PATIENCE
+            while not self._store.check([_ENDED]) and time.monotonic() < end:
+                time.sleep(_POLL)
+            return self._store.check([_ENDED])
+        except DistError:  # the first process has ended, with the store
+            return True
+
+    def close(self) -> None:
+        """End the processes that this one started."""
+        if self.rank:
+            return
+        self._store.set(_ENDED, "")
+        for process in [] if self._started is None else self._started.processes:
+            process.terminate()
+            process.join()
+
+    def _check(self) -> None:
+        """Raise where the run cannot or must not go on."""
+        try:
+            if self.rank:
+                if self._store.check([_STOP]):
+                    self._store.add(_STOPPED, 1)
+                    raise SystemExit(0)
+                return
+            if self._store.check([_FAILED]):
+                raise ProcessFailed(json.loads(self._store.get(_FAILED)))
+        except DistError as error:
+            what = f"process {self.rank} has lost the first process of the run"
+            raise TreeoptError(Code.PROCESS_ENDED, what, fix="the same command with --resume continues") from error
+        try:
+            if self._started is not None:
+                self._started.join(timeout=0)
+        except (ProcessExitedException, ProcessRaisedException) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: ProcessExitedException | ProcessRaisedException) -> Exception:
+        """The error of a process that has ended."""
+        if self._store.check([_FAILED]):
+            return ProcessFailed(json.loads(self._store.get(_FAILED)))
+        rank = error.error_index + 1
+        how = getattr(error, "signal_name", None)
+        status = getattr(error, "exit_code", EXIT_BUG)
+        ended = f"was ended by {how}" if how else f"ended with status {status}"
+        what = f"process {rank} of {self.size} (numbered from 0) {ended}"
+        fix = "the same command with --resume continues; with fewer processes (--nproc) where memory was used up"
+        return TreeoptError(Code.PROCESS_ENDED, what, at=f"pid {error.error_pid}", fix=fix)
+
+
+def joined() -> Processes:
+    """The processes that torchrun or `launched` started, of which this is one.
+
+    Raises:
+        TreeoptError: E405 where the others cannot be reached.
+    """
+    try:
+        store, rank, size = next(rendezvous("env://"))
+    except (DistError, ValueError) as error:
+        what = "the other processes of the run cannot be reached"
+        at = f"MASTER_ADDR={os.environ.get('MASTER_ADDR', '')} MASTER_PORT={os.environ.get('MASTER_PORT', '')}"
+        raise TreeoptError(Code.PROCESS_ENDED, what, at=at, fix="start all of them with torchrun") from error
+    return Processes(store, rank, size, watched=parent_process() is not None)
