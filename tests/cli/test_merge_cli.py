@@ -151,14 +151,6 @@ def test_given_answers_are_not_sharded_for_learning() -> None:
     assert "leave it out with --responses" in result.stderr
 
 
-@pytest.mark.usefixtures("unloaded")
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun every process would do the whole work: a usage error that names the shards."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "--shard i/n" in treeopt("calibrate", status=2).stderr
-    assert "one process" in treeopt("learn", status=2).stderr
-
-
 def folder(name: str, monkeypatch: pytest.MonkeyPatch, top: Path) -> Path:
     """Go to a folder of its own, so that two runs have outputs of one name."""
     (top / name).mkdir()

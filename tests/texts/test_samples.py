@@ -8,6 +8,7 @@ import pytest
 import torch
 from drafters import answered, planted, prompts_of
 
+from treeopt.files.work import Recording
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
 from treeopt.texts import samples as draw_module
@@ -23,7 +24,7 @@ def drawn(
 ) -> list[Text]:
     """Text drawn at a temperature at which no two answers are alike."""
     drawing = Drawing(tokens, 3.0, 5, NEW, batch_size)
-    return [one.text for one in draw(base, texts, drawing, progress=progress)]
+    return [one.text for one in draw(base, texts, drawing, recording=Recording(progress))]
 
 
 def ending(base: Base) -> Base:
@@ -71,15 +72,15 @@ def test_no_more_is_generated_than_a_batch_beyond(monkeypatch: pytest.MonkeyPatc
 
 
 def test_whole_rounds_are_stock_sampling() -> None:
-    """Rounds that fit whole, or nearly, are stock sampled generate, batch by batch of like length, by one seed."""
+    """Rounds that fit whole, or nearly, are stock sampled generate; the seed of a batch has its number."""
     base, _ = planted()
     texts = answered(base, prompts_of(1, 9), NEW)
-    torch.manual_seed(5)
     expected = []
-    for _ in range(2):
-        order = sorted(texts, key=lambda text: (len(text.prompt), text.prompt_id))
+    order = sorted(texts, key=lambda text: (len(text.prompt), text.prompt_id))
+    for part in range(2):
         for start in range(0, 9, 4):
             batch = order[start : start + 4]
+            torch.manual_seed(5 * 1_000_003 + 3 * part + start // 4 + 2**31)
             ids, mask = left_padded([text.prompt for text in batch], base.pad_id)
             out = base.generate(ids, mask, NEW, temperature=3.0)[:, ids.shape[1] :].tolist()
             expected += [(text.prompt_id, answer) for text, answer in zip(batch, out, strict=True)]
@@ -119,7 +120,7 @@ def test_a_model_without_a_choice_ends_the_drawing() -> None:
     texts = answered(base, prompts_of(1, 3), NEW)
     calls: list[tuple[int, int, str]] = []
     drawing = Drawing(10**12, 1e-4, 0, NEW, 4)
-    found = [one.text for one in draw(base, texts, drawing, progress=lambda *what: calls.append(what))]
+    found = [one.text for one in draw(base, texts, drawing, recording=Recording(lambda *what: calls.append(what)))]
     assert 0 < size(found) <= 4 * 6 * NEW
     assert calls[-2][2] == "tokens sampled, 0% of the answers new"
     assert calls[-1] == (size(found), size(found), "tokens sampled, no more answers are new")
@@ -130,10 +131,10 @@ def test_each_batch_is_handed_on_when_it_is_finished() -> None:
     base, _ = planted()
     texts = answered(base, prompts_of(1, 9), NEW)
     done: list[int] = []
-    answers = draw(base, texts, Drawing(200, 3.0, 5, NEW, 4), progress=lambda *what: done.append(what[0]))
+    answers = draw(base, texts, Drawing(200, 3.0, 5, NEW, 4), recording=Recording(lambda *what: done.append(what[0])))
     so_far = 0
     for one in answers:
         so_far += len(one.text.answer)
         assert done[-1] - 4 * NEW < so_far <= done[-1]
-    assert list(draw(base, texts, Drawing(0, 3.0, 5, NEW, 4), progress=lambda *what: done.clear())) == []
+    assert list(draw(base, texts, Drawing(0, 3.0, 5, NEW, 4), recording=Recording(lambda *what: done.clear()))) == []
     assert done

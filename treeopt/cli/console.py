@@ -17,7 +17,7 @@ import click
 from treeopt.cli.common_options import Shown, common_options, show_messages, shown_by
 from treeopt.cli.completions import add_completions
 from treeopt.cli.configuration import configuration_of
-from treeopt.cli.following import follows, is_told, join_team
+from treeopt.cli.following import follows, is_passed_on, join_team
 from treeopt.cli.help_text import write_examples, write_options
 from treeopt.cli.inputs import made_of
 from treeopt.cli.progress_lines import bar, heartbeat
@@ -155,7 +155,7 @@ class Command(click.Command):
 
 def _exit_with(ctx: click.Context, report: Mapping[str, Any], as_json: bool) -> NoReturn:
     """Print an error, unless another process does, and exit with its status."""
-    if is_told(ctx, report):
+    if is_passed_on(ctx, report):
         pass
     elif as_json:
         echo_json(report, err=True)

@@ -40,7 +40,7 @@ def join_team(context: click.Context) -> None:
         keep_team(context, joined())
 
 
-def is_told(context: click.Context, report: Mapping[str, Any]) -> bool:
+def is_passed_on(context: click.Context, report: Mapping[str, Any]) -> bool:
     """Whether the first process prints an error by which this one ends."""
     team = known_team(context)
     return team is not None and team.rank > 0 and team.fail(report)

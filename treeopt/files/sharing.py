@@ -87,7 +87,7 @@ class Stages:
             raise TreeoptError(Code.PROCESSES_DIFFER, what, at=at, why=Code.PROCESSES_DIFFER.rule, fix=fix)
         self.await_files([note])
         if _stamp(note) != stamp:
-            raise self._unseen(note)
+            raise self._invisible(note)
 
     def await_files(self, files: Sequence[Path]) -> None:
         """Wait until files that other processes wrote are seen here; E406 where one is not."""
@@ -95,13 +95,13 @@ class Stages:
         for file in files:
             while not file.exists():
                 if time.monotonic() > end:
-                    raise self._unseen(file)
+                    raise self._invisible(file)
                 self._waiting()
                 time.sleep(_POLL)
                 if file.parent.is_dir():
                     os.listdir(file.parent)  # a network file system then looks again
 
-    def _unseen(self, file: Path) -> TreeoptError:
+    def _invisible(self, file: Path) -> TreeoptError:
         what = f"process {self.team.rank} does not see {file}, which another process wrote"
         fix = "an output (-o) in a folder that all machines share; or --shard i/n, and treeopt merge"
         return TreeoptError(Code.PROCESSES_DIFFER, what, fix=fix)

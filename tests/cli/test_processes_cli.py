@@ -1,0 +1,126 @@
+"""`--nproc` and torchrun on the command line: equal bytes, Ctrl-C, a process that is killed, and refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import ROOT_FOLDER
+from program import error_number, treeopt
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.processes.launch import check_device
+
+LEARN = ["calibrate", "--model", "pocket", "--limit", "2", "--max-new-tokens", "8", "--learn-tokens", "60"]
+SLOW = ["calibrate", "--limit", "8", "--max-new-tokens", "60", "--batch-size", "1", "--temperature", "0.8"]
+PARTIAL = Path("calibration.safetensors.partial")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The contents of the files of a folder, by name."""
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def environment() -> dict[str, str]:
+    """That of a program outside of this process."""
+    return {**os.environ, "PYTHONPATH": str(ROOT_FOLDER), "OMP_NUM_THREADS": "1"}
+
+
+def test_three_processes_of_torchrun_give_the_bytes_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter learned from two prompts, and its traces: with one batch of each kind two processes make none."""
+    for name in ("one", "three"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    treeopt(*LEARN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "treeopt", *LEARN]
+    done = subprocess.run(
+        command, env=environment(), cwd=tmp_path / "three", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path / "three") == files(tmp_path / "one")
+    assert done.stdout.count("texts,") == done.stderr.count("wrote calibration.safetensors") == 1
+
+
+def started(*more: str) -> subprocess.Popen[str]:
+    """A run of two processes that has stored some answers, and has more to make."""
+    before = len(list(PARTIAL.glob("answers-*")))
+    command = [sys.executable, "-m", "treeopt", *SLOW, "--nproc", "2", *more]
+    run = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while run.poll() is None and len(list(PARTIAL.glob("answers-*"))) <= before:
+        time.sleep(0.01)
+    return run
+
+
+def others(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes that a run has started for its work."""
+    return [one for one in psutil.Process(run.pid).children() if "spawn_main" in " ".join(one.cmdline())]
+
+
+def test_interrupted_and_killed_runs_continue() -> None:
+    """Ctrl-C ends both processes with status 130, a killed one its run with E405; one process ends with equal bytes."""
+    treeopt(*SLOW, "-o", "unbroken.safetensors")
+    run = started()
+    [other] = others(run)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+    output, errors = run.communicate()
+    assert (run.returncode, output) == (130, ""), errors
+    assert errors.count("--resume continues with") == errors.count("interrupted\n") == 1
+    assert not other.is_running()
+    run = started("--resume")
+    [other] = others(run)
+    other.kill()
+    output, errors = run.communicate()
+    assert (run.returncode, output) == (4, ""), errors
+    assert errors.count("error[E405]: process 1 of 2 (numbered from 0) was ended by SIGKILL") == 1
+    assert f"pid {other.pid}" in errors
+    assert "Traceback" not in errors
+    kept = len(list(PARTIAL.glob("answers-*")))
+    assert 2 <= kept < 8
+    treeopt(*SLOW, "--resume")
+    assert Path("calibration.safetensors").read_bytes() == Path("unbroken.safetensors").read_bytes()
+    assert not PARTIAL.exists()
+
+
+def test_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More processes than accelerators are E402 with both numbers, and any number is allowed on a CPU."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    for device in ("auto", "cuda"):
+        check_device(device, 2)
+        with pytest.raises(TreeoptError, match="cannot be used") as caught:
+            check_device(device, 3)
+        assert caught.value.code is Code.DEVICE_UNUSABLE
+        assert caught.value.why == "--nproc 3 needs 3 devices, and there are 2"
+    check_device("cpu", 3)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    check_device("auto", 3)
+
+
+def test_refusals_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A numbered device, a missing GPU, and a range of --nproc are refused before a process is started."""
+    assert "give --device cuda" in treeopt("calibrate", "--nproc", "2", "--device", "cuda:1", status=2).stderr
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    assert error_number(treeopt("calibrate", "--nproc", "2", "--device", "cuda", status=4)) == "E402"
+    treeopt("learn", "--nproc", "0", status=2)
+    assert not list(Path().iterdir())
+
+
+def test_torchrun_with_nproc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of torchrun start no others; and where torchrun cannot be reached the error is E405."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert error_number(treeopt("calibrate", status=4)) == "E405"
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "RANK": "0"}
+    for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    assert "leave out --nproc" in treeopt("calibrate", "--nproc", "2", status=2).stderr
