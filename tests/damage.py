@@ -184,7 +184,7 @@ def damage_tensors(raw: bytes, rng: Random) -> bytes:
             case 3:
                 header[name + "x"] = dict(entry)
             case 4:
-                entry["shape"] = entry["shape"][::-1] + [1]
+                entry["shape"] = [*entry["shape"][::-1], 1]
             case _:
                 del header[name]
         return joined(header, data)

@@ -45,6 +45,7 @@ from treeopt.models.layouts import load_heads
 from treeopt.models.tokenizer import load_tokenizer
 from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint
+from treeopt.train.data import read_texts
 from treeopt.train.partial import kept_of
 from treeopt.verify.buffer_files import load_buffers
 
@@ -80,6 +81,10 @@ def _prompt_set(path: Path) -> object:
 
 def _prompts(path: Path) -> object:
     return load_prompts(path, answers=False)
+
+
+def _texts(path: Path) -> object:
+    return read_texts(str(path)), load_prompts(path, answers=False)
 
 
 def _options(path: Path) -> object:
@@ -216,7 +221,9 @@ READERS: dict[str, Reader] = {
     ),
     "shard": Reader(load_shard, "s.safetensors", seeds.shards, damage_arrays, ("files.shards.load_shard",)),
     "answers": Reader(load_answers, "a.safetensors", seeds.answers, damage_arrays, ("files.shards.load_answers",)),
-    "merge": Reader(_merged, "c.safetensors", seeds.whole_parts, damage_arrays, ("calibrate.shards.merge_calibrations",)),
+    "merge": Reader(
+        _merged, "c.safetensors", seeds.whole_parts, damage_arrays, ("calibrate.shards.merge_calibrations",)
+    ),
     "chunk": Reader(
         _chunk,
         "answers-000000.safetensors",
@@ -247,7 +254,7 @@ READERS: dict[str, Reader] = {
     "prompts .json": Reader(
         _prompts, "p.json", seeds.prompts_json, damage_json, ("texts.prompts.load_prompts", "texts.prompts.read_rows")
     ),
-    "prompts .jsonl": Reader(_prompts, "p.jsonl", seeds.prompts_jsonl, damage_json, ("train.data.read_texts",)),
+    "prompts .jsonl": Reader(_texts, "p.jsonl", seeds.prompts_jsonl, damage_json, ("train.data.read_texts",)),
     "prompts .parquet": Reader(_prompts, "p.parquet", seeds.prompts_parquet, damage_bytes, ()),
     "heads": Reader(
         _heads,

@@ -22,6 +22,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.policies import load_plan
 from treeopt.files.profiles import load_profile
+from treeopt.files.read import leaves_folder
 from treeopt.files.results import Result, load_comparison, load_decoding, load_json, load_validation
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import check_priced
@@ -55,6 +56,17 @@ def listed_inputs(folder: str) -> dict[str, Any]:
     ):
         raise TreeoptError(
             Code.FILE_INVALID, f"{file} does not list the inputs of a report", at=str(file), why=_FORMATS
+        )
+    names = [one for value in data.values() for one in (value if isinstance(value, list) else [value])]
+    outside = next(filter(leaves_folder, names), None)
+    if outside is not None:
+        what = f"{file} names {outside!r}, which is not in its folder"
+        raise TreeoptError(
+            Code.FILE_INVALID,
+            what,
+            at=str(file),
+            why="a folder lists files of its own",
+            fix="treeopt report --help has an option for each input",
         )
     found: dict[str, Any] = {name: () if name in several else None for name in INPUTS}
     for name, value in data.items():

@@ -13,7 +13,7 @@ import os
 import select
 import stat
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NoReturn
 
 from treeopt.errors import Code, TreeoptError
@@ -82,6 +82,12 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
         return False
+
+
+def leaves_folder(name: str) -> bool:
+    """Whether a name in a file may, on any system, be outside the folder that it is relative to."""
+    kinds = (PurePosixPath(name), PureWindowsPath(name))
+    return any(path.is_absolute() or path.anchor or ".." in path.parts for path in kinds) or not name.strip(os.curdir)
 
 
 def unreadable(error: OSError | ValueError) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.files.read import read_settings
+from treeopt.files.read import leaves_folder, read_settings
 
 _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
 _INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # maps from weights to shard files
@@ -51,7 +51,7 @@ def check_shards(folder: Path) -> None:
         shards = read_config(file).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise TreeoptError(Code.FILE_INVALID, f"{file} has no weight_map from weights to files")
-        elsewhere = next((name for name in shards.values() if _leaves_folder(name)), None)
+        elsewhere = next((name for name in shards.values() if leaves_folder(name)), None)
         if elsewhere is not None:
             what = f"{file} names weights in {elsewhere!r}, which is not in its folder"
             raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_ITS_OWN)
@@ -201,12 +201,6 @@ def _stored(folder: Path) -> tuple[dict[str, str], int]:
         except (SafetensorError, OSError):
             continue
     return kinds, size
-
-
-def _leaves_folder(name: str) -> bool:
-    """Whether a file's name may, on any system, be outside the folder it is relative to."""
-    kinds = (PurePosixPath(name), PureWindowsPath(name))
-    return any(path.is_absolute() or path.anchor or ".." in path.parts for path in kinds) or not name.strip(os.curdir)
 
 
 def _stays(file: Path, folder: Path) -> bool:

@@ -8,6 +8,8 @@ from typing import IO
 
 from torch import Tensor
 
+MAGIC = (b"PK\x03\x04", b"\x80")  # of a zip and of a pickle; torch.load also tries to unpack archives of tar
+
 
 def unpacked_size(file: str | os.PathLike[str] | IO[bytes]) -> int:
     """The bytes of all members of a .pt file; 0 where it is no zip, as PyTorch wrote before 1.6.

@@ -1,0 +1,317 @@
+"""Every reader of files, with damaged files: nothing but TreeoptError is raised, and nothing is written or run.
+
+`bench/fuzz.py` has the same readers with many more files.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from conftest import ROOT_FOLDER
+from damage import damage_bytes
+from hostile_readers import READERS, Reader, folder_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from treeopt.errors import TreeoptError
+from treeopt.files import read
+
+EXAMPLES = 12  # of each reader; slow ones have a quarter
+LONGEST = 20_000  # characters of a message
+GUARD_SECONDS = 120  # a reader that hangs fails; none depends on this number
+# Events of Python that reading must not cause.
+FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.connect", "os.remove")
+FORBIDDEN += ("os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod")
+_seen: list[str] | None = None  # events, while a reader runs
+
+
+def _note(event: str, given: tuple[Any, ...]) -> None:
+    if _seen is None:
+        return
+    if event.startswith(FORBIDDEN):
+        _seen.append(event)
+    elif event == "open" and isinstance(given[0], str) and given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        _seen.append(f"{given[0]} opened for writing")
+
+
+sys.addaudithook(_note)
+
+
+@pytest.fixture(autouse=True)
+def _guard() -> Iterator[None]:
+    """Fail, and do not stall, where a reader waits for a pipe."""
+
+    def hangs(*_given: Any) -> None:
+        raise AssertionError("the reader hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(GUARD_SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def refused(reader: Reader, path: Path) -> str:
+    """The message of a reader's error, empty where it accepts the file; other exceptions pass through."""
+    global _seen
+    before = sorted(path.parent.rglob("*"))
+    _seen = []
+    try:
+        reader.read(path)
+        message = ""
+    except TreeoptError as error:
+        message = str(error)
+        assert len(message) < LONGEST
+    finally:
+        events, _seen = _seen, None
+    assert not events
+    assert sorted(path.parent.rglob("*")) == before
+    return message
+
+
+@pytest.fixture(params=READERS)
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Reader, Path]:
+    """A reader, and the path of its file in a folder with the other files that it needs."""
+    reader = READERS[request.param]
+    return reader, folder_of(request.param, tmp_path) / reader.file
+
+
+def test_valid_files_are_read(case: tuple[Reader, Path]) -> None:
+    """The files that are damaged below are valid, so that damage is what is refused."""
+    reader, path = case
+    for raw in reader.valid():
+        path.write_bytes(raw)
+        reader.before(path)
+        assert refused(reader, path) == ""
+
+
+def test_damaged_files_are_refused_or_read(case: tuple[Reader, Path]) -> None:
+    """Damage to bytes and to the structure of a format ends with a record or with TreeoptError."""
+    reader, path = case
+    valid = reader.valid()
+
+    @settings(
+        max_examples=EXAMPLES // 4 if reader.slow else EXAMPLES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.integers(0, 2**32), st.sampled_from(valid), st.booleans())
+    def damaged(seed: int, raw: bytes, structure: bool) -> None:
+        path.write_bytes((reader.damage if structure else damage_bytes)(raw, Random(seed)))
+        reader.before(path)
+        refused(reader, path)
+
+    damaged()
+
+
+ODD = {
+    "nothing": b"",
+    "zeros": bytes(5000),
+    "a byte order mark alone": b"\xef\xbb\xbf",
+    "UTF-16": '{"schema": 1}'.encode("utf-16"),
+    "UTF-16 without a mark": '{"schema": 1}'.encode("utf-16-le"),
+    "Latin-1": b'{"a": "\xe9"}',
+    "a surrogate": b'{"a": "\xed\xa0\x80"}',
+    "an escaped surrogate": b'{"schema": "\\ud800", "text": "\\ud800"}',
+    "deep lists": b"[" * 100_000,
+    "deep objects": b'{"a":' * 20_000,
+    "10**400": b'{"schema": 1' + b"0" * 400 + b', "nodes": 1' + b"0" * 400 + b"}",
+    "5,000 digits": b'{"schema": ' + b"9" * 5000 + b"}",
+    "not finite": b'{"schema": NaN, "nodes": Infinity, "tokens": -1e999}',
+    "a key twice": b'{"schema": 1, "schema": 2}',
+    "aliases": b"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]\n",
+    "a tag": b"!!python/object/apply:os.mkdir [made]\n",
+    "a header of 2**63 bytes": b"\0\0\0\0\0\0\0\x80{}",
+    "a header of 100 MB": (100_000_000).to_bytes(8, "little") + b"{}",
+    "a pickle": b"\x80\x04\x8c\x02os\x8c\x05mkdir\x93\x8c\x04made\x85R.",
+    "a zip": b"PK\x05\x06" + bytes(18),
+    "parquet": b"PAR1\xff\xff\xff\x7fPAR1",
+}
+
+
+def test_odd_contents(case: tuple[Reader, Path]) -> None:
+    """Contents that break parsers end with TreeoptError, or are read as what they may be."""
+    reader, path = case
+    for raw in ODD.values():
+        path.write_bytes(raw)
+        refused(reader, path)
+
+
+def test_things_that_are_no_files(case: tuple[Reader, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, a pipe without a writer, and links to themselves, to nothing and to endless devices do not hang."""
+    monkeypatch.setattr(read, "_WAIT_MS", 1)
+    monkeypatch.setattr(read, "_MOST_PIPED", 1 << 20)
+    reader, path = case
+    for make in (
+        Path.mkdir,
+        os.mkfifo,
+        lambda place: place.symlink_to(place),
+        lambda place: place.symlink_to("nowhere"),
+        lambda place: place.symlink_to("/dev/zero"),
+        lambda place: place.symlink_to("/dev/null"),
+    ):
+        if path.is_file():
+            path.unlink()
+        make(path)
+        refused(reader, path)
+        (path.rmdir if path.is_dir() else path.unlink)()
+
+
+# Public functions named load_*, read_* or import_* that no reader of the table enters, each with the reason.
+EXCEPTIONS = {
+    "cli.drafter_options.load_draft_model": "options become a call of models.base.load_base",
+    "cli.options.load_models": "options become calls of models.base.load_base and models.layouts.load_heads",
+    "cli.report_inputs.load_inputs": "calls the loaders of the table",
+    "cli.tree_options.load_for_plan": "options become calls of the loaders of the table",
+    "cli.tree_options.load_with_prompts": "options become calls of the loaders of the table",
+    "files.read.read_head": "the primitive below stored_configuration",
+    "files.read.read_bytes": "the primitive below the readers",
+    "files.read.read_settings": "the primitive below read_config",
+    "files.read.read_start": "the primitive below read_bytes and read_text",
+    "models.base.load_base": "its checks are in the table; weights are read by transformers: tests/models/test_base.py",
+    "models.draft.load_draft": "load_base, with the checks of tests/models",
+    "models.pair.load_pair": "load_base and load_heads",
+    "plan.devices.read_numbers": "the text of an option, not a file: tests/cli/test_plan_cli.py",
+    "train.data.load_texts": "rows of read_texts, which is in the table",
+}
+# Modules that open files or parse their content -> their readers in the table, or the reason why there is none.
+MODULES: dict[str, tuple[str, ...] | str] = {
+    "cli.app": "opens /dev/null",
+    "cli.demo_command": "parses what a command of the same process printed",
+    "cli.report_inputs": ("report-inputs.json",),
+    "drafting.compiled": "hashes treeopt's own source files",
+    "export.acceptance": ("acceptance",),
+    "export.growmaps": ("growmap (.pt)",),
+    "export.lint_file": ("tree for engines",),
+    "export.read_tree": ("tree of an engine", "growmap (.pt)"),
+    "files.choices": ("tree", "tree of an engine"),
+    "files.configurations": ("--config", "stored options"),
+    "files.kinds": ("tree", "merge"),
+    "files.manifest": ("manifest",),
+    "files.marks": ("existing output",),
+    "files.profiles": ("profile",),
+    "files.read": ("tree", "calibration", "config of heads"),
+    "files.results": ("result of validate", "result of compare", "result of generate"),
+    "files.strict_yaml": ("profile", "prompt set"),
+    "files.tensors": ("calibration", "shard", "answers", "drafter", "compiled tree", "existing output"),
+    "files.trees": ("tree", "policy", "plan with its drafter"),
+    "files.work": ("chunk", "note of a work folder"),
+    "models.adapters": ("adapter's note", "adapter's config", "adapter's weights"),
+    "models.base": "weights are read by transformers, after checks that are in the table",
+    "models.checkpoint": ("generation config", "config of heads", "index of shards"),
+    "models.config_shapes": ("config of a model",),
+    "models.given": "the tokenizer of a model that the caller has loaded; read as `tokenizer`",
+    "models.head_files": ("heads", "heads (.pt)", "index of shards"),
+    "models.layouts": ("config of heads",),
+    "models.merged": "the note of a folder that is to be replaced; any fault means that it is not ours",
+    "models.pickles": ("heads (.pt)", "growmap (.pt)"),
+    "models.tokenizer": ("tokenizer",),
+    "texts.prompts": ("prompts .json", "prompts .jsonl", "prompts .parquet", "prompt set"),
+    "train.checkpoints": ("note of a training", "mark of a checkpoint"),
+    "train.corpus": "Python's own source files, for the built-in model",
+    "train.distill": "appends to the file that it makes",
+    "train.partial": ("unfinished distillation",),
+    "train.pocket": "the recipe of the built-in model, which its developer names",
+    "train.pocket_draft": "the model that was trained before, in the same run",
+    "train.pretrain": "the model that was trained before, in the same run",
+    "train.run": "checkpoints that were compared with their mark, which is in the table",
+    "view.report": "treeopt's own templates",
+}
+# Functions and methods that open a file or parse its content.
+OPENERS = {"open", "read_bytes", "read_text", "read_head", "read_start", "read_settings", "read_config", "load_json"}
+OPENERS |= {"parse_json", "loads", "load_file", "safe_open", "from_pretrained", "ParquetFile", "ZipFile", "compose"}
+OPENERS |= {
+    "load_dataset",
+    "read_table",
+    "fromfile",
+    "memmap",
+    "mmap",
+    "full_load",
+    "safe_load",
+    "DictReader",
+    "reader",
+}
+LOADERS = {"torch", "np", "numpy", "yaml", "strict_yaml", "safetensors", "pickle", "json", "tomllib"}  # .load()
+
+
+def opens(tree: ast.AST) -> bool:
+    """Whether a module opens files or parses their content."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        match node.func:
+            case ast.Attribute(ast.Name(module), "load") if module in LOADERS:
+                return True
+            case ast.Attribute(_, name) | ast.Name(name) if name in OPENERS or (
+                name == "load" and isinstance(node.func, ast.Name)
+            ):
+                return True
+    return False
+
+
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    """The modules of treeopt, by name."""
+    top = ROOT_FOLDER / "treeopt"
+    files = {".".join(path.relative_to(top).with_suffix("").parts): path for path in top.rglob("*.py")}
+    return {name: ast.parse(path.read_text()) for name, path in files.items()}
+
+
+def test_every_module_that_reads_is_listed() -> None:
+    """A module that opens files has readers in the table, or a reason why it has none."""
+    assert {name for name, tree in sources().items() if opens(tree)} == set(MODULES)
+    listed = {reader for readers in MODULES.values() if not isinstance(readers, str) for reader in readers}
+    assert listed == set(READERS)
+
+
+def test_every_public_reader_is_entered() -> None:
+    """Every public load_*, read_* and import_* function is entered by a reader of the table, or has a reason."""
+    public = {
+        f"{name}.{part.name}"
+        for name, tree in sources().items()
+        for part in tree.body
+        if isinstance(part, ast.FunctionDef)
+        and part.name.split("_")[0] in ("load", "read", "import")
+        and "_" in part.name
+    }
+    entered = {name for reader in READERS.values() for name in reader.enters}
+    assert not entered & set(EXCEPTIONS)
+    assert public <= entered | set(EXCEPTIONS)
+    assert set(EXCEPTIONS) <= public
+
+
+def test_entered_functions_are_called(tmp_path: Path) -> None:
+    """The functions that the table names are called when a valid file is read."""
+    for number, (name, reader) in enumerate(READERS.items()):
+        if not reader.enters:
+            continue
+        place = tmp_path / str(number)
+        place.mkdir()
+        path = folder_of(name, place) / reader.file
+        called: set[str] = set()
+
+        def trace(frame: Any, event: str, _argument: Any, called: set[str] = called) -> None:
+            if event == "call":
+                module = str(frame.f_globals.get("__name__", "")).removeprefix("treeopt.")
+                called.add(f"{module}.{frame.f_code.co_name}")
+
+        for raw in reader.valid():
+            path.write_bytes(raw)
+            reader.before(path)
+            sys.setprofile(trace)
+            try:
+                reader.read(path)
+            finally:
+                sys.setprofile(None)
+        assert set(reader.enters) <= called, name
