@@ -9,8 +9,9 @@ def main() -> None:
         from treeopt.cli.app import run
 
         run()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         from treeopt.errors import EXIT_INTERRUPTED
 
-        sys.stderr.write("interrupted\n")
+        if not error.args:  # else the command has said what --resume continues
+            sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)

@@ -166,6 +166,9 @@ def _none_stored(path: Path) -> TreeoptError:
 def _stored(path: Path) -> dict[str, Any] | None:
     """The configuration in a file that is not YAML, or in a folder of heads; None for a file that may be YAML."""
     if path.is_dir():
+        if not (path / _CONFIG_FILE).is_file():
+            what, why = f"{path} is a folder without {_CONFIG_FILE}", "of folders, those of heads store a configuration"
+            raise TreeoptError(Code.FILE_INVALID, what, why=why, fix="name a file, or a folder of heads")
         path = path / _CONFIG_FILE
         header = _json(read_bytes(path))
     else:

@@ -152,19 +152,29 @@ def load_json(path: str | os.PathLike[str], formats: str) -> Any:
         formats: what is expected, for the error.
 
     Raises:
-        TreeoptError: E201 where the file is missing, E203 where it is not JSON, or a number is not finite.
+        TreeoptError: E201 where the file is missing, E203 where it is not JSON, has a key twice, or a number is not
+            finite.
     """
     file = Path(path)
     if not file.exists():
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=str(path), fix=formats)
     try:
-        return json.loads(read_text(file, formats), parse_constant=_refuse_constant)
+        return json.loads(read_text(file, formats), parse_constant=_refuse_constant, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is not JSON: {error}", at=str(path), why=formats) from error
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is given twice")
+        found[key] = value
+    return found
 
 
 def _load(path: str | os.PathLike[str], schema: type[Record], command: str) -> Record:
