@@ -9,10 +9,10 @@ def main() -> None:
         from treeopt.cli.app import run
 
         run()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         from treeopt.cli.following import follows
         from treeopt.errors import EXIT_INTERRUPTED
 
-        if not follows():
+        if not (error.args or follows()):  # else the command has said what --resume continues
             sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)

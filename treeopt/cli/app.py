@@ -136,8 +136,9 @@ def run() -> None:
         else:
             _say_usage(error)
         sys.exit(error.exit_code)
-    except click.Abort:
-        raise KeyboardInterrupt from None
+    except click.Abort as error:
+        cause = error.__cause__
+        raise (cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt()) from None
     except (_ReaderClosed, BrokenPipeError):  # such as `treeopt list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output is discarded
         sys.exit(_EXIT_PIPE)

@@ -211,8 +211,16 @@ def _typed(parameter: click.Parameter, value: Any) -> Any:
             raise ValueError(f"{value!r} is not true or false")
         return value
     if _several(parameter):
-        return [_scalar(one) for one in (value if isinstance(value, list) else [value])]
-    return _scalar(value)
+        return [_one_typed(parameter, one) for one in (value if isinstance(value, list) else [value])]
+    return _one_typed(parameter, value)
+
+
+def _one_typed(parameter: click.Parameter, value: Any) -> str:
+    """One value as it would be typed; a number in quotes is a text, which an option of numbers does not take."""
+    typed = _scalar(value)
+    if isinstance(value, str) and isinstance(parameter.type(typed, parameter), (int, float)):
+        raise ValueError(f"{value!r} is a text, and the option takes a number: write it without quotes")
+    return typed
 
 
 def _several(parameter: click.Parameter) -> bool:

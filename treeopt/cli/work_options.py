@@ -130,8 +130,10 @@ def not_resumable(console: Console, options: Mapping[str, Any]) -> Iterator[None
 def _interruption(console: Console, state: Callable[[], str]) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         console.warn(f"interrupted; {state()}")
+        if console.for_people:
+            error.args = ("told",)  # `treeopt.cli.main` prints nothing more
         raise
 
 
@@ -147,7 +149,7 @@ def ending_work(console: Console, work: Work) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         work.stop()
-        console.warn("interrupted: the batch in flight is finished and stored; Ctrl-C again ends at once")
+        console.warn("stopping: the batch in flight is finished and stored; Ctrl-C again ends at once")
 
     def stored() -> str:
         return f"the same command with --resume continues with {work.folder}" if work.chunks else "nothing is written"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import check_writable, make_folder, write_bytes
+from treeopt.files.atomic import check_writable, make_folder, write_files
 from treeopt.models.base import Base, check_heads_fit
 from treeopt.models.head_files import CONFIG_FILE, NXDI_FILE, VLLM_FILE, WEIGHT_FILES, State
 from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM
@@ -123,8 +123,7 @@ def convert_heads(
     if to != "nxdi":
         config = _vllm_config(heads, state) if to == "vllm" else _medusa_config(heads, to)
         content[CONFIG_FILE] = (json.dumps(_named(base_name) | config, indent=1) + "\n").encode()
-    for file, raw in content.items():
-        write_bytes(place / file, raw)
+    write_files({place / file: raw for file, raw in content.items()})
     return ConvertedHeads(tuple(place / file for file in content), (*notes, *_advice(heads, to, place)))
 
 

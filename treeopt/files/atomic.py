@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError, system_error
@@ -129,27 +130,65 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool
     """Write the whole file, or leave the previous one unchanged.
 
     Raises:
-        TreeoptError: as `check_writable`; E204 where the system reports an error.
+        TreeoptError: as `check_writable`; E403 where the disk is full, E204 where the system reports another error.
     """
-    target = check_writable(path, overwrite=overwrite)
+    write_files({Path(path): content}, overwrite=overwrite)
+
+
+def write_files(contents: Mapping[Path, bytes], *, overwrite: bool = True) -> None:
+    """Write several files that belong together: all of them, or none.
+
+    Each is written to a temporary file beside it; then all are renamed. A rename that fails undoes those before it.
+
+    Raises:
+        TreeoptError: as `write_bytes`.
+    """
+    targets = {path: check_writable(path, overwrite=overwrite) for path in contents}
+    staged: dict[Path, str] = {}
+    writing = next(iter(contents))
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=_temporary_prefix(target))
-    except OSError as error:
-        raise unwritable(target, error) from error
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # A file that is replaced keeps its mode.
-        os.chmod(temporary, stat.S_IMODE(target.stat().st_mode) if target.exists() else new_file_mode())
-        os.replace(temporary, target)
+        for writing, content in contents.items():
+            target = targets[writing]
+            handle, staged[target] = tempfile.mkstemp(dir=target.parent, prefix=_temporary_prefix(target))
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            # A file that is replaced keeps its mode.
+            os.chmod(staged[target], stat.S_IMODE(target.stat().st_mode) if target.exists() else new_file_mode())
+        _rename_all(staged)
     except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        _discard(*staged.values())
         if isinstance(error, OSError):
-            raise unwritable(target, error) from error
+            raise unwritable(targets[writing], error) from error
         raise
+
+
+def _rename_all(staged: Mapping[Path, str]) -> None:
+    """Rename temporary files to their targets; where one cannot be renamed, put back what was there."""
+    *earlier, last = staged  # after the last rename nothing can fail
+    undo: dict[Path, str | None] = {}
+    try:
+        for target in earlier:
+            with contextlib.suppress(OSError):  # some file systems have no hard links; there nothing is put back
+                old = f"{staged[target]}.old" if target.exists() else None
+                if old is not None:
+                    os.link(target, old)
+                undo[target] = old
+            os.replace(staged[target], target)
+        os.replace(staged[last], last)
+    except BaseException:
+        for target, old in undo.items():
+            _discard(target) if old is None else os.replace(old, target)
+        raise
+    _discard(*(old for old in undo.values() if old is not None))
+
+
+def _discard(*files: str | Path) -> None:
+    """Delete files; one that cannot be deleted stays, as another error is raised or the work is done."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
 
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:

@@ -228,8 +228,12 @@ def _none_stored(path: Path) -> TreeoptError:
 def _stored(path: Path) -> dict[str, Any] | None:
     """The configuration in a file that is not YAML, or in a folder of heads; None for a file that may be YAML."""
     if path.is_dir():
-        path = next((path / name for name in _NOTE_FILES if (path / name).is_file()), path / _CONFIG_FILE)
-        header = _json(read_bytes(path, MOST_SETTINGS))
+        note = next((path / name for name in _NOTE_FILES if (path / name).is_file()), None)
+        if note is None:
+            what = f"{path} is a folder without {' or '.join(_NOTE_FILES)}"
+            why = "of folders, those of heads and of adapters store a configuration"
+            raise TreeoptError(Code.FILE_INVALID, what, why=why, fix="name a file, or a folder of heads or of an adapter")
+        header = _json(read_bytes(note, MOST_SETTINGS))
     else:
         noted = _noted(path)
         if noted is not None:

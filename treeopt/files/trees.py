@@ -212,7 +212,9 @@ def save_tree(tree: Tree | Iterable[Sequence[int]], path: str | os.PathLike[str]
     text = tree_yaml(tree, path)
     if len(text) + LONGEST > strict_yaml.MAX_BYTES:
         what = f"a tree of {tree.nodes:,} nodes makes a file of {len(text):,} bytes"
-        raise TreeoptError(Code.FILE_UNWRITABLE, what, why=f"at most {strict_yaml.MAX_BYTES:,} are read", fix="a smaller --nodes")
+        raise TreeoptError(
+            Code.FILE_UNWRITABLE, what, why=f"at most {strict_yaml.MAX_BYTES:,} are read", fix="a smaller --nodes"
+        )
     write_marked(path, text, TREE)
 
 

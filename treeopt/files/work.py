@@ -255,9 +255,14 @@ class Work:
         """Delete the folder with the files of the run; files of other names stay."""
         if self.follows or not self.folder.is_dir():
             return
-        for file in self.folder.iterdir():
-            if _is_ours(file):
-                file.unlink()
+        try:
+            for file in self.folder.iterdir():
+                if _is_ours(file):
+                    file.unlink()
+        except OSError as error:
+            what = f"{self.folder} cannot be deleted: {error.strerror}"
+            why = "it holds the parts of a run that are no longer needed; outputs are whole"
+            raise TreeoptError(Code.SYSTEM_REFUSED, what, why=why, fix=f"delete {self.folder}") from error
         with contextlib.suppress(OSError):  # files of other names
             self.folder.rmdir()
 

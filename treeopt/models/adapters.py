@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.files.atomic import check_folder, make_folder, write_bytes, write_text
+from treeopt.files.atomic import check_folder, make_folder, write_files
 from treeopt.files.read import read_bytes
 from treeopt.models.checkpoint import read_config
 from treeopt.models.fingerprint import fingerprints
@@ -189,9 +189,8 @@ def save_adapter(
     digest = _digest(content, settings.encode())
     note = {"base": fingerprints(base), "model": type(base).__name__, "heads": heads_id, "sha256": digest}
     # The note comes first: it marks the folder as ours, and its digest shows whether the weights followed.
-    write_text(place / NOTE_FILE, json.dumps(note, indent=1) + "\n")
-    write_bytes(place / WEIGHTS_FILE, content)
-    write_text(place / CONFIG_FILE, settings)
+    noted = (json.dumps(note, indent=1) + "\n").encode()
+    write_files({place / NOTE_FILE: noted, place / WEIGHTS_FILE: content, place / CONFIG_FILE: settings.encode()})
 
 
 def _digest(weights: bytes, config: bytes) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import check_folder, check_writable, make_folder, write_bytes
+from treeopt.files.atomic import check_folder, check_writable, make_folder, write_files
 from treeopt.files.bundled import POCKET
 from treeopt.models.checkpoint import read_config
 from treeopt.models.fingerprint import fingerprint
@@ -181,8 +181,8 @@ def save_heads(
     }
     if made_by:
         config["treeopt"] = made_by
-    write_bytes(file, safetensors.torch.save(state, metadata={"format": "pt"}), overwrite=overwrite)
-    write_bytes(place / CONFIG_FILE, (json.dumps(config, indent=1) + "\n").encode())
+    weights: bytes = safetensors.torch.save(state, metadata={"format": "pt"})
+    write_files({file: weights, place / CONFIG_FILE: (json.dumps(config, indent=1) + "\n").encode()})
     return file
 
 

@@ -29,19 +29,19 @@ def render_text(tree: Tree) -> str:
     return "\n".join(networkx.generate_network_text(to_graph(tree), sources=[0])) + "\n"
 
 
-def render_dot(scene: Scene) -> str:
-    """A picture in DOT."""
-    return str(_digraph(scene).source)
+def render_dot(scene: Scene, title: str = "") -> str:
+    """A picture in DOT, with `title` as its heading."""
+    return str(_digraph(scene, title).source)
 
 
-def render_with_dot(scene: Scene, file_format: str) -> bytes:
-    """A picture as PNG, PDF or another format of graphviz.
+def render_with_dot(scene: Scene, file_format: str, title: str = "") -> bytes:
+    """A picture as PNG, PDF or another format of graphviz, with `title` as its heading.
 
     Raises:
         TreeoptError: E401 where the `dot` program is missing, E204 where it does not know the format.
     """
     try:
-        return bytes(_digraph(scene).pipe(format=file_format))
+        return bytes(_digraph(scene, title).pipe(format=file_format))
     except graphviz.ExecutableNotFound as error:
         raise TreeoptError(
             Code.PROGRAM_MISSING,
@@ -58,9 +58,11 @@ def render_with_dot(scene: Scene, file_format: str) -> bytes:
         ) from error
 
 
-def _digraph(scene: Scene) -> graphviz.Digraph:
+def _digraph(scene: Scene, title: str) -> graphviz.Digraph:
     """Items by their index; the accepted path is red, and the token after it dashed."""
-    dot = graphviz.Digraph("tree", graph_attr={"rankdir": "LR"}, node_attr={"shape": "box", "fontsize": "10"})
+    shown = graphviz.escape("".join(filter(str.isprintable, title)))
+    graph = {"rankdir": "LR"} | ({"label": shown, "labelloc": "t"} if shown else {})
+    dot = graphviz.Digraph("tree", graph_attr=graph, node_attr={"shape": "box", "fontsize": "10"})
     red = "#{:02x}{:02x}{:02x}".format(*PALETTES["light"].accepted)
     for i, (item, label) in enumerate(zip(scene.items, scene.labels, strict=True)):
         look = {"style": "dashed"} if item.kind is not Kind.NODE or scene.void(i) else {}

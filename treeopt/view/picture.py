@@ -20,7 +20,7 @@ def render(
     Args:
         tree: the tree; of a step `step.tree`.
         file_format: a suffix without its dot.
-        title: the heading of an .svg file.
+        title: the heading; where it is empty an .svg file has a summary, and other formats have none.
         label: of `treeopt.view.looks.LABELS`.
         step: one step of a text, whose tokens and accepted path are drawn.
         theme: of `treeopt.view.looks.THEMES`, for .svg files.
@@ -37,4 +37,6 @@ def render(
     from treeopt.view.scene import scene_of
 
     scene = scene_of(tree, label=label, step=step)
-    return render_dot(scene).encode() if file_format in ("dot", "gv") else render_with_dot(scene, file_format)
+    if file_format in ("dot", "gv"):
+        return render_dot(scene, title).encode()
+    return render_with_dot(scene, file_format, title)
