@@ -89,7 +89,7 @@ _LONGROPE = {
     },
 }
 # What a family needs besides; names with a dash after the model type are variants of it.
-MORE: dict[str, dict[str, Any]] = {
+_TREES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         "afmoe apertus arcee aria_text beam bitnet bloom codegen cohere cohere2_moe diffllama doge dots1 ernie4_5 "
         "ernie4_5_moe exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox "
@@ -107,9 +107,11 @@ MORE: dict[str, dict[str, Any]] = {
     "deepseek_v3": _LATENT,
     "gemma3_text": {"num_hidden_layers": 6},
     "gemma4_text": {"hidden_size_per_layer_input": 0, "num_hidden_layers": 6, "global_head_dim": 8},
+    "gpt_neo-global": {"attention_types": [[["global"], 2]]},
     "gpt_neo-window": {"attention_types": [[["global", "local"], 1]], "window_size": CONTEXT},
     "kolibri1": {"head_dim": 8},
     "laguna": {},
+    "llama-dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
     "llama-yarn": {"rope_parameters": _YARN},
     "longcat_flash": {"num_attention_heads": 4, "num_key_value_heads": 4, "zero_expert_num": 2, "moe_topk": 2},
     "mimo_v2_flash": {},
@@ -121,17 +123,19 @@ MORE: dict[str, dict[str, Any]] = {
     "qwen2-mixed": {"use_sliding_window": True, "max_window_layers": 1},
     "xglm": _PAD,
     "youtu": _LATENT,
-    # attention whose masks or positions are not those that a tree needs
     "bert": _DECODER,
-    "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 16},
     "doge-window": {"keep_window_size": 32},
     "electra": _DECODER,
+    "roberta": _DECODER,
+}
+_OTHERS: dict[str, dict[str, Any]] = {
+    # attention whose masks or positions are not those that a tree needs
+    "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 16},
     "falcon-alibi": {"alibi": True},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
     "llama4_text": {},
     "mpt": {},
     "openai-gpt": {},
-    "roberta": _DECODER,
     # recurrent and hybrid layers
     "bailing_hybrid": {**_LATENT, **_TWO_KINDS},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
@@ -154,7 +158,9 @@ MORE: dict[str, dict[str, Any]] = {
     # attention to an encoder
     "bart": {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, **_PAD},
 }
+MORE = _TREES | _OTHERS
 FAMILIES = tuple(sorted(MORE))
+TREE_FAMILIES = tuple(sorted(_TREES))  # that verify trees; the others are refused
 
 
 def tiny_config(family: str, *, context: int = CONTEXT, vocab: int = VOCAB) -> Any:

@@ -45,9 +45,6 @@ def layer_windows(config: PreTrainedConfig) -> dict[str, int | None]:
         window = None
     kinds = sorted(set(getattr(text, "layer_types", None) or ["sliding_attention" if window else "full_attention"]))
     strange = [kind for kind in kinds if kind not in _KNOWN_LAYERS]
-    # gpt_neo's local layers measure their window between cache indices and take no mask by layer.
-    if "local" in (getattr(text, "attention_layers", None) or ()):
-        strange.append("local")
     if strange:
         raise TreeoptError(
             Code.NO_TREES,

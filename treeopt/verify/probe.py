@@ -16,6 +16,7 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base, check_base_finite
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree
+from treeopt.verify.limits import index_window
 from treeopt.verify.session import TreeForward
 
 _TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
@@ -47,13 +48,16 @@ def check_trees(base: Base) -> None:
 
 @torch.inference_mode()
 def _run(base: Base) -> None:
-    length = min(_PREFIX, base.context - _TREE.nodes)
+    forward = TreeForward(base, _TREE.nodes, _TREE.depth)
+    length = min(_PREFIX, forward.context - _TREE.nodes)
     if length < 1:
+        if (window := index_window(base.model.config)) is not None and window < base.context:
+            raise _refused(base, f"its window of {window} tokens is too short for a tree, which needs masks by layer")
         raise _refused(base, f"its context of {base.context} tokens is too short for a tree")
     tokens = (torch.arange(length + _TREE.nodes, device=base.device) * 7 + 3) % base.vocab_size
     prefix, nodes = tokens[:length], tokens[length:]
     try:
-        session, _, _ = TreeForward(base, _TREE.nodes, _TREE.depth).begin([prefix], _TREE.nodes)
+        session, _, _ = forward.begin([prefix], _TREE.nodes)
         logits = session.verify(nodes[None], compile_tree(_TREE, base.device))[0][0]
         alone = _paths_alone(base, prefix, nodes)
     except TreeoptError:
@@ -72,7 +76,8 @@ def _paths_alone(base: Base, prefix: Tensor, nodes: Tensor) -> Tensor:
     rows = []
     for ancestors in torch.tensor(_TREE.ancestors, device=base.device):
         ids = torch.cat([prefix, nodes[ancestors]])
-        rows.append(base.forward(ids[None], use_cache=False)[0][0, -1])
+        positions = torch.arange(len(ids), device=base.device)[None]  # as in stock `generate`
+        rows.append(base.forward(ids[None], position_ids=positions, use_cache=False)[0][0, -1])
     return torch.stack(rows)
 
 

@@ -18,6 +18,7 @@ from treeopt.tree import ROOT
 from treeopt.verify.buffers import Buffers
 from treeopt.verify.cache import Arena, TreeCache, aligned, bucket
 from treeopt.verify.fixed import Slots, compiled, padded, with_standard_strides
+from treeopt.verify.limits import check_frequencies, frequency_switch, tree_context
 from treeopt.verify.masks import Mask, TreeMasks, layer_windows
 
 NodePath = Sequence[int]  # nodes, the root first
@@ -50,7 +51,9 @@ class TreeForward:
         self.base = base
         self.verifier = compiled(base) if compile else base
         self.fixed = compile
-        self.context = base.context  # read once: it takes longer than a mask
+        config = base.model.config
+        self.context = tree_context(base.context, config, nodes)  # read once: it takes longer than a mask
+        self._switch = frequency_switch(config)
         self.nodes = nodes
         self.depth = depth
         self.masks = TreeMasks(base, nodes, depth, layer_windows(base.model.config), whole=compile)
@@ -78,8 +81,11 @@ class TreeForward:
         self._user = weakref.ref(session)
         last = 1 if len(lengths) == 1 else session.ends[:, None] - 1
         # Padded on the right without a mask: a stock forward is causal, so no prompt attends to its padding.
+        # As in stock `generate`, positions are given: a few models count them otherwise.
+        ids = pad_sequence(list(prompts), batch_first=True)
         logits, hidden = self.base.forward(
-            pad_sequence(list(prompts), batch_first=True),
+            ids,
+            position_ids=torch.arange(ids.shape[1], device=ids.device)[None],
             past_key_values=session.cache,
             use_cache=True,
             logits_to_keep=last,
@@ -95,6 +101,10 @@ class TreeForward:
         """The capacity of a cache in which a tree follows `length` tokens."""
         return min(bucket(length + self.nodes), aligned(self.context + self.nodes))
 
+    def positions(self, lengths: Sequence[int]) -> int:
+        """The number of positions that a forward after prompts of these lengths may use."""
+        return self.context if self._switch is None or max(lengths) > self._switch else min(self._switch, self.context)
+
     def with_all_nodes(self, tree: Buffers) -> Buffers:
         """The tree, padded to the maximum number of nodes; that of a static tree is made once."""
         if tree.per_row or tree.nodes == self.nodes:
@@ -108,11 +118,14 @@ class TreeForward:
             if not length:
                 raise TreeoptError(Code.CONTEXT_FULL, f"prompt {row} holds no tokens", fix="give at least one token")
             if length + max_new_tokens > self.context:
-                what = f"{length} prompt tokens and {max_new_tokens} new ones; the context holds {self.context}"
+                holder = "the context" if self.context == self.base.context else "the model with this tree"
+                what = f"{length} prompt tokens and {max_new_tokens} new ones; {holder} holds {self.context}"
                 where = f"prompt {row}" if len(lengths) > 1 else ""
                 raise TreeoptError(
                     Code.CONTEXT_FULL, what, at=where, fix="shorten the prompt, or generate fewer new tokens"
                 )
+        if self._switch is not None:
+            check_frequencies(self._switch, lengths, max_new_tokens)
 
 
 def pick(states: Tensor, places: Sequence[int]) -> Tensor:
@@ -137,6 +150,7 @@ class Session:
         self.cache = cache
         self._forward = forward
         self._limit = limit
+        self._positions = forward.positions(lengths)
         self._lengths = lengths  # of each row of the cache
         self._live = list(range(len(lengths)))  # the rows of the cache that are in progress
         self._slots: Slots | None = None  # where some rows of a compiled forward have ended
@@ -185,9 +199,9 @@ class Session:
         starts = longest if len(self._lengths) == 1 else self.ends[:, None]
         depths = tree.position_ids
         positions = (depths if tree.per_row else depths[None]) + starts  # [1 or B, N]
-        if longest + forward.depth >= forward.context:
-            # Nodes beyond the context are drafts beyond the budget, which are never emitted; any valid position works.
-            positions = positions.clamp(max=forward.context - 1)
+        if longest + forward.depth >= self._positions:
+            # Nodes beyond them are drafts beyond the budget, which are never emitted; any valid position works.
+            positions = positions.clamp(max=self._positions - 1)
         return {
             "ids": tokens,
             "attention_mask": self._mask(tree, starts),
