@@ -37,9 +37,8 @@ from mutation_sites import KINDS, Fault, chosen, faults_of
 from mutation_trees import ROOT, Map, copy_repository, planted
 from timing import add_tiny, machine
 
-ROOMS = (
-    "records files optimize models verify texts drafting calibrate decode evaluate train export plan view cli".split()
-)
+ROOMS = ("records", "files", "optimize", "models", "verify", "texts", "drafting", "calibrate")
+ROOMS += ("decode", "evaluate", "train", "export", "plan", "view", "cli")
 KNOWN = Path(__file__).with_name("mutation_known.yaml")
 # Compiled modules, whose lines cannot be followed: the tests are those that run a session of the kernel.
 KERNEL = tuple(f"drafting/kernel_{name}.py" for name in ("nodes", "sources", "steps", "text", "trees"))
@@ -96,8 +95,8 @@ def change(fault: Fault) -> str:
 class Store:
     """The folder of maps, copies and results."""
 
-    def __init__(self, folder: Path, without: Sequence[str]):
-        self.folder, self.without = folder.resolve(), without
+    def __init__(self, folder: Path):
+        self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.results = self.folder / "results.jsonl"
         self.tree = self.folder / f"tree-{os.getpid()}"
@@ -157,10 +156,10 @@ def _search(some: Sequence[str], tests: Map, found: Path, compiling: float, base
     return find(some, Finder(some, tests.seconds, found, compiling=compiling), basetemp)
 
 
-def run_room(faults: Sequence[Fault], store: Store, again: Sequence[str], seconds: float) -> list[Result]:
-    """Run the faults of a room, without those that have a result whose outcome is not one of `again`."""
+def run_room(faults: Sequence[Fault], store: Store, options: argparse.Namespace) -> list[Result]:
+    """Run the faults of a room, without those that have a result which is not to be made again."""
     earlier, same = store.earlier(), known()
-    tests = Map(store.folder / "maps", faults[0].room, store.without)
+    tests = Map(store.folder / "maps", faults[0].room, options.tests, options.variants)
     tests.store.mkdir(exist_ok=True)
     tests.read(store.tree)
     preload(tests.modules)
@@ -169,11 +168,11 @@ def run_room(faults: Sequence[Fault], store: Store, again: Sequence[str], second
     for fault in faults:
         row = earlier.get((fault.id, fault.after))
         listed = same.get(fault.id, ("", ""))[0] == change(fault)
-        kept = row is not None and row["outcome"] not in again
+        kept = row is not None and row["outcome"] not in options.again
         if row is not None and kept:
             result = Result(fault, row["outcome"], row["by"], row["tests"], row["seconds"])
         else:
-            result = run_fault(fault, tests, store, thorough=0.0 if listed else seconds)
+            result = run_fault(fault, tests, store, thorough=0.0 if listed else options.seconds)
             store.add(result)
         if result.outcome == MISSED and listed:
             result = Result(fault, SAME, "", result.tests, result.seconds)
@@ -215,12 +214,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--room", nargs="+", choices=ROOMS, default=ROOMS)
     parser.add_argument("--faults", type=int, default=20, help="faults of each room (default: 20)")
-    parser.add_argument("--module", default="", help="only modules whose path in treeopt starts so")
+    parser.add_argument("--module", nargs="+", default=[""], help="only modules whose path in treeopt starts so")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     parser.add_argument("--only", nargs="+", metavar="ID", help="these faults, even those with a result")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the tests for a fault, twice (default: 60)")
-    parser.add_argument("--without", nargs="+", default=[], metavar="FILE", help="test files that are too slow")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="only these test files, by their names")
+    parser.add_argument("--variants", type=int, default=0, help="parameters that each test is run with at most")
     parser.add_argument("--again", nargs="+", choices=(FOUND, MISSED), default=(), help="run these results again")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutation", help="maps and results")
     add_tiny(parser)
@@ -231,7 +231,7 @@ def main() -> None:
     options = arguments()
     print(machine(1))
     if options.tiny:
-        options.room, options.faults, options.module = ["records"], 2, "sampling.py"
+        options.room, options.faults, options.module = ["records"], 2, ["sampling.py"]
     rooms = sorted({one.split("/")[0] if "/" in one.split(":")[0] else "records" for one in options.only or ()})
     by_room = all_faults(rooms or options.room)
     if options.only:
@@ -240,20 +240,23 @@ def main() -> None:
         if missing := listed - {one.id for faults in picked.values() for one in faults}:
             raise SystemExit(f"no such fault: {', '.join(sorted(missing))}")
     else:
-        own = {room: [one for one in some if one.path.startswith(options.module)] for room, some in by_room.items()}
+        own = {
+            room: [one for one in some if one.path.startswith(tuple(options.module))] for room, some in by_room.items()
+        }
         picked = {room: chosen(faults, options.faults, options.seed) for room, faults in own.items()}
     if options.list:
         for fault in (one for faults in picked.values() for one in faults):
             print(f"{fault.id} (line {fault.line}): {change(fault)}")
         return
-    store = Store(options.folder, options.without)
-    again = [FOUND, MISSED] if options.only else options.again
+    store = Store(options.folder)
+    if options.only:
+        options.again = [FOUND, MISSED]
     results: list[Result] = []
     copy_repository(store.tree)
     try:
         for faults in picked.values():
             if faults:
-                results += run_room(faults, store, again, options.seconds)
+                results += run_room(faults, store, options)
         table(results)
         if options.only:
             print(store.log.read_text())

@@ -103,9 +103,18 @@ def find(fault_tests: Sequence[str], plugin: Finder, basetemp: Path) -> int:
 class Mapper:
     """Notes the lines that every test runs, those of its fixtures apart, and its seconds."""
 
-    def __init__(self, measured: coverage.Coverage):
-        self.measured = measured
+    def __init__(self, measured: coverage.Coverage, variants: int):
+        self.measured, self.variants = measured, variants
         self.tests: dict[str, list[Any]] = {}  # test -> seconds, whether it passed
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep evenly spaced ones of the variants of each test."""
+        if not self.variants:
+            return
+        names = defaultdict(list)
+        for item in items:
+            names[item.nodeid.split("[")[0]].append(item)
+        items[:] = [item for some in names.values() for item in some[:: -(-len(some) // self.variants)]]
 
     @contextlib.contextmanager
     def _part(self, item: pytest.Item, part: str) -> Iterator[None]:
@@ -131,14 +140,14 @@ class Mapper:
             self.tests[report.nodeid][1] = False
 
 
-def make_map(files: Sequence[str], folder: Path, output: Path, basetemp: Path) -> int:
+def make_map(files: Sequence[str], folder: Path, output: Path, basetemp: Path, variants: int) -> int:
     """Write {"tests": {test: [seconds, passed]}, "lines": {file: {line: [part of a test]}}}; to be called in a child.
 
     A part is TEST|call or TEST|setup.
     """
     measured = coverage.Coverage(data_file=None, source=[str(folder / "treeopt")], config_file=False, messages=False)
     measured.start()
-    plugin = Mapper(measured)
+    plugin = Mapper(measured, variants)
     options = ["-q", "--tb=short", "--hypothesis-seed=0", f"--basetemp={basetemp}", "-p", "no:cacheprovider"]
     pytest.main([*options, *files], plugins=[plugin])
     measured.stop()

@@ -59,9 +59,9 @@ def test_files(room: str) -> list[str]:
 class Map:
     """Which tests run which lines: measured once for each test file, and again if it or the sources change."""
 
-    def __init__(self, store: Path, room: str, without: Sequence[str] = ()):
-        self.store, self.room = store, room
-        self.files = [name for name in test_files(room) if Path(name).name not in without]
+    def __init__(self, store: Path, room: str, files: Sequence[str] = (), variants: int = 0):
+        self.store, self.room, self.variants = store, room, variants
+        self.files = [name for name in test_files(room) if not files or Path(name).name in files]
         sources = sorted((ROOT / "treeopt").rglob("*.py")) + sorted((ROOT / "tests").glob("*.py"))
         shared = [path for path in sources if path.parent.name != "tests" or not path.name.startswith("test_")]
         self.digest = hashlib.sha256(b"".join(path.read_bytes() for path in shared))
@@ -81,13 +81,16 @@ class Map:
     def _file(self, name: str) -> Path:
         digest = self.digest.copy()
         digest.update((ROOT / name).read_bytes())
+        if self.variants:
+            digest.update(b"%d" % self.variants)
         return self.store / f"{name.replace('/', '-')}-{digest.hexdigest()[:16]}.json"
 
     def _make(self, files: Sequence[str], folder: Path) -> None:
         for name in files:
             shutil.copy2(ROOT / name, folder / name)
         together, log = self.store / f"{self.room}-{os.getpid()}.json", self.store / f"{self.room}.log"
-        status = in_child(partial(make_map, files, folder, together, self.store / f"pytest-{os.getpid()}"), folder, log)
+        basetemp = self.store / f"pytest-{os.getpid()}"
+        status = in_child(partial(make_map, files, folder, together, basetemp, self.variants), folder, log)
         if status:
             raise SystemExit(f"the tests of {self.room} could not be mapped: {log}")
         made = json.loads(together.read_text())
