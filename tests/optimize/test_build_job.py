@@ -8,6 +8,7 @@ from helpers import make_calibration, random_calibration
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
+from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.build_job import Job, run_job
 from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.refine import Limits
@@ -39,6 +40,20 @@ def test_contradictions_are_refused() -> None:
         run_job([calibration, calibration], Job(nodes=8, holdout=3))
     with pytest.raises(ValueError, match="profile"):
         run_job([calibration], Job(nodes=None))
+    for shares in ([1.0], [1.0, 1.0, 1.0]):
+        with pytest.raises(ValueError, match="shares for 2"):
+            run_job([calibration, calibration], Job(nodes=8, shares=shares))
+    with pytest.raises(ValueError, match="shares for 1"):
+        run_job([calibration], Job(nodes=8, shares=[1.0, 1.0]))
+
+
+def test_profile_of_per_step_trees_gives_no_static_size() -> None:
+    """Their steps take other times: E230, before any tree is grown."""
+    points = [LatencyPoint(nodes, 1, 64, seconds, seconds, seconds) for nodes, seconds in ((1, 1.0), (8, 1.5))]
+    profile = LatencyProfile.from_points(points, {"kind": "dynamic"})
+    with pytest.raises(TreeoptError, match="dynamic") as caught:
+        run_job([random_calibration(6)], Job(nodes=None, profile=profile))
+    assert caught.value.code is Code.PROFILE_INVALID
 
 
 def empty() -> Calibration:

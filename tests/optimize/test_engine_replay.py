@@ -10,9 +10,10 @@ import pytest
 from eagle_simulation import MadeUpDrafter, accepted, chosen_tree, engine_steps, traces_of
 from helpers import make_calibration, random_calibration
 
-from treeopt.calibration import Calibration
+from treeopt.calibration import NONE, Calibration
 from treeopt.errors import Code, TreeoptError
-from treeopt.optimize.engine_choice import tree_of
+from treeopt.latency import LatencyPoint, LatencyProfile
+from treeopt.optimize.engine_choice import best_shape, best_stopped_chain, most_nodes, tree_of
 from treeopt.optimize.engine_replay import (
     DynamicTree,
     mean_dynamic_tree,
@@ -87,6 +88,26 @@ def test_chosen_numbers_agree_with_the_engine(nodes: int) -> None:
     tolerance = 1e-12 if choice.shape.replays_exactly(LEVELS) else 0.03
     assert choice.replay.tokens_per_step == pytest.approx(engine, rel=tolerance)
     assert choice.shape.nodes == nodes
+
+
+def test_limit_of_tensorrt_is_kept_where_it_is_set() -> None:
+    """With `narrow`, a tree has at most steps * top_k drafts, and is refused beyond; without it there are more."""
+    most = most_nodes(traces(), narrow=True)
+    assert most == 1 + LEVELS * WIDTH
+    assert best_shape(traces(), most, narrow=True)[0].nodes == most
+    assert best_shape(traces(), most + 1)[0].nodes == most + 1
+    with pytest.raises(TreeoptError) as caught:
+        best_shape(traces(), most + 1, narrow=True)
+    assert caught.value.code is Code.TREE_INVALID
+
+
+def test_stopped_chain_of_all_lengths_is_the_longest_where_drafts_are_free() -> None:
+    """Where every step takes one second and every draft is right, the chain is as long as the profile allows."""
+    right = dataclasses.replace(traces(), ranks=np.where(traces().ranks == NONE, NONE, 0).astype(np.uint8))
+    points = [LatencyPoint(nodes, 1, 64, 1.0, 1.0, 1.0) for nodes in (1, LEVELS + 1)]
+    found = best_stopped_chain(right, LatencyProfile.from_points(points, {}))
+    assert found.budget.nodes == LEVELS + 1
+    assert found.budget.seconds == 1.0
 
 
 @pytest.mark.parametrize("numbers", [(0, 2, 3), (2, 0, 3), (2, 2, 1), (1, 2, 4), (2, 1, 4), (2, 2, 8)])

@@ -105,3 +105,13 @@ def test_refinement_is_deterministic() -> None:
     weights = np.ones(calibration.positions)
     one, other = (refine(start, calibration.ranks, weights, Limits(12, 8), seconds=LONG) for _ in range(2))
     assert one.paths == other.paths
+
+
+def test_progress_is_told_the_seconds_of_the_limit() -> None:
+    """Each exchange that is tried reports the second that has begun, of one more than the limit's."""
+    calibration = make_calibration([np.array([[0], [0], [1]] * 10)])
+    seen: list[tuple[int, int]] = []
+    report = {"seconds": LONG, "progress": lambda done, total, _note: seen.append((done, total))}
+    refine(Tree(((0,), (3,))), calibration.ranks, np.ones(30), Limits(3, 4), **report)
+    assert seen
+    assert all(0 < done <= total == LONG + 1 for done, total in seen)

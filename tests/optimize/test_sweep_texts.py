@@ -121,9 +121,12 @@ def test_equal_texts_count_once() -> None:
 
 def test_same_seed_gives_the_same_draws() -> None:
     """Equal seeds give equal points, another seed other ones."""
-    options = {"nodes": NODES, "draws": 1, "top_k": TOP_K}
+    seen: list[tuple[int, int]] = []
+    report = {"progress": lambda done, total, _note: seen.append((done, total))}
+    options = {"nodes": NODES, "draws": 1, "top_k": TOP_K, **report}
     first, again, other = (sweep_texts(texts_of(), seed=seed, **options).points for seed in (1, 1, 2))
     assert first == again != other
+    assert seen == [(1, 2), (2, 2)] * 3  # trees from 10 and 22 of 28 texts
 
 
 def point_of(texts: int, high: float | None) -> TextsPoint:

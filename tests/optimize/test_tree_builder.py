@@ -13,9 +13,11 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.files.trees import tree_yaml
+from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
-from treeopt.optimize.tree_builder import build_tree, check_size
+from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.tree_builder import build_tree, check_size, describe, tree_limits
 from treeopt.tree import Tree
 
 
@@ -170,3 +172,19 @@ def test_limits_that_allow_few_nodes_are_never_too_large() -> None:
     check_size(Limits(1 << 30, 253, 2), 5, "--nodes")
     with pytest.raises(TreeoptError, match="16,258,540"):
         check_size(Limits(1 << 30, 253, 3), 5, "--nodes")
+
+
+@pytest.mark.parametrize("number", [{"nodes": 0}, {"top_k": 0}, {"max_rank": -1}, {"max_depth": -1}])
+def test_each_number_out_of_range_is_refused(number: dict[str, int]) -> None:
+    """One wrong number suffices."""
+    with pytest.raises(ValueError, match="out of range"):
+        build_tree(random_calibration(0), **{"nodes": 4, **number})
+
+
+@pytest.mark.parametrize(("levels", "named"), [(0, None), (1, "level 1"), (2, "all levels")])
+def test_source_names_the_levels_without_gaps(levels: int, named: str | None) -> None:
+    """The method of the tree's file says where siblings have no gaps."""
+    calibration = random_calibration(0)
+    fitter = Fitter(calibration, tree_limits(calibration, 6, contiguous=levels))
+    source = describe(fitter, fitter.choose([MEDUSA])).source
+    assert source["method"].get("contiguous") == named

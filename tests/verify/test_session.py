@@ -369,3 +369,44 @@ def test_generate_to_context_end(family: str, prompt: int) -> None:
     decoded = TreeDecoder(base, random_heads(base, 8), tree).generate(ids, 40 - prompt)
     assert decoded.tokens == stock[0, prompt:].tolist()
     assert len(decoded.tokens) == 40 - prompt
+
+
+@pytest.mark.parametrize("lengths", [[30], [30, 21, 9]])
+@torch.inference_mode()
+def test_fixed_shapes_give_the_logits_of_any(monkeypatch: pytest.MonkeyPatch, lengths: list[int]) -> None:
+    """Trees padded to the maximum, over the whole capacity and with ended rows, give the logits of the exact shapes."""
+    monkeypatch.setattr("treeopt.verify.session.compiled", lambda base: base)
+    base, prompts = tiny_base("qwen2-mixed", 3), [tokens_of(row, length) for row, length in enumerate(lengths)]
+    (fixed, one, _), (exact, other, _) = (
+        TreeForward(base, 12, 4, compile=compile).begin(prompts, 40) for compile in (True, False)
+    )
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    for step, nodes in enumerate((5, 12, 1, 9)):
+        tree = random_tree(step, nodes=nodes, depth=4, ranks=4)
+        tokens = torch.stack([tokens_of(10 * step + row, nodes) for row in range(len(fixed.lengths))])
+        found, hidden = fixed.verify(tokens, compile_tree(tree))
+        expected, states = exact.verify(tokens, compile_tree(tree))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(hidden, states, rtol=0, atol=1e-4)
+        for session in (fixed, exact):
+            session.keep([tuple(path_to(tree, nodes - 1))] * len(tokens))
+            if step == 1 and len(lengths) > 1:
+                session.select([0, 2])
+        assert fixed.lengths == exact.lengths
+
+
+def test_model_whose_context_just_holds_the_probe_is_accepted() -> None:
+    """The probe's tree of nine nodes and one token of a prefix fill a context of ten; one of nine is too short."""
+    check_trees(tiny_base("llama", max_position_embeddings=10))
+    with pytest.raises(TreeoptError, match="too short") as caught:
+        check_trees(tiny_base("llama", max_position_embeddings=9))
+    assert caught.value.code is Code.NO_TREES
+
+
+@pytest.mark.parametrize(("lengths", "place"), [([41], ""), ([3, 41], "prompt 1")])
+def test_prompt_is_named_where_there_are_several(lengths: list[int], place: str) -> None:
+    """The error of one prompt names no number."""
+    forward = TreeForward(tiny_base("llama", max_position_embeddings=40), 1, 0)
+    with pytest.raises(TreeoptError) as caught:
+        forward.begin([tokens_of(0, length) for length in lengths], 5)
+    assert caught.value.at == place
