@@ -10,7 +10,8 @@ from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import adapter_option, base_options, check_outputs, prompt_options, say_base, say_prompts
-from treeopt.cli.work_options import resumable
+from treeopt.cli.processes import nproc_option
+from treeopt.cli.work_options import ending_work, open_rows, resumable
 
 if TYPE_CHECKING:
     from treeopt.texts.prompts import PromptSet
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts decoded together."
 )
+@nproc_option
 @click.option("--resume", is_flag=True, help="Continue OUTPUT.partial.")
 @click.option("--force", is_flag=True, help="Replace the output, and delete OUTPUT.partial.")
 @click.option("-o", "--output", required=True, help="A .jsonl file.")
@@ -61,6 +63,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.train.partial import partial_of
 
     partial_of(target, resume=options["resume"], overwrite=options["force"])
+    work = open_rows(options)
     seeds = _seeds(console, options)
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
     base = load_base(options["model"], **{name: options[name] for name in ("dtype", "device", "adapter")})
@@ -68,7 +71,9 @@ def run(console: Console, **options: Any) -> None:
     warn_no_trees(console, base, "heads trained on its answers cannot draft for it here")
     names = ("max_new_tokens", "temperature", "seed", "batch_size", "chat_template", "resume")
     chosen = {name: options[name] for name in names}
-    with resumable(console, f"with {options['output']}.partial"), console.progress("distill") as progress:
+    partial = f"with {options['output']}.partial"
+    ending = resumable(console, partial) if work is None else ending_work(console, work)
+    with ending, console.progress("distill") as progress:
         done = distill(
             base,
             seeds,
@@ -76,6 +81,7 @@ def run(console: Console, **options: Any) -> None:
             exclude=exclude,
             progress=progress,
             overwrite=options["force"],
+            work=work,
             **chosen,
         )
     _report(console, done, options["output"])
