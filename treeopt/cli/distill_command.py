@@ -10,7 +10,8 @@ from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import adapter_option, base_options, check_outputs, prompt_options, say_base, say_prompts
-from treeopt.cli.work_options import batch_option, batch_settings, resumable
+from treeopt.cli.processes import nproc_option
+from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_rows, resumable
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 @click.option("--temperature", type=Temperature(), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
 @batch_option
+@nproc_option
 @click.option("--resume", is_flag=True, help="Continue OUTPUT.partial.")
 @click.option("--force", is_flag=True, help="Replace the output, and delete OUTPUT.partial.")
 @click.option("-o", "--output", required=True, help="A .jsonl file.")
@@ -60,6 +62,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.train.partial import partial_of
 
     partial_of(target, resume=options["resume"], overwrite=options["force"])
+    work = open_rows(options)
     seeds = _seeds(console, options)
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
     base = load_base(options["model"], **{name: options[name] for name in ("dtype", "device", "adapter")})
@@ -67,7 +70,9 @@ def run(console: Console, **options: Any) -> None:
     warn_no_trees(console, base, "heads trained on its answers cannot draft for it here")
     names = ("max_new_tokens", "temperature", "seed", "chat_template", "resume")
     chosen = {**batch_settings(console, options), **{name: options[name] for name in names}}
-    with resumable(console, f"with {options['output']}.partial"), console.progress("distill") as progress:
+    partial = f"with {options['output']}.partial"
+    ending = resumable(console, partial) if work is None else ending_work(console, work)
+    with ending, console.progress("distill") as progress:
         done = distill(
             base,
             seeds,
@@ -75,6 +80,7 @@ def run(console: Console, **options: Any) -> None:
             exclude=exclude,
             progress=progress,
             overwrite=options["force"],
+            work=work,
             **chosen,
         )
     write_note(options["output"], console.configuration)

@@ -5,11 +5,13 @@ The seeds are single prompts, conversations (whose user turns each follow the mo
 
 Every answer is one row of the output, with the prompt exactly as the model read it, so that training sees the hidden
 states that decoding will see. The rows are appended batch by batch to `OUT.partial`, which is renamed to OUT when all
-are written. A run that was interrupted continues after its last whole batch and ends with the same bytes.
+are written. A run that was interrupted continues after its last whole batch and ends with the same bytes. Several
+processes make the batches in a work folder, from which the first one appends them.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -17,11 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
+from treeopt.files.work import Chunk, Keep, Make, Work, chunk_name, unsaved
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
@@ -45,11 +49,13 @@ class DistillOptions(AnswerOptions):
     Args:
         resume: continue `PATH.partial`.
         overwrite: replace the file, and delete `PATH.partial`.
+        work: stores finished batches beside `PATH.partial`, and divides them among processes; None for one process.
     """
 
     max_new_tokens: int = 256
     resume: bool = False
     overwrite: bool = False
+    work: Work | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,13 @@ def distill(
     writer = _writer(base, excluded, chosen)
     kept = kept_of(partial, made_by, _place(seeds), chosen.batch_size) if chosen.resume else Kept()
     run = _Run(seeds, writer, source, kept.rows, kept.tokens)
-    _append(run, partial, kept, progress)
+    if chosen.work is None:
+        _append(run, partial, kept, progress)
+    else:
+        settings = {**made_by, **base.versions(), "threads": torch.get_num_threads()}
+        _share(run, partial, kept, progress, work=chosen.work, settings=settings)
+        _append(run, partial, kept, progress, keep=chosen.work.chunk)
+        chosen.work.remove()
     if not run.rows:
         partial.unlink()
         reasons = ", ".join(sorted({one.reason for one in run.skipped}))
@@ -150,8 +162,22 @@ class _Run:
         """Number of conversations."""
         return self.seeds.count if isinstance(self.seeds, SelfTalk) else len(self.seeds.prompts)
 
-    def batch(self, number: int) -> bytes:
-        """The rows of one batch, a line each."""
+    def makes(self, first: int) -> dict[str, Make]:
+        """The batches from a number on, by the names of their chunks."""
+        numbers = range(first, -(-self.count // self.writer.options.batch_size))
+        return {chunk_name("rows", number): functools.partial(self._batch, number) for number in numbers}
+
+    def lines(self, chunk: Chunk) -> bytes:
+        """The rows of a batch, a line each, which are counted."""
+        arrays, data = chunk
+        self.rows += data["rows"]
+        self.tokens += data["tokens"]
+        self.ended_early += data["ended_early"]
+        self.skipped += [Skipped(**one) for one in data["skipped"]]
+        return arrays["lines"].tobytes()
+
+    def _batch(self, number: int) -> Chunk:
+        """The rows of one batch, a line each, and their counts."""
         seed, size = self.writer.options.seed, self.writer.options.batch_size
         torch.manual_seed(batch_seed(seed, number))
         first, last = number * size, min((number + 1) * size, self.count)
@@ -165,24 +191,40 @@ class _Run:
             self.writer.answer_all(talks)
         common = {"model_id": self.writer.base.fingerprint, "source": self.source}
         rows = [{**row, **common} for talk in talks for row in talk.rows]
-        self.rows += len(rows)
-        self.tokens += sum(end - start for row in rows for start, end in row["answers"])
-        self.ended_early += sum(0 < len(talk.rows) < number for talk, number in zip(talks, turns, strict=True))
-        self.skipped += [Skipped(t.id, len(t.prompt), t.ended or "no answer") for t in talks if not t.rows]
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
+        counts = {
+            "rows": len(rows),
+            "tokens": sum(end - start for row in rows for start, end in row["answers"]),
+            "ended_early": sum(0 < len(talk.rows) < most for talk, most in zip(talks, turns, strict=True)),
+            "skipped": [vars(Skipped(t.id, len(t.prompt), t.ended or "no answer")) for t in talks if not t.rows],
+        }
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
+        return {"lines": np.frombuffer(lines, np.uint8)}, counts
 
 
-def _append(run: _Run, partial: Path, kept: Kept, progress: Progress) -> None:
+def _share(run: _Run, partial: Path, kept: Kept, progress: Progress, *, work: Work, settings: dict[str, Any]) -> None:
+    """Make the remaining batches in all processes; then the first one goes on alone."""
+    work.begin(settings)
+    if not work.follows:
+        partial.touch()
+    try:
+        work.share(run.makes(kept.batches), progress)
+        work.leader_only()
+    finally:
+        if not (work.follows or work.chunks or partial.stat().st_size):
+            partial.unlink()  # there is nothing to resume
+
+
+def _append(run: _Run, partial: Path, kept: Kept, progress: Progress, *, keep: Keep = unsaved) -> None:
     """Append the remaining batches to the unfinished file; delete it where the first one fails."""
     size = run.writer.options.batch_size
     try:
         with partial.open("ab") as stream:
             stream.truncate(kept.bytes)
-            for number in range(kept.batches, -(-run.count // size)):
-                stream.write(run.batch(number))
+            for number, (name, make) in enumerate(run.makes(kept.batches).items(), start=kept.batches + 1):
+                stream.write(run.lines(keep(name, make)))
                 stream.flush()
                 os.fsync(stream.fileno())
-                progress(min((number + 1) * size, run.count), run.count, f"{run.tokens} tokens")
+                progress(min(number * size, run.count), run.count, f"{run.tokens} tokens")
     except TreeoptError:
         if not partial.stat().st_size:  # there is nothing to resume
             partial.unlink()
