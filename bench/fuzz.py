@@ -40,6 +40,7 @@ SLOW = 10  # readers of milliseconds get one input of so many
 LONGEST = 1 << 13  # bytes of an input
 SECONDS, MEGABYTES = 10, 2048  # of one input, and of the process
 RESTARTS = 5  # after crashes
+STDERR = 2  # of libFuzzer, which prints there
 EACH = 100  # inputs after which the figures are stored, and the folder is looked at
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # folder of the inputs
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical", "OMP_NUM_THREADS": "1"}
@@ -175,7 +176,9 @@ def run_child(name: str, options: argparse.Namespace, inputs: int, seed: int, su
 
         limits = [f"-timeout={SECONDS}", f"-rss_limit_mb={MEGABYTES}", f"-max_len={LONGEST}", "-len_control=0"]
         run = [f"-runs={inputs}", f"-seed={seed + 1}", f"-artifact_prefix={folder}/", "-verbosity=0"]
-        atheris.Setup([sys.argv[0], *limits, *run, str(corpus)], one, custom_mutator=target.mutated)
+        # libFuzzer ends without a counter: treeopt has none where it was imported before.
+        counted = atheris.instrument_func(one)
+        atheris.Setup([sys.argv[0], *limits, *run, str(corpus)], counted, custom_mutator=target.mutated)
         atheris.Fuzz()
 
 
@@ -204,8 +207,10 @@ def _in_a_fork(run: Callable[[], None]) -> int:
     child = os.fork()
     if child == 0:
         try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
             run()
+        except BaseException:
+            traceback.print_exc(file=sys.__stdout__)
         finally:
             os._exit(99)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -234,7 +239,7 @@ def main() -> None:
     parser.add_argument("--reader", action="append", default=[], help="only this one; may be repeated")
     parser.add_argument("--inputs", type=int, default=INPUTS, help="of each reader; slow readers get a tenth")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--findings", type=Path, default=ROOT / "build" / "fuzz", help="folder of the inputs that fail")
+    parser.add_argument("--findings", type=Path, help="folder of the inputs that fail (default: build/fuzz)")
     parser.add_argument("--rerun", type=Path, help="read a kept input again, with one --reader")
     add_tiny(parser)
     options = parser.parse_args()
@@ -243,6 +248,8 @@ def main() -> None:
     if options.rerun is not None:
         rerun(options.reader[0], options.rerun)
     table = _import_readers()
+    scratch = tempfile.TemporaryDirectory()
+    options.findings = options.findings or (Path(scratch.name) if options.tiny else ROOT / "build" / "fuzz")
     names = options.reader or list(TINY_READERS if options.tiny else table.READERS)
     names.sort(key=lambda name: table.READERS[name].slow)
     inputs = TINY if options.tiny else options.inputs
@@ -256,7 +263,8 @@ def main() -> None:
         figures = f"{spent['inputs']:9,.0f} {spent['seconds']:8.0f} {spent['cpu']:8.0f}"
         print(f"{name:26} {figures}  {shown or 'none'}", flush=True)
         failed += bool(found) or spent["inputs"] < wanted
-    sys.exit(failed > 0)
+    if failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

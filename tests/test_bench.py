@@ -45,6 +45,7 @@ CALLS = {
     "exact": [EXACT],
     "forward": ["--shared {shared}"],
     "hardware": ["paper", "fit --shared {shared}"],
+    "fuzz": [""],
     "help": [""],
     "hostile": [""],
     "learn": [""],
@@ -101,6 +102,8 @@ def plain_calls() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "line"), plain_calls())
 def test_bench_runs(bench: Bench, name: str, line: str, tmp_path: Path) -> None:
     """The script names the machine and prints figures, none of which is nan."""
+    if name == "fuzz":
+        pytest.importorskip("atheris", reason="fuzzing needs the package atheris")
     if "{file}" in line:
         save_calibration(random_calibration(1, sequences=120, length=12), tmp_path / "c.safetensors")
     printed = bench(name, line)

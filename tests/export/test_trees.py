@@ -428,7 +428,7 @@ SAID = {
     "an unknown key": "unknown keys: 'extra'",
     "a missing key": "lacks mask",
     "a huge size": "size 1000000000, not a whole number from 1 to 2,048",
-    "a mask that is huge": "a mask of shape [1000000, 1000000], and size 4",
+    "a mask that is huge": "a mask that is not a tensor of whole numbers in memory",
     "a pickle with code": "more than tensors, lists and numbers (posix.mkdir)",
     "a key twice": "the key '0' twice",
     "an orphan": "[1, 0]: its parent [1] is missing",

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
+from treeopt.files import kinds
 from treeopt.files.bundled import pocket, prompt_sets, zoo
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
@@ -132,6 +133,6 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "t.yaml").write_text("[[0]]")
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(kinds, "read_start", refuse)
     with pytest.raises(TreeoptError, match="cannot be read: Permission denied"):
         load_tree(tmp_path / "t.yaml")

@@ -182,12 +182,8 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     yield "size a text", config(hidden_size="many"), model, "expected int, got str (value: 'many')"
     yield "huge", config(hidden_size=32 * 4096, vocab_size=2**40), model, "the files hold"
     yield "hugest", config(hidden_size=2**200, num_attention_heads=4), model, "transformers can load"
-    yield (
-        "many layers",
-        config(num_hidden_layers=10**8),
-        model,
-        "which its files cannot hold",
-    )
+    yield "many layers", config(num_hidden_layers=90_000), model, "which its files cannot hold"
+    yield "too many layers", config(num_hidden_layers=10**15), model, "layers, more than 100,000"
     yield "no layers", config(num_hidden_layers=0), model, "its forward fails"
     yield "negative context", config(max_position_embeddings=-5), model, "max_position_embeddings is -5"
     yield "unknown activation", config(hidden_act="nosuch"), model, "nosuch"

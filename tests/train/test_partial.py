@@ -12,6 +12,7 @@ import pytest
 from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files import read
 from treeopt.models.base import Base
 from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.train.distill import Distilled, distill
@@ -108,11 +109,11 @@ def test_what_a_kill_leaves_is_continued(partial: Path, kept: int | None, new: i
 def test_unreadable_file(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that the system does not give is refused by its name, with the system's reason."""
 
-    def refused(self: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refused(path: Path, _most: int) -> tuple[bytes, int]:
+        raise PermissionError(13, "Permission denied", str(path))
 
     prompts = seeds(partial.parent)
-    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr(read, "read_start", refused)
     with pytest.raises(TreeoptError, match=r"out\.jsonl\.partial cannot be read: Permission denied") as caught:
         run(chat_base(), prompts, partial.with_suffix(""), resume=True)
     assert caught.value.code is Code.RESUME_INVALID

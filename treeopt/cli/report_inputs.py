@@ -58,9 +58,9 @@ def listed_inputs(folder: str) -> dict[str, Any]:
             Code.FILE_INVALID, f"{file} does not list the inputs of a report", at=str(file), why=_FORMATS
         )
     names = [one for value in data.values() for one in (value if isinstance(value, list) else [value])]
-    outside = next(filter(leaves_folder, names), None)
-    if outside is not None:
-        what = f"{file} names {outside!r}, which is not in its folder"
+    elsewhere = next(filter(leaves_folder, names), None)
+    if elsewhere is not None:
+        what = f"{file} names {elsewhere!r}, which is not in its folder"
         raise TreeoptError(
             Code.FILE_INVALID,
             what,

@@ -90,7 +90,7 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
     for name, shape in (("mask", (size, size)), ("depth", (size,))):
         tensor = content[name]
         if not isinstance(tensor, torch.Tensor) or not ordinary(tensor) or str(tensor.dtype) not in _WHOLE:
-            raise fault(f"has a {name} that is not a tensor of whole numbers")
+            raise fault(f"has a {name} that is not a tensor of whole numbers in memory")
         if tuple(tensor.shape) != shape:
             raise fault(f"has a {name} of shape {list(tensor.shape)}, and size {size}")
         lists[name] = tensor.long().tolist()

@@ -32,14 +32,16 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_text
-from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes, read_head
+from treeopt.files.read import MAX_HEADER, MOST_SETTINGS, parse_json, read_bytes, read_head
 from treeopt.files.yaml_text import decimal, flow
 
 if TYPE_CHECKING:
     from treeopt.files.strict_yaml import Document, Where
 
 KEY = "configuration"
-_MOST_READ = 1 << 27  # bytes of a report, or of the start of an array file with its header
+_MOST_READ = 1 << 27  # bytes of a picture or report
+_PICTURES = (b"<svg", b"<?xml", b"//", b"digraph", b"<!DOCTYPE html>")
+_START = 16  # bytes that show the kind of a file
 DEFAULTS = "defaults"  # the entry of options that are not given
 INPUTS, MADE_BY = "inputs", "made-by"  # entries that are no options
 NO_COMMANDS = (DEFAULTS, INPUTS, MADE_BY)
@@ -238,14 +240,14 @@ def _stored(path: Path) -> dict[str, Any] | None:
         noted = _noted(path)
         if noted is not None:
             return noted
-        raw = read_head(path, _MOST_READ)
-        text = _comment(raw)
-        if text is not None:
-            return _json(text.encode())
-        length = int.from_bytes(raw[:8], "little")
-        if raw[8:9] != b"{" or length > len(raw):
+        start = read_head(path, _START)
+        if start.startswith(_PICTURES):
+            text = _comment(read_bytes(path, _MOST_READ))
+            return None if text is None else _json(text.encode())
+        length = int.from_bytes(start[:8], "little")
+        if start[8:9] != b"{" or length > MAX_HEADER:
             return None
-        header = _json(raw[8 : 8 + length])
+        header = _json(read_head(path, 8 + length)[8:])
         metadata = header.get("__metadata__")
         header = _json(str(metadata.get("treeopt")).encode()) if isinstance(metadata, dict) else {}
     for place in _HEADER_PARTS:
@@ -257,8 +259,6 @@ def _stored(path: Path) -> dict[str, Any] | None:
 
 def _comment(raw: bytes) -> str | None:
     """The configuration in the comment of a picture or a report."""
-    if not raw.startswith((b"<svg", b"<?xml", b"//", b"digraph", b"<!DOCTYPE html>")):
-        return None
     for line in reversed(raw.decode(errors="replace").splitlines()):  # texts of a report come before the comment
         _, found, text = line.partition(_COMMENT)
         if found:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
-from treeopt.files.read import is_regular, read_start, unreadable
+from treeopt.files.read import MAX_HEADER, is_regular, read_start, unreadable
 
 TREE_FORMATS = (
     "a tree is a YAML file of treeopt (treeopt.tree/1), a list of paths such as [[0], [1], [0, 0]] in JSON or Python, "
@@ -24,7 +24,6 @@ OURS = {
     "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),
     "treeopt.policy/1": ("a policy, with a tree for each step", "give it to treeopt generate"),
 }
-MAX_HEADER = 100_000_000  # bytes of a safetensors header, as in the format's own reader
 _MAGIC = (
     (b"\x89PNG", "a PNG picture"),
     (b"\xff\xd8\xff", "a JPEG picture"),

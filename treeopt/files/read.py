@@ -21,6 +21,7 @@ from treeopt.errors import Code, TreeoptError
 MOST_BYTES = 1 << 34  # of a file of arrays; a calibration of 100,000,000 tokens and four heads has less
 MOST_TEXT = 1 << 31  # of a file of prompts or training texts
 MOST_SETTINGS = 1 << 25  # of a config, a note or an index of weights; the index of a model of 671 B weights has 2^23
+MAX_HEADER = 100_000_000  # bytes of a safetensors header, as in the format's own reader
 _MOST_PIPED = 1 << 26  # of a pipe or device, whose size is not known before it is read
 _LARGE = 1 << 28  # files of this size or more are compared with the free memory
 _PIECE = 1 << 20

@@ -20,7 +20,7 @@ from treeopt.files.read import leaves_folder, read_settings
 _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
 _INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # maps from weights to shard files
 _SHOWN = 6  # weights shown in a message
-_ONLY_ITS_OWN = "a checkpoint's index may name only files of the checkpoint"
+_ONLY_BESIDE = "a checkpoint's index may name only files of the checkpoint"
 _MOST_LAYERS = 100_000  # of a config; some configs make a list of them before anything else is checked
 _WEIGHTS_A_BYTE = 8  # the maximum of any quantisation
 _SMALL = 1 << 28  # weights; this many fit into memory, and loading them names the missing ones
@@ -54,12 +54,12 @@ def check_shards(folder: Path) -> None:
         elsewhere = next((name for name in shards.values() if leaves_folder(name)), None)
         if elsewhere is not None:
             what = f"{file} names weights in {elsewhere!r}, which is not in its folder"
-            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_ITS_OWN)
+            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_BESIDE)
         linked = next((name for name in sorted(set(shards.values())) if not _stays(folder / name, folder)), None)
         if linked is not None:
-            what = f"{file} names weights in {linked!r}, a link to {os.path.realpath(folder / linked)}"
+            what = f"{file} names weights in {linked!r}, which is a link to another folder, or not the name of a file"
             fix = "put the files of weights into the folder, or name the folder that they are in"
-            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_ITS_OWN, fix=fix)
+            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_BESIDE, fix=fix)
 
 
 def check_files(name: str, folder: Path) -> None:
@@ -180,8 +180,8 @@ def _not_of_config(name: str, what: str) -> TreeoptError:
 def _most_layers(config: Mapping[str, Any]) -> int:
     """The largest number of layers in a config or in the configs inside of it."""
     inner = [_most_layers(part) for part in config.values() if isinstance(part, dict)]
-    own = [value for key, value in config.items() if "layer" in str(key) and type(value) is int]
-    return max([0, *inner, *own])
+    numbers = [value for key, value in config.items() if "layer" in str(key) and type(value) is int]
+    return max([0, *inner, *numbers])
 
 
 def _stored(folder: Path) -> tuple[dict[str, str], int]:
@@ -205,7 +205,10 @@ def _stored(folder: Path) -> tuple[dict[str, str], int]:
 
 def _stays(file: Path, folder: Path) -> bool:
     """Whether a file, with all links followed, is in a folder, or in that of the files of a repository in the cache."""
-    found = Path(os.path.realpath(file))
+    try:
+        found = Path(os.path.realpath(file))
+    except ValueError:  # no file can have this name
+        return False
     place = Path(os.path.realpath(folder))
     cached = [above.parent / "blobs" for above in place.parents if above.name == "snapshots"]
     return any(one in found.parents for one in (place, *cached))

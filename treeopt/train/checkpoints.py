@@ -121,7 +121,7 @@ def _check(checkpoint: Path) -> None:
     """Raise E205 unless the checkpoint equals its mark, and the mark belongs to the run."""
     mark = _object(checkpoint / _MARK)
     files = mark.get("files")
-    if not isinstance(files, dict) or not all(name == Path(name).name for name in files):
+    if not isinstance(files, dict) or not all(name and name == Path(name).name for name in files):
         raise damaged(checkpoint / _MARK, "is not what treeopt train wrote")
     fix = f"put it back, remove {checkpoint} to continue from the one before, or use --force instead of --resume"
     note = checkpoint.parent / _NOTE
