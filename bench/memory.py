@@ -1,15 +1,21 @@
 """Memory: the most that each stage of a calibration takes, for more and more prompts; and that of large vocabularies.
 
     python bench/memory.py stages [--drafter heads] [--temperature 0] [--positions 10000 100000 1000000]
+    python bench/memory.py vocabulary [--vocab 151936] [--positions 256]
 
 `stages` calibrates and builds with a tiny random model whose answers are random tokens, in a process of its own for
 each number of positions. A stage's figure is its peak of resident memory above that before the first stage, which
 includes torch and the model. It is read from /proc, so the script runs on Linux only.
+
+`vocabulary` runs each function over logits of many tokens twice, with the bound of `treeopt.models.logits` and without,
+in a process of its own each time. A figure is its peak above the memory before it, which includes logits that it is
+given. The results are compared by their bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import subprocess
@@ -28,13 +34,26 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from treeopt.calibrate import pipeline
 from treeopt.calibration import Calibration
+from treeopt.decode import accept
+from treeopt.decode.rules import Sample
+from treeopt.drafting.count import choices_in
+from treeopt.drafting.heads import HeadsProposer
+from treeopt.drafting.interface import Drafts
 from treeopt.drafting.learn import Learning
+from treeopt.drafting.trace import Target, trace_texts
+from treeopt.evaluate.quality import log_likelihood
 from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.files.work import Work
+from treeopt.models import logits
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
+from treeopt.models.ranks import top_ids
 from treeopt.optimize.tree_builder import build_tree
+from treeopt.texts.encode import Text
 from treeopt.texts.prompts import load_prompts
+from treeopt.train.loss import head_losses, hits, weighted
+from treeopt.tree import Tree
+from treeopt.verify.buffers import compile_tree
 
 VOCAB, HIDDEN, HEADS = 512, 16, 5
 PROMPT, ANSWER = 24, 64  # tokens
@@ -54,13 +73,132 @@ def main() -> None:
     stages.add_argument("--temperature", type=float, default=0.0)
     stages.add_argument("--one", type=int, help=argparse.SUPPRESS)  # the number of positions of this process
     add_tiny(stages)
+    vocabulary = commands.add_parser("vocabulary", help="peak memory of functions over logits, with and without bound")
+    vocabulary.add_argument("--vocab", type=int, default=151_936)
+    vocabulary.add_argument("--positions", type=int, default=256)
+    vocabulary.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)  # the function of this process
+    vocabulary.add_argument("--unbounded", action="store_true", help=argparse.SUPPRESS)
+    add_tiny(vocabulary)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.command == "vocabulary":
+        vocabulary_table(options)
+        return
     if options.one is not None:
         print(json.dumps(measured(options.one, options.drafter, options.temperature)))
         return
     print(f"{machine(1)}, torch {torch.__version__}; {options.drafter}, temperature {options.temperature:g}")
     stages_table([600, 2400] if options.tiny else options.positions, options.drafter, options.temperature)
+
+
+def vocabulary_table(options: argparse.Namespace) -> None:
+    """Print the peak of each function with the bound and without; of `--one`, its peak and the hash of its result."""
+    vocab, positions = (700, 40) if options.tiny else (options.vocab, options.positions)
+    if options.one is not None:
+        if options.unbounded:
+            logits.LOGITS_BYTES = 1 << 60
+        print(json.dumps(peak_of(CASES[options.one](vocab, positions))))
+        return
+    print(f"{machine(1)}, torch {torch.__version__}")
+    print(f"{positions} positions of {vocab:,} tokens: {positions * vocab * 4 / MB:.0f} MB of logits in float32")
+    print(f"MB above the start     bound of {logits.LOGITS_BYTES / MB:.0f}   no bound   same bytes")
+    for name in CASES:
+        line = [sys.executable, __file__, "vocabulary", "--one", name, *sys.argv[2:]]
+        runs = [subprocess.run([*line, *more], check=True, stdout=subprocess.PIPE) for more in ([], ["--unbounded"])]
+        (bounded, one), (unbounded, other) = (json.loads(run.stdout) for run in runs)
+        print(f"  {name:20}{bounded / MB:12.0f}{unbounded / MB:11.0f}   {'yes' if one == other else 'NO'}")
+
+
+def peak_of(run: Callable[[], torch.Tensor]) -> tuple[int, str]:
+    """Bytes of the peak of a function above the memory before it, and the hash of its result."""
+    meter = Meter()
+    found = meter.metered("run", run)()
+    return meter.peaks["run"], hashlib.sha256(found.numpy(force=True).tobytes()).hexdigest()
+
+
+def _logits(vocab: int, positions: int) -> torch.Tensor:
+    return torch.randn(positions, vocab, generator=torch.Generator().manual_seed(0))
+
+
+def _ties(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
+    values = _logits(vocab, positions).round_()  # many equal logits, whose order takes integer keys
+    return lambda: top_ids(values, 64)
+
+
+def _target(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
+    """The target's probabilities of a sampled text's candidates."""
+    base = random_base(vocab, HIDDEN)
+    text = Text("0:00000000", [1, 2, 3], list(range(positions)))
+    proposer = HeadsProposer(base, MedusaHeads(HEADS, 1, HIDDEN, None))
+
+    def run() -> torch.Tensor:
+        [found] = trace_texts(base, [proposer], [text], 253, target=Target.at_temperature(0.7, vocab))
+        assert found.target is not None
+        return torch.from_numpy(found.target.probability)
+
+    return run
+
+
+def _heads(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
+    """Ranks of a text's tokens under heads."""
+    base = random_base(vocab, HIDDEN)
+    text = Text("0:00000000", [1, 2, 3], list(range(positions)))
+    proposer = HeadsProposer(base, MedusaHeads(HEADS, 1, HIDDEN, None))
+    return lambda: torch.from_numpy(trace_texts(base, [proposer], [text], 253)[0].ranks)
+
+
+def _choices(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
+    """Greedy choices after the tokens of texts, for the n-gram table."""
+    base = random_base(vocab, HIDDEN)
+    rows = [list(range(positions // 4 + 1))] * 4
+    return lambda: torch.tensor(choices_in(base, rows))
+
+
+def _draws(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
+    """A token drawn after every node, with top-k and top-p."""
+    values, rule = _logits(vocab, positions)[None], Sample(0.7, top_k=50, top_p=0.9)
+    return lambda: rule.choose(values, None, torch.Generator().manual_seed(1))
+
+
+def _typical(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
+    """Typical acceptance of a tree's drafts."""
+    values = _logits(vocab, positions)[None]
+    tree = compile_tree(Tree.from_paths([(rank,) for rank in range(positions - 1)]))
+    drafts = Drafts(torch.arange(positions)[None], tree)
+    return lambda: accept.typical(drafts, values, temperature=0.7)
+
+
+def _likelihood(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
+    """The likelihood of a text."""
+    base = random_base(vocab, HIDDEN)
+    text = Text("0:00000000", [1, 2, 3], list(range(positions)))
+    return lambda: torch.tensor(log_likelihood(base, [text]))
+
+
+def _losses(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
+    """Losses of heads, and their gradients."""
+    heads, lm_head = MedusaHeads(2, 1, HIDDEN, None), torch.nn.Linear(HIDDEN, vocab, bias=False)
+    hidden = torch.randn(positions, HIDDEN, generator=torch.Generator().manual_seed(0))
+    true = torch.arange(2 * positions).view(positions, 2)
+
+    def run() -> torch.Tensor:
+        torch.autograd.backward(weighted(head_losses(heads, hidden, true, lm_head)))
+        return hits(heads, hidden, true, lm_head)
+
+    return run
+
+
+# Functions over logits: each makes what the function needs, and returns the run that is measured.
+CASES = {
+    "ranks of heads": _heads,
+    "target probabilities": _target,
+    "choices to count": _choices,
+    "order of equal logits": _ties,
+    "draws of a tree": _draws,
+    "typical acceptance": _typical,
+    "likelihood of texts": _likelihood,
+    "losses of training": _losses,
+}
 
 
 def stages_table(sizes: list[int], drafter: str, temperature: float) -> None:

@@ -50,7 +50,7 @@ CALLS = {
     "hostile": [""],
     "learn": [""],
     "medusa2": ["--model pocket", "--shared {shared}"],
-    "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7"],
+    "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
     "readme": [""],

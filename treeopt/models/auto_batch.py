@@ -67,7 +67,7 @@ class AutoBatch:
                 raise
             return None
         if self.size < self._said:
-            self._say(f"memory ran out with {self._said} prompts at once: --batch-size is {self.size} from here on")
+            self._say(f"memory ran out: from here on at most {self.size} prompts at once, not {self._said}")
             self._said = self.size
         return done
 
