@@ -43,11 +43,13 @@ CALLS = {
     "drafting_kernel": [""],
     "dynamic_trees": [""],
     "exact": [EXACT],
+    "families": [""],
     "forward": ["--shared {shared}"],
     "hardware": ["paper", "fit --shared {shared}"],
     "help": [""],
     "hostile": [""],
     "learn": [""],
+    "lossless": ["", "--case 7"],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
@@ -62,6 +64,13 @@ PARTS = {
     "drafting_terms",
     "hostile_damage",
     "hostile_runs",
+    "known_texts",
+    "lossless_cases",
+    "lossless_drafters",
+    "lossless_run",
+    "lossless_shrink",
+    "lossless_stock",
+    "tiny_families",
 }  # modules that the scripts import
 
 
