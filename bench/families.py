@@ -28,7 +28,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 
 NEW, DEPTH, NODES = 24, 5, 14
-LENGTHS = (1, 9, 40, CONTEXT - NEW)  # tokens of the prompts: below, around and beyond the windows, and to the context's end
+LENGTHS = (1, 9, 40, CONTEXT - NEW)  # of the prompts, in tokens: within the windows, beyond, and to the context's end
 TINY = ("bert", "gpt_neo-window", "gpt_oss", "mamba")
 LOSSLESS, REFUSED, WRONG, NONE = "lossless", "refused", "WRONG", "-"
 
@@ -58,7 +58,9 @@ def try_family(family: str, attention: str) -> Outcome:
     except TreeoptError as error:
         return Outcome(REFUSED, reason=error.why or error.what)
     texts = [greedy(base, prompt, NEW) for prompt in prompts]
-    known = KnownTexts(base, [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)], NODES, DEPTH, whole=True)
+    known = KnownTexts(
+        base, [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)], NODES, DEPTH, whole=True
+    )
     decoder, reason, right, steps = TreeDecoder(base, None, known), "", [], []
     for rows in (*([row] for row in range(len(prompts))), list(range(len(prompts) - 1)), list(range(len(prompts)))):
         try:
@@ -80,7 +82,8 @@ def greedy(base: Base, prompt: list[int], new: int) -> list[int]:
         out = base.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0
         )
-    return out[0, len(prompt) :].tolist()
+    new_tokens: list[int] = out[0, len(prompt) :].tolist()
+    return new_tokens
 
 
 def main() -> None:

@@ -22,11 +22,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import transformers
-from lossless_cases import CONTEXTS, FAILED, REFUSED, ROUNDING, SAME, Case, Result, draw, prompts_of, run, shrunk
+from lossless_cases import CONTEXTS, Case, draw, prompts_of
+from lossless_run import FAILED, REFUSED, ROUNDING, SAME, Result, run
+from lossless_shrink import shrunk
 from timing import add_tiny, machine
 
 CASES, TINY = 20_000, 40
-EVERY = 1000  # cases between two lines of progress
+EVERY = 500  # cases between two lines of progress
 DIMENSIONS = ("dtype", "attention", "context", "drafter", "plan", "rule", "via", "processors", "ends")
 
 
@@ -51,7 +53,8 @@ class Tally:
         self.by["family"][case.family] += 1
         self.tokens, self.steps = self.tokens + result.tokens, self.steps + result.steps
         longest = max(map(len, prompts_of(case)))
-        self.more["to the last or last but one position of the context"] += longest + case.new >= CONTEXTS[case.context] - 1
+        room = CONTEXTS[case.context] - longest - case.new
+        self.more["to the last or last but one position of the context"] += room <= 1
         self.more["over 256 entries of the cache"] += longest <= 256 < longest + case.new + case.nodes
         self.more["a text ended by an end token"] += case.ends > 0 and result.ended
         if result.p is not None:
@@ -59,11 +62,15 @@ class Tally:
 
     def report(self) -> str:
         """All counts, one dimension a line."""
-        lines = [f"{name}: " + ", ".join(f"{key} {n:,}" for key, n in found.most_common()) for name, found in self.by.items()]
+        lines = [
+            f"{name}: " + ", ".join(f"{key} {n:,}" for key, n in found.most_common()) for name, found in self.by.items()
+        ]
         families = self.by["family"].values()
         lines[-1] = f"family: {len(families)}, of {min(families, default=0)} to {max(families, default=0)} cases each"
         lines += [f"{what}: {count:,}" for what, count in self.more.items()]
-        lines.append(f"{self.tokens:,} tokens in {self.steps:,} steps, {self.tokens / max(1, self.steps):.2f} tokens per step")
+        lines.append(
+            f"{self.tokens:,} tokens in {self.steps:,} steps, {self.tokens / max(1, self.steps):.2f} tokens per step"
+        )
         if self.p:
             shares = np.histogram(self.p, bins=5, range=(0, 1))[0]
             lines.append(f"drawn: {len(self.p)} tests, least p {min(self.p):.2g}, in fifths of p {shares.tolist()}")

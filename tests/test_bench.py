@@ -43,12 +43,14 @@ CALLS = {
     "drafting_kernel": [""],
     "dynamic_trees": [""],
     "exact": [EXACT],
+    "families": [""],
     "forward": ["--shared {shared}"],
     "hardware": ["paper", "fit --shared {shared}"],
     "fuzz": [""],
     "help": [""],
     "hostile": [""],
     "learn": [""],
+    "lossless": ["", "--case 7"],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
@@ -64,6 +66,13 @@ PARTS = {
     "drafting_terms",
     "hostile_damage",
     "hostile_runs",
+    "known_texts",
+    "lossless_cases",
+    "lossless_drafters",
+    "lossless_run",
+    "lossless_shrink",
+    "lossless_stock",
+    "tiny_families",
 }  # modules that the scripts import
 
 

@@ -22,7 +22,8 @@ def index_window(config: PreTrainedConfig) -> int | None:
     layers = getattr(text, "attention_layers", None)  # GPT-Neo's name
     if layers is None:
         return None
-    return min(text.max_position_embeddings, text.window_size if "local" in layers else text.max_position_embeddings)
+    windows = [text.max_position_embeddings, *([text.window_size] if "local" in layers else [])]
+    return min(map(int, windows))
 
 
 def tree_context(context: int, config: PreTrainedConfig, nodes: int) -> int:
