@@ -155,7 +155,7 @@ def test_texts_and_heads_are_identical() -> None:
     treeopt("train", "--data", "texts.jsonl", *TINY, "--steps", "1", "-o", "heads")
     assert reproduced("texts.jsonl")["verdict"] == "identical"
     assert reproduced("heads")["verdict"] == "identical"
-    assert stored_configuration("texts.jsonl")["distill"]["self-talk"] == 4
+    assert stored_configuration("texts.jsonl")["distill"]["self-talk"] == 8
 
 
 @pytest.mark.usefixtures("calibration")

@@ -220,7 +220,9 @@ def _part(data: Any, place: Where) -> Any:
 def _none_stored(path: Path) -> TreeoptError:
     what = f"{path} stores no configuration"
     why = "older files of treeopt, and those that Python code writes, have none"
-    return TreeoptError(Code.FILE_INVALID, what, why=why, fix="a file that a treeopt command wrote, or a YAML file of options")
+    return TreeoptError(
+        Code.FILE_INVALID, what, why=why, fix="a file that a treeopt command wrote, or a YAML file of options"
+    )
 
 
 def _stored(path: Path) -> dict[str, Any] | None:
