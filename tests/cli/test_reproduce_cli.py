@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers import stretches
-from program import error_number, treeopt, treeopt_json
+from program import error_number, treeopt
 from tiny import random_heads, tiny_base
 
 from treeopt.calibration import Calibration
@@ -41,11 +40,10 @@ def files() -> dict[str, bytes]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of the user's environment change no rerun."""
     monkeypatch.setenv("TREEOPT_BUILD_NODES", "3")
     monkeypatch.setenv("TREEOPT_CALIBRATE_LIMIT", "1")
-    yield
 
 
 def reproduced(file: str, *more: str, status: int = 0) -> dict[str, Any]:
