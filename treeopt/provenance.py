@@ -8,6 +8,7 @@ from typing import Any
 
 _VERSIONS = "made-by"  # the entry of a configuration that may differ among parts of one run
 
+
 @dataclass(frozen=True)
 class Provenance:
     """How a calibration was measured, so that it can be repeated.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import shlex
@@ -29,6 +30,7 @@ from treeopt.files.configurations import add_configuration, command_lines, confi
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.provenance import Provenance, merged
 from treeopt.tree import Tree
+from treeopt.version import VERSION
 
 BUILT = {"build": {"nodes": 9, "top-k": 5}}
 
@@ -167,7 +169,10 @@ def test_every_kind_of_file_stores_its_configuration() -> None:
         treeopt("render", "tree.yaml", "--title", "a--b -- c", "-o", f"tree.{suffix}")
         assert stored_configuration(f"tree.{suffix}")["render"] == {"tree": "tree.yaml", "title": "a--b -- c"}
     treeopt("compile", "tree.yaml")
-    assert stored_configuration("tree.safetensors") == {"compile": {"tree": "tree.yaml"}}
+    stored = stored_configuration("tree.safetensors")
+    assert stored["compile"] == {"tree": "tree.yaml"}
+    assert stored["inputs"] == {"tree.yaml": hashlib.sha256(Path("tree.yaml").read_bytes()).hexdigest()}
+    assert stored["made-by"]["treeopt"] == VERSION
     treeopt("curve", "--largest", "8")
     assert stored_configuration("curve.svg")["curve"] == {"largest": 8}
     treeopt("plan", "--model", "llama-7b", "--device-preset", "a100-80gb-pcie", "--nodes", "4", "-o", "profile.yaml")

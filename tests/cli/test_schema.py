@@ -12,6 +12,7 @@ import pytest
 import yaml
 from helpers import random_calibration
 from program import treeopt, treeopt_json
+from report_pages import COMPARISON, DECODING, VALIDATION
 
 from treeopt.calibration import Calibration
 from treeopt.cli.schema_command import CONFIG, MODELS
@@ -62,6 +63,17 @@ def documents(calibration: Calibration) -> dict[str, Any]:
         "drafter": header(Path("d.safetensors")),
         CONFIG: yaml.safe_load("nodes: 12\ncalibration: [a.safetensors]\nbuild: {kind: dynamic, robust: true}\n"),
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"), [("validation", VALIDATION), ("comparison", COMPARISON), ("decoding", DECODING)]
+)
+def test_results_are_valid_with_further_keys(kind: str, result: dict[str, Any]) -> None:
+    """A result of --json may have keys that are not read; one without its texts, or with another type, is at fault."""
+    assert faults(kind, {**result, "further": 1}) == []
+    for key in schema(kind)["required"]:
+        assert faults(kind, {name: value for name, value in result.items() if name != key}), key
+        assert faults(kind, {**result, key: {"an": "object"}}), key
 
 
 def test_list_without_a_kind() -> None:

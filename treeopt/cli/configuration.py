@@ -252,7 +252,7 @@ def config_schema(program: click.Context) -> dict[str, Any]:
     for name in entries.keys() & options.keys():  # such as `profile`: a command and an option
         entries[name] = {"anyOf": [options[name], entries[name]]}
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "treeopt --config"}
-    return schema | _object({**options, **entries, **dict.fromkeys(NO_COMMANDS, {"type": "object"})})
+    return schema | _object({**options, **entries, **{key: {"type": "object"} for key in NO_COMMANDS}})
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,8 @@ def run(console: Console, **options: Any) -> None:
     check_output(options["output"], force=options["force"], inputs=options["files"])
     check_suffix(options["output"], ".safetensors")
     from treeopt.calibrate.shards import fill_work, is_answers, merge_calibrations
-    from treeopt.files.calibrations import save_calibration
+    from treeopt.files.calibrations import SCHEMA, save_calibration
+    from treeopt.files.kinds import schema_of
     from treeopt.files.work import Work
 
     if is_answers(options["files"][0]):
@@ -50,7 +51,8 @@ def run(console: Console, **options: Any) -> None:
         return
     run = merge_calibrations(options["files"])
     calibration = run.calibration
-    if not calibration.provenance.configuration:  # the parts are of several runs
+    several = schema_of(Path(options["files"][0])) == SCHEMA  # no shards, which give the file of a run without --shard
+    if several and not calibration.provenance.configuration:
         calibration = with_configuration(calibration, console.configuration)
     save_calibration(calibration, options["output"], overwrite=options["force"])
     report_calibration(console, run, options["output"], None)

@@ -110,7 +110,9 @@ def check_id(kind: str, name: str, found: str) -> None:
     expected = expected.get(kind, (found,))
     if found not in expected:
         what = f"{name} has the {kind} {found}, and the file was made with {' or '.join(expected)}"
-        raise TreeoptError(Code.INPUT_CHANGED, what, at=name, fix="--map OLD=NEW, with the weights that it was made with")
+        raise TreeoptError(
+            Code.INPUT_CHANGED, what, at=name, fix="--map OLD=NEW, with the weights that it was made with"
+        )
 
 
 def say_base(console: Console, base: Base) -> None:

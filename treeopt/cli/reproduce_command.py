@@ -16,7 +16,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import DEFAULTS, INPUTS, MADE_BY, NO_COMMANDS, command_lines
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.again import Comparison, Difference
+    from treeopt.evaluate.again import Comparison, Difference, Kind
 
 _SHOWN = 10  # of the differences of one kind
 _IDS = ("model_id", "heads_id", "draft_id")
@@ -26,7 +26,7 @@ _WORDS = {
     "within": "within the tolerance",
     "differs": "different",
 }
-_KINDS = {
+_KINDS: dict[Kind, str] = {
     "result": "results",
     "seconds": "measured in seconds, or chosen by them",
     "environment": "environment",
@@ -66,9 +66,7 @@ def run(console: Console, file: str, mapped: tuple[str, ...], output: str | None
         console.note(f"wrote {output}")
     result = {"file": file, "command": line, "verdict": found.verdict, "tolerance": found.rule, "output": output}
     checks = [{**vars(one), "holds": one.holds} for one in found.checks]
-    differences = [
-        {**vars(one), "old": _plain(one.old), "new": _plain(one.new, one.old)} for one in found.differences
-    ]
+    differences = [{**vars(one), "old": _plain(one.old), "new": _plain(one.new, one.old)} for one in found.differences]
     console.result({**result, "checks": checks, "differences": differences})
     if found.verdict == "differs":
         raise _different(made, found)
@@ -105,7 +103,9 @@ def _remade(file: str, mapping: Mapping[str, str], device: str | None) -> Remade
     if MADE_BY not in stored:
         lines = "; ".join(command_lines(stored))
         what = f"{file} stores no hashes of its inputs, so it cannot be known whether they are the same"
-        raise TreeoptError(Code.FILE_INVALID, what, why="versions of treeopt before wrote it", fix=f"run again: {lines}")
+        raise TreeoptError(
+            Code.FILE_INVALID, what, why="versions of treeopt before wrote it", fix=f"run again: {lines}"
+        )
     _check_mapping(stored, names[0], mapping)
     _check_inputs(file, stored.get(INPUTS, {}), mapping)
     configuration = {
@@ -193,7 +193,7 @@ def _use_threads(made: Remade) -> None:
 
 def _report(console: Console, made: Remade, found: Comparison) -> None:
     """Print the verdict and what differs."""
-    but = [_KINDS[kind] for kind in ("seconds", "name", "environment") if found.of(kind)]  # type: ignore[arg-type]
+    but = [title for kind, title in _KINDS.items() if kind != "result" and found.of(kind)]
     verdict = _WORDS[found.verdict] + (f" but for what is {' and '.join(but)}" if found.verdict == "equal" else "")
     console.say(f"result    {made.file} is {verdict}")
     if found.rule:
@@ -203,7 +203,7 @@ def _report(console: Console, made: Remade, found: Comparison) -> None:
             f"  {one.name}: {one.old:.4f} -> {one.new:.4f}, limit {one.limit:.4f}{'' if one.holds else '  OUTSIDE'}"
         )
     for kind, title in _KINDS.items():
-        some = found.of(kind)  # type: ignore[arg-type]
+        some = found.of(kind)
         if some:
             console.say(f"{len(some)} parts differ: {title}")
             for each in some[:_SHOWN]:
@@ -239,4 +239,3 @@ def _plain(value: Any, other: Any = None) -> Any:
     if not isinstance(other, np.ndarray) or other.shape != value.shape:
         return form
     return f"{form}, {int((value != other).sum())} values differ"
-

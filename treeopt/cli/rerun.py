@@ -52,14 +52,14 @@ class Remade:
 def rerun(console: Console, made: Remade, *, output: str | None, device: str | None, force: bool) -> Iterator[Path]:
     """Run the command again; yields the new file, which is deleted at the end unless `output` names it.
 
-    Without `output` the new file lies beside the old one, or in a folder beside it, under a name of its own.
+    Without `output` the new file lies beside the old one, or in a folder beside it, under another name.
 
     Raises:
         TreeoptError: as the command; E203 where its options are not those of this version.
     """
     with contextlib.ExitStack() as stack:
-        own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="treeopt-")))
-        options = own / "options.yaml"
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="treeopt-")))
+        options = scratch / "options.yaml"
         options.write_text(json.dumps(made.configuration))
         words = ["--config", str(options)]
         names = {one.name for one in _command(made.command).params}
@@ -68,8 +68,8 @@ def rerun(console: Console, made: Remade, *, output: str | None, device: str | N
         if made.header.get("schema") == _SHARD:
             words += ["--shard", f"{made.header['shard']}/{made.header['shards']}"]
         if made.result is not None:
-            target = Path(output or own / "result.json")
-            printed = _run(console, made, [*words, *_output_words_of_result(made, own), "--json"])
+            target = Path(output or scratch / "result.json")
+            printed = _run(console, made, [*words, *_output_words_of_result(made, scratch), "--json"])
             write_text(target, json.dumps(json.loads(printed), indent=1) + "\n")
             yield target
             return
@@ -157,7 +157,10 @@ def _output_words(made: Remade, target: Path) -> list[str]:
     options = {str(one.name): one for one in _command(made.command).params if isinstance(one, click.Option)}
     name = _OUTPUTS.get((made.command, made.file.suffix.lower()), "output")
     words = [f"--{option_name(options[name])}", str(target)]
-    return [*words, *(["--output", str(target.with_suffix(".svg"))] if made.command == "sweep" and name == "csv" else [])]
+    return [
+        *words,
+        *(["--output", str(target.with_suffix(".svg"))] if made.command == "sweep" and name == "csv" else []),
+    ]
 
 
 def _output_words_of_result(made: Remade, folder: Path) -> list[str]:
@@ -170,7 +173,7 @@ def _output_words_of_result(made: Remade, folder: Path) -> list[str]:
 
 def _run(console: Console, made: Remade, words: list[str]) -> str:
     """Run the command in this process; returns its standard output."""
-    words = [*words, *(["--quiet"] if console.quiet else [])]
+    words = [*words, *(["--quiet"] if console.quiet else []), *(["--no-progress"] if console.shown.no_progress else [])]
     root = click.get_current_context().find_root().command
     context = click.Context(root, info_name="treeopt")  # without the prefix of variables: they would come first
     context.meta.update({RAISING: True, EXPECTED_IDS: made.ids})
@@ -184,8 +187,8 @@ def _run(console: Console, made: Remade, words: list[str]) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         try:
-            with command.make_context(name, words, parent=context) as own:
-                command.invoke(own)
+            with command.make_context(name, words, parent=context) as running:
+                command.invoke(running)
         except click.ClickException as error:
             what = f"treeopt {made.command} does not take the options of {made.file}: {error.format_message()}"
             raise TreeoptError(Code.FILE_INVALID, what, why="another version of treeopt wrote it") from error

@@ -20,6 +20,9 @@ MODELS = {
     "prompts": ("treeopt.texts.prompts", "PromptSetFile", "a description of prompts, YAML"),
     "calibration": ("treeopt.files.calibrations", "Header", "traces: the key `treeopt` in a safetensors header"),
     "drafter": ("treeopt.files.drafters", "Header", "a drafter: the key `treeopt` in a safetensors header"),
+    "validation": ("treeopt.files.results", "ValidationResult", "what validate --json prints; other keys are ignored"),
+    "comparison": ("treeopt.files.results", "ComparisonResult", "what compare --json prints; other keys are ignored"),
+    "decoding": ("treeopt.files.results", "DecodingResult", "what generate --json prints; other keys are ignored"),
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

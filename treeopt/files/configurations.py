@@ -13,8 +13,8 @@ options that were not given, which have the command's defaults:
         kind: "static"
 
 The values under `defaults` are used, and count as not given: some options mean more where they are given. Two more
-entries are for `treeopt reproduce`, and no options: `inputs` has the SHA-256 of each file that was read, by its name, and
-`made-by` the versions.
+entries are for `treeopt reproduce`, and no options: `inputs` has the SHA-256 of each file that was read, by its name,
+and `made-by` the versions.
 
 Texts, CSV, other pictures than SVG and DOT, and files for engines cannot hold it: other readers would refuse it. A note
 beside them, `NAME.treeopt.yaml`, holds it with the SHA-256 of its file, so that it is not taken for that of another.
@@ -224,7 +224,9 @@ def _part(data: Any, place: Where) -> Any:
 def _none_stored(path: Path) -> TreeoptError:
     what = f"{path} stores no configuration"
     why = "older files of treeopt, and those that Python code writes, have none"
-    return TreeoptError(Code.FILE_INVALID, what, why=why, fix="a YAML file of options")
+    return TreeoptError(
+        Code.FILE_INVALID, what, why=why, fix="a file that a treeopt command wrote, or a YAML file of options"
+    )
 
 
 def _stored(path: Path) -> dict[str, Any] | None:
@@ -234,7 +236,7 @@ def _stored(path: Path) -> dict[str, Any] | None:
         if note is None:
             what = f"{path} is a folder without {' or '.join(_NOTE_FILES)}"
             why = "of folders, those of heads and of adapters store a configuration"
-            raise TreeoptError(Code.FILE_INVALID, what, why=why, fix="name a file, or a folder of heads or of an adapter")
+            raise TreeoptError(Code.FILE_INVALID, what, why=why, fix="name a file, or a folder of heads")
         header = _json(read_bytes(note, MOST_SETTINGS))
     else:
         noted = _noted(path)

@@ -32,18 +32,18 @@ def parts_of(path: Path) -> dict[Place, Any]:
         found = {(str(one.relative_to(path)), *place): part for one in files for place, part in _parts(one)}
     else:
         found = dict(_parts(path))
-    own = {place: part for place, part in found.items() if KEY not in place}
+    content = {place: part for place, part in found.items() if KEY not in place}
     try:
         stored = stored_configuration(path)
     except TreeoptError:
         stored = {}
-    return own | {(KEY, *place): part for place, part in _flat(stored)}
+    return content | {(KEY, *place): part for place, part in _flat(stored)}
 
 
 def data_of(path: Path) -> dict[str, Any] | None:
     """The JSON object of a result of `--json`; None for any other file."""
     raw = read_bytes(path) if path.is_file() else b""
-    if not raw.lstrip()[:1] == b"{":
+    if raw.lstrip()[:1] != b"{":
         return None
     try:
         data = json.loads(raw)
@@ -93,10 +93,10 @@ def _safetensors(raw: bytes, length: int) -> Iterator[tuple[Place, Any]]:
         dtype = _DTYPES.get(one["dtype"], "u1")
         array = np.frombuffer(content, dtype)
         yield (name,), array.reshape(one["shape"]) if one["dtype"] in _DTYPES else array
-    own = _json(metadata.get("treeopt", "{}"))
-    if isinstance(own, dict):
-        own.pop(_CHECKSUM, None)
-    yield from _flat(own)
+    ours = _json(metadata.get("treeopt", "{}"))
+    if isinstance(ours, dict):
+        ours.pop(_CHECKSUM, None)
+    yield from _flat(ours)
 
 
 # Of safetensors, as numpy's; numpy has no bfloat16, whose bytes are compared.

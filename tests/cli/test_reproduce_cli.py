@@ -1,0 +1,363 @@
+"""`treeopt reproduce`: files of every kind are made again; changed inputs and other results are told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from helpers import stretches
+from program import error_number, treeopt
+from tiny import random_heads, tiny_base
+
+from treeopt.calibration import Calibration
+from treeopt.cli.app import program
+from treeopt.cli.configuration import with_configuration
+from treeopt.files.bundled import zoo
+from treeopt.files.calibrations import load_calibration, save_calibration
+from treeopt.files.configurations import stored_configuration
+from treeopt.files.trees import load_tree
+from treeopt.models.layouts import save_heads
+
+FEW = ("--limit", "2", "--max-new-tokens", "8", "--device", "cpu")
+LEARN = ("--drafter", "ngram", "--learn-tokens", "60", "--levels", "2")
+TINY = ("--num-heads", "1", "--batch-size", "2", "--length", "96", "--shared-lm-head", "--device", "cpu")
+
+
+PIPED = ("configuration.generate.prompt", "command")  # of a prompt that came from standard input
+
+
+def files() -> dict[str, bytes]:
+    """The content of every file below the working folder, by its name."""
+    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of the user's environment change no rerun."""
+    monkeypatch.setenv("TREEOPT_BUILD_NODES", "3")
+    monkeypatch.setenv("TREEOPT_CALIBRATE_LIMIT", "1")
+
+
+def reproduced(file: str, *more: str, status: int = 0) -> dict[str, Any]:
+    """The result of reproduce, after checking that no file was changed, added or left behind."""
+    before = files()
+    result = CliRunner().invoke(program, ["reproduce", file, "--json", *more])
+    assert result.exit_code == status, result.output + repr(result.exception)
+    assert files() == before
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def saved(name: str, *arguments: str) -> str:
+    """The name of a file with the result of a command with --json."""
+    Path(name).write_text(treeopt(*arguments, "--json").stdout)
+    return name
+
+
+@pytest.mark.usefixtures("calibration")
+def test_files_without_a_model_are_identical() -> None:
+    """Trees, pictures, compiled trees, figures, profiles, files of engines and merged calibrations."""
+    for i, name in enumerate(("even", "odd")):
+        save_calibration(stretches(1).select(range(i, 60, 2)), f"{name}.safetensors")
+    lines = {
+        "tree.yaml": "build --nodes 9",
+        "robust.yaml": "build --calibration even.safetensors --calibration odd.safetensors --robust --nodes 6",
+        "tree.svg": "render tree.yaml --title a--b",
+        "tree.dot": "render mc_sim_7b_63",
+        "tree.safetensors": "compile tree.yaml",
+        "curve.svg": "curve --largest 6",
+        "profile.yaml": "plan --model llama-7b --device-preset a100-80gb-pcie --nodes 4",
+        "medusa.json": "export tree.yaml --to medusa",
+        "read.yaml": "import medusa.json",
+        "levels.svg": "sweep --levels --nodes 4",
+        "merged.safetensors": "merge even.safetensors odd.safetensors",
+        "report.html": "report --calibration calibration.safetensors --tree tree.yaml --largest 4",
+    }
+    for output, line in lines.items():
+        treeopt(*line.split(), "-o", output)
+    for file in [*lines, "levels.csv"]:
+        found = reproduced(file)
+        assert (file, found["verdict"], found["differences"]) == (file, "identical", [])
+    assert reproduced("tree.yaml")["command"] == "treeopt build --nodes 9"
+    assert reproduced("tree.svg")["command"] == "treeopt render tree.yaml --title a--b"
+
+
+@pytest.mark.usefixtures("calibration")
+def test_results_without_a_model_are_equal() -> None:
+    """A result of --json is made again with what its command writes, in another place; only that name differs."""
+    found = reproduced(saved("build.json", "build", "--nodes", "9", "-o", "t.yaml"))
+    assert {one["kind"] for one in found["differences"]} == {"name"}
+    assert not reproduced(saved("show.json", "show", "t.yaml"))["differences"]
+
+
+def test_calibrations_and_drafters_are_identical() -> None:
+    """With a drafter that is learned and named in the file; then the drafter, and trees for it in another folder."""
+    treeopt("calibrate", *LEARN, *FEW, "-o", "c.safetensors")
+    treeopt("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "4", "-o", "policy.yaml")
+    Path("sub").mkdir()
+    treeopt("build", "--calibration", "c.safetensors", "--nodes", "4", "-o", "sub/tree.yaml")
+    treeopt("calibrate", "--drafter", "c.drafter.safetensors", *FEW, "-o", "sub/traced.safetensors")
+    for file in (
+        *("c.safetensors", "c.drafter.safetensors"),
+        *("policy.yaml", "sub/tree.yaml", "sub/traced.safetensors"),
+    ):
+        found = reproduced(file)
+        assert (file, found["verdict"], found["differences"]) == (file, "identical", [])
+
+
+def test_shards_are_identical() -> None:
+    """A shard is made with its own number, which is no option of the configuration; so is the merged calibration."""
+    for i in range(2):
+        treeopt("calibrate", *FEW, "--batch-size", "1", "--shard", f"{i}/2", "-o", f"{i}.safetensors")
+    treeopt("merge", "0.safetensors", "1.safetensors", "-o", "all.safetensors")
+    for file in ("1.safetensors", "all.safetensors"):
+        assert reproduced(file)["verdict"] == "identical", file
+
+
+def test_measurements_are_equal_but_for_seconds() -> None:
+    """Profiles, validations, decodings and learned plans; a result that missed a threshold is compared too."""
+    treeopt("profile", "--sizes", "2", "--context", "8", "--repeats", "1", "--device", "cpu", "-o", "p.yaml")
+    treeopt("build", "--calibration", saved_calibration(), "--nodes", "4", "-o", "tree.yaml")
+    decode = ("--tree", "tree.yaml", "--max-new-tokens", "6", "--device", "cpu")
+    result = CliRunner().invoke(
+        program, ["validate", "--limit", "1", *decode, "--repeats", "1", "--min-tokens-per-step", "9", "--json"]
+    )
+    assert result.exit_code == 6
+    Path("validate.json").write_text(result.stdout)
+    result = CliRunner().invoke(program, ["generate", *decode, "--json"], input="import os\n")
+    Path("generate.json").write_text(result.stdout)
+    for file in ("p.yaml", "validate.json", "generate.json"):
+        found = reproduced(file)
+        assert (file, found["verdict"]) == (file, "equal")
+        assert {one["kind"] for one in found["differences"] if one["place"] not in PIPED} == {"seconds"}
+
+
+def saved_calibration() -> str:
+    """The name of a calibration of the built-in heads."""
+    treeopt("calibrate", *FEW, "-o", "c.safetensors")
+    return "c.safetensors"
+
+
+def test_texts_and_heads_are_identical() -> None:
+    """Distilled texts by the note beside them, and heads in a folder."""
+    talk = ("--self-talk", "8", "--max-new-tokens", "24", "--device", "cpu")
+    treeopt("distill", *talk, "-o", "texts.jsonl")
+    treeopt("train", "--data", "texts.jsonl", *TINY, "--steps", "1", "-o", "heads")
+    assert reproduced("texts.jsonl")["verdict"] == "identical"
+    assert reproduced("heads")["verdict"] == "identical"
+    assert stored_configuration("texts.jsonl")["distill"]["self-talk"] == 8
+
+
+@pytest.mark.usefixtures("calibration")
+def test_changed_and_missing_inputs_are_refused() -> None:
+    """E207 for another content, before the command runs, and E201 for a missing file; --map says where it is."""
+    treeopt("build", "--nodes", "9", "-o", "tree.yaml")
+    Path("moved").mkdir()
+    shutil.move("calibration.safetensors", "moved/c.safetensors")
+    before = files()
+    result = treeopt("reproduce", "tree.yaml", status=3)
+    assert error_number(result) == "E201"
+    assert "calibration.safetensors" in result.stderr
+    assert "--map OLD=NEW" in result.stderr
+    found = reproduced("tree.yaml", "--map", "calibration.safetensors=moved/c.safetensors")
+    assert (found["verdict"], {one["kind"] for one in found["differences"]}) == ("equal", {"name"})
+    save_calibration(stretches(2), "calibration.safetensors")
+    for more in ([], ["--map", "calibration.safetensors=tree.yaml"]):
+        result = treeopt("reproduce", "tree.yaml", *more, status=3)
+        assert error_number(result) == "E207"
+        assert "have changed since it was made" in result.stderr
+    Path("calibration.safetensors").unlink()
+    assert files() == before
+
+
+@pytest.mark.usefixtures("calibration")
+@pytest.mark.parametrize("text", ["calibration.safetensors", "=a", "a=", "nothing=tree.yaml"])
+def test_wrong_maps_are_usage_errors(text: str) -> None:
+    """A map has two names, and the first is that of an input."""
+    treeopt("build", "--nodes", "9", "-o", "tree.yaml")
+    treeopt("reproduce", "tree.yaml", "--map", text, status=2)
+
+
+def test_folder_of_inputs_is_mapped() -> None:
+    """A folder that was renamed is given once, for all that is in it."""
+    Path("a").mkdir()
+    save_calibration(stretches(1), "a/c.safetensors")
+    treeopt("build", "--calibration", "a/c.safetensors", "--nodes", "5", "-o", "tree.yaml")
+    Path("a").rename("b")
+    assert reproduced("tree.yaml", "--map", "a=b")["verdict"] == "equal"
+
+
+def heads_of(seed: int) -> None:
+    """Heads of a tiny base in `heads`, and the base in `base`."""
+    import torch
+
+    torch.manual_seed(seed)
+    base = tiny_base("llama")
+    base.model.save_pretrained("base")
+    save_heads(random_heads(base, 2), "heads", base="base", overwrite=True)
+
+
+def test_other_weights_are_refused_before_the_work() -> None:
+    """E207 names the weights; a calibration of other heads is not compared with this one."""
+    heads_of(1)
+    options = ("--sizes", "2", "--context", "8", "--repeats", "1", "--device", "cpu")
+    treeopt("profile", "--heads", "heads", "--model", "base", *options, "-o", "p.yaml")
+    assert reproduced("p.yaml")["verdict"] == "equal"
+    path = Path("heads/medusa_lm_head.safetensors")
+    raw = bytearray(path.read_bytes())
+    raw[-3000:] = bytes(3000)
+    path.write_bytes(raw)
+    result = treeopt("reproduce", "p.yaml", status=3)
+    assert error_number_of_last(result.stderr) == "E207"
+    assert "heads_id" in result.stderr
+
+
+def error_number_of_last(text: str) -> str:
+    """The number of the only error in a text."""
+    [number] = re.findall(r"^error\[(E\d+)\]", text, flags=re.MULTILINE)
+    return str(number)
+
+
+@pytest.mark.usefixtures("calibration")
+def test_other_result_is_shown_with_its_place() -> None:
+    """E506 with old and new values: here of a tree with a value and a path that its command does not give."""
+    treeopt("build", "--nodes", "9", "-o", "tree.yaml")
+    text = Path("tree.yaml").read_text()
+    old = re.search(r"path: \[0\], value: ([0-9.]+)", text)
+    assert old is not None
+    Path("tree.yaml").write_text(text.replace(old[0], "path: [0], value: 0.25"))
+    result = treeopt("reproduce", "tree.yaml", status=6)
+    assert error_number_of_last(result.stderr) == "E506"
+    assert f"paths.0.value: 0.25 -> {old[1]}" in result.stderr
+    assert "tree.yaml is different" in result.stdout
+    found = reproduced("tree.yaml", status=6)
+    assert [(one["place"], one["kind"]) for one in found["differences"]] == [("paths.0.value", "result")]
+
+
+@pytest.mark.usefixtures("calibration")
+def test_output_is_kept_and_the_file_is_not() -> None:
+    """-o keeps the new file; the file itself, and an existing one without --force, are not replaced."""
+    treeopt("build", "--nodes", "9", "-o", "tree.yaml")
+    treeopt("reproduce", "tree.yaml", "-o", "again.yaml")
+    assert Path("again.yaml").read_bytes() == Path("tree.yaml").read_bytes()
+    assert error_number_of_last(treeopt("reproduce", "tree.yaml", "-o", "again.yaml", status=3).stderr) == "E202"
+    treeopt("reproduce", "tree.yaml", "-o", "again.yaml", "--force")
+    for name in ("tree.yaml", "./tree.yaml", "calibration.safetensors"):
+        before = files()
+        result = treeopt("reproduce", "tree.yaml", "-o", name, "--force", status=3)
+        assert error_number_of_last(result.stderr) == "E204"
+        assert files() == before
+    file = saved("show.json", "show", "tree.yaml")
+    treeopt("reproduce", file, "-o", "again.json")
+    assert json.loads(Path("again.json").read_text()) == json.loads(Path(file).read_text())
+
+
+@pytest.mark.usefixtures("calibration")
+def test_file_without_hashes_is_refused_with_its_command() -> None:
+    """A file of an earlier version names the command; a file without a configuration says so."""
+    treeopt("build", "--nodes", "9", "-o", "tree.yaml")
+    kept = re.sub(r"  inputs:\n.*?(?=paths:)", "", Path("tree.yaml").read_text(), flags=re.DOTALL)
+    Path("old.yaml").write_text(kept)
+    result = treeopt("reproduce", "old.yaml", status=3)
+    assert error_number(result) == "E203"
+    assert "treeopt build --nodes 9" in result.stderr
+    assert error_number(treeopt("reproduce", "calibration.safetensors", status=3)) == "E203"
+    assert error_number(treeopt("reproduce", "no.yaml", status=3)) == "E201"
+
+
+@pytest.mark.usefixtures("calibration")
+def test_error_of_the_command_is_that_of_reproduce() -> None:
+    """The command fails as it would alone, and leaves nothing."""
+    treeopt("build", "--nodes", "9", "-o", "tree.yaml")
+    treeopt("render", "tree.yaml", "-o", "tree.svg")
+    text = Path("tree.svg").read_text().replace('"theme": "auto"', '"theme": "none"')
+    Path("bad.svg").write_text(text)
+    before = files()
+    result = treeopt("reproduce", "bad.svg", status=3)
+    assert error_number_of_last(result.stderr) == "E203"
+    assert "theme" in result.stderr
+    assert files() == before
+
+
+def other_versions(calibration: Calibration, ranks: Any) -> Calibration:
+    """A calibration as another version of torch might have made it, with these ranks."""
+    made_by = {**calibration.provenance.made_by, "torch": "0.0"}
+    provenance = dataclasses.replace(calibration.provenance, made_by=made_by)
+    return dataclasses.replace(calibration, ranks=ranks, provenance=provenance)
+
+
+def test_tolerance_counts_in_another_environment_alone() -> None:
+    """A calibration may differ by its own uncertainty where versions differ, and by nothing where they are equal."""
+    treeopt("calibrate", *FEW, "-o", "c.safetensors")
+    made = load_calibration("c.safetensors")
+    [hit] = np.argwhere(made.ranks[:, 0] == 0)[:1, 0]
+    slightly, wholly = made.ranks.copy(), made.ranks.copy()
+    slightly[hit, 0] = 1
+    wholly[wholly[:, 0] == 0, 0] = 1
+    save_calibration(dataclasses.replace(made, ranks=slightly), "same.safetensors")
+    assert reproduced("same.safetensors", status=6)["verdict"] == "differs"
+    save_calibration(other_versions(made, slightly), "slightly.safetensors")
+    found = reproduced("slightly.safetensors")
+    assert found["verdict"] == "within"
+    assert "1.96 standard errors" in found["tolerance"]
+    assert all(one["holds"] for one in found["checks"])
+    assert any(one["old"] != one["new"] for one in found["checks"])
+    save_calibration(other_versions(made, wholly), "wholly.safetensors")
+    found = reproduced("wholly.safetensors", status=6)
+    assert not found["checks"][0]["holds"]
+    save_calibration(other_versions(made, made.ranks), "equal.safetensors")
+    assert reproduced("equal.safetensors")["verdict"] == "equal"
+
+
+@pytest.mark.usefixtures("calibration")
+def test_note_is_that_of_its_file_alone() -> None:
+    """A note beside a file is not taken for that of a file with another content, nor is another file for a note."""
+    treeopt("export", "mc_sim_7b_63", "--to", "medusa", "-o", "medusa.json")
+    assert stored_configuration("medusa.json")["export"] == {"tree": "mc_sim_7b_63", "to": "medusa"}
+    assert stored_configuration("medusa.json.treeopt.yaml") == stored_configuration("medusa.json")
+    Path("medusa.json").write_text("[[0]]")
+    result = treeopt("reproduce", "medusa.json", status=3)
+    assert error_number(result) == "E203"
+    assert "was changed" in result.stderr
+    Path("medusa.json.treeopt.yaml").write_text("nodes: 3\n")
+    assert "is not a note of treeopt" in treeopt("config", "medusa.json", status=3).stderr
+
+
+def test_picture_of_seconds_is_refused() -> None:
+    """The speeds in the bars of compare are never the same again; its CSV and its JSON are compared."""
+    options = ("--methods", "lookup", "--texts", "1", "--learn-limit", "1", "--max-new-tokens", "4", "--repeats", "1")
+    treeopt("compare", *options, "--device", "cpu", "--svg", "bars.svg", "--csv", "bars.csv")
+    assert error_number(treeopt("reproduce", "bars.svg", status=3)) == "E203"
+    found = reproduced("bars.csv")
+    assert (found["verdict"], {one["kind"] for one in found["differences"]}) == ("equal", {"seconds"})
+
+
+@pytest.mark.parametrize("name", sorted(zoo()))
+def test_bundled_tree_is_published_or_made_here(name: str) -> None:
+    """A tree in trees/ names its publication, or stores how it is made and is made again by this test."""
+    path = zoo()[name]
+    if load_tree(name).source.get("reference"):
+        treeopt("lint", name, "--for", "json")
+        return
+    os.chdir(path.parent.parent)
+    treeopt("reproduce", path)
+
+
+def test_merged_configurations_keep_all_versions() -> None:
+    """Parts of one run on machines with other versions have one configuration, with the versions of both."""
+    whole = stretches(1)
+    for i, version in enumerate(("3.11", "3.12")):
+        part = whole.select(range(i, whole.sequences, 2))
+        stored = {"calibrate": {"limit": 3}, "made-by": {"python": version, "treeopt": "1"}}
+        save_calibration(with_configuration(part, stored), f"{i}.safetensors")
+    treeopt("merge", "1.safetensors", "0.safetensors", "-o", "m.safetensors")
+    found = load_calibration("m.safetensors").provenance.configuration
+    assert found == {"calibrate": {"limit": 3}, "made-by": {"python": "3.11 | 3.12", "treeopt": "1"}}
