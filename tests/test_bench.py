@@ -23,7 +23,7 @@ from treeopt.texts.prompts import load_prompts
 pytestmark = pytest.mark.bench  # minutes; make test-bench runs them
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
-# Script -> its command lines. {shared} is the folder of shared data, {file} a calibration.
+# Script -> its command lines. {shared} is the folder of shared data, {file} a calibration, {folder} a new folder.
 EXACT = (
     "--heads {shared}/models/tinystories-260k-medusa --prompts {shared}/data/story_openings.json --calibration {file}"
 )
@@ -49,6 +49,7 @@ CALLS = {
     "hostile": [""],
     "learn": [""],
     "medusa2": ["--model pocket", "--shared {shared}"],
+    "mutation": ["--folder {folder}"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
     "readme": [""],
@@ -62,6 +63,9 @@ PARTS = {
     "drafting_terms",
     "hostile_damage",
     "hostile_runs",
+    "mutation_child",
+    "mutation_sites",
+    "mutation_trees",
 }  # modules that the scripts import
 
 
@@ -80,7 +84,7 @@ def bench(
 
     def run(name: str, line: str) -> str:
         shared = request.getfixturevalue("shared") if "{shared}" in line else None
-        given = line.format(shared=shared, file=tmp_path / "c.safetensors").split()
+        given = line.format(shared=shared, file=tmp_path / "c.safetensors", folder=tmp_path / "work").split()
         monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", *given, "--tiny"])
         runpy.run_path(str(BENCH / f"{name}.py"), run_name="__main__")
         return capsys.readouterr().out
