@@ -19,6 +19,8 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -37,8 +39,10 @@ from mutation_sites import KINDS, Fault, chosen, faults_of
 from mutation_trees import ROOT, Map, copy_repository, planted
 from timing import add_tiny, machine
 
-ROOMS = ("records", "files", "optimize", "models", "verify", "texts", "drafting", "calibrate")
-ROOMS += ("decode", "evaluate", "train", "export", "plan", "view", "cli")
+ROOMS = (
+    *("records", "files", "optimize", "models", "verify", "texts", "drafting", "calibrate"),
+    *("decode", "evaluate", "train", "export", "plan", "view", "cli"),
+)
 KNOWN = Path(__file__).with_name("mutation_known.yaml")
 # Compiled modules, whose lines cannot be followed: the tests are those that run a session of the kernel.
 KERNEL = tuple(f"drafting/kernel_{name}.py" for name in ("nodes", "sources", "steps", "text", "trees"))
@@ -229,9 +233,14 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
+    if "treeopt" in sys.modules:  # children would run the sources that are imported, and not those with a fault
+        command = [sys.executable, str(Path(__file__)), *sys.argv[1:]]
+        print(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return
     print(machine(1))
     if options.tiny:
         options.room, options.faults, options.module = ["records"], 2, ["sampling.py"]
+        options.tests = ["test_sampling.py"]
     rooms = sorted({one.split("/")[0] if "/" in one.split(":")[0] else "records" for one in options.only or ()})
     by_room = all_faults(rooms or options.room)
     if options.only:

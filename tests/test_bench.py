@@ -23,7 +23,7 @@ from treeopt.texts.prompts import load_prompts
 pytestmark = pytest.mark.bench  # minutes; make test-bench runs them
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
-# Script -> its command lines. {shared} is the folder of shared data, {file} a calibration.
+# Script -> its command lines. {shared} is the folder of shared data, {file} a calibration, {folder} a new folder.
 EXACT = (
     "--heads {shared}/models/tinystories-260k-medusa --prompts {shared}/data/story_openings.json --calibration {file}"
 )
@@ -53,6 +53,7 @@ CALLS = {
     "lossless": ["", "--case 7"],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
+    "mutation": ["--folder {folder}"],
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
     "readme": [""],
@@ -73,6 +74,9 @@ PARTS = {
     "lossless_shrink",
     "lossless_stock",
     "tiny_families",
+    "mutation_child",
+    "mutation_sites",
+    "mutation_trees",
 }  # modules that the scripts import
 
 
@@ -91,7 +95,7 @@ def bench(
 
     def run(name: str, line: str) -> str:
         shared = request.getfixturevalue("shared") if "{shared}" in line else None
-        given = line.format(shared=shared, file=tmp_path / "c.safetensors").split()
+        given = line.format(shared=shared, file=tmp_path / "c.safetensors", folder=tmp_path / "work").split()
         monkeypatch.setattr(sys, "argv", [f"bench/{name}.py", *given, "--tiny"])
         runpy.run_path(str(BENCH / f"{name}.py"), run_name="__main__")
         return capsys.readouterr().out

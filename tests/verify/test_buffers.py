@@ -283,3 +283,17 @@ def test_load_buffers_refuses_another_header_or_tensor(tmp_path: Path, name: str
     write_arrays(file, arrays, header, overwrite=True)
     with pytest.raises(TreeoptError, match=f"not a compiled tree: .*{name}"):
         load_buffers(file)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_levels_spell_the_paths(seed: int) -> None:
+    """Each draft of a level follows its parent, one of the inner nodes above, so the levels give all paths in order."""
+    tree = random_tree(seed, nodes=(2, 9, 20, 40)[seed], depth=4, ranks=5)
+    above: list[tuple[int, ...]] = [()]
+    spelt = []
+    for level in compile_tree(tree).levels:
+        drafts = [(*above[parent], rank) for parent, rank in zip(level.parents, level.ranks, strict=True)]
+        above = [drafts[i] for i in level.inner]
+        assert above == [path for path in drafts if any(other[:-1] == path for other in tree.paths)]
+        spelt += drafts
+    assert spelt == list(tree.paths)

@@ -349,6 +349,14 @@ def test_begin_context_full(prompt: int, new: int) -> None:
     assert f"{prompt} prompt tokens" in caught.value.what
 
 
+def test_forward_is_compiled_only_on_request() -> None:
+    """By default the model runs as it is, with shapes of any size."""
+    base = tiny_base("llama")
+    forward = TreeForward(base, 1, 0)
+    assert forward.verifier is base
+    assert not forward.fixed
+
+
 def test_begin_empty_prompt() -> None:
     """An empty prompt has no state to draft from and is refused."""
     forward = TreeForward(tiny_base("llama"), 1, 0)
