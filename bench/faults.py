@@ -241,7 +241,7 @@ def full() -> None:
 def closed() -> None:
     """Standard output is closed by the caller, as by `>&-`."""
     os.close(1)
-    sys.stdout = None  # type: ignore[assignment]
+    sys.stdout = None
 
 
 def reader_gone() -> None:
