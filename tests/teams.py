@@ -18,7 +18,7 @@ def team(size: int) -> list[Processes]:
     """The processes of one run, as each of them sees them."""
     server = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     clients = [TCPStore(HERE, server.port, is_master=False) for _ in range(1, size)]
-    return [Processes(store, rank, size) for rank, store in enumerate([server, *clients])]
+    return [Processes(store, rank, size, watched=rank > 0) for rank, store in enumerate([server, *clients])]
 
 
 def together(function: Callable[[Processes], R], size: int) -> list[R | BaseException]:
@@ -28,6 +28,10 @@ def together(function: Callable[[Processes], R], size: int) -> list[R | BaseExce
         try:
             return function(one)
         except BaseException as error:
+            if one.rank:
+                one.fail({"error": "bug", "what": repr(error), "at": ""})  # else the first would wait for this one
+            else:
+                one.stop()
             return error
 
     with ThreadPoolExecutor(size) as pool:

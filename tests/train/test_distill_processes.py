@@ -14,18 +14,20 @@ from treeopt.files.work import Work
 from treeopt.processes.team import Processes
 from treeopt.train.distill import Distilled, distill
 
+BASES = [chat_base(disturbed=0.3) for _ in range(2)]  # equal; one after the other, as torch has one generator
 REQUESTS = [f"w{i} w{2 * i}" for i in range(1, 8)]
 
 
 def distilled(path: Path, team: Processes | None = None, **options: Any) -> Distilled:
-    """A run of four batches, with a model of its own: threads must share none."""
+    """A run of four batches; each thread has a model of its own, as `generate` changes its model's settings."""
     rows = path.with_name(path.name + ".rows")
     begun = rows.with_name(rows.name + ".partial").exists()
     work = None
     if team is not None or begun:
         work = Work(rows, resume=options.get("resume", False) and begun, team=team)
-    base = chat_base(disturbed=0.3)
-    return distill(base, REQUESTS, path, max_new_tokens=8, batch_size=2, work=work, **options)
+    return distill(
+        BASES[0 if team is None else team.rank], REQUESTS, path, max_new_tokens=8, batch_size=2, work=work, **options
+    )
 
 
 def test_the_bytes_and_counts_are_those_of_one_process(tmp_path: Path) -> None:
