@@ -7,7 +7,7 @@
 Each reader runs in a process of its own, guided by the coverage of treeopt's code (atheris). Half of the inputs are
 changed bytewise, half in the structure of the format (tests/damage.py). The same seed gives the same inputs. A finding
 is an exception that is not TreeoptError, a process, import or connection that a file starts, a file that is written or
-that is opened elsewhere, more than 2 GiB of memory, ten seconds for one input, or a crash of the interpreter. Its input
+that is opened elsewhere, more than 2 GiB of memory, a minute for one input, or a crash of the interpreter. Its input
 is kept in the folder of --findings; --rerun reads it again and prints the traceback.
 """
 
@@ -38,7 +38,7 @@ INPUTS, TINY = 100_000, 20
 TINY_READERS = ("tree", "result of validate", "note of a work folder")
 SLOW = 10  # readers of milliseconds get one input of so many
 LONGEST = 1 << 13  # bytes of an input
-SECONDS, MEGABYTES = 10, 2048  # of one input, and of the process
+SECONDS, MEGABYTES = 60, 2048  # of one input, on a machine that does other work too, and of the process
 RESTARTS = 5  # after crashes
 STDERR = 2  # of libFuzzer, which prints there
 EACH = 100  # inputs after which the figures are stored, and the folder is looked at
