@@ -1,8 +1,8 @@
 """A disk that fails: inside `BrokenDisk` every change of files below a folder is counted, and a chosen one fails.
 
 A change is one call that opens a file for writing, writes, truncates, syncs, renames, makes a folder, sets a mode, or
-removes. Files of Python are written by a raw stream that writes half of the bytes, and fails at the rest, as a disk that fills.
-Libraries that write in Rust or C++ fail with the messages of their own before they write.
+removes. Files of Python are written by a raw stream that writes half of the bytes and fails at the rest, as a disk that
+fills. Libraries that write in Rust or C++ fail with the messages of their own before they write.
 """
 
 from __future__ import annotations
