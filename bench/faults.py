@@ -217,6 +217,9 @@ def ended(prepare: Callable[[], None]) -> int:
     status: int | str | None = 0
     try:
         prepare()
+        if sys.stdout is not None:
+            sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", 1, closefd=False)
         program()
     except SystemExit as error:
         status = error.code

@@ -1,8 +1,8 @@
 """A disk that fails: inside `BrokenDisk` every change of files below a folder is counted, and a chosen one fails.
 
 A change is one call that opens a file for writing, writes, truncates, syncs, renames, makes a folder, sets a mode, or
-removes. Files of Python are written by a raw stream that writes half of the bytes and then fails, as a disk that fills.
-Libraries that write in Rust or C++ fail with the messages of their own before they write.
+removes. Files of Python are written by a raw stream that writes half of the bytes and fails at the rest, as a disk that
+fills. Libraries that write in Rust or C++ fail with the messages of their own before they write.
 """
 
 from __future__ import annotations
@@ -147,12 +147,15 @@ class _BrokenFile(io.FileIO):
 
     def __init__(self, disk: BrokenDisk, file: Any, mode: str, closefd: bool) -> None:
         super().__init__(file, mode, closefd)
-        self._disk, self._file = disk, file
+        self._disk, self._file, self._torn = disk, file, False
 
     def write(self, content: Any) -> int:
-        if self._disk.fails("write", self.fileno()):
+        if self._torn or self._disk.fails("write", self.fileno()):
             whole = memoryview(content).cast("B")
-            super().write(whole[: len(whole) // 2])
+            if not self._torn and len(whole) > 1:  # a disk that fills: a part is written, and the rest is an error
+                self._torn = True
+                return super().write(whole[: len(whole) // 2])
+            self._torn = self._disk.lasting
             raise self._disk.error(self._file)
         return super().write(content)
 

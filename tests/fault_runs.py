@@ -157,7 +157,7 @@ def _said(result: Result, disk: BrokenDisk) -> list[str]:
     if result.exit_code == 0 and (disk.removing or disk.failed.split(" ")[0] in ("mkdir", "link")):
         return []  # what is removed is no result, a folder may be there already, and links are a precaution
     numbers = re.findall(r"^error\[(E\d+)\]", result.stderr, flags=re.MULTILINE)
-    full = disk.number == errno.ENOSPC
+    full = disk.number == errno.ENOSPC and not disk.removing
     expected = ({"E403"}, {4}) if full else ({"E204", "E404"}, {3, 4})
     found = [] if len(numbers) == 1 else [f"{len(numbers)} errors"]
     found += [] if {*numbers} <= expected[0] else [f"says {numbers}, expected {sorted(expected[0])}"]
@@ -181,9 +181,10 @@ def _left(run: Run, result: Result, disk: BrokenDisk, before: dict[str, bytes], 
     known = {name: [_plain(name, files.get(name)) for files in (before, whole)] for name in after}
     for name, raw in after.items():
         partial = ".partial" in name or "checkpoints" in name
-        if result.exit_code == 0 and run.repeats and whole.get(name) != raw:
+        hidden = os.path.basename(name).startswith(".")
+        if result.exit_code == 0 and run.repeats and not hidden and whole.get(name) != raw:
             found.append(f"{name} is not whole, with exit status 0")
-        if os.path.basename(name).startswith(".") or "/." in name:
+        if hidden or "/." in name:
             found += [] if disk.removing else [f"{name} left"]
         elif _plain(name, raw) not in known[name] and not (partial and run.resumes):
             found.append(f"{name} is neither the old file nor the whole new one")

@@ -43,6 +43,7 @@ CALLS = {
     "drafting_kernel": [""],
     "dynamic_trees": [""],
     "exact": [EXACT],
+    "faults": ["writes --only compile", "stdout --only compile", "sizes --only compile"],
     "families": [""],
     "forward": ["--shared {shared}"],
     "hardware": ["paper", "fit --shared {shared}"],

@@ -112,15 +112,19 @@ def test_closed_pipe_is_not_a_bug(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["show", "mc_sim_7b_63"], ["list"], ["--help"]])
+@pytest.mark.parametrize("arguments", [["show", "mc_sim_7b_63"], ["list", "--json"], ["--help"]])
 def test_full_output_is_the_environments_fault(arguments: list[str]) -> None:
-    """Standard output on a full disk ends with status 4 and E403."""
+    """Standard output on a full disk, written through a buffer as by default, ends with status 4 and one E403."""
     command = [sys.executable, "-m", "treeopt", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER), "PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     assert done.returncode == 4
-    assert done.stderr.startswith("error[E403]: No space left on device")
+    if "--json" in arguments:
+        assert json.loads(done.stderr)["error"] == "E403"
+    else:
+        assert done.stderr.startswith("error[E403]: No space left on device")
+        assert done.stderr.count("error[") == 1
 
 
 def test_unknown_command_names_the_close_ones() -> None:

@@ -124,6 +124,7 @@ def run() -> None:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     escape_unencodable()
+    status = 0
     try:
         status = program.main(standalone_mode=False)
         if sys.stdout is not None:  # closed by the caller: >&-
@@ -147,7 +148,12 @@ def run() -> None:
         if known is None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        echo(str(known), err=True)
+        if isinstance(status, int) and status:
+            sys.exit(status)  # the command has printed its error
+        if "--json" in sys.argv:
+            echo_json(known.as_dict(), err=True)
+        else:
+            echo(str(known), err=True)
         sys.exit(known.exit_status)
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -42,8 +43,13 @@ def echo_json(data: Mapping[str, Any], *, err: bool = False) -> None:
 
 def _write(text: str, *, err: bool) -> None:
     """Print text; errors of writing to standard error are ignored."""
-    with contextlib.suppress(OSError) if err else contextlib.nullcontext():
+    try:
         click.echo(text, err=err, nl=False)
+    except OSError:
+        if not err:
+            raise
+        with contextlib.suppress(OSError, AttributeError):  # else Python writes the buffer again, and exits with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def escape_unencodable() -> None:

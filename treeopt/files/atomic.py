@@ -181,7 +181,8 @@ def _rename_all(staged: Mapping[Path, str]) -> None:
         for target, old in undo.items():
             _discard(target) if old is None else os.replace(old, target)
         raise
-    _discard(*(old for old in undo.values() if old is not None))
+    finally:  # also after the undo: a rename between two links of one file does nothing
+        _discard(*(old for old in undo.values() if old is not None))
 
 
 def _discard(*files: str | Path) -> None:
