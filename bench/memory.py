@@ -148,10 +148,9 @@ def _heads(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
 
 
 def _choices(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
-    """Greedy choices after the tokens of texts, for the n-gram table."""
+    """Greedy choices after the tokens of a text, for the n-gram table."""
     base = random_base(vocab, HIDDEN)
-    rows = [list(range(positions // 4 + 1))] * 4
-    return lambda: torch.tensor(choices_in(base, rows))
+    return lambda: torch.tensor(choices_in(base, [list(range(positions + 1))]))
 
 
 def _draws(vocab: int, positions: int) -> Callable[[], torch.Tensor]:

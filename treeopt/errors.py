@@ -63,7 +63,7 @@ _FIXES = {
     "E304": "use the files of one model that transformers loads, unchanged",
     "E401": "install the program or package that the message names",
     "E402": "another --device",
-    "E403": "use a smaller --batch-size, or make room on the disk",
+    "E403": "use a smaller --batch-size (auto halves it), or make room on the disk",
     "E404": "check the permissions and the disk of the path that the message names",
     "E405": "the same command with --resume; fewer processes (--nproc) where memory was used up",
     "E406": "the same models, versions and threads everywhere, and an output in a folder that all machines see",

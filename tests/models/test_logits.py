@@ -105,7 +105,7 @@ def test_target_probabilities_have_the_bits_of_the_whole(rows: int, monkeypatch:
 
 
 def test_keys_are_made_for_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of 8 bytes, and what they are made of, count as four copies: of the memory for 8 rows, 2 rows at a time."""
+    """Keys of 8 bytes, and what they are made of, count as eight copies: with memory for 16 rows, 2 rows at a time."""
     made: list[int] = []
     whole = ranks._top_keys
 
@@ -114,7 +114,7 @@ def test_keys_are_made_for_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(part, count)
 
     monkeypatch.setattr(ranks, "_top_keys", noted)
-    monkeypatch.setattr(module, "LOGITS_BYTES", 8 * VOCAB * 4)
+    monkeypatch.setattr(module, "LOGITS_BYTES", 16 * VOCAB * 4)
     assert top_ids(torch.zeros(5, VOCAB), 3).tolist() == [[0, 1, 2]] * 5  # all equal: their order takes keys
     assert made == [2, 2, 1]
 

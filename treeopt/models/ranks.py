@@ -9,7 +9,7 @@ from treeopt.models.logits import rows_at_once
 
 _CACHED_VALUES = 1 << 18  # logits compared at once on a CPU: with the flags they fit into its cache
 _SPARE = 16  # additional tokens that are sorted, as the last one may be tied with others
-_KEY_COPIES = 4  # the keys of logits, and what they are made of, take as much memory as so many copies in float32
+_KEY_COPIES = 8  # the keys of logits, and what they are made of, take as much memory as so many copies in float32
 _ID_BITS = 32
 _ID_MASK = (1 << _ID_BITS) - 1
 
