@@ -20,6 +20,8 @@ from tiny import random_heads, tiny_base
 from treeopt.calibration import Calibration
 from treeopt.cli.app import program
 from treeopt.cli.configuration import with_configuration
+from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.again import compare_files
 from treeopt.files.bundled import zoo
 from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.files.configurations import stored_configuration
@@ -315,6 +317,17 @@ def test_tolerance_counts_in_another_environment_alone() -> None:
     assert not found["checks"][0]["holds"]
     save_calibration(other_versions(made, made.ranks), "equal.safetensors")
     assert reproduced("equal.safetensors")["verdict"] == "equal"
+
+
+def test_calibration_of_other_prompts_is_not_compared() -> None:
+    """Prompts of the hub have no file that is hashed before the run: E207 where they have changed."""
+    made = stretches(1)
+    for name in ("old", "new"):
+        provenance = dataclasses.replace(made.provenance, prompts={name * 20: "alpaca_eval"})
+        save_calibration(dataclasses.replace(made, provenance=provenance), f"{name}.safetensors")
+    with pytest.raises(TreeoptError) as raised:
+        compare_files(Path("old.safetensors"), Path("new.safetensors"), "calibrate")
+    assert raised.value.code is Code.INPUT_CHANGED
 
 
 @pytest.mark.usefixtures("calibration")

@@ -121,7 +121,10 @@ def _remade(file: str, mapping: Mapping[str, str], device: str | None) -> Remade
         for kind in _IDS
     }
     if path.is_dir():
-        ids["model_id"] = tuple(str(part) for place, part in parts.items() if place[-2:] == ("treeopt", "base"))
+        of_base = (("treeopt", "base"), ("treeopt.json", "base"))  # of heads; of adapters, by precision
+        ids["model_id"] = tuple(
+            str(part) for place, part in parts.items() if place[-2:] in of_base or place[:2] in of_base
+        )
     if device is not None and configuration.get(DEFAULTS, {}).get("dtype") == "auto":  # each device has its own
         precisions = {part for place, part in parts.items() if place[-1] == "dtype" and place[0] != "configuration"}
         configuration[DEFAULTS] |= {"dtype": precisions.pop()} if len(precisions) == 1 else {}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treeopt.errors import TreeoptError
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import KEY, MADE_BY
 from treeopt.files.parts import Place, parts_of
@@ -102,11 +102,13 @@ def compare_files(old: Path, new: Path, command: str) -> Comparison:
         command: of both, without the name of the program.
 
     Raises:
-        TreeoptError: E203 where one cannot be read.
+        TreeoptError: E203 where one cannot be read, E207 where they are of other prompts, such as those of a set on
+            the hub that has changed.
     """
     if old.is_file() and new.is_file() and old.read_bytes() == new.read_bytes():
         return Comparison("identical")
     one, other = parts_of(old), parts_of(new)
+    _check_prompts(old, one, other)
     found = tuple(_differences(one, other, command))
     if not found and old.is_dir():
         return Comparison("identical")
@@ -117,6 +119,15 @@ def compare_files(old: Path, new: Path, command: str) -> Comparison:
         return Comparison("differs", found)
     rule, checks, holds = _tolerance(old, new, one, other, command, results)
     return Comparison("within" if holds else "differs", found, rule, checks)
+
+
+def _check_prompts(file: Path, old: Mapping[Place, Any], new: Mapping[Place, Any]) -> None:
+    """Raise E207 where the SHA-256 of the prompts of two files differ."""
+    first, second = ({str(place[-1])[:12] for place in parts if "prompts" in place[:-1]} for parts in (old, new))
+    if first and second and first != second:
+        at = f"sha256 {', '.join(sorted(second))}, was {', '.join(sorted(first))}"
+        what = f"{file} is of other prompts than its command reads now"
+        raise TreeoptError(Code.INPUT_CHANGED, what, at=at, fix="the prompts that it was made from")
 
 
 def _differences(old: Mapping[Place, Any], new: Mapping[Place, Any], command: str) -> Iterator[Difference]:
