@@ -239,6 +239,7 @@ def odd_buffers() -> dict[str, Buffers]:
         "cycle": {"retrieve_indices": torch.tensor([[0, 2, 2, 2], [0, 1, 3, 5], [0, 1, 4, -1]])},
         "two parents": {"retrieve_indices": torch.tensor([[0, 2, -1, -1], [0, 1, 3, 5], [0, 2, 4, -1], [0, 1, 4, -1]])},
         "beyond the nodes": {"retrieve_indices": rows + 100},
+        "the number of nodes": {"retrieve_indices": rows + (rows == right.nodes - 1)},
         "below -1": {"retrieve_indices": -rows - 5},
         "no leaves": {"retrieve_indices": rows[:0]},
         "one size": {"retrieve_indices": rows.flatten()},
