@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,26 @@ def test_only_the_first_process_goes_on_and_deletes(tmp_path: Path) -> None:
         "begun.json",
         "part-000000.safetensors",
     ]
+
+
+def test_chunks_are_not_deleted_before_all_processes_see_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process may delete the folder after the last chunks: a slower one has looked at them by then."""
+    whole = sharing_module.Stages.await_files
+
+    def slow(self: sharing_module.Stages, files: Sequence[Path]) -> None:
+        if self.team.rank:
+            time.sleep(0.3)
+        whole(self, files)
+
+    monkeypatch.setattr(sharing_module, "_VISIBLE", 0.2)
+    monkeypatch.setattr(sharing_module.Stages, "await_files", slow)
+
+    def run(one: Processes) -> None:
+        work = begun(tmp_path)(one)
+        work.share(making([], 2))
+        work.remove()
+
+    assert together(run, 2) == [None, None]
 
 
 def test_other_settings_of_a_process_are_named(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def answer_shard(
 
     answered(job, begun.batches, keep)
     if chosen.work is not None:
+        chosen.work.agree("number of batches", str(len(chunks)))  # all have read them before the folder is deleted
         chosen.work.leader_only()
     return AnswerShard(chosen.shard, begun.total, begun.settings, chunks)
 

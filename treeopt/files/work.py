@@ -219,6 +219,7 @@ class Work:
         finally:
             self._in_flight = False
         self._stages.await_files([self._file(name) for name in names])
+        self._stages.meet(self._stages.next())  # the first process may delete the folder after this
 
     def agree(self, what: str, value: str) -> None:
         """Raise E406 unless all processes of the run have computed the same value; `what` names it."""
