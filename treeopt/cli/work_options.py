@@ -146,7 +146,7 @@ def _interruption(console: Console, state: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt as error:
         console.warn(f"interrupted; {state()}")
         if console.for_people:
-            error.args = ("told",)  # `treeopt.cli.main` prints nothing more
+            error.args = ("said",)  # `treeopt.cli.main` prints nothing more
         raise
 
 
