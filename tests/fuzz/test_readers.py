@@ -8,9 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,7 +25,6 @@ from treeopt.files import read
 
 EXAMPLES = 12  # of each reader; slow ones have a quarter
 LONGEST = 20_000  # characters of a message
-GUARD_SECONDS = 120  # a reader that hangs fails; none depends on this number
 # Events of Python that reading must not cause.
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.connect", "os.remove")
 FORBIDDEN += ("os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod")
@@ -44,20 +41,6 @@ def _note(event: str, given: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_note)
-
-
-@pytest.fixture(autouse=True)
-def _guard() -> Iterator[None]:
-    """Fail, and do not stall, where a reader waits for a pipe."""
-
-    def hangs(*_given: Any) -> None:
-        raise AssertionError("the reader hangs")
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(GUARD_SECONDS)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def refused(reader: Reader, path: Path) -> str:
