@@ -53,7 +53,8 @@ def run(console: Console, **options: Any) -> None:
     calibration = run.calibration
     several = schema_of(Path(options["files"][0])) == SCHEMA  # no shards, which give the file of a run without --shard
     if several and not calibration.provenance.configuration:
-        calibration = with_configuration(calibration, console.configuration)
+        named = {"merge": {"files": sorted(options["files"])}}  # files in another order give the same bytes
+        calibration = with_configuration(calibration, {**console.configuration, **named})
     save_calibration(calibration, options["output"], overwrite=options["force"])
     report_calibration(console, run, options["output"], None)
 
