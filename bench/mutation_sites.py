@@ -55,12 +55,13 @@ _PAIRS = [
 ]
 _EXTREME = {one: other for pair in _PAIRS[:-1] for one, other in (pair, pair[::-1])} | {"sorted": "list"}
 _SILENT = {"TreeoptError", "print", "warn", "warning", "echo", "info", "debug", "isinstance", "issubclass", "cast"}
+_LARGE = 100  # limits and sizes, where one more or less is no fault
 _SYMMETRIC = {"min", "max", "minimum", "maximum", "isclose", "allclose", "hypot", "gcd", "equal", "array_equal"}
 KINDS = {
     "boundary": "< to <=, > to >=, and back",
     "compare": "< to >=, == to !=, in to not in, is to is not, and back",
     "index": "a number in an index or a slice plus one",
-    "constant": "a number plus one; a fraction doubled",
+    "constant": "a number plus one; a fraction or a large number doubled",
     "boolean": "True to False, and to or, not x to x, and back",
     "swap": "the first two arguments of a call exchanged",
     "condition": "a condition removed: never true before return, raise, continue or break; else always true",
@@ -264,7 +265,7 @@ class _Finder(ast.NodeVisitor):
         if isinstance(node.value, bool):
             self.add(node, "boolean", ast.Constant(not node.value))
         elif type(node.value) is int and id(node) not in self.indexed:
-            self.add(node, "constant", ast.Constant(node.value + 1))
+            self.add(node, "constant", ast.Constant(node.value + 1 if node.value < _LARGE else node.value * 2))
         elif isinstance(node.value, float):
             self.add(node, "constant", ast.Constant(node.value * 2 or 1.0))
 

@@ -31,8 +31,6 @@ def copy_repository(folder: Path) -> None:
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    for kept in (ROOT / "treeopt").rglob("kernel-*"):  # machine code, which takes a minute to make
-        shutil.copytree(kept, folder / kept.relative_to(ROOT))
 
 
 @contextmanager

@@ -184,3 +184,20 @@ def test_a_plan_does_not_change_the_id() -> None:
         assert planned.plan is plan
         with pytest.raises(TreeoptError, match="plan was made for drafter"):
             dataclasses.replace(planned, cache_prior=3.0)
+
+
+def test_map_ascends_in_its_first_numbers() -> None:
+    """Two estimates may have the same result, but no estimate has two."""
+    assert Level(calibration_map=((0.5, 3.0), (1.0, 3.0))).fault() == ""
+    for pairs in (((0.5, 0.1), (0.5, 0.2)), ((0.5, 0.1), (0.4, 0.2)), ((0.5, 0.2), (1.0, 0.1))):
+        assert "does not ascend" in Level(calibration_map=pairs).fault()
+
+
+def test_untrained_drafter_takes_all_tokens_alike() -> None:
+    """It has a token of each id, all of the same probability, and knows the first ones as candidates."""
+    drafter = Drafter.untrained(50, 3)
+    table = drafter.ngram_table
+    assert drafter.depth == 3
+    assert table is not None
+    assert table.unigram.shape == (50,)
+    assert np.exp(table.unigram.astype(float)).sum() == pytest.approx(1.0, rel=1e-2)

@@ -12,7 +12,8 @@ from treeopt.policy import TreePolicy
 
 
 def test_sizes() -> None:
-    """Those of the size_cost, or the one that all steps have."""
+    """Those of the size_cost, or the one that all steps have, of two nodes at least."""
+    assert TreePolicy(2, 1, "d").sizes == (2,)
     assert TreePolicy(20, 3, "d").sizes == (20,)
     assert TreePolicy(8, 3, "d", ((1, 0.5), (4, 0.7), (8, 1.0))).sizes == (1, 4, 8)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import MAX_FAULTS, Tree, as_tree
+from treeopt.tree import MAX_FAULTS, Tree, as_tree, check_tree_fits
 
 
 def refusal(paths: object, values: object = None) -> TreeoptError:
@@ -257,3 +257,12 @@ def test_every_rank_is_checked() -> None:
     """A bool in the middle of a path is found although it equals its parent's rank."""
     with pytest.raises(TreeoptError, match="whole number"):
         Tree(((1,), (True, 0)))
+
+
+def test_tree_fits_with_as_many_levels_and_ranks_as_there_are(small_tree: Tree) -> None:
+    """Depth 3 needs three levels (E101), and rank 1 two ranks (E102)."""
+    check_tree_fits(small_tree, heads=3, ranks=2, holder="it")
+    for size, code in (({"heads": 2, "ranks": 2}, Code.TREE_TOO_DEEP), ({"heads": 3, "ranks": 1}, Code.RANK_TOO_LARGE)):
+        with pytest.raises(TreeoptError) as caught:
+            check_tree_fits(small_tree, **size, holder="it")
+        assert caught.value.code is code

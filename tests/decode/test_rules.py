@@ -186,6 +186,13 @@ def test_typical_brute_force(seed: int) -> None:
     assert taken(tree, *given, temperature, epsilon, delta) == wanted
 
 
+@pytest.mark.parametrize(("epsilon", "node"), [(0.5, 0), (0.4375, 1)])
+def test_typical_threshold_itself_is_not_enough(epsilon: float, node: int) -> None:
+    """A draft of probability 0.5 is accepted above the threshold, and not at it."""
+    logits = torch.tensor([[[0.0, 0.0, -torch.inf]] * 2])
+    assert taken(Tree(((0,),)), torch.tensor([[2, 1]]), logits, 1.0, epsilon, 9.0) == [node]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_typical_brute_force_own_trees(seed: int) -> None:
     """Rows with a tree each end where every path of their own tree tried by itself ends."""

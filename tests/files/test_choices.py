@@ -119,6 +119,8 @@ WRONG: dict[str, tuple[str, str]] = {  # content, a word of the error
     "rank of 5000 hexadecimal digits": (f"[[0], [0x{'f' * 5000}]]", "a number of 20000 bits"),
     "brackets without end": ("[" * 3000, "nested more than 20 deep"),
     "brackets": ("x = " + "[" * 3000 + "]" * 3000, "nested more than 20 deep"),
+    "twenty brackets": ("[" * 20 + "]" * 20, "is not a path"),
+    "a bracket more": ("[" * 21 + "]" * 21, "nested more than 20 deep"),
     "parentheses": ("(" * 3000 + ")" * 3000, "nested more than 20 deep"),
     "many signs": ("x = [[" + "-" * 300_000 + "1]]", "is not a list of paths"),
     "a thousand signs": ("x = [[" + "-" * 1_500 + "1]]", "is not a list of paths"),

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files import kinds
+from treeopt.files import kinds, tensors
 from treeopt.files.bundled import pocket, prompt_sets, zoo
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
@@ -26,6 +26,11 @@ from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 from treeopt.verify.buffer_files import save_buffers
 from treeopt.verify.buffers import compile_tree
+
+
+def unedited(path: Path) -> str:
+    """The schema of a file that was not edited."""
+    return tensors.unedited_schema(path) or ""
 
 
 def _calibration(path: Path) -> None:
@@ -136,3 +141,15 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(kinds, "read_start", refuse)
     with pytest.raises(TreeoptError, match="cannot be read: Permission denied"):
         load_tree(tmp_path / "t.yaml")
+
+
+def test_header_of_the_greatest_length_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte more is not read: the file is then none of ours."""
+    path = tmp_path / "c.safetensors"
+    _calibration(path)
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    for module, read in ((kinds, kinds.schema_of), (tensors, unedited)):
+        monkeypatch.setattr(module, "MAX_HEADER", length)
+        assert read(path).startswith("treeopt.")
+        monkeypatch.setattr(module, "MAX_HEADER", length - 1)
+        assert read(path) == ""

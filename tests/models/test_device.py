@@ -34,6 +34,24 @@ def test_auto_is_the_accelerator_of_the_processs_rank(
     assert pick_device("auto") == torch.device("cpu", index)
 
 
+@pytest.mark.parametrize(
+    ("name", "rank", "expected"),
+    [("cuda", "1", "cuda:1"), ("cuda:0", "1", "cuda:0"), ("cuda", None, "cuda"), ("cpu", "1", "cpu")],
+)
+def test_kind_of_the_accelerator_is_the_one_of_the_processs_rank(
+    name: str, rank: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--device cuda` in several processes gives each its own; a device with a number is taken as it is."""
+    accelerator(monkeypatch, kind="cuda", count=2)
+    made: list[torch.device] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, device: (made.append(device), empty(size))[1])
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert pick_device(name) == torch.device(expected)
+    assert made == [torch.device(expected)]
+
+
 def test_auto_says_where_an_accelerator_that_is_there_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that cannot hold a number is an error with a way out, not another device in silence."""
     accelerator(monkeypatch, kind="cuda", count=1)

@@ -17,6 +17,9 @@ def test_path_of_the_file_has_its_value_and_place() -> None:
     found = explain_path(tree, (0, 0))
     assert (found.last.value, found.last.place, found.cut_off, found.margin) == (0.25, 2, 0.125, 0.125)
     assert found.made_it
+    last = explain_path(tree, (1,))
+    assert (last.last.place, last.paths, last.margin) == (3, 3, 0.0)
+    assert last.made_it
     with pytest.raises(TreeoptError, match="not in the tree") as caught:
         explain_path(tree, (2,))
     assert caught.value.code is Code.PATH_UNKNOWN

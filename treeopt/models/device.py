@@ -15,12 +15,15 @@ _LONG = 10  # more digits than any number of a process has
 def pick_device(name: str) -> torch.device:
     """A device by name; `auto` is the accelerator of this process where there is a working one, else the CPU.
 
+    Several processes have one device each: the kind of the accelerator alone, such as `cuda`, is the one of this
+    process's LOCAL_RANK too.
+
     Raises:
         TreeoptError: E402 where there is no such device, it holds no data (meta), or LOCAL_RANK is invalid.
     """
     device = _process_device() if name == "auto" else None
     try:
-        device = device or torch.device(name)
+        device = device or _of_this_process(torch.device(name))
         held = torch.empty(1, device=device)
     except (RuntimeError, AssertionError, ImportError) as error:  # the types vary by backend
         raise unusable(str(device or name), first_line(error)) from error
@@ -47,6 +50,14 @@ def _process_device() -> torch.device:
         fix = f"start {count} processes a machine (torchrun --nproc-per-node {count}), or --device cpu"
         raise unusable(f"{found.type}:{rank}", why, fix)
     return torch.device(found.type, rank)
+
+
+def _of_this_process(device: torch.device) -> torch.device:
+    """The device, with the number of this process's where it names the accelerator without one, and a rank is given."""
+    if device.index is not None or device.type == "cpu" or _RANK not in os.environ:
+        return device
+    own = _process_device()
+    return own if own.type == device.type else device
 
 
 def _local_rank() -> int:
