@@ -58,6 +58,14 @@ def test_memory_that_runs_out_later_costs_only_the_part_in_flight() -> None:
     assert tried == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [6, 7], [6], [7]]
 
 
+def test_a_part_that_does_not_fit_is_not_tried_again() -> None:
+    """Two rows do not fit at size 8: the next size is 1, not 4, with which the same two rows would be run."""
+    tried: list[int] = []
+    auto = AutoBatch(8)
+    assert auto.in_parts(range(2), limited(1, MemoryError, tried)) == [100, 101]
+    assert (tried, auto.size) == ([2, 1, 1], 1)
+
+
 def test_one_row_that_does_not_fit_is_the_error() -> None:
     """With one row nothing can be halved; other errors are raised at once."""
     tried: list[int] = []

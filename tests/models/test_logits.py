@@ -127,10 +127,11 @@ def test_probabilities_are_made_for_a_few_rows(monkeypatch: pytest.MonkeyPatch) 
         made.append(len(part))
         return part.float()
 
-    monkeypatch.setattr(module, "LOGITS_BYTES", 3 * VOCAB * 4)
-    accept.draw(logits_of(1, 7), None, noted)
+    monkeypatch.setattr(module, "LOGITS_BYTES", 12 * VOCAB * 4)
+    accept.draw(logits_of(1, 7), None, noted)  # of memory for 12 rows, as top-p sorts the scores
     assert made == [3, 3, 1]
     made.clear()
+    monkeypatch.setattr(module, "LOGITS_BYTES", 3 * VOCAB * 4)
     base, heads = planted()
     text = Text("set:00000000", [4], [5, 6, 7, 8])
     trace_texts(base, [HeadsProposer(base, heads)], [text], 253, target=Target(noted, 9))

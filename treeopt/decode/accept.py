@@ -18,6 +18,7 @@ from treeopt.models.logits import rows_at_once
 
 NOT_A_NUMBER = -1  # in place of a chosen token where scores are NaN; no draft equals it
 _MANY = 1 << 17  # from this number of scores on, a CPU searches for the largest in two stages
+_SCORED = 4  # top-p sorts tokens with their ids, which takes so much more memory than other functions over logits
 EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
 
 
@@ -58,7 +59,7 @@ def draw(
     rows = logits.reshape(-1, logits.shape[-1])
     noise = torch.empty_like(rows, dtype=rows.dtype if score is None else torch.float32)
     noise.exponential_(generator=generator).clamp_min_(torch.finfo(noise.dtype).tiny)
-    size = rows_at_once(rows.shape[-1])
+    size = rows_at_once(rows.shape[-1], _SCORED)
     parts = zip(torch.split(rows, size), torch.split(noise, size), strict=True)
     found = [best((part if score is None else score(part)).softmax(-1).div_(of)) for part, of in parts]
     return torch.cat(found).view(logits.shape[:-1])
