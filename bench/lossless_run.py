@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lossless_cases import DRAWN, LOSSY, RULES, Case, prompts_of
 from lossless_drafters import source_of
-from lossless_stock import model_of, options_of, padded_on_the_left, stock, up_to_end
+from lossless_stock import model_of, options_of, padded_on_the_left, padding_is_neutral, stock, up_to_end
 
 from treeopt.decode.decoder import TreeDecoder, advance
 from treeopt.decode.draft_metrics import Decoded
@@ -57,7 +57,10 @@ def run(case: Case) -> Result:
         made = _decoded(case, base, source, prompts)
         if case.rule in LOSSY:
             return _typical(base, prompts, made)
-        return _compared(case, base, source, prompts, texts, made)
+        result = _compared(case, base, source, prompts, texts, made)
+        if padded and result.outcome == FAILED and not padding_is_neutral(case, prompts):
+            return dataclasses.replace(result, outcome=REFUSED, detail="padding changes the texts of stock generate")
+        return result
     except TreeoptError as error:
         limited = case.family in LIMITED and error.code is Code.CONTEXT_FULL
         limited |= error.code is Code.NO_TREES and not _runs(base)

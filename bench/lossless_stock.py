@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import warnings
@@ -82,6 +83,12 @@ def stock(case: Case, prompts: Sequence[Sequence[int]], *, padded: bool = False)
             _texts[key] = _generate(base, group, room, options_of(case))
         found += _texts[key]
     return [text[: case.new] for text in found]
+
+
+def padding_is_neutral(case: Case, prompts: Sequence[Sequence[int]]) -> bool:
+    """Whether stock `generate` gives the same texts with padding as without; for some families it does not."""
+    plain = dataclasses.replace(case, processors="none")
+    return stock(plain, prompts, padded=True) == stock(plain, prompts)
 
 
 def _generate(base: Base, prompts: Sequence[Sequence[int]], new: int, options: dict[str, Any]) -> list[list[int]]:

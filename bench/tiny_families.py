@@ -96,7 +96,6 @@ _PLAIN = [
     "aria_text",
     "beam",
     "bitnet",
-    "bloom",
     "codegen",
     "cohere",
     "cohere2_moe",
@@ -193,6 +192,7 @@ _TREES: dict[str, dict[str, Any]] = {
 }
 _OTHERS: dict[str, dict[str, Any]] = {
     # attention whose masks or positions are not those that a tree needs
+    "bloom": {},
     "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 16},
     "falcon-alibi": {"alibi": True},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},

@@ -135,10 +135,10 @@ def test_autoregressive() -> None:
 
 
 def test_autoregressive_eager_attention() -> None:
-    """Eager attention gets our mask: the model would make one of its own."""
+    """Eager attention gets our mask: the model would make one of its own, or not take None for a kind of layer."""
     base = tiny_base("llama", attn_implementation="eager")
     assert TreeMasks(base, 1, 0, {"full_attention": None}).autoregressive(5, 1) == {}
-    assert TreeMasks(base, 1, 0, WINDOWS[2]).autoregressive(5, 1) == dict.fromkeys(WINDOWS[2])
+    assert TreeMasks(base, 1, 0, WINDOWS[2]).autoregressive(5, 1) == {}
 
 
 def tensors(mask: Mask) -> list[Tensor]:
@@ -189,3 +189,12 @@ def test_autoregressive_steps_without_mask(family: str, given: int, rows: int) -
     if rows == 2:
         session.rewind([9, 8])
         assert tensors(session.inputs(torch.zeros(2, 1, dtype=torch.long), tree)["attention_mask"])
+
+
+def test_eager_attention_gets_a_mask_for_one_node() -> None:
+    """With eager attention each kind of layer has a mask: not every family's eager attention takes None for one."""
+    base = tiny_base("qwen3-mixed", attn_implementation="eager")
+    session, _, _ = TreeForward(base, 1, 0).begin([torch.tensor([1, 2, 3])], 4)
+    given = session.inputs(torch.tensor([[4]]), compile_tree(Tree(()), base.device))["attention_mask"]
+    assert len(given) == 2
+    assert all(mask.shape[-1] >= 4 for mask in given.values())

@@ -86,8 +86,8 @@ class TreeMasks:
     def __init__(self, base: Base, nodes: int, depth: int, windows: Windows, *, whole: bool = False) -> None:
         self._nodes, self._depth, self._windows, self._whole = nodes, depth, windows, whole
         self._device = base.device
-        # With eager attention, models make a mask of zeros where they get none.
-        self._makes_masks = len(windows) == 1 and base.model.config._attn_implementation != "sdpa"
+        # With eager attention, models make a mask of zeros where they get none, or fail where it is one of a mapping.
+        self._makes_masks = base.model.config._attn_implementation != "sdpa"
         self._see = torch.zeros((), dtype=base.dtype, device=base.device)
         self._hide = torch.full((), torch.finfo(base.dtype).min, dtype=base.dtype, device=base.device)
         self._capacity, self._inference = -1, False
