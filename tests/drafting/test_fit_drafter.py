@@ -226,3 +226,12 @@ def test_texts_are_fitted_and_traced_by_their_folds(monkeypatch: pytest.MonkeyPa
         assert ratios == table.ratios.tobytes()
     ranks = [one.ranks for one in trace_texts(base, found.proposers(base, heads, texts), texts, 253)]
     assert [len(one) for one in ranks] == [len(text.answer) for text in texts]
+
+
+def test_positions_are_a_share_of_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 608 positions about as many are chosen as are to be; all of them where there are fewer."""
+    sample = sample_of(tiny_base("llama"), noisy(8))
+    monkeypatch.setattr("treeopt.drafting.fit_drafter._POSITIONS", 60)
+    assert 30 < sum(len(states) for _, _, states in sample.positions) < 100
+    monkeypatch.setattr("treeopt.drafting.fit_drafter._POSITIONS", 10_000)
+    assert sum(len(states) for _, _, states in sample_of(tiny_base("llama"), noisy(8)).positions) == 608

@@ -322,3 +322,9 @@ def test_odds_always_keep_the_rules(seed: int, size: int, hits: str, values: int
     assert accepted(odds)
     assert all(abs(found) <= log_odds((size + 0.5) / (size + 1)) + 1e-9 for _, found in odds)
     assert len(odds) <= 64
+
+
+def test_candidates_that_are_never_right_are_one_group() -> None:
+    """Groups of equal rates are pooled, those without hits too: one pair, whatever was estimated."""
+    estimated = np.log(np.linspace(0.01, 0.5, 400))
+    assert len(fit_calibration_map(estimated, np.zeros(400, np.int64))) == 1

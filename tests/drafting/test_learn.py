@@ -239,3 +239,9 @@ def test_pocket_learns() -> None:
     run = run_calibration(base, loaded, prompts, max_new_tokens=32, learning=Learning(3000), steps=True)
     rescored = run.calibration
     assert rescored.accuracy[1 : loaded.heads.num_heads, 0].sum() > heads_only.accuracy[1:, 0].sum()
+
+
+def test_defaults_are_those_of_the_page() -> None:
+    """16 candidates of a level, n-grams, cache and prompt lookup, and sampling at 0.7."""
+    default = Learning()
+    assert (default.ngram, default.top, default.temperature, default.seed) == (True, 16, 0.7, 0)

@@ -272,3 +272,14 @@ def test_options_of_static_trees_reach_them(nodes: int | None) -> None:
     best, found, flat = (choose_drafter([calibration], profiles, job, kinds=["static"]) for job in jobs)
     assert best.budget.tokens_per_step > found.budget.tokens_per_step
     assert flat.plan.depth == 1
+
+
+def test_other_errors_leave_no_candidate_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what a profile or a tree lacks is a reason to go on without it."""
+
+    def failing(*_: object) -> None:
+        raise TreeoptError(Code.PROMPTS_EMPTY, "no texts")
+
+    monkeypatch.setattr("treeopt.optimize.auto_drafter._static_budget", failing)
+    with pytest.raises(TreeoptError, match="no texts"):
+        choose({("d1", "static"): CHEAP}, kinds=["static"])

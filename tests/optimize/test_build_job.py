@@ -77,3 +77,11 @@ def test_equal_texts_share_a_fold() -> None:
     sums = fitter.choose([MEDUSA]).sums
     assert sums is not None
     assert np.array_equal(sums.steps[:12], sums.steps[12:])
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_tree_larger_than_the_engine_takes_is_refused(tasks: int) -> None:
+    """Sequoia reads 2,048 nodes: E105, for one task and for several."""
+    with pytest.raises(TreeoptError, match="2,048 nodes at most") as caught:
+        run_job([random_calibration(1, sequences=5)] * tasks, Job(nodes=2049, engine="sequoia"))
+    assert caught.value.code is Code.TREE_NOT_EXPORTABLE

@@ -119,6 +119,7 @@ def test_stopped_chain_of_all_lengths_is_the_longest_where_drafts_are_free() -> 
     points = [LatencyPoint(nodes, 1, 64, 1.0, 1.0, 1.0) for nodes in (1, LEVELS + 1)]
     found = best_stopped_chain(right, LatencyProfile.from_points(points, {}))
     assert found.budget.nodes == LEVELS + 1
+    assert best_shape(dataclasses.replace(right, steps=None), 3)[0] == DynamicTree(2, 1, 3)  # the fewest candidates
     assert found.budget.seconds == 1.0
 
 

@@ -37,3 +37,9 @@ def test_place_beyond_the_first_growth_is_found() -> None:
     found = explain_path(Tree(((0,), (0, 0))), order[-1], calibration)
     assert found.last.place == len(order)
     assert not found.made_it
+
+
+def test_share_of_a_value_of_zero_is_zero() -> None:
+    """Where the node above is never right, nothing is divided by its value."""
+    found = explain_path(Tree(((0,), (1,), (1, 0)), (0.5, 0.0, 0.0)), (1, 0))
+    assert [prefix.share for prefix in found.prefixes] == [0.0, 0.0]

@@ -275,3 +275,10 @@ def test_one_node_is_the_root() -> None:
     growth = grow(IndependentValues(np.full((3, 4), 0.5)), 1)
     assert growth.tree().paths == ()
     assert growth.expected().tolist() == [1.0]
+
+
+def test_paths_are_as_wide_as_the_longest() -> None:
+    """Where the budget leaves out the deepest candidates, no column is empty."""
+    table = np.array([[0.9, 0.8, 0.7], [0.5, 0.1, 0.1], [0.1, 0.1, 0.1]])
+    for nodes, depth in ((1, 0), (4, 1), (5, 2), (40, 3)):
+        assert grow(IndependentValues(table), nodes).paths.shape == (nodes - 1 if nodes < 40 else 39, depth)

@@ -160,3 +160,10 @@ def test_fewer_than_ten_prompts_are_one_error() -> None:
     with pytest.raises(TreeoptError) as caught:
         sweep_texts(texts_of(), nodes=60, top_k=TOP_K)
     assert caught.value.code is Code.RANK_TOO_LARGE
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"draws": 0}, {"seed": -1}])
+def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
+    """Before any tree is grown."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        sweep_texts(texts_of(), **{"nodes": NODES, "top_k": TOP_K, **wrong})

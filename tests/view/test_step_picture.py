@@ -14,7 +14,7 @@ from treeopt.tree import Tree
 from treeopt.view.graph import render_dot
 from treeopt.view.scene import scene_of
 from treeopt.view.svg import render_svg
-from treeopt.view.words import short_probability, visible
+from treeopt.view.words import short_probability, shortened, visible
 
 SVG = "{http://www.w3.org/2000/svg}"
 CHANCES = (None, 0.75, 0.125, 0.5, 0.25, 0.0625)
@@ -206,3 +206,9 @@ def test_step_that_contradicts_its_tree_is_refused(step: DraftedStep, change: di
     """Lists of another length, and accepted nodes that are no path from the root."""
     with pytest.raises(ValueError, match="nodes"):
         dataclasses.replace(step, **change)
+
+
+def test_text_is_cut_beyond_its_longest_length() -> None:
+    """A text of the greatest length stays; a longer one ends with an ellipsis, at this length."""
+    assert [shortened(text, 4) for text in ("abc", "abcd", "abcde")] == ["abc", "abcd", "abc\u2026"]
+    assert (short_probability(0.00095), short_probability(0.0009)) == (".001", "9e-4")
