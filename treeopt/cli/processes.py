@@ -9,6 +9,7 @@ import click
 
 from treeopt.cli.early_checks import given
 from treeopt.cli.following import ARGUMENTS, keep_team, known_team
+from treeopt.defaults import AUTO
 
 if TYPE_CHECKING:
     from treeopt.processes.team import Processes
@@ -26,11 +27,14 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
     """The processes that divide the work of the running command, of which this is one; None for this one alone.
 
     Raises:
-        click.UsageError: for --nproc under torchrun, and with the number of a device.
+        click.UsageError: for --nproc under torchrun or with the number of a device, and for several processes with
+            `--batch-size auto`.
         TreeoptError: E402 where there are fewer devices than processes.
     """
     context = click.get_current_context()
     team = known_team(context)
+    if options["batch_size"] == AUTO and (team is not None or options["nproc"] > 1):
+        raise click.UsageError(f"several processes need a --batch-size that is a number: with {AUTO} they could differ")
     if team is not None:
         from treeopt.processes.launch import is_launched
 
