@@ -17,11 +17,13 @@ import hostile_seeds as seeds
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
 from damage import joined, split
 from hostile_readers import READERS, folder_of
 from tiny import tiny_base
 
+from treeopt.calibrate.shards import merge_calibrations
 from treeopt.cli.report_inputs import listed_inputs
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.acceptance import read_acceptance
@@ -230,6 +232,40 @@ def test_chunk_without_rows(tmp_path: Path) -> None:
         text = json.dumps({"schema": "treeopt.chunk/1", **header})
         path.write_bytes(safetensors.numpy.save(arrays, metadata={"treeopt": text}))
         assert refusal(reader.read, path).code is Code.RESUME_INVALID
+
+
+def test_shards_of_a_run_without_number(tmp_path: Path) -> None:
+    """The missing shards of two billion are counted, not listed."""
+    file = tmp_path / "s.safetensors"
+    header, data = split(seeds.shards()[1])
+    stored = json.loads(header["__metadata__"]["treeopt"])
+    del stored["sha256"]
+    text = json.dumps(stored | {"shards": 2**31 + 1})
+    file.write_bytes(joined(header | {"__metadata__": {"treeopt": text}}, data))
+    error = refusal(merge_calibrations, [file])
+    assert error.code is Code.SHARDS_INCOMPLETE
+    assert "and 2147483640 more are missing" in error.what
+
+
+@pytest.mark.parametrize("dtype", [torch.uint64, torch.uint32, torch.uint16, torch.int8])
+def test_token_map_of_any_whole_type(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A token map is read by its numbers; torch has no minimum of unsigned types, and ids beyond int64 are refused."""
+    state = {
+        "blocks.0.layers.0.weight": torch.ones(seeds.HIDDEN, seeds.HIDDEN),
+        "lm_head.weight": torch.ones(3, seeds.HIDDEN),
+    }
+    (tmp_path / "config.json").write_bytes(seeds.heads_configs()[1])
+    for ids, right in (([0, 2, 5], True), ([0, 2, 7], False), ([0, 2, 2], False), ([2**64 - 1, 2, 5], False)):
+        if max(ids) > 7 and dtype is not torch.uint64:
+            continue
+        found = state | {"token_map": torch.tensor(ids, dtype=dtype)}
+        safetensors.torch.save_file(found, tmp_path / "medusa_lm_head.safetensors")
+        if right:
+            kept = load_heads(tmp_path).heads.token_map
+            assert kept is not None
+            assert kept.tolist() == ids
+        else:
+            assert "distinct token ids" in refusal(load_heads, tmp_path).what
 
 
 def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:

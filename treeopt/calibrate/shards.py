@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections import Counter
@@ -157,10 +158,12 @@ def _check_whole(parts: _Parts) -> None:
         names = [name for name, part in parts if part.shard.index == twice]
         what = f"shard {twice}/{count} is given twice: {names[0]} and {names[1]}"
         raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix=f"leave out {names[1]}")
-    missing = [str(Shard(index, count)) for index in range(count) if index not in found]
-    if missing:
-        shown = ", ".join(missing[:_SHOWN]) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
-        what = f"{len(parts)} of {count} shards are given; {shown} {'is' if len(missing) == 1 else 'are'} missing"
+    number = count - len(found)
+    if number:
+        # Only those that are shown: the number of shards in a file may be any.
+        missing = list(itertools.islice((str(Shard(i, count)) for i in range(count) if i not in found), _SHOWN))
+        shown = ", ".join(missing) + (f" and {number - _SHOWN} more" if number > _SHOWN else "")
+        what = f"{len(parts)} of {count} shards are given; {shown} {'is' if number == 1 else 'are'} missing"
         fix = f"the same treeopt calibrate command with --shard {missing[0]}"
         raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix=fix)
 

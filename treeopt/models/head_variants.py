@@ -70,7 +70,8 @@ def _check_token_map(token_map: Tensor, vocab_size: int, name: str) -> None:
     whole = not token_map.is_floating_point() and token_map.dtype != torch.bool and not token_map.is_complex()
     if not whole or token_map.ndim != 1 or not len(token_map):
         raise invalid(name, f"has a token_map of {token_map.dtype} {list(token_map.shape)}, not of token ids")
-    if token_map.min() < 0 or token_map.max() >= vocab_size or len(set(token_map.tolist())) < len(token_map):
+    ids = token_map.long()  # torch has no minimum of some unsigned types; those beyond int64 become negative
+    if ids.min() < 0 or ids.max() >= vocab_size or len(set(ids.tolist())) < len(ids):
         raise invalid(name, f"has a token_map that is not of distinct token ids below {vocab_size}")
 
 
