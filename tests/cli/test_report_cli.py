@@ -108,7 +108,7 @@ def test_output_that_is_a_folder(output: str) -> None:
 
 
 def test_report_of_a_folder() -> None:
-    """A folder lists its inputs, relative to itself."""
+    """A folder lists its inputs, relative to itself; the page shows them so, and the comment at its end as typed."""
     Path("run").mkdir()
     for name in ("tree.yaml", "validate.json"):
         Path(name).rename(Path("run", name))
@@ -116,7 +116,9 @@ def test_report_of_a_folder() -> None:
     report("run", "-o", "one.html")
     page = Page(Path("one.html").read_text())
     assert set(PARTS) & set(page.data) == {"tree", "validations"}
-    assert "run/" not in Path("one.html").read_text()
+    shown, comment, _ = Path("one.html").read_text().partition("<!-- treeopt configuration")
+    assert comment
+    assert "run/" not in shown
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ _KINDS: dict[Kind, str] = {
 @command("reproduce")
 @click.argument("file")
 @click.option("--map", "mapped", multiple=True, metavar="OLD=NEW", help="An input that is elsewhere now; repeatable.")
-@click.option("--device", help="As of the command [default: auto].")
+@click.option("--device", help="cpu, cuda, cuda:1, ...")
 @force_option
 @click.option("-o", "--output", help="Keep what is made again under this name [default: it is deleted].")
 def run(console: Console, file: str, mapped: tuple[str, ...], output: str | None, **options: Any) -> None:
