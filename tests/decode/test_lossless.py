@@ -56,12 +56,13 @@ def test_a_planted_fault_is_found_and_shrunk(bench: Any, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(accept, "greedy", first_draft)
     run, draw = bench.lossless_run.run, bench.lossless_cases.draw
-    found = (case for case in map(draw, range(4, 40)) if case.rows.count(",") and run(case).outcome == "FAILED")
+    found = (case for case in map(draw, range(241, 280)) if case.rows.count(",") and run(case).outcome == "FAILED")
     case = next(found)
     simple = bench.lossless_shrink.shrunk(case, lambda one: run(one).outcome == "FAILED", most=40)
     assert run(simple).outcome == "FAILED"
     assert "," not in simple.rows
-    assert (simple.new, simple.depth, simple.ends) <= (2, 1, 0)
+    assert simple.new <= 2
+    assert simple.depth == 1
     _, *words = shlex.split(bench.lossless.command(simple).partition("lossless.py")[2])
     seed, settings = int(words[0]), words[2::2]
     assert bench.lossless.with_settings(draw(seed), settings) == simple
