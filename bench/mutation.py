@@ -163,17 +163,18 @@ def _search(some: Sequence[str], tests: Map, found: Path, compiling: float, base
 def run_room(faults: Sequence[Fault], store: Store, options: argparse.Namespace) -> list[Result]:
     """Run the faults of a room, without those that have a result which is not to be made again."""
     earlier, same = store.earlier(), known()
+    rows = {fault.id: earlier.get((fault.id, fault.after)) for fault in faults}
+    kept = {name: row for name, row in rows.items() if row is not None and row["outcome"] not in options.again}
     tests = Map(store.folder / "maps", faults[0].room, options.tests, options.variants)
-    tests.store.mkdir(exist_ok=True)
-    tests.read(store.tree)
-    preload(tests.modules)
-    gc.freeze()
+    if len(kept) < len(faults):
+        tests.store.mkdir(exist_ok=True)
+        tests.read(store.tree)
+        preload(tests.modules)
+        gc.freeze()
     results = []
     for fault in faults:
-        row = earlier.get((fault.id, fault.after))
         listed = same.get(fault.id, ("", ""))[0] == change(fault)
-        kept = row is not None and row["outcome"] not in options.again
-        if row is not None and kept:
+        if row := kept.get(fault.id):
             result = Result(fault, row["outcome"], row["by"], row["tests"], row["seconds"])
         else:
             result = run_fault(fault, tests, store, thorough=0.0 if listed else options.seconds)
@@ -181,7 +182,7 @@ def run_room(faults: Sequence[Fault], store: Store, options: argparse.Namespace)
         if result.outcome == MISSED and listed:
             result = Result(fault, SAME, "", result.tests, result.seconds)
         results.append(result)
-        if not kept:
+        if fault.id not in kept:
             print(_line(result), flush=True)
     return results
 
@@ -231,16 +232,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = arguments()
-    if "treeopt" in sys.modules:  # children would run the sources that are imported, and not those with a fault
-        command = [sys.executable, str(Path(__file__)), *sys.argv[1:]]
-        print(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        return
-    print(machine(1))
-    if options.tiny:
-        options.room, options.faults, options.module = ["records"], 2, ["sampling.py"]
-        options.tests = ["test_sampling.py"]
+def selected(options: argparse.Namespace) -> dict[str, list[Fault]]:
+    """The faults to plant, by room."""
     rooms = sorted({one.split("/")[0] if "/" in one.split(":")[0] else "records" for one in options.only or ()})
     by_room = all_faults(rooms or options.room)
     if options.only:
@@ -253,6 +246,20 @@ def main() -> None:
             room: [one for one in some if one.path.startswith(tuple(options.module))] for room, some in by_room.items()
         }
         picked = {room: chosen(faults, options.faults, options.seed) for room, faults in own.items()}
+    return picked
+
+
+def main() -> None:
+    options = arguments()
+    if "treeopt" in sys.modules:  # children would run the sources that are imported, and not those with a fault
+        command = [sys.executable, str(Path(__file__)), *sys.argv[1:]]
+        print(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return
+    print(machine(1))
+    if options.tiny:
+        options.room, options.faults, options.module = ["records"], 2, ["sampling.py"]
+        options.tests = ["test_sampling.py"]
+    picked = selected(options)
     if options.list:
         for fault in (one for faults in picked.values() for one in faults):
             print(f"{fault.id} (line {fault.line}): {change(fault)}")

@@ -178,3 +178,29 @@ def test_other_faults_are_no_lack_of_memory() -> None:
     """A bug stays a bug."""
     with pytest.raises(RuntimeError, match="other"), memory_as_error("less"):
         fail(RuntimeError("other"))
+
+
+def test_prompt_may_have_a_dimension_of_one_row(decoder: TreeDecoder) -> None:
+    """Token ids [T], [1, T], a list of numbers and a batch of one give the same text."""
+    ids = torch.tensor([3, 8, 21])
+    expected = decoder.generate(ids, 4).tokens
+    assert decoder.generate(ids[None], 4).tokens == decoder.generate(ids.tolist(), 4).tokens == expected
+    assert [one.tokens for one in decoder.generate([ids[None]], 4)] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"base": 1}, "base"),
+        ({"heads": 1}, "heads"),
+        ({"drafter": 1}, "drafter"),
+        ({"acceptance": Sample}, "acceptance"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(
+    base: Base, heads: MedusaHeads, wrong: dict[str, Any], named: str
+) -> None:
+    """A TypeError names the argument and what it takes."""
+    given = {"base": base, "heads": heads, "tree": Tree.chain(1), **wrong}
+    with pytest.raises(TypeError, match=f"^{named} is .* not an object of type"):
+        TreeDecoder(given.pop("base"), given.pop("heads"), given.pop("tree"), **given)

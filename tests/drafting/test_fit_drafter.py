@@ -235,3 +235,20 @@ def test_positions_are_a_share_of_long_texts(monkeypatch: pytest.MonkeyPatch) ->
     assert 30 < sum(len(states) for _, _, states in sample.positions) < 100
     monkeypatch.setattr("treeopt.drafting.fit_drafter._POSITIONS", 10_000)
     assert sum(len(states) for _, _, states in sample_of(tiny_base("llama"), noisy(8)).positions) == 608
+
+
+@pytest.mark.parametrize(("depth", "levels"), [(2, 2), (5, 3)])
+def test_the_prior_is_chosen_by_three_levels_at_most(depth: int, levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all levels of a drafter that has fewer."""
+    base, fits = tiny_base("llama", 1), Sample.fits
+    asked: list[int] = []
+
+    def noted(
+        self: Sample, folds: Sequence[Drafter], positions: int, levels: int
+    ) -> list[tuple[Fit, NDArray[np.bool_]]]:
+        asked.append(levels)
+        return fits(self, folds, positions, levels)
+
+    monkeypatch.setattr(Sample, "fits", noted)
+    fit_drafter(sample_of(base, noisy(2)), [unfitted(base, levels=depth)])
+    assert asked == [levels] * len(CACHE_PRIORS) + [depth]
