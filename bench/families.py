@@ -94,7 +94,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     chosen = TINY if options.tiny else FAMILIES if options.only is None else (options.only,)
-    print(f"{machine(1)}, transformers {transformers.__version__}; {len(chosen)} families", file=sys.stderr)
+    print(f"{machine(1)}, transformers {transformers.__version__}; {len(chosen)} families\n")
     begin = time.perf_counter()
     print("| family | eager | sdpa | tokens per step | refused |\n|---|---|---|---|---|")
     counts: Counter[str] = Counter()
@@ -106,7 +106,7 @@ def main() -> None:
         shown = f"{per_step:.2f}" if per_step else ""
         print(f"| {family} | {eager.verdict} | {sdpa.verdict} | {shown} | {found[0].reason} |", flush=True)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    print(f"\n{len(chosen)} families: {counted}; {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+    print(f"\n{len(chosen)} families: {counted}; {time.perf_counter() - begin:.0f} s")
     if counts[WRONG]:
         sys.exit(1)
 

@@ -135,7 +135,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     print(f"{machine(1)}, transformers {transformers.__version__}")
     if options.case is None:
-        sys.exit(1 if campaign(options.first, TINY if options.tiny else options.cases) else 0)
+        if campaign(options.first, TINY if options.tiny else options.cases):
+            sys.exit(1)
+        return
     case = with_settings(draw(options.case), options.set)
     result = run(case)
     print(case, *map(str, prompts_of(case)), result, sep="\n")
