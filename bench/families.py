@@ -72,7 +72,7 @@ def try_family(family: str, attention: str) -> Outcome:
             continue
         right.append([one.tokens for one in decoded] == [texts[row] for row in rows])
         steps += [length for one in decoded for length in one.step_lengths]
-    return Outcome(LOSSLESS if all(right) else WRONG, float(np.mean(steps)), reason)
+    return Outcome(LOSSLESS if right and all(right) else WRONG, float(np.mean(steps or [0.0])), reason)
 
 
 def greedy(base: Base, prompt: list[int], new: int) -> list[int]:

@@ -44,6 +44,7 @@ class Result:
 
 def run(case: Case) -> Result:
     """Decode a case and compare with stock generate, or with the rule where that is lossy or draws."""
+    base = None
     try:
         base = model_of(case)
         check_trees(base)
@@ -63,7 +64,7 @@ def run(case: Case) -> Result:
         return result
     except TreeoptError as error:
         limited = case.family in LIMITED and error.code is Code.CONTEXT_FULL
-        limited |= error.code is Code.NO_TREES and not _runs(base)
+        limited |= error.code is Code.NO_TREES and base is not None and not _runs(base)
         return Result(REFUSED if limited else FAILED, detail=str(error).splitlines()[0])
     except Exception as error:  # a crash is what is looked for
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.atomic import check_writable, write_bytes, write_text
+from treeopt.files.atomic import check_writable, write_bytes, write_files, write_text
 from treeopt.files.read import read_bytes
 
 
@@ -183,3 +183,23 @@ def test_read_folder(tmp_path: Path) -> None:
     with pytest.raises(TreeoptError) as caught:
         read_bytes(tmp_path)
     assert caught.value.code is Code.FILE_INVALID
+
+
+def test_files_that_cannot_be_put_back_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk fails at the second rename and at every undo, the old content of the first file is still there."""
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    write_files({first: b"old a", second: b"old b"})
+    replace, calls = os.replace, 0
+
+    def failing(source: str, target: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(TreeoptError):
+        write_files({first: b"new a", second: b"new b"})
+    assert (first.read_bytes(), second.read_bytes()) == (b"new a", b"old b")
+    assert [path.read_bytes() for path in tmp_path.iterdir() if path not in (first, second)] == [b"old a"]

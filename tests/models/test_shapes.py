@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.models.checkpoint import counts_layers
 from treeopt.models.config_shapes import heads_drafting
 from treeopt.models.named_shapes import NAMED, named_shape
 from treeopt.models.shapes import model_shape
@@ -227,6 +228,16 @@ def test_config_without_a_shape_is_refused_with_a_reason(config: dict[str, Any],
     assert why in caught.value.why
     assert caught.value.why
     assert "\n" not in caught.value.why
+
+
+def test_sizes_of_a_layer_are_not_numbers_of_layers(tmp_path: Path) -> None:
+    """Gemma 3n and 4 have a vocabulary of each layer's inputs, of 262,144 tokens."""
+    config = {**COMMON, "model_type": "llama", "vocab_size_per_layer_input": 262_144, "layer_types": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_shape(tmp_path).layers == COMMON["num_hidden_layers"]
+    names = ("n_layer", "num_hidden_layers", "decoder_layers", "n_layers")
+    assert all(map(counts_layers, names))
+    assert not any(map(counts_layers, ("vocab_size_per_layer_input", "hidden_size_per_layer_input", "layer_norm_eps")))
 
 
 def test_hidden_arithmetic_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -248,6 +248,19 @@ def test_resume_keeps_whole_batches(tmp_path: Path) -> None:
     assert done.new_rows == 3
 
 
+def test_resume_reads_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unfinished file may be of any size, a line of it may not; a folder in its place is named."""
+    base, seeds, out = chat_base(), questions(tmp_path), tmp_path / "out.jsonl"
+    run(base, seeds, out)
+    partial = out.rename(tmp_path / "out.jsonl.partial")
+    monkeypatch.setattr("treeopt.train.partial._LONGEST", max(map(len, partial.read_bytes().splitlines())))
+    with pytest.raises(TreeoptError, match="has a line of more than") as caught:
+        run(base, seeds, out, resume=True)
+    assert caught.value.code is Code.RESUME_INVALID
+    monkeypatch.setattr("treeopt.train.partial._LONGEST", max(map(len, partial.read_bytes().splitlines())) + 1)
+    assert run(base, seeds, out, resume=True).new_rows == 1  # the last batch is smaller, and not known to be whole
+
+
 def test_resume_of_an_empty_partial(tmp_path: Path) -> None:
     """A run that was killed before its first batch was whole begins anew."""
     base, seeds = chat_base(), questions(tmp_path)

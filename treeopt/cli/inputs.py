@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -13,7 +12,9 @@ from typing import Any
 
 import click
 
+from treeopt.errors import TreeoptError
 from treeopt.files.configurations import INPUTS, MADE_BY
+from treeopt.files.read import sha256_of
 from treeopt.version import VERSION
 
 # Parameters that name files or models to read.
@@ -36,11 +37,10 @@ def hashes_of(names: Iterable[str]) -> dict[str, str]:
     """The SHA-256 of each name that is a regular file; models in folders have ids of their own, in what is written."""
     found = {}
     for name in names:
-        with contextlib.suppress(OSError, ValueError):  # the command itself refuses what it cannot read
+        with contextlib.suppress(OSError, ValueError, TreeoptError):  # the command itself refuses what it cannot read
             place = Path(name).expanduser()
             if place.is_file():
-                with place.open("rb") as stream:
-                    found[os.fspath(name)] = hashlib.file_digest(stream, "sha256").hexdigest()
+                found[os.fspath(name)] = sha256_of(place)
     return found
 
 

@@ -178,8 +178,11 @@ def _rename_all(staged: Mapping[Path, str]) -> None:
             os.replace(staged[target], target)
         os.replace(staged[last], last)
     except BaseException:
-        for target, old in undo.items():
-            _discard(target) if old is None else os.replace(old, target)
+        for target, old in list(undo.items()):
+            try:
+                _discard(target) if old is None else os.replace(old, target)
+            except OSError:  # the link is the only copy of what was there: it stays
+                del undo[target]
         raise
     finally:  # also after the undo: a rename between two links of one file does nothing
         _discard(*(old for old in undo.values() if old is not None))

@@ -22,7 +22,6 @@ beside them, `NAME.treeopt.yaml`, holds it with the SHA-256 of its file, so that
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_text
-from treeopt.files.read import MAX_HEADER, MOST_SETTINGS, parse_json, read_bytes, read_head
+from treeopt.files.read import MAX_HEADER, MOST_SETTINGS, parse_json, read_bytes, read_head, sha256_of
 from treeopt.files.yaml_text import decimal, flow
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ def write_note(path: str | os.PathLike[str], configuration: Configuration) -> No
     lines = [
         f"# how {Path(path).name} was made: treeopt reproduce makes it again",
         f"schema: {_NOTE_SCHEMA}",
-        f"sha256: {flow(_sha256(Path(path)))}",
+        f"sha256: {flow(sha256_of(path))}",
         f"{KEY}:",
     ]
     write_text(note_of(path), "\n".join(lines) + "\n" + configuration_yaml(configuration, "  "))
@@ -190,15 +189,11 @@ def _noted(path: Path) -> dict[str, Any] | None:
     data = strict_yaml.load(note).data
     if not isinstance(data, dict) or data.get("schema") != _NOTE_SCHEMA or not isinstance(data.get(KEY), dict):
         raise TreeoptError(Code.FILE_INVALID, f"{note} is not a note of treeopt", at=str(note), fix="remove it")
-    if data.get("sha256") != _sha256(path):
+    if data.get("sha256") != sha256_of(path):
         what = f"{path} was changed, or is another file, since {note.name} was written beside it"
         raise TreeoptError(Code.FILE_INVALID, what, at=str(note), fix=f"restore {path}, or remove the note")
     found: dict[str, Any] = data[KEY]
     return found
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def comment_of(configuration: Configuration) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_text
-from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
+from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes, sha256_of
 
 _HASH = re.compile("[0-9a-f]{64}")
 
@@ -28,7 +27,7 @@ class Manifest:
             file = self.path.with_name(name)
             if not file.exists() or (file == self.path and known):
                 continue
-            if known.get(name) != _sha256(file):
+            if known.get(name) != sha256_of(file):
                 why = f"{self.path.name} lists the files of an earlier run; this one is not in it, or was changed"
                 fix = "choose another folder with -o, or overwrite it with --force"
                 raise TreeoptError(Code.FILE_EXISTS, f"{file} exists", why=why, fix=fix)
@@ -36,17 +35,13 @@ class Manifest:
     def add(self, names: Iterable[str]) -> None:
         """List these files, where they exist, as they are now."""
         files = {name: self.path.with_name(name) for name in names}
-        found = {name: _sha256(file) for name, file in files.items() if file.is_file()}
+        found = {name: sha256_of(file) for name, file in files.items() if file.is_file()}
         write_text(self.path, json.dumps(self._read() | found, indent=1) + "\n")
 
     def _read(self) -> dict[str, object]:
         try:
-            data = parse_json(read_bytes(self.path, MOST_SETTINGS))
+            data = parse_json(read_bytes, sha256_of(self.path, MOST_SETTINGS))
         except (TreeoptError, ValueError):
             return {}  # no manifest, or an unreadable one: no file is known
         valid = isinstance(data, dict) and all(isinstance(one, str) and _HASH.fullmatch(one) for one in data.values())
         return data if valid else {}
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(read_bytes(file)).hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import select
@@ -75,6 +76,16 @@ def read_start(path: str | os.PathLike[str], most: int) -> tuple[bytes, int]:
         return raw, max(len(raw), state.st_size)
     finally:
         os.close(handle)
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file of any size, in hexadecimal digits; errors as `read_bytes`."""
+    with _errors(path):
+        if not is_regular(path):
+            read_start(path, 0)  # raises where there is nothing to read
+            raise OSError("it is not a regular file")
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
@@ -158,7 +169,10 @@ def _read_pipe(handle: int, most: int) -> bytes:
         if not piece:
             waited = True
             if stat.S_ISFIFO(os.fstat(handle).st_mode) and not ready.poll(_WAIT_MS):
-                raise OSError("nobody writes to this pipe")
+                with contextlib.suppress(BlockingIOError):  # a process has opened it, and has not written yet
+                    piece = os.read(handle, 1)
+                    if not piece:
+                        raise OSError("nobody writes to this pipe")
         raw += piece
     return bytes(raw)
 

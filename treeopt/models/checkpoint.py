@@ -177,10 +177,15 @@ def _not_of_config(name: str, what: str) -> TreeoptError:
     )
 
 
+def counts_layers(name: str) -> bool:
+    """Whether a name of a config is a number of layers, such as `num_hidden_layers`, `n_layer` or `decoder_layers`."""
+    return name == "n_layer" or name.endswith("layers")
+
+
 def _most_layers(config: Mapping[str, Any]) -> int:
     """The largest number of layers in a config or in the configs inside of it."""
     inner = [_most_layers(part) for part in config.values() if isinstance(part, dict)]
-    numbers = [value for key, value in config.items() if "layer" in str(key) and type(value) is int]
+    numbers = [value for key, value in config.items() if counts_layers(str(key)) and type(value) is int]
     return max([0, *inner, *numbers])
 
 

@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.read import read_settings
+from treeopt.models.checkpoint import counts_layers
 from treeopt.models.layouts import load_heads
 from treeopt.shape import MOST, Attention, Drafting, Matrix, ModelShape, shape_error
 
@@ -107,7 +108,7 @@ def _check_sizes(config: Any) -> None:
 def _excess(content: Mapping[Any, Any]) -> str:
     """The number of layers or the size, at any depth of a config, of which no model is made; empty where none is."""
     for name, value in content.items():
-        most = _MOST_LAYERS if "layer" in str(name) else MOST
+        most = _MOST_LAYERS if counts_layers(str(name)) else MOST
         if type(value) is int and value > most:
             return f"{name} {reprlib.repr(value)} is more than {most:,}"
         inner = _excess(value) if isinstance(value, dict) else ""

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.read import MOST_TEXT, parse_json, read_bytes
+from treeopt.files.read import is_regular, parse_json
 from treeopt.files.resume import damaged, other_settings
 
 _ROW_BEGIN = b'{"id": "'
+_LONGEST = 1 << 28  # bytes of a line: a row of millions of tokens
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,30 @@ def kept_of(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], in
 
 def _rows(partial: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """The whole rows with their line's number and bytes; an incomplete last line is left out."""
-    try:
-        *whole, torn = read_bytes(partial, MOST_TEXT).split(b"\n")
-    except TreeoptError as error:
-        raise damaged(partial, error.what.removeprefix(f"{partial} ")) from error
-    for number, line in enumerate(whole, start=1):
+    for number, line in enumerate(_lines(partial), start=1):
+        at = f"{partial}:{number}"
+        if not line.endswith(b"\n"):
+            if line[: len(_ROW_BEGIN)] != _ROW_BEGIN[: len(line)]:
+                raise damaged(partial, "ends with a line that treeopt distill did not write", at=at)
+            return
         row = _row(line)
         if row is None:
-            raise damaged(partial, "holds a line that treeopt distill did not write", at=f"{partial}:{number}")
-        yield number, line, row
-    if torn[: len(_ROW_BEGIN)] != _ROW_BEGIN[: len(torn)]:
-        raise damaged(partial, "ends with a line that treeopt distill did not write", at=f"{partial}:{len(whole) + 1}")
+            raise damaged(partial, "holds a line that treeopt distill did not write", at=at)
+        yield number, line[:-1], row
+
+
+def _lines(partial: Path) -> Iterator[bytes]:
+    """The lines with their ends; a file may be of any size, a line may not."""
+    if not is_regular(partial):
+        raise damaged(partial, "is not a regular file")
+    try:
+        with open(partial, "rb") as stream:
+            while line := stream.readline(_LONGEST + 1):
+                if len(line) > _LONGEST:
+                    raise damaged(partial, f"has a line of more than {_LONGEST:,} bytes")
+                yield line
+    except OSError as error:
+        raise damaged(partial, f"cannot be read: {error.strerror}") from error
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
