@@ -40,7 +40,7 @@ class Manifest:
 
     def _read(self) -> dict[str, object]:
         try:
-            data = parse_json(read_bytes, sha256_of(self.path, MOST_SETTINGS))
+            data = parse_json(read_bytes(self.path, MOST_SETTINGS))
         except (TreeoptError, ValueError):
             return {}  # no manifest, or an unreadable one: no file is known
         valid = isinstance(data, dict) and all(isinstance(one, str) and _HASH.fullmatch(one) for one in data.values())
