@@ -385,8 +385,8 @@ def test_merged_configurations_keep_all_versions() -> None:
 
 def test_result_of_lint_with_errors_is_reproduced() -> None:
     """Lint ends the program with status 3 after its result, which is compared all the same."""
-    Path("bad.yaml").write_text("schema: treeopt.tree/1\npaths: 3\n")
-    result = CliRunner().invoke(program, ["lint", "bad.yaml", "--json"])
+    Path("bad.json").write_text("[[0, 0]]")
+    result = CliRunner().invoke(program, ["lint", "bad.json", "--json"])
     assert result.exit_code == 3
     Path("lint.json").write_text(result.stdout)
     assert not reproduced("lint.json")["differences"]

@@ -170,7 +170,8 @@ def _output_words_of_result(made: Remade, folder: Path) -> list[str]:
     assert made.result is not None
     option = next((one for one in _command(made.command).params if one.name == "output"), None)
     name = made.result.get("output") or (option.default if option is not None else None)
-    return ["--output", str(folder / Path(str(name)).name)] if option is not None and name else []
+    given = option is not None and isinstance(name, str) and name  # click has a mark for no default, which is no text
+    return ["--output", str(folder / Path(str(name)).name)] if given else []
 
 
 def _run(console: Console, made: Remade, words: list[str]) -> str:
