@@ -258,6 +258,13 @@ def test_output_is_kept_and_the_file_is_not() -> None:
         assert error_number_of_last(result.stderr) == "E204"
         assert files() == before
     file = saved("show.json", "show", "tree.yaml")
+    shutil.move("tree.yaml", "moved.yaml")
+    for more in (["-o", "moved.yaml"], ["-o", "./moved.yaml"]):  # the result of --json names no output of its own
+        before = files()
+        result = treeopt("reproduce", file, "--map", "tree.yaml=moved.yaml", *more, "--force", status=3)
+        assert error_number_of_last(result.stderr) == "E204"
+        assert files() == before
+    shutil.move("moved.yaml", "tree.yaml")
     treeopt("reproduce", file, "-o", "again.json")
     assert json.loads(Path("again.json").read_text()) == json.loads(Path(file).read_text())
 
@@ -374,3 +381,42 @@ def test_merged_configurations_keep_all_versions() -> None:
     treeopt("merge", "1.safetensors", "0.safetensors", "-o", "m.safetensors")
     found = load_calibration("m.safetensors").provenance.configuration
     assert found == {"calibrate": {"limit": 3}, "made-by": {"python": "3.11 | 3.12", "treeopt": "1"}}
+
+
+def test_result_of_lint_with_errors_is_reproduced() -> None:
+    """Lint ends the program with status 3 after its result, which is compared all the same."""
+    Path("bad.json").write_text("[[0, 0]]")
+    result = CliRunner().invoke(program, ["lint", "bad.json", "--json"])
+    assert result.exit_code == 3
+    Path("lint.json").write_text(result.stdout)
+    assert not reproduced("lint.json")["differences"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(r'(calibration.safetensors"?): "?\w{64}"?', r"\1: 5"), (r"threads: \d+", "threads: 0")]
+)
+@pytest.mark.usefixtures("calibration")
+def test_edited_records_are_refused(old: str, new: str) -> None:
+    """E203 for hashes that are no texts, and for a number of threads that cannot be."""
+    treeopt("build", "--nodes", "5", "-o", "tree.yaml")
+    text = Path("tree.yaml").read_text()
+    if "threads" in new and "threads:" not in text:
+        text = text.replace("    made-by:\n", "    made-by:\n      threads: 1\n")
+    edited = re.sub(old, new, text)
+    assert edited != text
+    Path("tree.yaml").write_text(edited)
+    assert error_number_of_last(treeopt("reproduce", "tree.yaml", status=3).stderr) == "E203"
+
+
+@pytest.mark.usefixtures("calibration")
+def test_note_of_an_earlier_file_is_ignored() -> None:
+    """A file that stores its configuration itself needs no note; that of an earlier file of its name is stale."""
+    treeopt("export", "mc_sim_7b_63", "--to", "medusa", "-o", "t.json")
+    treeopt("build", "--nodes", "5", "-o", "t.yaml")
+    for name, like in (("t.yaml", "t.yaml"), ("t.safetensors", "compiled")):
+        if like == "compiled":
+            treeopt("compile", "t.yaml", "-o", name)
+        own = stored_configuration(name)
+        shutil.copy("t.json.treeopt.yaml", f"{name}.treeopt.yaml")
+        assert stored_configuration(name) == own
+        assert "export" not in own

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treeopt.evaluate.again import Comparison, Difference, Kind
 
 _SHOWN = 10  # of the differences of one kind
+_MOST_THREADS = 1 << 16
 _IDS = ("model_id", "heads_id", "draft_id")
 _WORDS = {
     "identical": "identical: the same bytes",
@@ -106,6 +107,7 @@ def _remade(file: str, mapping: Mapping[str, str], device: str | None) -> Remade
         raise TreeoptError(
             Code.FILE_INVALID, what, why="versions of treeopt before wrote it", fix=f"run again: {lines}"
         )
+    _check_types(file, stored)
     _check_mapping(stored, names[0], mapping)
     _check_inputs(file, stored.get(INPUTS, {}), mapping)
     configuration = {
@@ -131,7 +133,8 @@ def _remade(file: str, mapping: Mapping[str, str], device: str | None) -> Remade
     header = {str(place[0]): part for place, part in parts.items() if len(place) == 1}
     header["provenance"] = {str(place[1]): part for place, part in parts.items() if place[0] == "provenance"}
     known = {kind: found for kind, found in ids.items() if found}
-    return Remade(path, names[0], configuration, result, header, known)
+    inputs = tuple(str(_mapped(name, mapping)) for name in stored.get(INPUTS, {}))
+    return Remade(path, names[0], configuration, result, header, known, inputs)
 
 
 def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:
@@ -144,6 +147,17 @@ def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:
         if isinstance(value, str) and value.startswith(old.rstrip("/") + "/"):
             return new.rstrip("/") + value[len(old.rstrip("/")) :]
     return value
+
+
+def _check_types(file: str, stored: Mapping[str, Mapping[Any, Any]]) -> None:
+    """Raise E203 where the hashes of inputs are no texts, or the number of threads cannot be."""
+    what, threads = "", stored[MADE_BY].get("threads", 1)
+    if not all(isinstance(one, str) for pair in stored.get(INPUTS, {}).items() for one in pair):
+        what = f"{INPUTS} of {file} are not names with their SHA-256"
+    elif type(threads) is not str and not (type(threads) is int and 1 <= threads <= _MOST_THREADS):
+        what = f"{MADE_BY} of {file} has {threads!r} threads, and 1 to {_MOST_THREADS} are possible"
+    if what:
+        raise TreeoptError(Code.FILE_INVALID, what, why="it was edited", fix="restore it")
 
 
 def _check_mapping(stored: Mapping[str, Mapping[str, Any]], name: str, mapping: Mapping[str, str]) -> None:
@@ -178,9 +192,9 @@ def _check_output(made: Remade, output: str | None, *, force: bool) -> None:
     if output is None:
         return
     if made.file.is_dir():
-        check_no_input(output, made.file)
+        check_no_input(output, made.file, *made.inputs)
     else:
-        check_output(output, force=force, inputs=[made.file, *made.configuration.get(INPUTS, {})])
+        check_output(output, force=force, inputs=[made.file, *made.inputs])
 
 
 def _use_threads(made: Remade) -> None:

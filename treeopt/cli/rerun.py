@@ -38,6 +38,7 @@ class Remade:
         result: the JSON object of a result of --json; None for an output.
         header: the header of a safetensors file of treeopt, else empty.
         ids: the fingerprints that models must have, by kind.
+        inputs: the present names of the inputs.
     """
 
     file: Path
@@ -46,6 +47,7 @@ class Remade:
     result: Mapping[str, Any] | None
     header: Mapping[str, Any]
     ids: Mapping[str, tuple[str, ...]]
+    inputs: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -168,7 +170,8 @@ def _output_words_of_result(made: Remade, folder: Path) -> list[str]:
     assert made.result is not None
     option = next((one for one in _command(made.command).params if one.name == "output"), None)
     name = made.result.get("output") or (option.default if option is not None else None)
-    return ["--output", str(folder / Path(str(name)).name)] if option is not None and name else []
+    given = option is not None and isinstance(name, str) and name  # click has a mark for no default, which is no text
+    return ["--output", str(folder / Path(str(name)).name)] if given else []
 
 
 def _run(console: Console, made: Remade, words: list[str]) -> str:
@@ -189,6 +192,9 @@ def _run(console: Console, made: Remade, words: list[str]) -> str:
         try:
             with command.make_context(name, words, parent=context) as running:
                 command.invoke(running)
+        except click.exceptions.Exit:  # of lint, after its result
+            if made.result is None or not printed.getvalue():
+                raise
         except click.ClickException as error:
             what = f"treeopt {made.command} does not take the options of {made.file}: {error.format_message()}"
             raise TreeoptError(Code.FILE_INVALID, what, why="another version of treeopt wrote it") from error

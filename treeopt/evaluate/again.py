@@ -20,6 +20,7 @@ Kind = Literal["result", "seconds", "environment", "name"]
 STANDARD_ERRORS = 1.96  # of a normal 95 % interval
 ROUNDING = 1e-5  # relative; of figures without a model, in files with six digits and more
 
+_NUMBERS = (int, float)  # in files 1 may be 1.0, rounded
 _ENVIRONMENT = {"made_by", MADE_BY, "versions", "device", "dtype", "threads", "attention"}
 _NAMES = {"output", "csv", "chart", "command", "files", "file", "work"}
 # Parts that are measured in seconds, or chosen by them, by the command that measures.
@@ -31,9 +32,11 @@ _TIMED = {
     "generate": _SPEEDS,
     "demo": _SPEEDS,
     "calibrate": {"seconds"},
-    "learn": {"seconds", "plan", "sizes", "recommended", "chains"},
+    "learn": {"seconds", "plan", "recommended", "cost_ratio"}
+    | {"speedup", "replayed_speedup", "best_drafts", "best_replayed_drafts"},
     "profile": {"seconds", "low", "high", "drafting"},
 }
+_LINES = {".svg", ".dot", ".html"}  # formats whose lines are compared, and no numbers in them
 _MODEL_FREE = {"build", "curve", "plan", "sweep", "compile", "render", "export", "import", "lint", "merge", "report"}
 
 
@@ -163,15 +166,15 @@ def _tolerance(
 
     Devices and versions round differently, which changes the greedy choice between two tokens of nearly equal logits,
     and the rest of that text. A calibration may differ by as much as its own figures are uncertain, since nothing that
-    is built on it is known better. A validation has the spread of its steps for that. Weights and texts have no
-    tolerance.
+    is built on it is known better. A validation has the spread of its steps for that. Weights, texts, pictures and
+    reports have no tolerance.
     """
     schema = one.get(("schema",))
     if schema == "treeopt.calibration/1":
         return _of_calibration(old, new)
     if command == "validate" and ("acceptance_histogram",) in one:
         return _of_validation(one, other)
-    if command in _MODEL_FREE:
+    if command in _MODEL_FREE and old.suffix.lower() not in _LINES:
         rule = f"numbers within {ROUNDING:g} of each other, relative to their size; all else equal"
         return rule, (), all(_close(each.old, each.new) for each in results)
     return "", (), False
@@ -213,6 +216,6 @@ def _close(one: Any, other: Any) -> bool:
         return floats and bool(np.allclose(one, other, rtol=ROUNDING, atol=0.0, equal_nan=True))
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_close, one, other))
-    if isinstance(one, float) and isinstance(other, float):
+    if type(one) in _NUMBERS and type(other) in _NUMBERS and float in (type(one), type(other)):
         return math.isclose(one, other, rel_tol=ROUNDING)
     return _equal(one, other)

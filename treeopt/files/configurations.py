@@ -64,20 +64,48 @@ def read_configuration(path: str | os.PathLike[str]) -> tuple[Document, Where]:
     file = Path(path)
     if not file.exists():
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {path}", at=f"--config {path}")
-    stored = _stored(file)
+    try:
+        noted = None if file.is_dir() else _noted(file)
+    except TreeoptError:  # a note of an earlier file of this name may be beside one that needs none
+        own = _own(file)
+        if own is None:
+            raise
+        return own
+    stored = _stored(file) if noted is None else noted
     if stored is not None:
         return strict_yaml.Document(file, stored, {}), ()
     document = strict_yaml.load(file)
     data = document.data
     if not isinstance(data, dict):
         raise TreeoptError(Code.FILE_INVALID, f"{path} is no mapping", at=document.at(()), fix=_FIX)
+    place = _place(data)
+    if place is None and "schema" in data:
+        raise _none_stored(file)
+    return document, place or ()
+
+
+def _own(file: Path) -> tuple[Document, Where] | None:
+    """The configuration that a file stores in itself, and its place; None where it stores none."""
+    from treeopt.files import strict_yaml
+
+    try:
+        stored = _stored(file)
+        if stored is not None:
+            return strict_yaml.Document(file, stored, {}), ()
+        document = strict_yaml.load(file)
+    except TreeoptError:
+        return None
+    place = _place(document.data)
+    return None if place is None else (document, place)
+
+
+def _place(data: Any) -> Where | None:
+    """The place of the configuration in the data of a file; None where it has none."""
     for place in _HEADER_PARTS:
         part = _part(data, place)
         if isinstance(part, dict) and isinstance(part.get(KEY), dict):
-            return document, (*place, KEY)
-    if "schema" in data:
-        raise _none_stored(file)
-    return document, ()
+            return (*place, KEY)
+    return None
 
 
 def stored_configuration(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
@@ -234,9 +262,6 @@ def _stored(path: Path) -> dict[str, Any] | None:
             raise TreeoptError(Code.FILE_INVALID, what, why=why, fix="name a file, or a folder of heads")
         header = _json(read_bytes(note, MOST_SETTINGS))
     else:
-        noted = _noted(path)
-        if noted is not None:
-            return noted
         start = read_head(path, _START)
         if start.startswith(_PICTURES):
             text = _comment(read_bytes(path, _MOST_READ))

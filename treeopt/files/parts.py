@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ _COMMENTS = ("<!-- treeopt ", "// treeopt ", "# ")  # configurations and marks; 
 def parts_of(path: Path) -> dict[Place, Any]:
     """Every value and array of a file, or of the files of a folder, by its place.
 
-    Values are those of JSON; a list of such values is one part. Arrays are numpy's. The lines of a text, such as SVG,
-    are parts. The stored configuration is at `configuration`, wherever the file has it; checksums are left out.
+    Values are those of JSON; a list of such values is one part. Cells of CSV are numbers where they can be. Arrays are
+    numpy's. The lines of a text, such as SVG, are parts. The stored configuration is at `configuration`, wherever the
+    file has it; checksums are left out.
 
     Raises:
         TreeoptError: E201 where the file is missing, E203 where it cannot be read.
@@ -67,7 +70,7 @@ def _parts(path: Path) -> Iterator[tuple[Place, Any]]:
     suffix = path.suffix.lower()
     if suffix == ".csv":
         for i, row in enumerate(csv.DictReader(io.StringIO(text))):
-            yield from (((i, name), value) for name, value in row.items())
+            yield from (((i, name), _cell(value)) for name, value in row.items())
     elif suffix in (".json", ".jsonl"):
         lines = text.splitlines() if suffix == ".jsonl" else [text]
         rows = [_json(line) for line in lines]
@@ -106,6 +109,15 @@ _DTYPES = {
         f"{ours}{bits}": f"{theirs}{bits // 8}" for ours, theirs in (("I", "i"), ("U", "u")) for bits in (8, 16, 32, 64)
     },
 }
+
+
+def _cell(value: Any) -> Any:
+    """The number in a cell of CSV; any other cell as it is."""
+    for number in (int, float):
+        with contextlib.suppress(ValueError, TypeError):
+            found = number(value)
+            return found if math.isfinite(found) else value
+    return value
 
 
 def _json(text: str) -> Any:
