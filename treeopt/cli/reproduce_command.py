@@ -211,7 +211,9 @@ def _use_threads(made: Remade) -> None:
 def _report(console: Console, made: Remade, found: Comparison) -> None:
     """Print the verdict and what differs."""
     but = [title for kind, title in _KINDS.items() if kind != "result" and found.of(kind)]
-    verdict = _WORDS[found.verdict] + (f" but for what is {' and '.join(but)}" if found.verdict == "equal" else "")
+    verdict = _WORDS[found.verdict]
+    if found.verdict == "equal":
+        verdict += f" but for what is {' and '.join(but)}" if but else ": the same values, written in other bytes"
     console.say(f"result    {made.file} is {verdict}")
     if found.rule:
         console.say(f"tolerance {found.rule}")

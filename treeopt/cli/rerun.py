@@ -20,6 +20,7 @@ from treeopt.cli.options import EXPECTED_IDS
 from treeopt.errors import EXIT_BELOW, EXIT_NOT_LOSSLESS, Code, TreeoptError
 from treeopt.files.atomic import unwritable, write_text
 from treeopt.files.configurations import command_lines
+from treeopt.files.read import read_head
 
 _OUTPUTS = {("compare", ".svg"): "svg", ("compare", ".csv"): "csv", ("sweep", ".csv"): "csv"}  # else `output`
 _MEASURED = {"compare": (".svg",)}  # pictures of seconds
@@ -72,7 +73,8 @@ def rerun(console: Console, made: Remade, *, output: str | None, device: str | N
         if made.result is not None:
             target = Path(output or scratch / "result.json")
             printed = _run(console, made, [*words, *_output_words_of_result(made, scratch), "--json"])
-            write_text(target, json.dumps(json.loads(printed), indent=1) + "\n")
+            lines = read_head(made.file, 2) == b"{\n"  # as `treeopt demo` writes results; --json prints one line
+            write_text(target, json.dumps(json.loads(printed), indent=1) + "\n" if lines else printed)
             yield target
             return
         if output is None:
