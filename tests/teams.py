@@ -33,6 +33,9 @@ def together(function: Callable[[Processes], R], size: int) -> list[R | BaseExce
             else:
                 one.stop()
             return error
+        finally:
+            if one.rank:
+                one.close()
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, team(size)))

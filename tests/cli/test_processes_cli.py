@@ -111,6 +111,7 @@ def test_refusals_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "give --device cuda" in treeopt("calibrate", "--nproc", "2", "--device", "cuda:1", status=2).stderr
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
     assert error_number(treeopt("calibrate", "--nproc", "2", "--device", "cuda", status=4)) == "E402"
+    assert error_number(treeopt("calibrate", "--nproc", "2", "--device", "foo", status=4)) == "E402"
     treeopt("learn", "--nproc", "0", status=2)
     for command in (["calibrate"], ["learn"], ["distill", "--model", "pocket", "--self-talk", "4", "-o", "d.jsonl"]):
         text = treeopt(*command, "--nproc", "2", "--batch-size", "auto", status=2).stderr

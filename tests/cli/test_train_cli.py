@@ -219,16 +219,13 @@ def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_only_the_first_process_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun every process does the same, and one of them says so; a RANK of something else silences nobody."""
-    for rank, launcher, said in (
-        ("0", "TORCHELASTIC_RUN_ID", True),
-        ("1", "TORCHELASTIC_RUN_ID", False),
-        ("1", "", True),
-    ):
-        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    """Of several processes, of any launcher, one speaks; a RANK without WORLD_SIZE silences nobody."""
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    for rank, size, said in (("0", "2", True), ("1", "2", False), ("1", "1", True), ("1", "", True)):
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
         monkeypatch.setenv("RANK", rank)
-        if launcher:
-            monkeypatch.setenv(launcher, "none")
+        if size:
+            monkeypatch.setenv("WORLD_SIZE", size)
         for as_json in (False, True):
             console = Console(as_json, quiet=False)
             console.say("result")

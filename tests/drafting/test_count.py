@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +166,20 @@ def test_a_calibration_learns_the_models_choices(given: dict[str, float]) -> Non
     drawn = [one.text for one in draw(base, texts, Drawing(10, learning.temperature, learning.seed, 6, 2))]
     assert run.learned is not None
     assert same_table(run.learned.drafter.ngram_table, counts_of(base, texts, drawn).table())
+
+
+def test_waiting_batches_hold_bytes() -> None:
+    """Before the first forward no token of any row is an integer of Python, which takes tenfold."""
+    seen: list[type] = []
+
+    def share(makes: Mapping[str, Any], _progress: Any) -> None:
+        seen.extend(type(row) for make in makes.values() for row in make.args[1])
+
+    base = tiny_base("llama")
+    texts = [Text(f"{i}", [1, 2, i], [3]) for i in range(3)]
+    counts = {text.prompt_id: NgramCounts(base.vocab_size) for text in texts}
+    count_texts(base, texts, counts, greedy=False, batch_size=2, recording=Recording(share=share))
+    assert seen == [bytes] * 3
 
 
 def test_only_distinct_prompts_go_through_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ import pytest
 from conftest import ROOT_FOLDER
 from torn import TORN
 
+from treeopt.cli.console import Console
+from treeopt.cli.work_options import ending_work
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.work import Chunk, Work, chunk_name, pack_rows, unpack_rows
 
@@ -232,6 +234,30 @@ def test_stop_after_the_chunk_in_flight(tmp_path: Path) -> None:
     assert unpack_rows(again.chunk("answers-000001", refused)) == [[1, 2], []]
     assert unpack_rows(again.chunk("answers-000000", refused)) == [[7, 2], []]
     assert again.chunks == 2
+
+
+def test_a_folder_that_is_deleted_meanwhile_has_no_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may delete the folder after any look at it."""
+    work = Work(tmp_path / "out.safetensors")
+    monkeypatch.setattr(Path, "is_dir", lambda _self: True)
+    assert work.chunks == 0
+
+
+def test_the_first_error_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a failed run's folder cannot be deleted either, the error of the run is raised."""
+    work = Work(tmp_path / "out.safetensors")
+    work.begin(SETTINGS)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(TreeoptError, match="cannot be deleted") as caught:
+        work.remove()
+    assert "none of its outputs" in caught.value.why
+    with pytest.raises(ValueError, match="first"), ending_work(Console(as_json=False), work):
+        raise ValueError("first")
+
+
+def refuse(_self: Path) -> None:
+    """In place of `Path.unlink`."""
+    raise PermissionError(errno.EACCES, "refused")
 
 
 def test_stop_outside_chunks(tmp_path: Path) -> None:

@@ -218,6 +218,27 @@ def test_the_first_error_counts() -> None:
         first.take("stage")
 
 
+def test_a_process_that_left_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a process leaves a run, the first one counts it among those that have stopped."""
+    monkeypatch.setattr(time, "sleep", lambda _seconds: pytest.fail("the first process waits"))
+    first, *others = team(3)
+    for one in others:
+        one.close()
+    first.stop()
+    first.await_stopped()
+
+
+def test_the_others_do_not_outlive_the_first() -> None:
+    """After the end of the first process the others take and await nothing; messages that have come are read."""
+    first, second = team(2)
+    first.close()
+    for wait in (lambda: second.take("stage"), lambda: second.meet("stage", "", waiting=lambda: None)):
+        with pytest.raises(TreeoptError, match="process 0 has ended") as caught:
+            wait()
+        assert caught.value.code is Code.PROCESS_ENDED
+    assert second.meet("last", "b", waiting=lambda: first.meet("last", "a", waiting=pytest.fail)) == ["a", "b"]
+
+
 def test_settings_are_compared_as_files_hold_them(tmp_path: Path) -> None:
     """Tuples of the settings are lists in the file, and equal to those of the other processes."""
 

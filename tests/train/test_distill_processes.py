@@ -40,6 +40,22 @@ def test_the_bytes_and_counts_are_those_of_one_process(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["alone.jsonl", "out.jsonl"]
 
 
+def test_a_run_that_was_killed_at_its_begin_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the rows alone, without the unfinished file, is a run that --resume continues."""
+    out = tmp_path / "out.jsonl"
+
+    def killed(_self: Path) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", killed)
+        assert isinstance(together(lambda one: distilled(out, one), 1)[0], Cut)
+    assert [file.name for file in tmp_path.iterdir()] == ["out.jsonl.rows.partial"]
+    distilled(out, resume=True)
+    distilled(tmp_path / "alone.jsonl")
+    assert out.read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_run_that_was_cut_off_is_continued(tmp_path: Path, size: int) -> None:
     """After a cut while batches are made, and one while they are appended, the finished ones are kept."""

@@ -21,6 +21,7 @@ from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import Learned
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Target, Traced, trace_texts
+from treeopt.files.resume import damaged_part
 from treeopt.files.shards import answers_name
 from treeopt.files.work import Chunk, Keep, chunk_name, pack_rows, unpack_rows
 from treeopt.models.auto_batch import in_parts
@@ -119,12 +120,21 @@ def traced_texts(job: Job, batches: Batches, texts: Sequence[Text], drafts: Draf
     done = hits = trials = 0
     for (name, make), places in zip(makes.items(), of_batch.values(), strict=True):
         arrays, _ = job.keep(name, make)
+        _check_rows(arrays, [len(texts[place].answer) for place in places])
         _put(whole, arrays, ends, places)
         hits += int(np.count_nonzero(arrays["ranks"][:, 0] == 0))
         trials += int(np.count_nonzero(arrays["ranks"][:, 0] != NONE))
         done += len(places)
         job.progress(done, len(texts), f"{drafts.first} top-1 {hits / max(trials, 1):.1%}")
     return [_traced(whole)] if whole else []
+
+
+def _check_rows(arrays: Mapping[str, NDArray[Any]], lengths: Sequence[int]) -> None:
+    """Raise E205 unless the arrays of a chunk hold the rows of texts with answers of these lengths."""
+    if not np.array_equal(arrays.get(_LENGTHS, ()), lengths):
+        raise damaged_part("its lengths are not those of the answers")
+    if any(len(rows) != sum(lengths) for name, rows in arrays.items() if name != _LENGTHS):
+        raise damaged_part("its traces are not of the answers' tokens")
 
 
 def _put(

@@ -15,9 +15,14 @@ ARGUMENTS = "treeopt.arguments"  # in a context's meta: those of the program
 _TEAM = "treeopt.team"  # there too: the processes of the run
 
 
+def is_one_of_several() -> bool:
+    """Whether torchrun, another launcher of torch's processes, or `--nproc` started this process with others."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def follows() -> bool:
-    """Whether torchrun, or `--nproc` in another process, started this process as one that prints nothing."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+    """Whether this process is one of several, and not the first, so that it prints nothing."""
+    return is_one_of_several() and os.environ.get("RANK", "0") != "0"
 
 
 def known_team(context: click.Context) -> Processes | None:
@@ -33,8 +38,8 @@ def keep_team(context: click.Context, team: Processes) -> None:
 
 
 def join_team(context: click.Context) -> None:
-    """Join the processes of torchrun, where there are several and the command can divide its work."""
-    if "nproc" in context.params and os.environ.get("WORLD_SIZE", "1") != "1":
+    """Join the processes of a launcher, where there are several and the command can divide its work."""
+    if "nproc" in context.params and is_one_of_several():
         from treeopt.processes.team import joined
 
         keep_team(context, joined())

@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,7 @@ from treeopt.cli.early_checks import check_apart, given
 from treeopt.cli.following import known_team
 from treeopt.cli.processes import team_of
 from treeopt.defaults import AUTO, AUTO_BATCH
+from treeopt.errors import TreeoptError
 
 if TYPE_CHECKING:
     from treeopt.files.shards import Shard
@@ -115,8 +116,9 @@ def open_work(options: Mapping[str, Any]) -> Work:
 def open_rows(options: Mapping[str, Any]) -> Work | None:
     """The folder of the rows that several processes of `treeopt distill` make; None for one, which appends its own."""
     from treeopt.files.work import Work
+    from treeopt.train.partial import rows_of
 
-    rows = Path(options["output"] + ".rows")
+    rows = rows_of(Path(options["output"]))
     begun = rows.with_name(rows.name + ".partial").exists()
     chosen = {"resume": options["resume"] and begun, "overwrite": options["force"]}
     if known_team(click.get_current_context()) is None and (begun or options["nproc"] > 1):
@@ -174,8 +176,11 @@ def ending_work(console: Console, work: Work) -> Iterator[None]:
     try:
         with _interruption(console, stored):
             yield
+    except BaseException:
+        with suppress(OSError, TreeoptError):  # the error that ends the work is printed
+            if not work.chunks:
+                work.remove()
+        raise
     finally:
         if handles:
             signal.signal(signal.SIGINT, before)
-        if not work.chunks:
-            work.remove()

@@ -63,9 +63,7 @@ def count_texts(
     recording.progress(0, len(rows), note)
     batches = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
     makes = {
-        chunk_name("counted", i): functools.partial(
-            _choices, base, [array("i", row).tolist() for row in batch], auto_batch
-        )
+        chunk_name("counted", i): functools.partial(_choices, base, batch, auto_batch)
         for i, batch in enumerate(batches)
     }
     recording.share(makes, recording.progress)
@@ -80,8 +78,10 @@ def count_texts(
         recording.progress(done, len(rows), note)
 
 
-def _choices(base: Base, rows: Sequence[Sequence[int]], auto_batch: AutoBatch | None) -> Chunk:
-    return pack_rows(in_parts(auto_batch, rows, functools.partial(choices_in, base)))
+def _choices(base: Base, rows: Sequence[bytes], auto_batch: AutoBatch | None) -> Chunk:
+    """The choices in the rows of one batch, given as bytes, so that only its tokens are integers at once."""
+    tokens = [array("i", row).tolist() for row in rows]
+    return pack_rows(in_parts(auto_batch, tokens, functools.partial(choices_in, base)))
 
 
 @torch.inference_mode()

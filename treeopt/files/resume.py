@@ -26,6 +26,12 @@ def damaged(place: Path, what: str, *, at: str = "", fix: str = "") -> TreeoptEr
     return TreeoptError(Code.RESUME_INVALID, f"{place} {what}", at=at or str(place), why=why, fix=fix)
 
 
+def damaged_part(fault: str) -> TreeoptError:
+    """E205 for a stored chunk that is not what its run needs."""
+    what = f"a part of the unfinished run is damaged: {fault}"
+    return TreeoptError(Code.RESUME_INVALID, what, fix="start again with --force, which deletes the unfinished run")
+
+
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """A line for each setting that differs."""
     for key in dict.fromkeys([*begun, *now]):

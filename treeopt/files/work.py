@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
-from treeopt.files.resume import damaged, other_settings
+from treeopt.files.resume import damaged, damaged_part, other_settings
 from treeopt.files.sharing import Stages, Team
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.progress import Progress, silent
@@ -40,8 +40,6 @@ _NOTE = "begun.json"
 _NAME = re.compile(r"[a-z]+-[0-9]{6,}")
 _CHUNK = re.compile(rf"{_NAME.pattern}\.safetensors")
 _TEMPORARY = re.compile(rf"\.({re.escape(_NOTE)}|{_CHUNK.pattern})\..+")  # of an atomic write that was killed
-
-
 ROWS = ("numbers", "lengths")  # arrays of `pack_rows`
 
 
@@ -74,7 +72,7 @@ def chunk_name(part: str, number: int) -> str:
 def pack_rows(rows: Sequence[Sequence[int]], **data: Any) -> Chunk:
     """Rows of numbers of different lengths as a chunk, with further data."""
     lengths = np.array([len(row) for row in rows], np.int64)
-    numbers = np.concatenate([np.zeros(0, np.int64), *map(_integers, rows)])
+    numbers = np.concatenate([np.zeros(0, np.int64), *(np.asarray(row, np.int64) for row in rows)])
     return dict(zip(ROWS, (numbers, lengths), strict=True)), data
 
 
@@ -87,8 +85,7 @@ def unpack_rows(chunk: Chunk) -> list[list[int]]:
     arrays, _ = chunk
     fault = rows_fault(arrays)
     if fault:
-        what = f"a part of the unfinished run is damaged: {fault}"
-        raise TreeoptError(Code.RESUME_INVALID, what, fix="start again with --force, which deletes the unfinished run")
+        raise damaged_part(fault)
     ends = np.cumsum(arrays["lengths"])
     return [arrays["numbers"][end - length : end].tolist() for end, length in zip(ends, arrays["lengths"], strict=True)]
 
@@ -102,10 +99,6 @@ def rows_fault(arrays: Mapping[str, NDArray[Any]]) -> str:
     if np.any(lengths < 0) or np.any(lengths > len(numbers)) or int(lengths.sum()) != len(numbers):
         return f"its lengths are not those of {len(numbers)} numbers"
     return ""
-
-
-def _integers(row: Sequence[int]) -> NDArray[np.int64]:
-    return np.asarray(row, np.int64)
 
 
 class Work:
@@ -262,7 +255,7 @@ class Work:
                     file.unlink()
         except OSError as error:
             what = f"{self.folder} cannot be deleted: {error.strerror}"
-            why = "it holds the parts of a run that are no longer needed; outputs are whole"
+            why = "it holds only the parts of a run, and none of its outputs"
             raise TreeoptError(Code.SYSTEM_REFUSED, what, why=why, fix=f"delete {self.folder}") from error
         with contextlib.suppress(OSError):  # files of other names
             self.folder.rmdir()
@@ -270,8 +263,10 @@ class Work:
     @property
     def chunks(self) -> int:
         """Number of chunks that are stored."""
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sum(_CHUNK.fullmatch(file.name) is not None for file in found)
+        try:
+            return sum(_CHUNK.fullmatch(file.name) is not None for file in self.folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):  # the first process may delete it at any time
+            return 0
 
     def _file(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -313,11 +308,9 @@ class Work:
     def _read(self, note: Path) -> dict[str, Any]:
         try:
             found = parse_json(read_bytes(note, MOST_SETTINGS))
-        except (ValueError, TreeoptError) as error:
+            return dict(found.items())
+        except (ValueError, AttributeError, TreeoptError) as error:
             raise damaged(note, "is not what treeopt wrote") from error
-        if not isinstance(found, dict):
-            raise damaged(note, "is not what treeopt wrote")
-        return found
 
 
 def _is_ours(file: Path) -> bool:

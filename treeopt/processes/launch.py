@@ -13,6 +13,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stubs lack the store
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
+from treeopt.errors import first_line
 from treeopt.models.device import unusable
 from treeopt.processes.team import Processes
 
@@ -43,7 +44,10 @@ def is_launched() -> bool:
 
 def check_device(device: str, size: int) -> None:
     """Raise E402 unless each of so many processes has a device of its own, or all of them the CPU."""
-    name = torch.device(device).type if device != "auto" else ""
+    try:
+        name = torch.device(device).type if device != "auto" else ""
+    except RuntimeError as error:  # torch knows no device of this name
+        raise unusable(device, first_line(error)) from error
     if name == "cpu" or not (name or torch.accelerator.is_available()):
         return
     count = torch.accelerator.device_count()

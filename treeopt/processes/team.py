@@ -6,10 +6,11 @@ has come how far, and errors. No tensor is sent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import parent_process
 from typing import Any
 
@@ -22,6 +23,7 @@ from treeopt.errors import EXIT_BUG, Code, TreeoptError
 _POLL = 0.05  # seconds between two looks at the store
 _PATIENCE = 30.0  # seconds that a failed process of torchrun gives the first one to print the error
 _FAILED, _ENDED, _STOP, _STOPPED = "failed", "ended", "stop", "stopped"
+_RESUME = "the same command with --resume continues"
 
 
 class ProcessFailed(Exception):
@@ -61,7 +63,8 @@ class Processes:
         Raises:
             ProcessFailed: in the first process, where another has failed.
             TreeoptError: E405 there, where another was killed.
-            SystemExit: in the others, where the first has called `stop`.
+            TreeoptError: E405 in the others, where the first has ended.
+            SystemExit: there, where the first has called `stop`.
         """
         self._check()
         return self._store.add(f"{stage}/taken", 1) - 1
@@ -80,7 +83,7 @@ class Processes:
         self._store.set(keys[self.rank], value)
         while not self._store.check(keys):
             waiting()
-            self._check()
+            self._check(keys)
             time.sleep(_POLL)
         return [self._store.get(key).decode() for key in keys]
 
@@ -90,9 +93,8 @@ class Processes:
             self._store.set(_STOP, "")
 
     def await_stopped(self) -> None:
-        """Wait until they have ended; also where one of them fails. In another process than the first, tell it."""
+        """In the first process, wait until the others have called `close`, or one of them has failed."""
         if self.rank:
-            self._store.add(_STOPPED, 1)
             return
         while self._store.add(_STOPPED, 0) < self.size - 1 and not self._store.check([_FAILED]):
             if self._started is not None and not any(one.is_alive() for one in self._started.processes):
@@ -117,27 +119,32 @@ class Processes:
             return True
 
     def close(self) -> None:
-        """End the processes that this one started."""
+        """End the processes that this one started. In another process than the first, tell it that this one ends."""
         if self.rank:
+            with contextlib.suppress(DistError):  # the first process has ended, with the store
+                self._store.add(_STOPPED, 1)
             return
         self._store.set(_ENDED, "")
         for process in [] if self._started is None else self._started.processes:
             process.terminate()
             process.join()
 
-    def _check(self) -> None:
-        """Raise where the run cannot or must not go on."""
+    def _check(self, awaited: Sequence[str] = ()) -> None:
+        """Raise where the run cannot or must not go on; it can go on where the awaited messages have come."""
         try:
             if self.rank:
                 if self._store.check([_STOP]):
-                    self._store.add(_STOPPED, 1)
                     raise SystemExit(0)
+                # The messages are looked at last: the first process may send its own and then end.
+                if self._store.check([_ENDED]) and not (awaited and self._store.check(list(awaited))):
+                    what = f"process 0 has ended before process {self.rank}"
+                    raise TreeoptError(Code.PROCESS_ENDED, what, fix=_RESUME)
                 return
             if self._store.check([_FAILED]):
                 raise ProcessFailed(json.loads(self._store.get(_FAILED)))
         except DistError as error:
             what = f"process {self.rank} has lost the first process of the run"
-            raise TreeoptError(Code.PROCESS_ENDED, what, fix="the same command with --resume continues") from error
+            raise TreeoptError(Code.PROCESS_ENDED, what, fix=_RESUME) from error
         try:
             if self._started is not None:
                 self._started.join(timeout=0)
@@ -153,7 +160,7 @@ class Processes:
         status = getattr(error, "exit_code", EXIT_BUG)
         ended = f"was ended by {how}" if how else f"ended with status {status}"
         what = f"process {rank} of {self.size} (numbered from 0) {ended}"
-        fix = "the same command with --resume continues; with fewer processes (--nproc) where memory was used up"
+        fix = f"{_RESUME}; with fewer processes (--nproc) where memory was used up"
         return TreeoptError(Code.PROCESS_ENDED, what, at=f"pid {error.error_pid}", fix=fix)
 
 

@@ -127,7 +127,8 @@ def distill(
     source = _source(base, seeds, excluded, chosen)
     made_by = {**source, "model_id": base.fingerprint}
     writer = _writer(base, excluded, chosen)
-    kept = kept_of(partial, made_by, _place(seeds), chosen.batch_size) if chosen.resume else Kept()
+    resumed = chosen.resume and partial.exists()
+    kept = kept_of(partial, made_by, _place(seeds), chosen.batch_size) if resumed else Kept()
     run = _Run(seeds, writer, source, kept.rows, kept.tokens)
     if chosen.work is None:
         _append(run, partial, kept, progress)

@@ -29,8 +29,15 @@ class Kept:
     bytes: int = 0
 
 
+def rows_of(target: Path) -> Path:
+    """The output whose work folder, `TARGET.rows.partial`, holds the rows that several processes make."""
+    return target.with_name(target.name + ".rows")
+
+
 def partial_of(target: Path, *, resume: bool, overwrite: bool) -> Path:
     """The unfinished file of `target`, after checking that a run can begin or continue there.
+
+    A run of several processes that was killed early has left the folder of its rows, and no file.
 
     Raises:
         TreeoptError: E202 where there is an unfinished file, E204 where it is not a regular file, E205 where there is
@@ -48,7 +55,8 @@ def partial_of(target: Path, *, resume: bool, overwrite: bool) -> Path:
         kind = "a folder" if partial.is_dir() else "a device or pipe"
         what = f"{partial} is {kind}, but answers are written to a file of this name"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another name with -o")
-    if resume and not partial.exists():
+    rows = rows_of(target)
+    if resume and not (partial.exists() or rows.with_name(rows.name + ".partial").is_dir()):
         raise TreeoptError(Code.RESUME_INVALID, f"there is no unfinished {partial}", fix="leave out --resume")
     if partial.exists() and not (resume or overwrite):
         what = f"{partial} is an unfinished run"
