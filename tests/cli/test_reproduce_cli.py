@@ -401,7 +401,7 @@ def test_edited_records_are_refused(old: str, new: str) -> None:
     treeopt("build", "--nodes", "5", "-o", "tree.yaml")
     text = Path("tree.yaml").read_text()
     if "threads" in new and "threads:" not in text:
-        text = text.replace("    made-by:\n", "    made-by:\n      threads: 1\n")
+        text = text.replace("  made-by:\n", "  made-by:\n    threads: 1\n")
     edited = re.sub(old, new, text)
     assert edited != text
     Path("tree.yaml").write_text(edited)

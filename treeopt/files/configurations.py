@@ -67,10 +67,10 @@ def read_configuration(path: str | os.PathLike[str]) -> tuple[Document, Where]:
     try:
         noted = None if file.is_dir() else _noted(file)
     except TreeoptError:  # a note of an earlier file of this name may be beside one that needs none
-        own = _own(file)
-        if own is None:
+        stored_in_file = _in_file(file)
+        if stored_in_file is None:
             raise
-        return own
+        return stored_in_file
     stored = _stored(file) if noted is None else noted
     if stored is not None:
         return strict_yaml.Document(file, stored, {}), ()
@@ -84,7 +84,7 @@ def read_configuration(path: str | os.PathLike[str]) -> tuple[Document, Where]:
     return document, place or ()
 
 
-def _own(file: Path) -> tuple[Document, Where] | None:
+def _in_file(file: Path) -> tuple[Document, Where] | None:
     """The configuration that a file stores in itself, and its place; None where it stores none."""
     from treeopt.files import strict_yaml
 

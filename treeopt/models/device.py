@@ -56,8 +56,8 @@ def _of_this_process(device: torch.device) -> torch.device:
     """The device, with the number of this process's where it names the accelerator without one, and a rank is given."""
     if device.index is not None or device.type == "cpu" or _RANK not in os.environ:
         return device
-    own = _process_device()
-    return own if own.type == device.type else device
+    found = _process_device()
+    return found if found.type == device.type else device
 
 
 def _local_rank() -> int:
