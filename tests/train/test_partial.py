@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files import read
 from treeopt.models.base import Base
 from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.train.distill import Distilled, distill
@@ -109,11 +109,11 @@ def test_what_a_kill_leaves_is_continued(partial: Path, kept: int | None, new: i
 def test_unreadable_file(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that the system does not give is refused by its name, with the system's reason."""
 
-    def refused(path: Path, _most: int) -> tuple[bytes, int]:
+    def refused(path: Path, _mode: str) -> NoReturn:
         raise PermissionError(13, "Permission denied", str(path))
 
     prompts = seeds(partial.parent)
-    monkeypatch.setattr(read, "read_start", refused)
+    monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(TreeoptError, match=r"out\.jsonl\.partial cannot be read: Permission denied") as caught:
         run(chat_base(), prompts, partial.with_suffix(""), resume=True)
     assert caught.value.code is Code.RESUME_INVALID

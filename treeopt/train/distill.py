@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,10 +163,10 @@ class _Run:
         """Number of conversations."""
         return self.seeds.count if isinstance(self.seeds, SelfTalk) else len(self.seeds.prompts)
 
-    def makes(self, first: int) -> dict[str, Make]:
-        """The batches from a number on, by the names of their chunks."""
-        numbers = range(first, -(-self.count // self.writer.options.batch_size))
-        return {chunk_name("rows", number): functools.partial(self._batch, number) for number in numbers}
+    def batches(self, first: int) -> Iterator[tuple[str, Make]]:
+        """The batches from a number on, and the names of their chunks; self-talk can have more than memory holds."""
+        for number in range(first, -(-self.count // self.writer.options.batch_size)):
+            yield chunk_name("rows", number), functools.partial(self._batch, number)
 
     def lines(self, chunk: Chunk) -> bytes:
         """The rows of a batch, a line each, which are counted."""
@@ -208,7 +208,7 @@ def _share(run: _Run, partial: Path, kept: Kept, progress: Progress, *, work: Wo
     if not work.follows:
         partial.touch()
     try:
-        work.share(run.makes(kept.batches), progress)
+        work.share(dict(run.batches(kept.batches)), progress)
         work.leader_only()
     finally:
         if not (work.follows or work.chunks or partial.stat().st_size):
@@ -221,7 +221,7 @@ def _append(run: _Run, partial: Path, kept: Kept, progress: Progress, *, keep: K
     try:
         with partial.open("ab") as stream:
             stream.truncate(kept.bytes)
-            for number, (name, make) in enumerate(run.makes(kept.batches).items(), start=kept.batches + 1):
+            for number, (name, make) in enumerate(run.batches(kept.batches), start=kept.batches + 1):
                 stream.write(run.lines(keep(name, make)))
                 stream.flush()
                 os.fsync(stream.fileno())

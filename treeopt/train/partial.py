@@ -116,7 +116,7 @@ def _lines(partial: Path) -> Iterator[bytes]:
     if not is_regular(partial):
         raise damaged(partial, "is not a regular file")
     try:
-        with open(partial, "rb") as stream:
+        with partial.open("rb") as stream:
             while line := stream.readline(_LONGEST + 1):
                 if len(line) > _LONGEST:
                     raise damaged(partial, f"has a line of more than {_LONGEST:,} bytes")
