@@ -107,9 +107,10 @@ class Store:
         self.log = self.folder / f"log-{os.getpid()}.txt"
 
     def earlier(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Results of earlier runs, by ID and change; the last of each."""
+        """Results of earlier runs, by ID and change; what any run has found is found."""
         lines = self.results.read_text().splitlines() if self.results.exists() else []
         rows = [json.loads(line) for line in lines]
+        rows.sort(key=lambda row: row["outcome"] == FOUND)  # the last of each key is kept
         return {(row["id"], row["after"]): row for row in rows}
 
     def add(self, result: Result) -> None:
