@@ -201,9 +201,11 @@ class Calibration:
             TreeoptError: E221 where `check_comparable` finds a difference, or one prompt has two different traces.
         """
         parts: dict[str, tuple[Calibration, int]] = {}
-        filled = next((record for record in others if record.sequences), self)  # what is traced shows in texts alone
+        filled = next(
+            (record for record in (self, *others) if record.sequences), self
+        )  # what is traced shows in texts alone
         for record in (self, *others):
-            for first in (self, filled):
+            for first in (self,) if filled is self else (self, filled):
                 first.check_comparable(record, settings=True)
             for s, prompt in enumerate(record.prompt_ids):
                 if prompt in parts and not _same_trace(*parts[prompt], record, s):

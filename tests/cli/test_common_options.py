@@ -114,13 +114,14 @@ SEVERAL_KINDS = {
     "--batch": "profile and plan take lists",
     "--context": "profile and plan take lists",
     "--drafter": "build takes auto alone",
+    "--batch-size": "commands that store their batches take auto",
 }
 # Options that name the same kind of thing with another use in some commands, which their help describes.
 SEVERAL_TEXTS = {
     *SEVERAL_KINDS,
     *("--calibration", "--profile", "--output", "--csv", "--kind", "--temperature", "--draft", "--heads", "--model"),
     *("--acceptance", "--to", "--for", "--force", "--resume", "--holdout", "--largest", "--num-heads", "--repeats"),
-    *("--batch-size", "--seed", "--dtype", "--draws", "--learn-tokens", "--shared-lm-head", "--top-k"),
+    *("--seed", "--dtype", "--draws", "--learn-tokens", "--shared-lm-head", "--top-k"),
     *("--values", "--weights", "--tree", "--title"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -114,7 +115,8 @@ def another_tokenizer(_patch: Patch) -> list[str]:
 
 def adapter_of_another_base(_patch: Patch) -> list[str]:
     """An adapter whose note names another base."""
-    save_adapter(Path("adapter"), {"r": 1}, {"a": torch.zeros(1)}, base=tiny_base("llama", 1).model, heads_id="")
+    settings = {"peft_type": "LORA", "r": 1, "target_modules": ["q_proj"]}
+    save_adapter(Path("adapter"), settings, {"a": torch.zeros(1)}, base=tiny_base("llama", 1).model, heads_id="")
     return [*CALIBRATE, "--adapter", "adapter"]
 
 
@@ -229,6 +231,27 @@ def damaged_weights(_patch: Patch) -> list[str]:
     return GENERATE
 
 
+def no_other_process(patch: Patch) -> list[str]:
+    """One of two processes, and nothing that tells where the other is."""
+    patch.setenv("WORLD_SIZE", "2")
+    return CALIBRATE
+
+
+def changed_input(_patch: Patch) -> list[str]:
+    """A tree whose calibration is another one now."""
+    treeopt("build", *TRACES, "--nodes", "3", "-o", "made.yaml")
+    Path("calibration.safetensors").write_bytes(Path("calibration.safetensors").read_bytes() + b" ")
+    return ["reproduce", "made.yaml"]
+
+
+def changed_output(_patch: Patch) -> list[str]:
+    """A tree whose file was edited."""
+    treeopt("build", *TRACES, "--nodes", "3", "-o", "made.yaml")
+    text = Path("made.yaml").read_text()
+    Path("made.yaml").write_text(re.sub(r"(path: \[0\], value: )[0-9.]+", r"\g<1>0.25", text))
+    return ["reproduce", "made.yaml"]
+
+
 CASES: dict[Code, Case] = {
     Code.TREE_TOO_DEEP: written("t.txt", str([[0] * n for n in range(1, 6)]), *GENERATE[:-4], "--tree", "t.txt"),
     Code.RANK_TOO_LARGE: written("t.txt", "[[40]]", "show", "t.txt", *TRACES),
@@ -243,6 +266,7 @@ CASES: dict[Code, Case] = {
     Code.FILE_UNWRITABLE: plain("render", "tree.yaml", "-o", "no/such/o.svg"),
     Code.RESUME_INVALID: plain(*CALIBRATE, "--resume"),
     Code.ENGINE_FILE_INVALID: written("t.txt", "{0}, {1", "import", "t.txt", "-o", "o.yaml"),
+    Code.INPUT_CHANGED: changed_input,
     Code.PICKLE_REFUSED: pickle_with_code,
     Code.HEADS_INVALID: other_tensors,
     Code.HEADS_MISMATCH: heads_of_another_size,
@@ -264,14 +288,21 @@ CASES: dict[Code, Case] = {
     Code.OUT_OF_MEMORY: full_disk,
     Code.SYSTEM_REFUSED: system_refuses,
     Code.DEVICE_UNUSABLE: plain(*CALIBRATE, "--device", "cuda:77"),
+    Code.PROCESS_ENDED: no_other_process,
     Code.NOT_LOSSLESS: wrong_decoder,
     Code.BELOW_THRESHOLD: plain(*VALIDATE, "--min-tokens-per-step", "99"),
+    Code.NOT_REPRODUCED: changed_output,
     Code.NO_TREES: recurrent_model,
     Code.CONTEXT_FULL: plain(*GENERATE, "--tree", "two.yaml", "--max-new-tokens", "100000"),
     Code.NOT_FINITE: damaged_weights,
 }
-REPORTS = (Code.NOT_LOSSLESS, Code.BELOW_THRESHOLD)  # the report is printed before the error
-PYTHON = (Code.GENERATE_UNSUPPORTED,)
+REPORTS = (
+    Code.NOT_LOSSLESS,
+    Code.BELOW_THRESHOLD,
+    Code.INPUT_CHANGED,
+    Code.NOT_REPRODUCED,
+)  # the report is printed before the error
+PYTHON = (Code.GENERATE_UNSUPPORTED, Code.PROCESSES_DIFFER)  # the second one in tests/processes
 
 
 def test_every_code_is_provoked() -> None:

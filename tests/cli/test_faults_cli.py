@@ -78,7 +78,7 @@ def test_key_twice_in_the_inputs_of_a_report() -> None:
     Path("report-inputs.json").write_text('{"tree": "a.yaml", "tree": "b.yaml"}')
     result = treeopt("report", ".", status=3)
     assert error_number(result) == "E203"
-    assert "the key 'tree' is given twice" in result.stderr
+    assert "it has the key 'tree' twice" in result.stderr
 
 
 def test_dot_shows_the_title() -> None:
