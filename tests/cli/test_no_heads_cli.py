@@ -119,7 +119,7 @@ def test_levels_below_the_heads(tmp_path: Path) -> None:
     """With heads --levels counts them too, and a drafter has at least as many."""
     for levels, depth in (("6", 6), ("2", 5)):
         output = tmp_path / f"{levels}.safetensors"
-        treeopt("learn", *FEW, *LITTLE, "--levels", levels, "-o", output)
+        treeopt("learn", *FEW, "--learn-tokens", "2000", "--levels", levels, "-o", output)
         assert load_drafter(output).depth == depth
 
 
