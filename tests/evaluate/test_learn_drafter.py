@@ -99,13 +99,16 @@ def test_tokens_per_step_are_of_texts_left_out(base: Base, monkeypatch: pytest.M
     plant(monkeypatch, COSTS["all alike"])
     found = learned(base)
     calibration = found.run.calibration
+    optimistic = 0
     for one in found.figures:
         if isinstance(one.plan, TreePolicy):
             assert one.tokens_per_step == pytest.approx(replay_policy(one.plan, calibration).tokens_per_step, rel=1e-5)
         else:
             expected = build_tree(calibration, one.nodes).expected
             assert expected is not None
-            assert one.tokens_per_step == expected.cross_validated != expected.replay
+            assert one.tokens_per_step == expected.cross_validated
+            optimistic += expected.cross_validated < expected.replay
+    assert optimistic  # some tree was chosen by the texts, so that the check above can fail
     assert found.run.learned is not None
     assert len(found.run.learned.folds) == 4
     assert all(fold.id != found.drafter.id for fold in found.run.learned.folds)
