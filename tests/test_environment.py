@@ -103,7 +103,7 @@ def bounds() -> dict[str, str]:
     """The lower bound of each dependency, by its normal name."""
     project = PYPROJECT["project"]
     listed = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    matches = [re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,<\w+)?", one) for one in listed]
+    matches = [re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,<\w+)?(?:; .+)?", one) for one in listed]
     assert all(matches), listed
     return {match[1].lower(): match[2] for match in matches if match}
 

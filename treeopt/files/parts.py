@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import TreeoptError
+from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.configurations import KEY, stored_configuration
 from treeopt.files.read import read_bytes
 
@@ -30,6 +30,13 @@ def parts_of(path: Path) -> dict[Place, Any]:
     Raises:
         TreeoptError: E201 where the file is missing, E203 where it cannot be read.
     """
+    try:
+        return _content(path)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} is damaged: {first_line(error)}") from error
+
+
+def _content(path: Path) -> dict[Place, Any]:
     if path.is_dir():
         files = sorted(one for one in path.rglob("*") if one.is_file())
         found = {(str(one.relative_to(path)), *place): part for one in files for place, part in _parts(one)}
