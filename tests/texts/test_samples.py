@@ -59,9 +59,9 @@ def test_no_more_is_generated_than_a_batch_beyond(monkeypatch: pytest.MonkeyPatc
     texts = answered(base, prompts_of(1, 40), NEW)
     asked: list[int] = []
 
-    def counting(base: Base, texts: list[Text], budget: int, *, temperature: float) -> list[Drawn]:
-        asked.append(len(texts) * budget)
-        return sample_texts(base, texts, budget, temperature=temperature)
+    def counting(base: Base, texts: list[Text], max_new_tokens: int, *, temperature: float) -> list[Drawn]:
+        asked.append(len(texts) * max_new_tokens)
+        return sample_texts(base, texts, max_new_tokens, temperature=temperature)
 
     monkeypatch.setattr(draw_module, "sample_texts", counting)
     drawn(base, texts, 10, batch_size=10**9)
