@@ -35,7 +35,7 @@ POCKET_PROMPTS = 40  # of the built-in prompts, in PROMPTS.jsonl and OTHERS.json
 # Command and a pattern of its options -> options that limit the work. All that match are added.
 SMALL = (
     ("calibrate", "", "--limit 14 --max-new-tokens 24"),
-    ("calibrate", r"--drafter (?!\S+\.safetensors)|--draft |^(?!.*--(heads|drafter) )", "--learn-tokens 300"),
+    ("calibrate", r"--drafter (?!\S+\.safetensors)|--draft |^(?!.*--(heads|drafter) ).*--model ", "--learn-tokens 300"),
     ("calibrate", r"--drafter \S+\.safetensors", "--skip 0"),  # the texts of the other calibrations
     ("learn", "", "--limit 10 --max-new-tokens 24 --nodes 8"),
     ("learn", r"^(?!.*--draft )", "--learn-tokens 300"),
@@ -105,8 +105,9 @@ WITH_COMMANDS = [page for page in PAGES if commands_of(page)]
     [
         ("treeopt build --nodes 64", "build --nodes 64"),
         ("treeopt sweep --dense --trees 0 -o a.svg", "sweep --dense --trees 0 -o a.svg --trees 20"),
-        ("treeopt calibrate -o c", "calibrate -o c --limit 14 --max-new-tokens 24 --learn-tokens 300"),
-        ("treeopt calibrate --heads h", "calibrate --heads h --limit 14 --max-new-tokens 24"),
+        ("treeopt calibrate -o c", "calibrate -o c --limit 14 --max-new-tokens 24"),
+        ("treeopt calibrate --model M", "calibrate --model M --limit 14 --max-new-tokens 24 --learn-tokens 300"),
+        ("treeopt calibrate --model M --heads H", "calibrate --model M --heads H --limit 14 --max-new-tokens 24"),
         (
             "treeopt calibrate --drafter ngram",
             "calibrate --drafter ngram --limit 14 --max-new-tokens 24 --learn-tokens 300",
