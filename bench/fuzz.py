@@ -50,10 +50,16 @@ _WRITES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.syml
 
 
 class Watch:
-    """Notes forbidden events, and files that are opened outside of a folder, while a reader runs."""
+    """Notes forbidden events, and files that are opened outside of a folder, while a reader runs.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the reader's.
+        elsewhere: whether files of any folder may be read.
+    """
+
+    def __init__(self, folder: Path, *, elsewhere: bool = False) -> None:
         self.folder = os.path.realpath(folder)
+        self.elsewhere = elsewhere
         self.allowed = (self.folder, str(ROOT), sys.prefix, sys.base_prefix, "/usr", "/proc", "/etc/localtime", "/sys")
         self.on = False
         self.seen: list[str] = []
@@ -78,7 +84,7 @@ class Watch:
             writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
             plain = name.startswith(self.folder) and ".." not in name
             inside = plain or os.path.realpath(name).startswith(self.allowed)
-            if writes or not inside:
+            if writes or not (inside or self.elsewhere):
                 self.seen.append(f"open {name[:120]!r}{' for writing' if writes else ''}")
 
 
@@ -92,7 +98,7 @@ class Target:
         self.path = self.folder / self.reader.file
         self.valid = self.reader.valid()
         self.findings = findings
-        self.watch = Watch(place)
+        self.watch = Watch(place, elsewhere=self.reader.elsewhere)
         self.inputs = 0
         self.found: dict[str, int] = {}
         warnings.simplefilter("ignore")

@@ -148,9 +148,11 @@ def damage_yaml(raw: bytes, rng: Random) -> bytes:
     if not isinstance(data, (dict, list)):
         return damage_bytes(raw, rng)
     made = _damaged(data, rng)
-    return _encoded(
-        _text(made) if rng.random() < 0.5 else yaml.dump(made, default_flow_style=None).encode(errors="replace"), rng
-    )
+    try:
+        text = _text(made) if rng.random() < 0.5 else yaml.dump(made, default_flow_style=None).encode(errors="replace")
+    except ValueError:  # a number of too many digits
+        return damage_bytes(raw, rng)
+    return _encoded(text, rng)
 
 
 def split(raw: bytes) -> tuple[dict[str, Any], bytes]:

@@ -63,6 +63,7 @@ class Reader:
         prepare: writes the other files of the folder.
         slow: whether a read takes milliseconds.
         before: called with the path after it was written, and before it is read.
+        elsewhere: whether the file may name a file of any folder, which is read too (SECURITY.md).
     """
 
     read: Callable[[Path], object]
@@ -73,6 +74,7 @@ class Reader:
     prepare: Callable[[Path], object] = lambda folder: None
     slow: bool = False
     before: Callable[[Path], object] = lambda path: None
+    elsewhere: bool = False
 
 
 def _prompt_set(path: Path) -> object:
@@ -203,6 +205,7 @@ READERS: dict[str, Reader] = {
         damage_yaml,
         ("files.policies.load_plan_for",),
         lambda folder: (folder / "d.safetensors").write_bytes(seeds.drafters()[0]),
+        elsewhere=True,
     ),
     "profile": Reader(load_profile, "l.yaml", seeds.profiles, damage_yaml, ("files.profiles.load_profile",)),
     "prompt set": Reader(_prompt_set, "s.yaml", seeds.prompt_sets, damage_yaml, ("files.strict_yaml.load",)),

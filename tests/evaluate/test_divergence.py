@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from tiny import TREE_FAMILIES, tiny_base
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from treeopt.evaluate.divergence import ENDED, Cause, Difference, Judge, _in_float64, first_difference, tolerated
 from treeopt.models.base import Base
@@ -228,6 +229,21 @@ def test_judge_every_family(family: str) -> None:
     assert 1e-8 < error < 1e-4  # float32's own rounding
     assert judged(base, 5, (stock(base)[5] + 1) % 61).cause is Cause.BUG
     assert (whole - longer).abs().max() < 1e-4
+
+
+def test_mixtures_of_experts_are_judged() -> None:
+    """The copy computes experts one by one, as their grouped products have no float64; the run keeps its own way."""
+    config = Qwen3MoeConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    base = Base(Qwen3MoeForCausalLM(config).eval().to(torch.bfloat16), None, "moe")
+    kind = base.model.config._experts_implementation
+    assert kind != "eager"
+    assert judged(base, 5, (stock(base)[5] + 1) % 61).cause in (Cause.BUG, Cause.ROUNDING)
+    assert base.model.config._experts_implementation == kind
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3-mixed"])

@@ -356,6 +356,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "unclosed braces": ("{0}, {1", "E206"),
     "empty braces": ("{0}, {}", "E206"),
     "an orphan in braces": ("{0}, {1, 0}", "E203"),
+    "a separator of files in braces": ("{0}, {\x1c0}", "E206"),
     "a huge rank in braces": ("{99999999999}", "E206"),
     "a tree of prompt tokens": ("{0: [[[0], 0.5, 3]]}", "E206"),
     "spaces in braces": ("{0}" + " " * 1_000_000 + "x", "E206"),

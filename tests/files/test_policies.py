@@ -47,6 +47,17 @@ def test_names_of_0_x_are_read(tmp_path: Path) -> None:
     assert (found, found.expected, found.source) == (COSTED, COSTED.expected, COSTED.source)
 
 
+def test_costs_beyond_float64_are_refused(tmp_path: Path) -> None:
+    """A cost of 10^400 is E203 with its place."""
+    text = policy_yaml(COSTED)
+    (size, cost), *_ = COSTED.size_cost
+    assert f"- [{size}, {cost:g}]" in text
+    (tmp_path / "p.yaml").write_text(text.replace(f"- [{size}, {cost:g}]", f"- [{size}, 1{'0' * 400}]"))
+    with pytest.raises(TreeoptError, match=r"size_cost\.0\.1") as caught:
+        load_plan(tmp_path / "p.yaml")
+    assert caught.value.code is Code.FILE_INVALID
+
+
 @pytest.mark.parametrize("kind", ["policy", "tree"])
 def test_drafter_is_found_from_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Written in one folder, and moved with the drafter to another, a plan still finds it; given, the given counts."""

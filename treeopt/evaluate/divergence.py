@@ -188,6 +188,8 @@ def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
         memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
     exact: PreTrainedModel = copy.deepcopy(model, memo)
     remove_hook_from_submodules(exact)  # those of `device_map` move inputs to its devices
+    if isinstance(exact, PreTrainedModel):
+        exact.set_experts_implementation("eager")  # the grouped products of mixtures of experts have no float64
     return exact.to("cpu", torch.float64)
 
 

@@ -7,8 +7,9 @@ import re
 from treeopt.export.faults import Fault, shown
 from treeopt.tree import Path, Tree
 
-_RANKS = r"\{\s*[0-9]{1,10}(?:\s*,\s*[0-9]{1,10})*\s*\}"
-_LIST = re.compile(rf"{_RANKS}(?:\s*,\s*{_RANKS})*\s*,?")
+_S = r"[ \t\r\n]*"  # not \s, which has characters that `int` refuses
+_RANKS = rf"\{{{_S}[0-9]{{1,10}}(?:{_S},{_S}[0-9]{{1,10}})*{_S}\}}"
+_LIST = re.compile(rf"{_RANKS}(?:{_S},{_S}{_RANKS})*{_S},?")
 _NAME = re.compile(r"(?:medusa_choices|eagle_choices)\s*[:=]\s*")
 
 

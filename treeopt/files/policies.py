@@ -36,6 +36,10 @@ class ExpectedLine(Schema):
     high: float | None = Field(default=None, ge=0.0)
 
 
+_LARGEST = 1e308  # within float64
+_Number = Annotated[int | float, Field(ge=-_LARGEST, le=_LARGEST)]
+
+
 class PolicyFile(Schema):
     """The format `treeopt.policy/1`. Files written by 0.x have the key `prices` for `size_cost`."""
 
@@ -46,7 +50,7 @@ class PolicyFile(Schema):
     depth: int
     expected_tokens_per_step: ExpectedLine | None = None
     drafter: DrafterLine
-    size_cost: list[Annotated[list[int | float], Field(min_length=2, max_length=2)]] = Field(
+    size_cost: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list, validation_alias=AliasChoices("size_cost", "prices")
     )
     calibration: dict[str, str | int] | None = None
