@@ -35,7 +35,7 @@ from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
-from treeopt.evaluate.baselines import LOOKUP_TOKENS, with_generate
+from treeopt.evaluate.baselines import LOOKUP_TOKENS, Call, with_generate
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
@@ -229,7 +229,7 @@ def evaluated_texts(pair: Pair, half: Half) -> list[Text]:
 def prompt_lookup(pair: Pair, half: Half) -> float:
     """Tokens per step of prompt lookup by transformers, on the texts for evaluation."""
     decode = with_generate(pair.base, prompt_lookup_num_tokens=LOOKUP_TOKENS)
-    runs = [decode([text.prompt], pair.new_tokens)[0] for text in evaluated_texts(pair, half)]
+    runs = [decode([text.prompt], pair.new_tokens, Call(0))[0] for text in evaluated_texts(pair, half)]
     return sum(len(run.tokens) for run in runs) / sum(len(run.step_lengths) for run in runs)
 
 

@@ -229,6 +229,13 @@ def test_order_of_merging_changes_no_configuration(third: tuple[dict[str, Any], 
     assert found[0].configuration == ({"calibrate": {"limit": 4}} if third == ({"limit": 4}, "p") else {})
 
 
+def test_a_stored_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    """Half of a surrogate pair in the header of an array file is one error."""
+    header = rb'{"__metadata__": {"treeopt": "\ud800"}}'
+    (tmp_path / "c.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert error_number(treeopt("config", str(tmp_path / "c.safetensors"), status=3)) == "E203"
+
+
 def test_device_is_not_stored() -> None:
     """Shards of other devices have one configuration; the name of the device is among the versions."""
     command = program.get_command(click.Context(program), "calibrate")

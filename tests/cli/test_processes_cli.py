@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -128,3 +130,40 @@ def test_torchrun_with_nproc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
         monkeypatch.setenv(name, value)
     assert "leave out --nproc" in treeopt("calibrate", "--nproc", "2", status=2).stderr
+
+
+def without_seconds(value: Any) -> Any:
+    """A result of `--json` without all that depends on the clock."""
+    timed = ("seconds", "second", "speedup", "overhead", "prefill", "latency")
+    if isinstance(value, dict):
+        kept = {name: without_seconds(one) for name, one in value.items()}
+        return {name: one for name, one in kept.items() if not any(word in name for word in timed)}
+    return [without_seconds(one) for one in value] if isinstance(value, list) else value
+
+
+TEXTS = ["--limit", "3", "--max-new-tokens", "8"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["validate", *TEXTS, "--acceptance", "sample", "--repeats", "2", "--draws", "30"],
+        ["sweep", "--epsilon", *TEXTS, "--epsilons", "0.05,0.3", "--batch-size", "2"],
+        ["compare", "--texts", "3", "--max-new-tokens", "8", "--methods", "lookup,recycling", "--repeats", "2"],
+    ],
+    ids=["validate", "sweep", "compare"],
+)
+def test_decoding_in_two_processes_gives_the_same_figures(command: list[str]) -> None:
+    """Drawn texts, tests, tokens per step and quality are those of one process, and are printed once."""
+    if command[0] != "compare":
+        command = [*command, "--tree", "mc_sim_7b_63"]
+    one, two = (
+        without_seconds(json.loads(treeopt(*command, "--json", *more).stdout))
+        for more in ([], ["--nproc", "2", *(["--force"] if command[0] == "sweep" else [])])
+    )
+    assert one == two
+
+
+def test_sweeps_of_traces_take_no_processes() -> None:
+    """Only `--epsilon` decodes, so only it has parts to divide."""
+    assert "--nproc" in treeopt("sweep", "--levels", "--nproc", "2", status=2).stderr

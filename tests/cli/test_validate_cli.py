@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from treeopt.cli.app import program
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics, Step
-from treeopt.evaluate.baselines import Baseline, Run, with_generate
+from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate
 from treeopt.files.policies import plan_id
 from treeopt.files.trees import save_tree
 from treeopt.models.base import Base, load_base
@@ -194,8 +194,8 @@ def test_prompt_lookup_that_differs_is_not_our_failure(
         if not options:
             return baseline
 
-        def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
-            return [replace(found, tokens=[*found.tokens[:-1], 300]) for found in baseline(prompts, max_new_tokens)]
+        def run(prompts: Sequence[Sequence[int]], new: int, call: Call) -> list[Run]:
+            return [replace(found, tokens=[*found.tokens[:-1], 300]) for found in baseline(prompts, new, call)]
 
         return run
 

@@ -17,7 +17,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
 from treeopt.evaluate import contenders
-from treeopt.evaluate.baselines import Baseline, Run, with_generate, with_memory
+from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate, with_memory
 from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, halves, spread_evenly
 from treeopt.evaluate.contenders import NO_DRAFT, NO_HEADS
 from treeopt.evaluate.recycling import recycle_texts
@@ -138,8 +138,8 @@ def test_a_text_that_differs_in_one_repeat_is_counted(model: Base, monkeypatch: 
     def wrong_once(base: Base, **options: Any) -> Baseline:
         stock = with_generate(base, **options)
 
-        def run(prompts: Sequence[Sequence[int]], new: int) -> list[Run]:
-            [found] = stock(prompts, new)
+        def run(prompts: Sequence[Sequence[int]], new: int, call: Call) -> list[Run]:
+            [found] = stock(prompts, new, call)
             calls.append(prompts)
             if options and len(calls) == 3:  # the warm-up, and two repeats of the first text
                 found = dataclasses.replace(found, tokens=[*found.tokens[:-1], found.tokens[-1] ^ 1])
@@ -218,19 +218,27 @@ def test_recycled_ranks_equal_the_naive_simulation(model: Base) -> None:
     assert drafter.matrix.tolist() == [matrix.get(token, list(range(8))) for token in range(VOCAB)]
 
 
-def test_repeats_begin_with_the_same_memory(model: Base) -> None:
-    """A text decoded again takes the same steps; the text after it begins with what the last run left."""
+def test_each_batch_begins_with_the_learned_memory(model: Base) -> None:
+    """Repeats of a text, and texts in any order, begin with the memory of now; a later turn with that of the turn."""
     drafter = TokenRecycling(model)
     tree = Tree.from_paths([(0,), (1,), (0, 0)])
-    run = with_memory(TreeDecoder(model, None, tree, drafter=drafter), drafter.matrix)
     prompts = [text.prompt for text in encode_prompts(model, as_prompt_set(rows(4)), NEW).texts[1:3]]
-    first = [run([prompts[0]], NEW)[0].step_lengths for _ in range(3)]
+    TreeDecoder(model, None, tree, drafter=drafter).generate(prompts[1], NEW)
+    learned = drafter.matrix.clone()
+    run = with_memory(TreeDecoder(model, None, tree, drafter=drafter), drafter.matrix)
+    first = [run([prompts[0]], NEW, Call(0, repeat=r))[0].step_lengths for r in range(3)]
     after = drafter.matrix.clone()
-    assert first[0] == first[1] == first[2]
-    second = [run([prompts[1]], NEW)[0].step_lengths for _ in range(2)]
-    drafter.matrix.copy_(after)
-    assert second == [TreeDecoder(model, None, tree, drafter=drafter).generate(prompts[1], NEW).step_lengths] * 2
-    assert not torch.equal(after, TokenRecycling(model).matrix)
+    later = [run([prompts[1]], NEW, Call(0, turn=1, repeat=r))[0].step_lengths for r in range(2)]
+    alone = run([prompts[1]], NEW, Call(1))[0].step_lengths
+
+    def expected(matrix: torch.Tensor, prompt: Sequence[int]) -> list[int]:
+        drafter.matrix.copy_(matrix)
+        return TreeDecoder(model, None, tree, drafter=drafter).generate(prompt, NEW).step_lengths
+
+    assert not torch.equal(after, learned)
+    assert first == [expected(learned, prompts[0])] * 3
+    assert later == [expected(after, prompts[1])] * 2
+    assert alone == expected(learned, prompts[1])
 
 
 def profile_of(name: str, kind: str, fastest: int) -> LatencyProfile:

@@ -9,7 +9,7 @@ from tiny import cycle_base, cycle_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Run, with_decoder, with_generate
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Call, Run, with_decoder, with_generate
 from treeopt.evaluate.metrics import Metrics, Spread, Trial, predicted_histogram
 from treeopt.optimize.replay import Replay, visits
 from treeopt.tree import Tree
@@ -101,7 +101,7 @@ def test_draft_metrics_of_the_trees_runs() -> None:
     }
     budgets = (13, 6, 4)  # tokens in steps of four: a last root alone, two drafts beyond the budget, a full step
     trials = tuple(
-        Trial(f"a:{n}", f"of {n}", 1, {name: baseline([[3, 8]], n) for name, baseline in runs.items()}, 0)
+        Trial(f"a:{n}", f"of {n}", 1, {name: baseline([[3, 8]], n, Call(0)) for name, baseline in runs.items()}, 0)
         for n in budgets
     )
     found = Metrics(trials).draft_metrics()
@@ -132,12 +132,12 @@ def test_prompt_lookup_counts_its_forwards() -> None:
     base = cycle_base(1)
     forwards: list[int] = []
     hook = base.model.register_forward_hook(lambda _model, _inputs, _output: forwards.append(1))
-    stock = with_generate(base)([[3, 8]], 150)[
+    stock = with_generate(base)([[3, 8]], 150, Call(0))[
         0
     ]  # the cycle has 61 tokens, so the text comes round and can be looked up
     assert len(forwards) == len(stock.step_lengths) == 150
     forwards.clear()
-    found = with_generate(base, prompt_lookup_num_tokens=10)([[3, 8]], 150)[0]
+    found = with_generate(base, prompt_lookup_num_tokens=10)([[3, 8]], 150, Call(0))[0]
     hook.remove()
     assert found.tokens == stock.tokens
     assert len(forwards) == len(found.step_lengths) < 100
@@ -147,8 +147,8 @@ def test_prompt_lookup_counts_its_forwards() -> None:
 def test_prompt_lookup_in_the_prefill() -> None:
     """What the prompt's own forward accepts is no work of the time after it."""
     base = cycle_base(1)
-    again = [3, *with_generate(base)([[3]], 62)[0].tokens]  # once round the cycle and two tokens more
-    found = with_generate(base, prompt_lookup_num_tokens=10)([again], 30)[0]
+    again = [3, *with_generate(base)([[3]], 62, Call(0))[0].tokens]  # once round the cycle and two tokens more
+    found = with_generate(base, prompt_lookup_num_tokens=10)([again], 30, Call(0))[0]
     assert found.prefilled == found.step_lengths[0] == 11
 
 
@@ -157,7 +157,10 @@ def test_baselines_give_the_same_text() -> None:
     base = cycle_base(1)
     tree = TreeDecoder(base, cycle_heads(base, 3, 1), Tree.chain(3))
     plain = TreeDecoder(base, None, Tree(()))
-    runs = [baseline([[3, 8]], 20)[0] for baseline in (with_generate(base), with_decoder(plain), with_decoder(tree))]
+    runs = [
+        baseline([[3, 8]], 20, Call(0))[0]
+        for baseline in (with_generate(base), with_decoder(plain), with_decoder(tree))
+    ]
     assert runs[0].tokens == runs[1].tokens == runs[2].tokens
     assert [len(one.step_lengths) for one in runs] == [20, 20, 5]
     assert all(one.prefilled == 1 and one.seconds > 0 and one.prefill_seconds > 0 for one in runs)
@@ -166,12 +169,14 @@ def test_baselines_give_the_same_text() -> None:
 def test_baselines_of_a_batch_give_each_row_its_own_text_and_steps() -> None:
     """Rows of other lengths, decoded together, are those decoded alone; each has its share of the seconds."""
     base = cycle_base(1)
-    base.model.generation_config.eos_token_id = with_generate(base)([[3, 8]], 9)[0].tokens[-1]  # rows end apart
+    base.model.generation_config.eos_token_id = with_generate(base)([[3, 8]], 9, Call(0))[0].tokens[
+        -1
+    ]  # rows end apart
     tree = TreeDecoder(base, cycle_heads(base, 3, 1), Tree.chain(3))
     prompts = [[3, 8], [5], [7, 7, 9, 2]]
     for baseline in (with_generate(base), with_decoder(TreeDecoder(base, None, Tree(()))), with_decoder(tree)):
-        together = baseline(prompts, 20)
-        alone = [baseline([prompt], 20)[0] for prompt in prompts]
+        together = baseline(prompts, 20, Call(0))
+        alone = [baseline([prompt], 20, Call(0))[0] for prompt in prompts]
         assert [run.tokens for run in together] == [run.tokens for run in alone]
         assert [run.step_lengths for run in together] == [run.step_lengths for run in alone]
         assert len({run.seconds for run in together}) == 1
@@ -182,5 +187,5 @@ def test_stock_generate_of_a_text_that_ends_at_once() -> None:
     base = tiny_base("llama")
     first = base.generate(torch.tensor([[3, 5]]), torch.ones(1, 2).long(), 1)[0, 2].item()
     base.model.generation_config.eos_token_id = first
-    found = with_generate(base)([[3, 5]], 20)[0]
+    found = with_generate(base)([[3, 5]], 20, Call(0))[0]
     assert (found.tokens, found.step_lengths, found.prefilled) == ([first], [1], 1)

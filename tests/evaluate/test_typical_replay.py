@@ -15,7 +15,7 @@ from tiny import cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.decode.rules import Typical
 from treeopt.drafter import Drafter
-from treeopt.evaluate.baselines import with_generate
+from treeopt.evaluate.baselines import Call, with_generate
 from treeopt.evaluate.inputs import Inputs, num_ranks
 from treeopt.evaluate.typical_replay import typical_replay
 from treeopt.evaluate.validate_typical import rule_traces
@@ -60,7 +60,9 @@ def predicted(inputs: Inputs, texts: Sequence[Text], rule: Typical, tree: Plan |
 
 def ended(base: Base) -> Base:
     """The model, which ends a text by a token that it often writes."""
-    base.model.generation_config.eos_token_id = with_generate(base)([prompts_of(3, 6)[0].prompt], 9)[0].tokens[-1]
+    base.model.generation_config.eos_token_id = with_generate(base)([prompts_of(3, 6)[0].prompt], 9, Call(0))[0].tokens[
+        -1
+    ]
     return base
 
 
@@ -112,7 +114,7 @@ def test_replay_of_policies_on_their_texts_is_the_decoder(cost: tuple[tuple[int,
     inputs = inputs_of(base, heads, TreePolicy(16, drafter.depth, drafter.id, cost), drafter)
     rule = Typical(2.0, 0.02, 0.5)
     texts, steps = decoded(inputs, rule)
-    greedy = [with_generate(base)([text.prompt], NEW)[0].tokens for text in texts]
+    greedy = [with_generate(base)([text.prompt], NEW, Call(0))[0].tokens for text in texts]
     assert [text.answer for text in texts] != greedy  # the rule accepts what greedy decoding does not
     assert predicted(inputs, texts, rule) == steps
 

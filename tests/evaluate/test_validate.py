@@ -18,7 +18,7 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Baseline, Run, with_generate
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Baseline, Call, Run, with_generate
 from treeopt.evaluate.divergence import ENDED, Cause
 from treeopt.evaluate.metrics import predicted_histogram
 from treeopt.evaluate.runs import decode_in_turns
@@ -89,7 +89,7 @@ def test_validate_predicted_histogram_is_measured(kind: str, batch_size: int) ->
     """Replay knows how many steps accept k drafts, where texts end by an end token as where they end by the budget."""
     base, heads = planted(3)
     texts = prompts_of(2, 6)
-    base.model.generation_config.eos_token_id = with_generate(base)([texts[0].prompt], 9)[0].tokens[-1]
+    base.model.generation_config.eos_token_id = with_generate(base)([texts[0].prompt], 9, Call(0))[0].tokens[-1]
     drafter = quick_drafter(base, heads)
     tree = Tree.from_paths([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)], drafter=drafter.id)
     plan = tree if kind == "static" else TreePolicy(6, drafter.depth, drafter.id)
@@ -214,15 +214,15 @@ def test_baselines_take_turns() -> None:
     order: list[str] = []
 
     def baseline(name: str) -> Baseline:
-        def run(_prompts: Sequence[Sequence[int]], _budget: int) -> list[Run]:
-            order.append(name)
+        def run(_prompts: Sequence[Sequence[int]], _budget: int, call: Call) -> list[Run]:
+            order.append(f"{name}{call.repeat}")
             return [Run([1], [1], 1, 0.0, 0.0)]
 
         return run
 
     options = ValidateOptions(max_new_tokens=1, repeats=2)
-    (runs,) = decode_in_turns({name: baseline(name) for name in "abc"}, [[1]], options, first=1)
-    assert "".join(order) == "bcacab"
+    (runs,) = decode_in_turns({name: baseline(name) for name in "abc"}, [[1]], options, Call(1))
+    assert " ".join(order) == "b0 c0 a0 c1 a1 b1"
     assert [len(runs[name]) for name in "abc"] == [2, 2, 2]
 
 
@@ -386,8 +386,8 @@ def test_validate_never_judges_prompt_lookup(monkeypatch: pytest.MonkeyPatch) ->
     def spoiled(base: Base, **options: int) -> Baseline:
         run = stock(base, **options)
 
-        def wrong(prompts: Sequence[Sequence[int]], new: int) -> list[Run]:
-            return [dataclasses.replace(one, tokens=[7, *one.tokens[1:]]) for one in run(prompts, new)]
+        def wrong(prompts: Sequence[Sequence[int]], new: int, call: Call) -> list[Run]:
+            return [dataclasses.replace(one, tokens=[7, *one.tokens[1:]]) for one in run(prompts, new, call)]
 
         return wrong if options else run
 

@@ -17,7 +17,7 @@ from tiny import random_heads, tiny_base
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
 from treeopt.decode.rules import Rule, Sample, Typical
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Run
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Call, Run
 from treeopt.evaluate.metrics import Metrics
 from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.validate import validate
@@ -102,17 +102,18 @@ def test_validate_sample_with_equal_seeds(found: SampleValidation) -> None:
 def test_seeds_are_independent() -> None:
     """Each call and each name draws anew; torch's own generator is left as it was."""
 
-    def draw(_prompts: Sequence[Sequence[int]], _count: int) -> list[Run]:
+    def draw(_prompts: Sequence[Sequence[int]], _count: int, _call: Call) -> list[Run]:
         return [Run(torch.randint(1000, (4,)).tolist(), [], 0, 0, 0)]
 
     base = tiny_base("llama")
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
+    calls = [Call(0), Call(1), Call(0, turn=1), Call(0, repeat=1), Call(0, part=1)]
     runs = {(seed, name): seeded(base, draw, seed, name) for seed in (0, 1) for name in ("a", "b")}
-    texts = [tuple(run([], 0)[0].tokens) for run in runs.values() for _ in range(3)]
-    assert len(set(texts)) == 12
-    assert texts[:3] == [tuple(run([], 0)[0].tokens) for run in [seeded(base, draw, 0, "a")] for _ in range(3)]
+    texts = [tuple(run([], 0, call)[0].tokens) for run in runs.values() for call in calls]
+    assert len(set(texts)) == 4 * len(calls)
+    assert texts[:5] == [tuple(seeded(base, draw, 0, "a")([], 0, call)[0].tokens) for call in calls]
     assert torch.rand(1) == expected
 
 

@@ -10,7 +10,7 @@ from helpers import random_tree
 from tiny import random_heads, tiny_base
 
 from treeopt.decode.rules import Typical
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, with_generate
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Call, with_generate
 from treeopt.evaluate.quality import quality
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validate_typical import SAMPLED, TypicalValidation
@@ -46,7 +46,7 @@ def test_validate_typical_is_predicted(found: TypicalValidation) -> None:
 def test_validate_typical_predicts_texts_of_the_tree() -> None:
     """Where the tree's texts end elsewhere than those of stock generate, their own tokens are predicted."""
     base = tiny_base("llama", 1)
-    greedy = with_generate(base)([prompts_of(6, 1)[0].prompt], 15)[0].tokens
+    greedy = with_generate(base)([prompts_of(6, 1)[0].prompt], 15, Call(0))[0].tokens
     base.model.generation_config.eos_token_id = greedy[2]
     found = validate(base, random_heads(base, 2, 1), TREE_OF, prompts_of(6, 5), acceptance=RULE, max_new_tokens=15)
     assert found.metrics.tokens != sum(len(text.answer) for text in found.texts)

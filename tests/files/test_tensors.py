@@ -142,8 +142,9 @@ def test_every_damaged_byte_is_read_or_refused(tmp_path: Path) -> None:
         save({"a": np.zeros(2)}, metadata={"treeopt": "{"}),
         save({"a": np.zeros(2)}, metadata={"treeopt": "[]"}),
         save({"a": np.zeros(2)}, metadata={"treeopt": "{}"}),
+        (22).to_bytes(8, "little") + b'{"__metadata__": null}',
     ],
-    ids=["empty", "zip", "yaml", "zeros", "ones", "no header", "torch", "broken json", "a list", "no schema"],
+    ids=["empty", "zip", "yaml", "zeros", "ones", "no header", "torch", "broken json", "a list", "no schema", "null"],
 )
 def test_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """A file that treeopt did not write is E203 and is named."""

@@ -22,6 +22,7 @@ from treeopt.cli.options import (
     say_prompts,
 )
 from treeopt.cli.origin import origin_of
+from treeopt.cli.processes import division_of, nproc_option
 from treeopt.defaults import STEP_SIZES
 from treeopt.files.atomic import write_text
 from treeopt.files.bundled import POCKET_DRAFT
@@ -68,6 +69,7 @@ _METHODS_HELP = (
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Of learning.")
+@nproc_option
 @click.option("--svg", help="Write bars of the speedups.")
 @click.option("--csv", help="Write the figures, by category too.")
 @force_option
@@ -96,6 +98,7 @@ def run(console: Console, **options: Any) -> None:
     source = chosen_prompts(options)
     chosen = _settings(options)
     profiles = [load_profile(path) for path in options["profile"]]
+    division = division_of(options)
     from treeopt.cli.compare_report import as_bars, as_csv, as_json, report_comparison
     from treeopt.evaluate.compare import compare
     from treeopt.texts.prompts import load_prompts
@@ -107,7 +110,9 @@ def run(console: Console, **options: Any) -> None:
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     with console.progress("compare") as progress:
-        found = compare(base, loaded, prompts, draft=draft, profiles=profiles, progress=progress, **chosen)
+        found = compare(
+            base, loaded, prompts, draft=draft, profiles=profiles, progress=progress, division=division, **chosen
+        )
     report_comparison(console, found)
     if options["svg"] is not None:
         from treeopt.view.bars import render_bars

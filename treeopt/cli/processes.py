@@ -12,6 +12,7 @@ from treeopt.cli.following import ARGUMENTS, keep_team, known_team
 from treeopt.defaults import AUTO
 
 if TYPE_CHECKING:
+    from treeopt.processes.division import Division
     from treeopt.processes.team import Processes
 
 _MOST = 64  # processes of one machine
@@ -53,3 +54,14 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
     team = launched(run, context.meta[ARGUMENTS], options["nproc"])
     keep_team(context, team)
     return team
+
+
+def division_of(options: Mapping[str, Any]) -> Division:
+    """The processes that divide what the running command decodes; every one of them runs the rest of it too.
+
+    Raises:
+        BaseException: as `team_of`.
+    """
+    from treeopt.processes.division import Division
+
+    return Division(team_of(options))

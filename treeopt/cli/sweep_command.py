@@ -22,6 +22,7 @@ from treeopt.cli.options import (
     model_options,
     prompt_options,
 )
+from treeopt.cli.processes import division_of, nproc_option
 from treeopt.cli.sweep_dense_report import of_dense
 from treeopt.cli.sweep_epsilon_report import of_epsilon
 from treeopt.cli.sweep_report import Report, as_csv, print_report
@@ -68,7 +69,7 @@ _USED_BY = {  # options -> the sweeps that use them
     ("epsilons", "temperature", "heads", "model", "adapter", "device", "dtype", "tree", "drafter", "draft"): (
         _EPSILON,
     ),
-    ("prompts", "skip", "limit", "chat_template", "max_new_tokens", "batch_size"): (_EPSILON,),
+    ("prompts", "skip", "limit", "chat_template", "max_new_tokens", "batch_size", "nproc"): (_EPSILON,),
 }
 
 
@@ -122,6 +123,7 @@ _USED_BY = {  # options -> the sweeps that use them
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
 )
+@nproc_option
 @click.option("--csv", help="File of the figures [default: that of -o, with the suffix .csv].")
 @force_option
 @click.option("-o", "--output", default="sweep.svg", show_default=True, help="File to write.")
@@ -152,6 +154,8 @@ def run(console: Console, **options: Any) -> None:
     check_suffix(options["csv"], ".csv", option="--csv")
     check_distinct(options["output"], options["csv"])
     check_once("calibrations", options["calibrations"])
+    if sweep != _EPSILON:
+        division_of(options).leader_only()  # torchrun may have started several
     with not_resumable(console, options):
         report = _SWEEPS[sweep](console, options)
     from treeopt.view.chart import render_chart
@@ -255,11 +259,13 @@ def _texts(console: Console, options: dict[str, Any]) -> Report:
 
 def _epsilon(console: Console, options: dict[str, Any]) -> Report:
     source, chosen = chosen_prompts(options), chosen_plan(options)
+    division = division_of(options)
     used, encoded = load_with_prompts(console, options, chosen, source)
     from treeopt.evaluate.sweep_epsilon import sweep_epsilon
 
     settings = {name: options[name] for name in ("max_new_tokens", "batch_size", "chat_template", "temperature")}
     settings |= {"epsilons": options["epsilons"] or EPSILONS, "drafter": used.drafter, "draft": used.draft}
+    settings["division"] = division
     with console.progress("sweep") as progress:
         found = sweep_epsilon(used.base, used.heads, used.plan, encoded.texts, progress=progress, **settings)
     return of_epsilon(found, used.base.name, encoded.skipped)

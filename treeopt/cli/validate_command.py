@@ -14,6 +14,7 @@ from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import chosen_prompts, model_options, prompt_options
 from treeopt.cli.origin import origin_of
+from treeopt.cli.processes import division_of, nproc_option
 from treeopt.cli.tree_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
 from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
 from treeopt.cli.validate_rules_report import report_sample, report_typical
@@ -41,6 +42,7 @@ _BATCHES = "texts of a batch share the largest size that is best for one of them
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
 )
+@nproc_option
 @functools.partial(
     acceptance_options, rules=_RULES, what="sample and typical: what is validated differs, see the command's help."
 )
@@ -71,12 +73,16 @@ def run(console: Console, **options: Any) -> None:
     times the number of tests is below 1e-4). Predicted and measured tokens per step are printed with their standard
     errors, clustered by prompt.
 
+    --nproc divides the batches among processes. Processes on one CPU slow each other down, so speeds are to be
+    compared within a run only.
+
     --acceptance typical is lossy. Its texts are compared with greedy and sampled texts: mean log-likelihood under the
     base, distinct n-grams, agreement with the greedy texts.
     """
     source = chosen_prompts(options)
     settings = _settings(options)
     chosen = chosen_plan(options)
+    division = division_of(options)
     from treeopt.evaluate.validate import validate
 
     used, encoded = load_with_prompts(console, options, chosen, source)
@@ -89,6 +95,7 @@ def run(console: Console, **options: Any) -> None:
             drafter=used.drafter,
             draft=used.draft,
             progress=progress,
+            division=division,
             **settings,
         )
     _report(console, found, used, encoded.skipped, options["judge"])

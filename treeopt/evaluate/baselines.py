@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,8 +49,25 @@ class Run:
     drafts: DraftMetrics | None = None
 
 
-# Takes the token ids of prompts that are decoded together, and the maximum number of new tokens of each.
-Baseline = Callable[[Sequence[Sequence[int]], int], list[Run]]
+class Call(NamedTuple):
+    """Names a call of a baseline. Its draws and its memory depend on these numbers, not on the calls before.
+
+    Args:
+        batch: number of the prompts that are decoded together.
+        turn: of their dialogues, from 0.
+        repeat: from 0.
+        part: 0 for texts that are measured, others for other purposes.
+    """
+
+    batch: int
+    turn: int = 0
+    repeat: int = 0
+    part: int = 0
+
+
+WARM_UP = Call(0, part=1)
+# Takes the token ids of prompts that are decoded together, the maximum number of new tokens of each, and the call.
+Baseline = Callable[[Sequence[Sequence[int]], int, Call], list[Run]]
 
 
 def all_baselines(base: Base, decoder: TreeDecoder) -> dict[str, Baseline]:
@@ -76,7 +93,7 @@ def warm_up(
     left_out = {}
     for name, baseline in baselines.items():
         try:
-            baseline(prompts, max_new_tokens)
+            baseline(prompts, max_new_tokens, WARM_UP)
         except Exception as error:  # transformers raises many types for the same fact
             if name not in (LOOKUP, ASSISTED):
                 raise
@@ -87,7 +104,7 @@ def warm_up(
 def with_decoder(decoder: TreeDecoder) -> Baseline:
     """Our own loop with the decoder's tree; with the one-node tree it is autoregressive."""
 
-    def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
+    def run(prompts: Sequence[Sequence[int]], max_new_tokens: int, _call: Call) -> list[Run]:
         begin = now(decoder.base)
         decoding = decoder.start_all(prompts, max_new_tokens)
         ready = now(decoder.base)
@@ -110,19 +127,21 @@ def with_decoder(decoder: TreeDecoder) -> Baseline:
 def with_memory(decoder: TreeDecoder, memory: Tensor) -> Baseline:
     """Our own loop with a drafter whose `memory` is changed by every text, such as the matrix of Token Recycling.
 
-    Prompts that are decoded again, as repeats are, begin with the memory that they began with before.
+    Every batch begins with the memory of now, as other drafters learn nothing from other texts that are judged; the
+    result depends on no order. Later turns begin with the memory after the turn before, and so do their repeats.
     """
     run = with_decoder(decoder)
-    known: list[Sequence[int]] = []
+    first = memory.clone()
+    of_turn = -1, -1
     before = memory.clone()
 
-    def begin_equal(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
-        if list(prompts) == known:
-            memory.copy_(before)
-        else:
-            known[:] = prompts
-            before.copy_(memory)
-        return run(prompts, max_new_tokens)
+    def begin_equal(prompts: Sequence[Sequence[int]], max_new_tokens: int, call: Call) -> list[Run]:
+        nonlocal of_turn
+        if (call.batch, call.turn) != of_turn:
+            of_turn = call.batch, call.turn
+            before.copy_(memory if call.turn else first)
+        memory.copy_(before)
+        return run(prompts, max_new_tokens, call)
 
     return begin_equal
 
@@ -131,7 +150,7 @@ def with_generate(base: Base, **options: Any) -> Baseline:
     """Stock greedy `generate` of the model; `options` are passed to it, such as `prompt_lookup_num_tokens`."""
 
     @torch.inference_mode()
-    def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
+    def run(prompts: Sequence[Sequence[int]], max_new_tokens: int, _call: Call) -> list[Run]:
         ids, mask = left_padded(prompts, base.pad_id)
         ids, mask = ids.to(base.device), mask.to(base.device)
         forwards = _Forwards(base)

@@ -14,6 +14,7 @@ from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.metrics import Metrics, Spread
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.policy import STEP_SIZES
+from treeopt.processes.division import ALONE, Division
 from treeopt.sampling import check_seed
 from treeopt.texts.encode import Skipped, Text
 from treeopt.texts.given_prompts import GivenPrompts
@@ -51,6 +52,8 @@ class CompareOptions:
         batch_size: prompts that are answered together while learning; texts are judged one at a time.
         chat_template: apply the tokenizer's chat template to requests, where it has one.
         prompts_learn: prompts to learn from, in any form that prompts have; None for the first half of each category.
+        division: the processes of this run, which divide the texts that are judged; each of them learns. The first one
+            returns, the others end with status 0.
 
     Raises:
         ValueError: where a number is out of range, or there is no such method.
@@ -67,6 +70,7 @@ class CompareOptions:
     batch_size: int = 16
     chat_template: bool = True
     prompts_learn: GivenPrompts | None = None
+    division: Division = ALONE
 
     def __post_init__(self) -> None:
         check_counts(nodes=self.nodes, texts=self.texts, max_new_tokens=self.max_new_tokens)
@@ -82,7 +86,9 @@ class CompareOptions:
     @property
     def decoding(self) -> ValidateOptions:
         """The same for the functions that decode."""
-        return ValidateOptions(self.max_new_tokens, self.repeats, chat_template=self.chat_template, judge=0)
+        return ValidateOptions(
+            self.max_new_tokens, self.repeats, chat_template=self.chat_template, judge=0, division=self.division
+        )
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from treeopt.evaluate.baselines import (
 from treeopt.evaluate.compare_profiles import ProfileKey, fastest
 from treeopt.evaluate.comparison import MC_SIM, MEDUSA, CompareOptions
 from treeopt.evaluate.recycling import recycle_texts
+from treeopt.files.policies import plan_id
 from treeopt.files.trees import load_tree
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.models.base import Base, heads_like
@@ -52,11 +53,19 @@ NO_DRAFT = "no draft model was given (--draft)"
 
 @dataclass(frozen=True)
 class Contender:
-    """A method that can run: its name, the tokens that it verifies in a step at most, and how it decodes."""
+    """A method that can run.
+
+    Args:
+        name: of the method.
+        nodes: tokens that it verifies in a step at most.
+        baseline: how it decodes.
+        content: id of the drafter and the plan that it has learned; empty where it learned none.
+    """
 
     name: str
     nodes: int
     baseline: Baseline
+    content: str = ""
 
 
 @dataclass(frozen=True)
@@ -257,7 +266,7 @@ def _sizes(job: Job, name: str, traces: Calibration, drafter: Drafter | None) ->
 
 
 def _ours(job: Job, name: str, plan: Plan, drafter: Drafter | None = None) -> Contender:
-    return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)))
+    return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)), f"{name} {plan_id(plan)}")
 
 
 _MAKERS: dict[str, Callable[[Job], list[Entry]]] = {

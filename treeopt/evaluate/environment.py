@@ -212,7 +212,7 @@ def check_programs() -> Iterator[Check]:
 def check_decoding() -> Iterator[Check]:
     """Whether a tree of the built-in model's heads gives the text of the model's own greedy decoding."""
     from treeopt.decode.decoder import TreeDecoder
-    from treeopt.evaluate.baselines import with_generate
+    from treeopt.evaluate.baselines import Call, with_generate
     from treeopt.files.bundled import POCKET
     from treeopt.models.pair import load_pair
     from treeopt.texts.encode import encode_prompts
@@ -220,7 +220,7 @@ def check_decoding() -> Iterator[Check]:
 
     base, loaded = load_pair(POCKET, None, dtype="float32", device="cpu")
     [prompt] = encode_prompts(base, load_prompts(POCKET, limit=1), TOKENS).texts
-    [expected] = with_generate(base)([prompt.prompt], TOKENS)
+    [expected] = with_generate(base)([prompt.prompt], TOKENS, Call(0))
     found = TreeDecoder(base, loaded.heads, "mc_sim_7b_63", probe=False).generate(prompt.prompt, TOKENS)
     if found.tokens == list(expected.tokens):
         steps = len(found.step_lengths)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.decode.rules import Greedy
-from treeopt.evaluate.baselines import GENERATE, STOCK, Baseline, Run, warm_up
+from treeopt.evaluate.baselines import GENERATE, STOCK, Baseline, Call, Run, warm_up
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.models.base import Base
+from treeopt.processes.division import Tally
 from treeopt.progress import Progress
 from treeopt.texts.encode import Skipped, Text, next_turn
 
@@ -43,61 +47,121 @@ def decode_all(
     prompts: Sequence[Text],
     options: ValidateOptions,
     progress: Progress,
+    *,
+    first_repeat: int = 0,
 ) -> Runs:
     """Decode all turns of all prompts by every baseline; a later turn follows the answer of stock generate.
 
-    Each baseline first decodes a few tokens of the first batch, which are not timed.
+    Each baseline first decodes a few tokens of the first batch, which are not timed. Several processes divide the
+    batches; all of them get all runs.
     """
+    size = options.batch_size
     baselines, left_out = warm_up(
-        baselines,
-        [text.prompt for text in prompts[: options.batch_size]],
-        min(_WARM_UP_TOKENS, options.max_new_tokens),
+        baselines, [text.prompt for text in prompts[:size]], min(_WARM_UP_TOKENS, options.max_new_tokens)
     )
-    exact = isinstance(options.acceptance, Greedy)  # other rules give other texts
+    batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+    reported = _reported(progress, options.division.tally(), prompts, exact=isinstance(options.acceptance, Greedy))
+
+    def decode(number: int) -> list[list[dict[str, Any]]]:
+        made = []
+
+        def decoded(turn: int, prompts: Sequence[Sequence[int]]) -> list[RunsByName]:
+            call = Call(number, turn, first_repeat)
+            made.append(decode_in_turns(baselines, prompts, options, call))
+            return made[-1]
+
+        for done, skipped in _turns(base, batches[number], options, decoded):
+            reported(done, skipped)
+        return [[_plain(by_name) for by_name in rows] for rows in made]
+
     done: list[tuple[Text, RunsByName]] = []
     skipped: list[Skipped] = []
-    rounds = differing = 0
-    total = sum(1 + len(prompt.later) for prompt in prompts)
-    for start in range(0, len(prompts), options.batch_size):
-        turns = list(prompts[start : start + options.batch_size])
-        while turns:
-            runs = decode_in_turns(baselines, [turn.prompt for turn in turns], options, first=rounds)
-            rounds += 1
-            texts = [
-                dataclasses.replace(turn, answer=by_name[GENERATE][0].tokens)
-                for turn, by_name in zip(turns, runs, strict=True)
-            ]
-            done += zip(texts, runs, strict=True)
-            differing += sum(_differs(text, by_name) for text, by_name in zip(texts, runs, strict=True))
-            progress(len(done), total, f"texts that differ: {differing}" if exact else "")
-            following = [
-                next_turn(base, text, options.max_new_tokens, chat_template=options.chat_template) for text in texts
-            ]
-            turns = [turn for turn in following if isinstance(turn, Text)]
-            for text, turn in zip(texts, following, strict=True):
-                if isinstance(turn, Skipped):
-                    skipped.append(turn)
-                    total -= len(text.later)
+    for batch, made in zip(batches, options.division.each(len(batches), decode), strict=True):
+        known = [[_of_plain(by_name) for by_name in rows] for rows in made]
+        for more, left in _turns(base, batch, options, lambda turn, _: known[turn]):  # noqa: B023 - used up here
+            done += more
+            skipped += [turn for _, turn in left]
     done.sort(key=lambda one: one[0].prompt_id)  # a batch of dialogues is decoded turn by turn
     texts_done, runs_done = zip(*done, strict=True)
-    return Runs(texts_done, runs_done, tuple(skipped), left_out, options.batch_size)
+    return Runs(texts_done, runs_done, tuple(skipped), left_out, size)
+
+
+def _turns(
+    base: Base,
+    batch: Sequence[Text],
+    options: ValidateOptions,
+    decoded: Callable[[int, Sequence[Sequence[int]]], list[RunsByName]],
+) -> Iterator[tuple[list[tuple[Text, RunsByName]], list[tuple[Text, Skipped]]]]:
+    """For each turn of a batch the texts with their runs, and the texts whose next turn does not fit, with that turn.
+
+    `decoded` gives the runs of prompts, the texts of a turn (its number from 0).
+    """
+    turns = list(batch)
+    for number in itertools.count():
+        if not turns:
+            return
+        runs = decoded(number, [turn.prompt for turn in turns])
+        texts = [
+            dataclasses.replace(turn, answer=by_name[GENERATE][0].tokens)
+            for turn, by_name in zip(turns, runs, strict=True)
+        ]
+        following = [
+            next_turn(base, text, options.max_new_tokens, chat_template=options.chat_template) for text in texts
+        ]
+        left = [(text, turn) for text, turn in zip(texts, following, strict=True) if isinstance(turn, Skipped)]
+        yield list(zip(texts, runs, strict=True)), left
+        turns = [turn for turn in following if isinstance(turn, Text)]
+
+
+def _reported(
+    progress: Progress, tally: Tally, prompts: Sequence[Text], *, exact: bool
+) -> Callable[[list[tuple[Text, RunsByName]], list[tuple[Text, Skipped]]], None]:
+    """A function that reports what `_turns` gives, together with what other processes have made."""
+    total = sum(1 + len(prompt.later) for prompt in prompts)
+
+    def report(done: list[tuple[Text, RunsByName]], left: list[tuple[Text, Skipped]]) -> None:
+        texts = tally("texts", len(done))
+        differing = tally("differing", sum(_differs(text, by_name) for text, by_name in done))
+        # The turns of this batch that are skipped are no longer expected after this report.
+        progress(texts, total - tally("skipped", 0), f"texts that differ: {differing}" if exact else "")
+        tally("skipped", sum(len(text.later) for text, _ in left))
+
+    return report
 
 
 def decode_in_turns(
-    baselines: Mapping[str, Baseline], prompts: Sequence[Sequence[int]], options: ValidateOptions, *, first: int
+    baselines: Mapping[str, Baseline], prompts: Sequence[Sequence[int]], options: ValidateOptions, call: Call
 ) -> list[RunsByName]:
     """The runs of each prompt of one batch.
 
-    The baselines take turns; every batch and every repeat begins with another one. `first` counts the batches before.
+    The baselines take turns; every batch, turn and repeat begins with another one. `call` is the first of the repeats.
     """
     runs: list[RunsByName] = [{name: [] for name in baselines} for _ in prompts]
     names = list(baselines)
-    for repeat in range(options.repeats):
-        begin = (first + repeat) % len(names)
+    for repeat in range(call.repeat, call.repeat + options.repeats):
+        begin = (call.batch + call.turn + repeat) % len(names)
         for name in names[begin:] + names[:begin]:
-            for by_name, run in zip(runs, baselines[name](prompts, options.max_new_tokens), strict=True):
+            found = baselines[name](prompts, options.max_new_tokens, call._replace(repeat=repeat))
+            for by_name, run in zip(runs, found, strict=True):
                 by_name[name].append(run)
     return runs
+
+
+def _plain(runs: RunsByName) -> dict[str, Any]:
+    """The runs of a text in types of JSON."""
+    return {name: [dataclasses.asdict(run) for run in repeats] for name, repeats in runs.items()}
+
+
+def _of_plain(plain: Mapping[str, Any]) -> RunsByName:
+    """The runs of `_plain`."""
+    return {name: [_run(run) for run in repeats] for name, repeats in plain.items()}
+
+
+def _run(plain: Mapping[str, Any]) -> Run:
+    drafts = plain["drafts"]
+    if drafts is not None:
+        drafts = DraftMetrics(**{**drafts, "acceptance_histogram": tuple(drafts["acceptance_histogram"])})
+    return Run(**{**plain, "drafts": drafts})
 
 
 def _differs(text: Text, runs: RunsByName) -> bool:

@@ -12,18 +12,21 @@ import numpy as np
 
 from treeopt.decode.rules import Typical
 from treeopt.defaults import EPSILON_TEMPERATURE, EPSILONS
-from treeopt.evaluate.baselines import GENERATE, TREE, Baseline, Run
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, with_decoder
 from treeopt.evaluate.inputs import Inputs, replayed
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.quality import Quality
+from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.evaluate.validate import make_inputs
-from treeopt.evaluate.validate_typical import SAMPLED, TypicalValidation, baselines_for, validate_typical
+from treeopt.evaluate.validate_typical import SAMPLED, TypicalValidation, baselines_for, judge_typical
 from treeopt.files.policies import GivenPlan
 from treeopt.models.given import GivenHeads, GivenModel
 from treeopt.optimize.intervals import Interval, by_text, sampling_interval
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Skipped, Text
 from treeopt.texts.given_prompts import GivenPrompts
+
+_OTHERS = (GENERATE, SAMPLED, AUTOREGRESSIVE)  # that decode without a tree
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def sweep_epsilon(
         temperature: of the rule and of the sampled texts.
         progress: called after each text.
         options: `tokenizer`, `drafter`, and fields of `ValidateOptions`: `max_new_tokens`, `batch_size`,
-            `chat_template`, `draft`.
+            `chat_template`, `draft`, `division`.
 
     Raises:
         TreeoptError: as `validate`.
@@ -110,13 +113,13 @@ def sweep_epsilon(
             raise TypeError(f"{name} is no option of sweep_epsilon")
     tokenizer, drafter = (options.pop(name, None) for name in ("tokenizer", "drafter"))
     inputs, _ = make_inputs(model, heads, tree, prompts, tokenizer, drafter, {**options, "acceptance": rules[0]})
-    others = {name: Recorded(baseline) for name, baseline in baselines_for(inputs.base, temperature).items()}
-    found = []
+    by_name = {f"epsilon {rule.epsilon!r}": rule for rule in rules}
     with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
-        for number, rule in enumerate(rules):
-            of_rule = {name: one.from_the_first_call() for name, one in others.items()}
-            report = _part(progress, number, len(rules), f"epsilon {rule.epsilon:g}")
-            found.append(validate_typical(inputs, rule, report, of_rule))
+        trees = {name: with_decoder(inputs.decoder(rule)) for name, rule in by_name.items()}
+        baselines = {**baselines_for(inputs.base, temperature), **trees}
+        runs = decode_all(baselines, inputs.base, inputs.texts, inputs.options, progress)
+        inputs.options.division.leader_only()
+        found = [judge_typical(inputs, rule, _of_rule(runs, name)) for name, rule in by_name.items()]
         exact = [_exact_point(inputs, found[0], name) for name in (GENERATE, SAMPLED)]
     points = (*exact, *map(_typical_point, found))
     first = found[0]
@@ -139,33 +142,13 @@ def rules_of(epsilons: Sequence[float], temperature: float = EPSILON_TEMPERATURE
     return [Typical(temperature, epsilon, math.sqrt(epsilon)) for epsilon in sorted(set(epsilons))]
 
 
-class Recorded:
-    """A baseline whose runs are kept, and returned again to the same sequence of calls.
-
-    A sampled baseline has other draws at each call, so runs are kept by the number of the call.
-    """
-
-    def __init__(self, baseline: Baseline) -> None:
-        self._baseline = baseline
-        self._calls: list[list[Run]] = []
-
-    def from_the_first_call(self) -> Baseline:
-        """The baseline, whose n-th call returns the runs of the n-th call before, where there was one."""
-        made = 0
-
-        def run(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Run]:
-            nonlocal made
-            if made == len(self._calls):
-                self._calls.append(self._baseline(prompts, max_new_tokens))
-            made += 1
-            return self._calls[made - 1]
-
-        return run
-
-
-def _part(progress: Progress, number: int, parts: int, note: str) -> Progress:
-    """The callback of one of equal parts of the work."""
-    return lambda done, total, _: progress(number * total + done, parts * total, note)
+def _of_rule(runs: Runs, name: str) -> Runs:
+    """The runs of one rule, as those of the tree, beside those without a tree."""
+    by_text = tuple(
+        {one: found for one, found in by_name.items() if one in _OTHERS} | {TREE: by_name[name]}
+        for by_name in runs.by_text
+    )
+    return dataclasses.replace(runs, by_text=by_text)
 
 
 def _typical_point(found: TypicalValidation) -> EpsilonPoint:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.evaluate.baselines import Baseline
+from treeopt.evaluate.baselines import Baseline, Call
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 
@@ -26,6 +26,7 @@ _LENGTHS = (2, 6)  # tokens of a text, least and most
 _WHOLE = 0.5  # texts get longer as long as this probability is in cells of one text
 _TOKENS_AT_ONCE = 1 << 14  # of prompts in one forward; limits memory
 _ROWS_AT_ONCE = 256
+_PART = 2  # of the calls of decoders
 
 Prefix = tuple[int, ...]
 Counts = NDArray[np.int64]
@@ -88,7 +89,12 @@ def adjusted_p(tests: Sequence[DistributionTest]) -> float | None:
 
 
 def compare_texts(
-    base: Base, text: Text, score: Callable[[Tensor], Tensor], decoders: tuple[Baseline, Baseline], draws: int
+    base: Base,
+    text: Text,
+    score: Callable[[Tensor], Tensor],
+    decoders: tuple[Baseline, Baseline],
+    draws: int,
+    number: int = 0,
 ) -> DistributionTest:
     """Draw texts of one prompt by two decoders, and test the first one.
 
@@ -98,9 +104,11 @@ def compare_texts(
         score: logits [n, V] -> scores whose softmax is sampled from.
         decoders: the one that is tested, and stock `generate`.
         draws: texts of each.
+        number: of the test; others have other draws.
     """
     cells = text_cells(base, text.prompt, score, _LEAST / draws)
-    ours, stock = (cells.counts(_drawn(decoder, text.prompt, cells.length, draws)) for decoder in decoders)
+    first = Call(number, part=_PART)
+    ours, stock = (cells.counts(_drawn(decoder, text.prompt, cells.length, draws, first)) for decoder in decoders)
     return DistributionTest(
         text.prompt_id,
         cells.length,
@@ -202,11 +210,15 @@ def _next(
     return p
 
 
-def _drawn(decoder: Baseline, prompt: Sequence[int], length: int, draws: int) -> list[list[int]]:
+def _drawn(decoder: Baseline, prompt: Sequence[int], length: int, draws: int, first: Call) -> list[list[int]]:
     """Texts of one prompt, many in one batch."""
     rows = _rows(len(prompt))
     sizes = [min(rows, draws - done) for done in range(0, draws, rows)]
-    return [run.tokens for size in sizes for run in decoder([list(prompt)] * size, length)]
+    return [
+        run.tokens
+        for repeat, size in enumerate(sizes)
+        for run in decoder([list(prompt)] * size, length, first._replace(repeat=repeat))
+    ]
 
 
 def _rows(length: int) -> int:

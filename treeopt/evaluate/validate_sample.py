@@ -93,14 +93,22 @@ def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleV
     rule = dataclasses.replace(rule, seed=rule.seed or 0)
     baselines = _baselines(inputs, rule)
     once = dataclasses.replace(options, repeats=1)
-    runs = _joined([decode_all(baselines, base, inputs.texts, once, progress) for _ in range(options.repeats)])
+    runs = _joined(
+        [
+            decode_all(baselines, base, inputs.texts, once, progress, first_repeat=repeat)
+            for repeat in range(options.repeats)
+        ]
+    )
     shortest = sorted(inputs.texts, key=lambda text: (len(text.prompt), text.prompt_id))[:TESTED]
-    tests = [
-        compare_texts(base, text, rule.scores, (baselines[TREE], baselines[GENERATE]), options.draws)
-        for text in shortest
-        if options.draws
-    ]
-    return _compare(inputs, rule, runs, tests)
+    decoders = baselines[TREE], baselines[GENERATE]
+
+    def tested(number: int) -> dict[str, Any]:
+        found = compare_texts(base, shortest[number], rule.scores, decoders, options.draws, number)
+        return dataclasses.asdict(found)
+
+    tests = options.division.each(len(shortest) if options.draws else 0, tested)
+    options.division.leader_only()
+    return _compare(inputs, rule, runs, [DistributionTest(**test) for test in tests])
 
 
 def _compare(inputs: Inputs, rule: Sample, runs: Runs, tests: Sequence[DistributionTest]) -> SampleValidation:

@@ -16,7 +16,7 @@ from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Baseline,
 from treeopt.evaluate.inputs import Inputs, parts
 from treeopt.evaluate.metrics import Trial
 from treeopt.evaluate.quality import Quality, quality
-from treeopt.evaluate.runs import decode_all
+from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.typical_replay import typical_replay
 from treeopt.evaluate.validation import Measured
@@ -56,17 +56,17 @@ def baselines_for(base: Base, temperature: float) -> dict[str, Baseline]:
     }
 
 
-def validate_typical(
-    inputs: Inputs, rule: Typical, progress: Progress, others: Mapping[str, Baseline] | None = None
-) -> TypicalValidation:
-    """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps.
+def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> TypicalValidation:
+    """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps."""
+    baselines = {**baselines_for(inputs.base, rule.temperature), TREE: with_decoder(inputs.decoder(rule))}
+    runs = decode_all(baselines, inputs.base, inputs.texts, inputs.options, progress)
+    inputs.options.division.leader_only()
+    return judge_typical(inputs, rule, runs)
 
-    `others` take the place of `baselines_for` the rule's temperature, where their texts are known.
-    """
-    base, options = inputs.base, inputs.options
-    others = baselines_for(base, rule.temperature) if others is None else others
-    baselines = {**others, TREE: with_decoder(inputs.decoder(rule))}
-    runs = decode_all(baselines, base, inputs.texts, options, progress)
+
+def judge_typical(inputs: Inputs, rule: Typical, runs: Runs) -> TypicalValidation:
+    """The record of what was decoded by `baselines_for` the rule's temperature and, under the rule, by the tree."""
+    base = inputs.base
     texts = {
         name: [
             dataclasses.replace(text, answer=by_name[name][0].tokens)

@@ -15,6 +15,7 @@ from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel
 from treeopt.optimize.replay import Replay
+from treeopt.processes.division import ALONE, Division
 from treeopt.texts.encode import Skipped, Text
 
 DRAWS = 1000  # texts drawn of each prompt for the test of their distribution, by each decoder
@@ -35,6 +36,8 @@ class ValidateOptions:
         draft: the draft model of the drafter, in any form that models have; None where it has none.
         acceptance: `Greedy()`, `Sample(...)` or `Typical(...)`.
         draws: under `Sample`, texts drawn of each prompt whose distribution is tested; 0 tests none.
+        division: the processes of this run, which divide the batches. The first one returns, the others end with
+            status 0.
 
     Raises:
         TypeError: where the rule is another one.
@@ -49,6 +52,7 @@ class ValidateOptions:
     draft: GivenModel | None = None
     acceptance: Rule = field(default_factory=Greedy)
     draws: int = DRAWS
+    division: Division = ALONE
 
     def __post_init__(self) -> None:
         check_counts(max_new_tokens=self.max_new_tokens, repeats=self.repeats, batch_size=self.batch_size)

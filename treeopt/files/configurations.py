@@ -271,7 +271,7 @@ def _stored(path: Path) -> dict[str, Any] | None:
             return None
         header = _json(read_head(path, 8 + length)[8:])
         metadata = header.get("__metadata__")
-        header = _json(str(metadata.get("treeopt")).encode()) if isinstance(metadata, dict) else {}
+        header = _json(str(metadata.get("treeopt")).encode(errors="replace")) if isinstance(metadata, dict) else {}
     for place in _HEADER_PARTS:
         found = _part(_part(header, place), (KEY,))
         if isinstance(found, dict):

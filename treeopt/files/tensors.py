@@ -55,7 +55,7 @@ def read_arrays(path: str | os.PathLike[str], schema: str) -> tuple[dict[str, ND
         arrays, header = _parse(raw)
     except SafetensorError as error:
         raise TreeoptError(Code.FILE_INVALID, f"{path} is damaged or not a safetensors file: {error}") from error
-    except (KeyError, ValueError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:  # TypeError: metadata of null
         raise TreeoptError(
             Code.FILE_INVALID, f"{path} was not written by treeopt: it has no {_KEY!r} header"
         ) from error

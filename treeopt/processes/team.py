@@ -1,7 +1,7 @@
 """The processes of one run and their messages, which torch's key-value store carries (torch.distributed.TCPStore).
 
 Process 0 leads: it prints, and writes all files but chunks of work. The messages are few and small: who makes what, who
-has come how far, and errors. No tensor is sent.
+has come how far, errors, and the texts and seconds of `division.py`. No tensor is sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import parent_process
 from typing import Any
@@ -23,7 +24,8 @@ from treeopt.errors import EXIT_BUG, Code, TreeoptError
 _POLL = 0.05  # seconds between two looks at the store
 _PATIENCE = 30.0  # seconds that a failed process of torchrun gives the first one to print the error
 _FAILED, _ENDED, _STOP, _STOPPED = "failed", "ended", "stop", "stopped"
-_RESUME = "the same command with --resume continues"
+_PART = 1 << 20  # bytes; the store refuses values of more than 8 MiB
+_RESUME = "the same command again, with --resume where it has that option"
 
 
 class ProcessFailed(Exception):
@@ -73,6 +75,23 @@ class Processes:
         """Count a finished chunk of a stage; the number of them in all processes."""
         return self._store.add(f"{stage}/made", 1)
 
+    def add(self, name: str, number: int) -> int:
+        """Add a number to the sum of that name of all processes; the sum."""
+        return self._store.add(f"{name}/sum", number)
+
+    def give(self, name: str, text: str) -> None:
+        """Store a text of any length for all processes."""
+        content = zlib.compress(text.encode())
+        parts = [content[i : i + _PART] for i in range(0, len(content), _PART)]
+        for i, part in enumerate(parts):
+            self._store.set(f"{name}/part{i}", part)  # type: ignore[arg-type]  # bytes are taken too
+        self._store.set(f"{name}/parts", str(len(parts)))
+
+    def given(self, name: str) -> str:
+        """The text that a process has stored under that name."""
+        parts = int(self._store.get(f"{name}/parts"))
+        return zlib.decompress(b"".join(self._store.get(f"{name}/part{i}") for i in range(parts))).decode()
+
     def meet(self, stage: str, value: str, *, waiting: Callable[[], None]) -> list[str]:
         """The values of all processes, when all have called this; `waiting` is called while others have not.
 
@@ -86,6 +105,19 @@ class Processes:
             self._check(keys)
             time.sleep(_POLL)
         return [self._store.get(key).decode() for key in keys]
+
+    def await_others(self, stage: str) -> None:
+        """In the first process, wait until all others have called this; the others go on at once.
+
+        Raises:
+            BaseException: as `take`.
+        """
+        if self.rank:
+            self.add(stage, 1)
+            return
+        while self.add(stage, 0) < self.size - 1:
+            self._check()
+            time.sleep(_POLL)
 
     def stop(self) -> None:
         """Tell the other processes to end when their chunks in flight are stored."""

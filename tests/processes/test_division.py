@@ -1,0 +1,127 @@
+"""Work that processes divide through their store: every part made once, known to all, in order, of any size.
+
+Processes are threads here, which share the generators of torch: tests/cli/test_processes_cli.py tests what draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from drafters import prompts_of
+from teams import together
+from tiny import cycle_heads, tiny_base
+
+from treeopt.errors import TreeoptError
+from treeopt.evaluate.validate import validate
+from treeopt.evaluate.validation import Measured
+from treeopt.models.pair import load_pair
+from treeopt.processes.division import Division
+from treeopt.processes.team import Processes, ProcessFailed
+from treeopt.tree import Tree
+
+NEW = 10
+
+
+@pytest.mark.parametrize(("size", "count"), [(2, 7), (3, 2), (3, 0)])
+def test_each_part_is_made_once_and_known_to_all(size: int, count: int) -> None:
+    """With 2 processes and 3, with fewer parts than processes too, and twice in a row."""
+    made: list[int] = []
+
+    def run(one: Processes) -> list[Any]:
+        division = Division(one)
+        first = division.each(count, lambda i: made.append(i) or {"part": [i, 0.1 * i, None]})
+        return [first, division.each(2, lambda i: i)]
+
+    expected = [[{"part": [i, 0.1 * i, None]} for i in range(count)], [0, 1]]
+    assert together(run, size) == [expected] * size
+    assert sorted(made) == list(range(count))
+    assert run_alone(count) == expected[0]
+
+
+def run_alone(count: int) -> list[Any]:
+    """The same parts by one process without a store."""
+    return Division().each(count, lambda i: {"part": [i, 0.1 * i, None]})
+
+
+def test_parts_of_any_size() -> None:
+    """A part of more bytes than the store takes at once, which cannot be compressed much."""
+    text = "".join(chr(33 + (i * i * 7919 + i) % 20_000) for i in range(5_000_000))
+    found = together(lambda one: Division(one).each(1, lambda _: text), 2)
+    assert found == [[text], [text]]
+
+
+def test_sums_are_of_all_processes_and_new_each_time() -> None:
+    """Two processes add to one sum; the next tally begins with 0; so does that of one process."""
+
+    def run(one: Processes) -> list[int]:
+        division = Division(one)
+        add = division.tally()
+        division.each(4, lambda i: add("texts", i))
+        division.agree("end", "")
+        sums = [add("texts", 0), division.tally()("texts", 0)]
+        division.each(0, lambda i: i)
+        return sums
+
+    assert together(run, 2) == [[6, 0]] * 2
+    alone = Division()
+    add = alone.tally()
+    assert [add("a", 2), add("a", 3), add("b", 1), alone.tally()("a", 0)] == [2, 5, 1, 0]
+
+
+def test_values_that_differ_are_an_error() -> None:
+    """Processes that computed different values end with an error that names what differs."""
+    for error in together(lambda one: Division(one).agree("methods", str(one.rank)), 2):
+        assert isinstance(error, (TreeoptError, ProcessFailed))  # the first may see the error of the other one
+        assert "process 1 computed another methods" in str(error)
+    Division().agree("methods", "any")
+
+
+def figures(found: Measured) -> list[Any]:
+    """All that does not depend on the clock: the texts, their steps, what was predicted and skipped."""
+    runs = [
+        (trial.prompt_id, trial.turn, name, [(run.tokens, run.step_lengths, run.drafts) for run in repeats])
+        for trial in found.metrics.trials
+        for name, repeats in trial.runs.items()
+    ]
+    more = [getattr(found, name, None) for name in ("differences", "skipped")]
+    return [runs, found.texts, found.predicted.tokens_per_step, found.smaller, found.left_out, *more]
+
+
+def divided(function: Callable[[Division], Any], size: int) -> Any:
+    """What the first of several processes returns; the others end with status 0."""
+    first, *others = together(lambda one: function(Division(one)), size)
+    for other in others:
+        assert isinstance(other, SystemExit), other
+        assert not other.code
+    if isinstance(first, BaseException):
+        raise first
+    return first
+
+
+def test_validate_finds_the_same() -> None:
+    """The texts, steps and predictions of one process and of two are equal, with repeats and batches."""
+    options: dict[str, Any] = {"batch_size": 2, "repeats": 2}
+    base = tiny_base("llama")
+    heads, tree = cycle_heads(base, 2, 1), Tree.chain(2)
+
+    def run(division: Division) -> Measured:
+        return validate(base, heads, tree, prompts_of(5, 5), max_new_tokens=NEW, division=division, **options)
+
+    assert figures(divided(run, 2)) == figures(run(Division()))
+
+
+def test_dialogues_stay_whole() -> None:
+    """Later turns follow the answers to the turns before, in the process that made these, or are skipped."""
+    turns = [{"turns": ["import os", f"def f{i}():", "x" * (900 if i == 1 else 3)]} for i in range(3)]
+    base, heads = load_pair("pocket", "pocket")
+    options: dict[str, Any] = {"max_new_tokens": NEW, "batch_size": 2}
+
+    def run(division: Division) -> Measured:
+        return validate(base, heads, Tree.chain(2), turns, division=division, **options)
+
+    found = run(Division())
+    assert sorted(text.turn for text in found.texts) == [1, 1, 1, 2, 2, 2, 3, 3]
+    assert len(found.skipped) == 1
+    assert figures(divided(run, 2)) == figures(found)
