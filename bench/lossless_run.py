@@ -26,6 +26,7 @@ from treeopt.verify.probe import check_trees
 
 DRAWS = 256  # texts of a case of sampling
 LEAST_P = 1e-6  # of a case of sampling
+PROJECTED = ("electra",)  # whose LM head does not read the hidden states
 LIMITED = ("gpt_neo-global", "gpt_neo-window", "phi3-longrope")  # that refuse some texts with E503
 SAME, ROUNDING, REFUSED, FAILED = "same", "rounding", "refused", "FAILED"
 
@@ -64,7 +65,8 @@ def run(case: Case) -> Result:
         return result
     except TreeoptError as error:
         limited = case.family in LIMITED and error.code is Code.CONTEXT_FULL
-        limited |= error.code is Code.NO_TREES and base is not None and not _runs(base)
+        refused = case.family in PROJECTED or (base is not None and not _runs(base))
+        limited |= error.code is Code.NO_TREES and refused
         return Result(REFUSED if limited else FAILED, detail=str(error).splitlines()[0])
     except Exception as error:  # a crash is what is looked for
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -65,7 +65,7 @@ _FIXES = {
     "E402": "another --device",
     "E403": "use a smaller --batch-size (auto halves it), or make room on the disk",
     "E404": "check the permissions and the disk of the path that the message names",
-    "E405": "the same command again, with --resume where it has that option; fewer processes (--nproc) where memory was used up",
+    "E405": "the same command again, with --resume where it has it; fewer processes (--nproc) where memory was used up",
     "E406": "the same models, versions and threads everywhere, and an output in a folder that all machines see",
     "E501": "report it with the prompt: it is a bug of treeopt, or of the kernel that the message names",
     "E502": "use one of the supported models, which docs/files.md lists",

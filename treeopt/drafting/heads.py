@@ -29,7 +29,7 @@ from treeopt.drafting.interface import (
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import HEAD_SOURCE, RecordProposer, check_drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.base import Base, check_heads_fit, check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rows_at_once
 from treeopt.models.ranks import rank_of, top_ids
@@ -101,6 +101,7 @@ class HeadsSession(ProposerSession):
         """float [D, B, V] of the current step."""
         heads = self._proposer.heads
         assert heads is not None, "a drafter without heads has no levels"
+        check_states_fit(self._proposer.base, self._states)
         logits: Tensor = heads(self._states, self._proposer.base.lm_head, self._depth)
         return logits
 

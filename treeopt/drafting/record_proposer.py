@@ -16,7 +16,7 @@ from treeopt.drafting.interface import ProposerSession
 from treeopt.drafting.kernel_data import Record, Shape, num_candidates, record_arrays
 from treeopt.drafting.logprobs import top_logprobs
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.base import Base, check_heads_fit, check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT
@@ -74,6 +74,8 @@ class RecordProposer:
 
     def logits(self, states: Tensor, depth: int) -> Tensor:
         """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [0 or 1, B, V] of the LM head."""
+        if self.heads is not None or self.drafter.lm_head_levels:
+            check_states_fit(self.base, states)
         if self.heads is not None:
             logits: Tensor = self.heads(states, self.base.lm_head, min(depth, self.heads.num_heads))
             return logits

@@ -113,6 +113,11 @@ class Base:
         return next(int(token) for token in choices if token is not None and 0 <= token < self.vocab_size)
 
     @functools.cached_property
+    def _positions_by_padding(self) -> bool:
+        """Whether the model, as RoBERTa, counts positions without padding tokens, where `generate` passes all."""
+        return any(hasattr(module, "create_position_ids_from_input_ids") for module in self.model.modules())
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         return fingerprint(self.model)
 
@@ -170,6 +175,8 @@ class Base:
 
     def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
         """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head)."""
+        if self._positions_by_padding and inputs.get("past_key_values") is None:
+            inputs.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device)[None])
         out = self.model(ids, output_hidden_states=-1, **inputs)
         return out.logits, out.hidden_states[-1]
 
@@ -254,6 +261,16 @@ def check_base_finite(base: Base, *outputs: Tensor) -> None:
         what = f"the base model {base.name} gives logits or hidden states that are not finite"
         why = f"its weights are damaged, or too large for {base.dtype_name}"
         raise TreeoptError(Code.NOT_FINITE, what, why=why, fix="--dtype float32, or another copy of the model")
+
+
+def check_states_fit(base: Base, states: Tensor) -> None:
+    """Raise E502 where hidden states [..., d] are not as wide as the input of the LM head."""
+    width = states.shape[-1]
+    if width != base.hidden_size:
+        what = f"{base.name} has a layer between its hidden states (width {width}) and its LM head ({base.hidden_size})"
+        why = "heads and n-gram drafters give the LM head the hidden states"
+        fix = "a draft model, or drafts from the text so far (without --heads, --tree and --drafter)"
+        raise TreeoptError(Code.NO_TREES, what, why=why, fix=fix)
 
 
 def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:

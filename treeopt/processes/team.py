@@ -25,7 +25,7 @@ _POLL = 0.05  # seconds between two looks at the store
 _PATIENCE = 30.0  # seconds that a failed process of torchrun gives the first one to print the error
 _FAILED, _ENDED, _STOP, _STOPPED = "failed", "ended", "stop", "stopped"
 _PART = 1 << 20  # bytes; the store refuses values of more than 8 MiB
-_RESUME = "the same command again, with --resume where it has that option"
+_RESUME = "the same command again, with --resume where it has it"
 
 
 class ProcessFailed(Exception):

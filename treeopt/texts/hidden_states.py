@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treeopt.models.base import Base, check_base_finite
+from treeopt.models.base import Base, check_base_finite, check_states_fit
 from treeopt.texts.encode import Text
 
 
@@ -16,7 +16,7 @@ def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
     """Hidden states of the answers, one [G, d] a text: row i is the state that predicts answer token i.
 
     Raises:
-        TreeoptError: E504 where states or logits of the base are not finite.
+        TreeoptError: E504 where states or logits of the base are not finite, E502 where its LM head reads others.
     """
     # The last token is left out, as none follows it. A causal model does not attend to padding on the right.
     inputs = [text.prompt + text.answer[:-1] for text in texts]
@@ -25,6 +25,7 @@ def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
         ids[row, : len(tokens)] = torch.tensor(tokens)
     logits, hidden = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=1)
     check_base_finite(base, logits, hidden)
+    check_states_fit(base, hidden)
     return [hidden[row, len(t.prompt) - 1 : len(t.prompt) - 1 + len(t.answer)] for row, t in enumerate(texts)]
 
 
