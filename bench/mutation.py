@@ -44,7 +44,8 @@ ROOMS = (
     *("decode", "evaluate", "train", "export", "plan", "view", "cli"),
 )
 KNOWN = Path(__file__).with_name("mutation_known.yaml")
-# Compiled modules, whose lines cannot be followed: the tests are those that run a session of the kernel.
+# Compiled modules, whose lines cannot be followed: the tests are those that run a session of the kernel, first those
+# that do not compile it.
 KERNEL = tuple(f"drafting/kernel_{name}.py" for name in ("nodes", "sources", "steps", "text", "trees"))
 KERNEL_SESSION = "drafting/kernel_session.py"
 COMPILING = 240.0  # seconds of processor time that compiling the kernel may take
@@ -122,7 +123,7 @@ class Store:
 def tests_of(fault: Fault, tests: Map) -> tuple[list[str], list[str]]:
     """The tests that run the changed line, and those that run anything else of the module, in their order."""
     if fault.path in KERNEL:
-        return tests.of_lines(KERNEL_SESSION, first="test_kernel.py"), []
+        return tests.of_lines(KERNEL_SESSION, first="test_kernel_uncompiled.py"), []
     lines = fault.lines if fault.scope is None else fault.scope
     if lines == (0, 0):
         return tests.of_lines(fault.path), []
