@@ -34,7 +34,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NU
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 import yaml
-from mutation_child import Finder, find, in_child, preload
+from mutation_child import UNCOMPILED, Finder, find, in_child, preload
 from mutation_sites import KINDS, Fault, chosen, faults_of
 from mutation_trees import ROOT, Map, copy_repository, planted
 from timing import add_tiny, machine
@@ -123,7 +123,7 @@ class Store:
 def tests_of(fault: Fault, tests: Map) -> tuple[list[str], list[str]]:
     """The tests that run the changed line, and those that run anything else of the module, in their order."""
     if fault.path in KERNEL:
-        return tests.of_lines(KERNEL_SESSION, first="test_kernel_uncompiled.py"), []
+        return tests.of_lines(KERNEL_SESSION, first=UNCOMPILED), []
     lines = fault.lines if fault.scope is None else fault.scope
     if lines == (0, 0):
         return tests.of_lines(fault.path), []

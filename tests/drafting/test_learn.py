@@ -245,3 +245,4 @@ def test_defaults_are_those_of_the_page() -> None:
     """16 candidates of a level, n-grams, cache and prompt lookup, and sampling at 0.7."""
     default = Learning()
     assert (default.ngram, default.top, default.temperature, default.seed) == (True, 16, 0.7, 0)
+    assert (VOTED, FOLDS) == (16, 4)
