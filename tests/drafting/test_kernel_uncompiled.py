@@ -20,8 +20,12 @@ import torch
 from naive_draft import SOURCES, Case, bounds, random_case
 
 from treeopt.calibration import MISS
-from treeopt.drafting import compiled
-from treeopt.drafting.interface import NO_CANDIDATE
+from treeopt.drafter import Drafter
+from treeopt.drafting import compiled, kernel_data
+from treeopt.drafting.interface import NO_CANDIDATE, Limits
+from treeopt.drafting.record_proposer import _shape_of
+from treeopt.tree import Tree
+from treeopt.verify.buffers import compile_ranks
 
 KERNEL = (
     "kernel_text",
@@ -188,3 +192,111 @@ def test_compiled_trees_by_hand(kernel: SimpleNamespace) -> None:
     mask = [[column in path for column in range(5)] for path in paths]
     assert drafts.tree.attention_mask.tolist() == [mask]
     assert session.compile(grown, 4, 2, torch.tensor([root])).void is None
+
+
+def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:
+    """Of weights 2, 3, 2, 3 of tokens 9, 5, 4, 7: 5 and 7, then 4, the smaller id of equal ones."""
+    weights, tokens = np.array([2.0, 3.0, 2.0, 3.0]), np.array([9, 5, 4, 7])
+    for most, wanted in ((1, [1]), (2, [1, 3]), (3, [1, 3, 2]), (4, [1, 3, 2, 0]), (9, [1, 3, 2, 0])):
+        settings = np.zeros(5, np.int64)
+        settings[kernel_data.VOTED] = most
+        work = SimpleNamespace(votes=weights, voted=tokens, likeliest=np.full(most, -1))
+        k = SimpleNamespace(record=SimpleNamespace(settings=settings), work=work)
+        count = kernel.kernel_text.likeliest_voted(k, 4)
+        assert work.likeliest[:count].tolist() == wanted
+
+
+@pytest.mark.parametrize(("text", "width", "wanted"), [
+    ([3, 1, 3, 0, 2], 2, [3, 0]),  # once each: 0 before 1 and 2
+    ([2, 2, 0], 3, [2, 0, 1]),  # then an id that is not in the text
+    ([5, 4, 3, 2, 1, 0], 1, [0]),
+    ([0, 1, 2, 2, 3, 3, 3], 4, [3, 2, 0, 1]),
+])  # fmt: skip
+def test_frequent_tokens_by_hand(text: list[int], width: int, wanted: list[int], kernel: SimpleNamespace) -> None:
+    """By falling count, then by id: log((6 * count + 2) / (n + 2)) of n tokens and a vocabulary of 6."""
+    settings = np.zeros(5, np.int64)
+    settings[kernel_data.WINDOW_OF] = 20
+    record = SimpleNamespace(settings=settings, prior=np.zeros(6, np.float32), cache_prior=np.array([2.0]))
+    step = SimpleNamespace(
+        frequent=np.full((1, width), -7), frequent_ratios=np.zeros((1, width + 1)), text=[0], end=[len(text)]
+    )
+    voters = np.zeros(6, np.int32)
+    texts = SimpleNamespace(tokens=np.array([text]))
+    k = SimpleNamespace(record=record, step=step, texts=texts, work=SimpleNamespace(voters=voters))
+    kernel.kernel_text.frequent_tokens(k, 0)
+    assert step.frequent[0].tolist() == wanted
+    counts = [text.count(token) for token in wanted] + [0]
+    assert step.frequent_ratios[0].tolist() == pytest.approx([math.log((6 * n + 2) / (len(text) + 2)) for n in counts])
+    assert not voters.any()
+
+
+def of_heads(kernel: SimpleNamespace) -> Any:
+    """A step of one text with root 1: two heads of two candidates each."""
+    logits = torch.tensor([[[0.5, 0.3, 0.2]], [[0.7, 0.2, 0.1]]]).log()
+    return kernel.kernel_scorer.Scorer(Drafter.heads_only(2, 2)).session(logits, np.array([[1]]), 2)
+
+
+def test_grown_trees_have_no_more_nodes_than_candidates(kernel: SimpleNamespace) -> None:
+    """Two levels of two candidates are seven nodes, and the root is the caller's."""
+    session = of_heads(kernel)
+    seen = session._step.seen.reshape(1, -1)
+    asked = []
+    session.source.observe = lambda states, depth: asked.append((states, depth)) or torch.from_numpy(seen)[None]
+    drafts = session.grow(torch.tensor([2]), "states", Limits((64,), (0.0,), 2))
+    assert asked == [("states", 2)]
+    assert drafts.tokens.tolist() == [[2, 0, 1, 0, 0, 1, 1]]  # by depth, then by chance: 0.35, 0.21, 0.1, 0.06
+    assert drafts.void is None
+    session.look(seen)
+    chosen = session.grow(torch.tensor([2]), "states", Limits((2, 4, 8), (0.0, 0.4, 2.0), 2))
+    # 0.5 with two nodes; 0.5 + 0.35 + 0.3 with four, less 0.4; at most 1.72 with seven, less 2.
+    assert chosen.tokens.tolist() == [[2, 0, 1, 0]]
+
+
+def test_filled_trees_by_hand(kernel: SimpleNamespace) -> None:
+    """A tree of ranks that all nodes have is not void anywhere; one of rank 2 is void below two candidates."""
+    session = of_heads(kernel)
+    session.source.shape = _shape_of
+    seen = session._step.seen.reshape(1, -1)
+    for paths, tokens, void in (
+        ([[0], [1], [1, 0]], [[2, 0, 1, 0]], None),
+        ([[0], [2], [2, 0]], [[2, 0, 1, 1]], [[False, False, True, True]]),
+    ):
+        session.look(seen)
+        found = session.fill(torch.tensor([2]), "states", compile_ranks(Tree.from_paths(paths)))
+        assert found.tokens.tolist() == tokens
+        assert (found.void if found.void is None else found.void.tolist()) == void
+
+
+@pytest.mark.parametrize(("costs", "chance", "worth"), [
+    ((0.0, 0.4, 2.0), 0.2, True),  # two more nodes give 0.4 and cost 0.4: equal up to rounding
+    ((0.0, 0.4, 2.0), 0.19, False),
+    ((0.0, 9.0, 2.0), 0.3, False),  # six more nodes give 1.8
+    ((0.0, 9.0, 2.0), 0.34, True),
+])  # fmt: skip
+def test_growth_that_can_pay_by_hand(
+    costs: tuple[float, ...], chance: float, worth: bool, kernel: SimpleNamespace
+) -> None:
+    """From two nodes with 1.5 tokens to four or eight."""
+    sizes = kernel.kernel_trees.Sizes(np.array([2, 4, 8]), np.array(costs), np.array([2]))
+    assert kernel.kernel_trees._worth(sizes, 1, 1.5, 1.5, chance) is worth
+
+
+@pytest.mark.parametrize(("rows", "threads", "parts"), [
+    ([5, 1, 6], 4, [(0, 5), (5, 6), (6, 12)]),  # of the places 0, 3, 6 and 9 the next beginnings of texts
+    ([1, 1, 1, 1, 1, 1, 1], 2, [(0, 3), (3, 7)]),
+    ([1, 1, 1, 1, 1, 1, 1], 1, [(0, 7)]),
+    ([9], 4, [(0, 9)]),
+])  # fmt: skip
+def test_parts_of_threads_by_hand(
+    rows: list[int],
+    threads: int,
+    parts: list[tuple[int, int]],
+    kernel: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread begins with a text, and has at least two rows of the batch for each thread."""
+    monkeypatch.setattr(kernel.kernel_rows, "_LEAST_ROWS", 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    session = of_heads(kernel)
+    session._text, session._end = np.repeat(np.arange(len(rows)), rows), np.ones(sum(rows), np.int64)
+    assert session._parts() == parts
