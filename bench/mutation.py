@@ -32,6 +32,8 @@ from typing import Any
 # Before the libraries are imported, as in tests/conftest.py.
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# The copies are in another folder, and without the shared models many tests are skipped.
+os.environ.setdefault("TREEOPT_SHARED", str(Path(__file__).resolve().parents[2] / "shared"))
 
 import yaml
 from mutation_child import UNCOMPILED, Finder, find, in_child, preload
