@@ -14,6 +14,7 @@ from treeopt.calibrate.pipeline import answer_shard, run_calibration
 from treeopt.calibrate.record import as_calibration
 from treeopt.calibrate.stages import _check_rows, _put
 from treeopt.calibration import Provenance
+from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.shards import Shard
@@ -102,6 +103,29 @@ def test_what_processes_do_together(tmp_path: Path) -> None:
     assert learned is not None
     ids = " ".join(one.id for one in (learned.drafter, *learned.folds))
     assert work.notes == [*answers, f"drafter {ids}", "leader only", *traces]
+
+
+@pytest.mark.parametrize("drafter", [None, Drafter.heads_only(2, 4)])
+def test_progress_and_origin(drafter: Drafter | None) -> None:
+    """Texts that are answered and traced are counted; the last note has the share of the first level's best guesses."""
+    base, notes = chat_base(), []
+    run = run_calibration(
+        base,
+        random_heads(base, 2),
+        ["w1 w2", "w3", "w4 w5 w6"],
+        drafter=drafter,
+        max_new_tokens=5,
+        batch_size=2,
+        progress=lambda done, total, note: notes.append((done, total, note)),
+    )
+    made = run.calibration
+    assert made.provenance.drafter_id == ("" if drafter is None else drafter.id)
+    share = made.hits[0, 0] / made.trials[0]
+    level = "head 1" if drafter is None else "level 1"
+    assert [(done, total) for done, total, note in notes if note == "answers"][-1] == (3, 3)
+    assert notes[-1] == (3, 3, f"{level} top-1 {share:.1%}")
+    assert [(done, total) for done, total, note in notes if note.startswith(level)] == [(2, 3), (3, 3)]
+    assert (run.heads, run.learned, len(run.texts)) == (2, None, 3)
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
