@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import chat_base, random_heads
+from tiny import chat_base, random_heads, tiny_base
 
 from treeopt.calibrate.job import CalibrationOptions
 from treeopt.calibrate.pipeline import answer_shard, run_calibration
@@ -149,3 +149,13 @@ def test_shards_of_answers_have_something_to_divide(options: Any) -> None:
     """Without a shard, or with given answers, ValueError."""
     with pytest.raises(ValueError, match="nothing to divide"):
         answer_shard("no model", "no heads", ["a"], Learning(), **options)
+
+
+def test_heads_of_another_model_are_refused_before_any_answer() -> None:
+    """E212 is raised when the heads are loaded."""
+    notes: list[str] = []
+    heads = random_heads(tiny_base("llama", vocab_size=7), 2)
+    with pytest.raises(TreeoptError) as caught:
+        run_calibration(chat_base(), heads, ["w1"], progress=lambda done, total, note: notes.append(note))
+    assert caught.value.code is Code.HEADS_MISMATCH
+    assert notes == []
