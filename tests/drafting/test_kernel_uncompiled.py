@@ -300,3 +300,27 @@ def test_parts_of_threads_by_hand(
     session = of_heads(kernel)
     session._text, session._end = np.repeat(np.arange(len(rows)), rows), np.ones(sum(rows), np.int64)
     assert session._parts() == parts
+
+
+@pytest.mark.parametrize(("place", "machine_code", "words"), [
+    ("here", False, "compiling the drafting kernel, once;"),
+    (None, False, "compiling the drafting kernel, at every start, as no folder can be written;"),
+    ("here", True, ""),
+])  # fmt: skip
+def test_compilation_is_announced(
+    place: str | None, machine_code: bool, words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Unless machine code is found, in a folder of the user's choice too."""
+    folder = tmp_path / "kernel" if place else None
+    if machine_code:
+        (tmp_path / "kernel" / "one").mkdir(parents=True)
+        (tmp_path / "kernel" / "one" / "grow.nbi").write_bytes(b"")
+    monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiled, "_folders", lambda: iter([folder] if folder else []))
+    with caplog.at_level("INFO", logger="treeopt"):
+        compiled.note_compilation.__wrapped__()
+    assert words in caplog.text if words else not caplog.text
+    assert compiled.machine_code_folder() == folder
+    monkeypatch.setattr(compiled.config, "CACHE_DIR", str(tmp_path))
+    assert compiled.machine_code_folder() == tmp_path
