@@ -11,6 +11,7 @@ import torch
 from tiny import random_heads, tiny_base
 
 from treeopt.drafter import Drafter, Level
+from treeopt.drafting import compiled, model
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import check_plan
@@ -159,3 +160,40 @@ def test_heads_draft_by_themselves() -> None:
     with pytest.raises(TreeoptError, match="in rows from 4") as caught:
         session.check_finite(4)
     assert caught.value.code is Code.NOT_FINITE
+
+
+def test_heads_give_the_chance_of_their_best_guess() -> None:
+    """The largest log-probability of each level, where it is asked for."""
+    heads, states = random_heads(BASE, 2), torch.randn(3, BASE.hidden_size, generator=torch.Generator().manual_seed(2))
+    session = HeadsProposer(BASE, heads).start([[1], [2], [3]], 2)
+    session.begin(torch.tensor([1, 2, 3]), states)
+    true = np.zeros((3, 2), np.int64)
+    best = heads(states, BASE.lm_head, 2).log_softmax(-1).amax(-1).T
+    assert session.trace(true, confidence=True)[1].tolist() == [pytest.approx(row, abs=1e-5) for row in best.tolist()]
+    assert session.trace(true)[1].shape == (0, 0)
+
+
+def test_long_texts_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten tokens in pieces of four, and at once: the likeliest tokens after each, by a forward over the whole text."""
+    draft, texts = (
+        tiny_base("llama", 1, vocab_size=VOCAB),
+        [[1, 2, 3, 4, 5, 6, 0, 1, 2, 3], [4, 4, 4, 4, 4, 4, 4, 4, 4, 4]],
+    )
+    drafter = Drafter((Level(),) * 2, 0, 3, draft=draft.fingerprint)
+    with torch.inference_mode():
+        wanted = draft.model(torch.tensor(texts)).logits.topk(3).indices
+    for piece in (4, 5, 100):
+        monkeypatch.setattr(model, "_PIECE", piece)
+        found = model.ModelProposer(BASE, draft, drafter).along(texts)
+        assert found.shape == (2, 10, 7)
+        assert found[..., :3].tolist() == wanted.tolist()
+
+
+def test_compilation_is_announced_when_drafting_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By drafters of records and by those with a draft model."""
+    calls: list[int] = []
+    monkeypatch.setattr(compiled, "note_compilation", lambda: calls.append(1))
+    draft = tiny_base("llama", 1, vocab_size=VOCAB)
+    RecordProposer(BASE, None, record()).start([[1]], 1)
+    model.ModelProposer(BASE, draft, record(draft=draft.fingerprint)).start([[1]], 1)
+    assert calls == [1, 1]
