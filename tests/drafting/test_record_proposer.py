@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tiny import random_heads, tiny_base
 
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting import compiled, model
+from treeopt.drafting.fit_drafter import Sample
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import check_plan
@@ -197,3 +199,22 @@ def test_compilation_is_announced_when_drafting_begins(monkeypatch: pytest.Monke
     RecordProposer(BASE, None, record()).start([[1]], 1)
     model.ModelProposer(BASE, draft, record(draft=draft.fingerprint)).start([[1]], 1)
     assert calls == [1, 1]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_machine_code_is_kept_where_a_folder_can_be_written(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions are compiled without Python's lock and without counting references."""
+    options: list[dict[str, bool]] = []
+    monkeypatch.setattr(compiled.config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiled, "_folders", lambda: iter([tmp_path] if kept else []))
+    monkeypatch.setattr(compiled.numba, "njit", lambda **given: options.append(given) or (lambda function: function))
+    assert compiled.compiled(len) is len
+    assert options == [{"nogil": True, "cache": kept, "_nrt": False}]
+
+
+def test_fits_of_no_text_are_the_defaults() -> None:
+    """No position, so no token that was found."""
+    found = Sample(BASE, None, [], {}, 0).fits([record()], 10, 2)
+    assert [(fit.level, fit.loss, known.tolist()) for fit, known in found] == [(Level(), 0.0, [])] * 2
