@@ -24,7 +24,7 @@ STRING = "and must be a string"
     ({"text": "", "prompt": 1}, f"has a field `prompt` that is a number (1) {STRING}", '{"prompt": "..."}'),
     ({"prompt": ["a", ""]}, "has an empty string in `prompt[1]`", '{"prompt": "..."}'),
     ({"turns": []}, "has an empty list in the field `turns`", '{"turns": ["...", "..."]}'),
-    ({"turns": None}, "has a field `turns` that is a null and must be a list of strings", '{"turns": ["...", "..."]}'),
+    ({"turns": None}, "has a field `turns` that is null and must be a list of strings", '{"turns": ["...", "..."]}'),
     ({"turns": ["a", 2]}, f"has a `turns[1]` that is a number (2) {STRING}", '{"turns": ["...", "..."]}'),
 ])  # fmt: skip
 def test_faults_of_rows(row: Any, fault: str, fix: str) -> None:
