@@ -128,5 +128,5 @@ def test_names_of_columns_and_the_heading_have_their_places() -> None:
     """The heading is above the names, which begin at the left of the nodes."""
     picture = render_svg(Tree.chain(2), label="none")
     assert '<text class="title" x="14" y="17">' in picture
-    for x, name in ((15, "root"), (122, "head 1"), (229, "head 2")):
+    for x, name in ((15, "root"), (136, "head 1"), (257, "head 2")):
         assert f'<text class="column" x="{x:.1f}" y="34">{name}</text>' in picture

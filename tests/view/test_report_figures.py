@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from treeopt.view.bars import Bar, bars_figure
 from treeopt.view.chart import Panel, Series, chart_figure
-from treeopt.view.figure import set_log2
+from treeopt.view.figure import panels, set_log2
 from treeopt.view.report_data import first_source
 from treeopt.view.report_figures import decoded_tokens, depth_rows, heat_rows, interval_rows, source_legend
 from treeopt.view.theme import SHADES, shade, style
@@ -162,3 +162,13 @@ def test_colors_of_themes(theme: str, colors: str) -> None:
     ):
         assert part in rules
     assert (shade(0.0), shade(0.999), shade(1.0)) == (0, SHADES - 1, SHADES - 1)
+
+
+def test_panels_have_their_size_and_heading() -> None:
+    """Each panel adds its height; headings of 70 characters are drawn, of longer ones 69 and an ellipsis."""
+    for count in (1, 3):
+        figure, axes = panels(count, "a" * 70, sharex=False)
+        assert figure.get_suptitle() == "a" * 70
+        assert len(axes) == count
+        assert figure.get_size_inches().tolist() == [8.0, 3.5 * count]
+    assert panels(1, "a" * 71, sharex=False)[0].get_suptitle() == "a" * 69 + "…"
