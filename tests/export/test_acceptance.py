@@ -120,6 +120,10 @@ def test_figures_of_several_records(tmp_path: Path) -> None:
     other = {"acceptance_histogram": [1, 1], "acceptance_histogram_by_draft_length": {"1": [1, 0], "2": [0, 1]}}
     assert read_acceptance(write(tmp_path, [VLLM, other])).draft_lengths == (1, 2, 3)
     assert read_acceptance(write(tmp_path, {"spec_accept_length": 1})) == Acceptance(1.0, None)
+    assert read_acceptance(write(tmp_path, {"acceptance_histogram": [0, 1]})) == Acceptance(2.0, (0, 1))
+    rising = METRICS.replace('position="0"} 4.0', 'position="0"} 3.0').replace('position="1"} 3.0', 'position="1"} 4.0')
+    with pytest.raises(TreeoptError, match="counts of positions that contradict"):
+        read_acceptance(write(tmp_path, rising))
     with pytest.raises(TreeoptError, match="has no record of accepted drafts"):
         read_acceptance(write(tmp_path, 'vllm:spec_decode_num_draft_tokens_total{engine="0"} 5\n'))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ import torch
 
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
-from treeopt.export import read_tree
-from treeopt.export.lint import ERROR, WARNING, check_exportable, lint_list, lint_tree
+from treeopt.export import build_for, read_tree
+from treeopt.export.adjacency import adjacency_text
+from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, lint_list, lint_tree
 from treeopt.export.read_tree import import_tree
+from treeopt.optimize.build_job import Job
 from treeopt.tree import MAX_DEPTH, Tree
 
 
@@ -114,3 +118,30 @@ def test_parents_of_the_deepest_path_are_added(tmp_path: Path) -> None:
     assert import_tree(file, add_parents=True).tree == Tree.chain(MAX_DEPTH)
     assert import_tree(file, add_parents=True).assumed[-1] == f"{MAX_DEPTH - 1} paths above those listed"
     assert refused(tmp_path, "[[0], [1, 0]]").code is not None
+
+
+@pytest.mark.parametrize("paths", [[], [[0]], [[0], [1], [0, 0]], [[0], [0, 0], [0, 1], [0, 0, 0]]])
+def test_children_by_number(paths: list[list[int]]) -> None:
+    """Ids are given level by level, and the root is 0."""
+    tree = Tree.from_paths(paths)
+    children: dict[str, list[str]] = {}
+    for node, path in enumerate([(), *tree.paths]):
+        if path:
+            children.setdefault(str([(), *tree.paths].index(path[:-1])), []).append(str(node))
+    assert json.loads(adjacency_text(tree)) == children
+
+
+def test_tree_is_built_flatter_until_it_is_read_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with one level less, though other rules are broken too; these are reported."""
+    depths: list[int | None] = []
+    rows, other = (SimpleNamespace(rule=rule) for rule in (DRAFT_ROWS, "drafter"))
+
+    def run_job(_: Any, job: Any, **__: Any) -> Any:
+        depths.append(job.max_depth)
+        return SimpleNamespace(tree=Tree.chain(job.max_depth or 4))
+
+    monkeypatch.setattr(build_for, "run_job", run_job)
+    monkeypatch.setattr(build_for, "lint_tree", lambda tree, engine: [other, *([rows] if tree.depth > 2 else [])])
+    made = build_for.build_for([None, None], Job(8, engine="eagle"))  # type: ignore[list-item]
+    assert depths == [None, 3, 2]
+    assert (made.built.tree.depth, made.findings, made.gain) == (2, (other,), None)
