@@ -32,9 +32,11 @@ from typing import Any
 # Before the libraries are imported, as in tests/conftest.py.
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# The copies are in another folder, and without the shared models many tests are skipped.
+os.environ.setdefault("TREEOPT_SHARED", str(Path(__file__).resolve().parents[2] / "shared"))
 
 import yaml
-from mutation_child import Finder, find, in_child, preload
+from mutation_child import UNCOMPILED, Finder, find, in_child, preload
 from mutation_sites import KINDS, Fault, chosen, faults_of
 from mutation_trees import ROOT, Map, copy_repository, planted
 from timing import add_tiny, machine
@@ -44,7 +46,8 @@ ROOMS = (
     *("decode", "evaluate", "train", "export", "plan", "view", "cli"),
 )
 KNOWN = Path(__file__).with_name("mutation_known.yaml")
-# Compiled modules, whose lines cannot be followed: the tests are those that run a session of the kernel.
+# Compiled modules, whose lines cannot be followed: the tests are those that run a session of the kernel, first those
+# that do not compile it.
 KERNEL = tuple(f"drafting/kernel_{name}.py" for name in ("nodes", "sources", "steps", "text", "trees"))
 KERNEL_SESSION = "drafting/kernel_session.py"
 COMPILING = 240.0  # seconds of processor time that compiling the kernel may take
@@ -122,7 +125,7 @@ class Store:
 def tests_of(fault: Fault, tests: Map) -> tuple[list[str], list[str]]:
     """The tests that run the changed line, and those that run anything else of the module, in their order."""
     if fault.path in KERNEL:
-        return tests.of_lines(KERNEL_SESSION, first="test_kernel.py"), []
+        return tests.of_lines(KERNEL_SESSION, first=UNCOMPILED), []
     lines = fault.lines if fault.scope is None else fault.scope
     if lines == (0, 0):
         return tests.of_lines(fault.path), []

@@ -258,6 +258,15 @@ def test_odds_are_calibrated_group_by_group() -> None:
     assert last == pytest.approx((log_odds(0.6), log_odds(150.5 / 201)))
 
 
+def test_groups_that_are_equal_after_smoothing_stay_apart() -> None:
+    """121 of 152, then 40 of 50, become 121.5 / 153 = 40.5 / 51, which does not fall: all pairs stay."""
+    estimated = np.log(np.repeat([0.2, 0.6, 0.9], [152, 50, 50]))
+    hits = np.concatenate([np.arange(152) < 121, np.arange(50) < 40, np.ones(50, np.bool_)]).astype(np.int64)
+    wanted = [(0.2, 121.5 / 153), (0.6, 40.5 / 51), (0.9, 50.5 / 51)]
+    odds = fit_calibration_map(estimated, hits)
+    assert [one for pair in odds for one in pair] == pytest.approx([log_odds(one) for pair in wanted for one in pair])
+
+
 def test_falling_groups_are_pooled() -> None:
     """Where likelier candidates are right less often, both get their joint accuracy."""
     estimated = np.log(np.repeat([0.2, 0.6], 50))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +15,14 @@ from tiny import chat_base, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
+from treeopt.drafter import MAX_DEPTH, MAX_WINDOW
 from treeopt.drafting import learn as learning_module
 from treeopt.drafting.learn import FOLDS, LM_HEAD_LEVELS, VOTED, Learning, _folds, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.models.pair import load_pair
-from treeopt.ngram_table import NgramTable
+from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.texts.answers import AnswerOptions, Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
@@ -106,13 +109,16 @@ def test_nothing_to_draft_by_is_refused() -> None:
         learned(base, None, answered(base, prompts_of(1, 4), 5), ngram=False)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"tokens": -1}, {"levels": 0}, {"levels": 128}, {"top": 0}, {"window": 3}, {"window": -1}]
-)
-def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
-    """Before anything is drawn."""
+@pytest.mark.parametrize("wrong", [
+    {"tokens": -1}, {"levels": 0}, {"levels": MAX_DEPTH + 1}, {"top": 0}, {"window": CONTEXT - 1}, {"window": -1},
+    {"window": MAX_WINDOW + 1}, {"seed": -1}, {"temperature": -0.1}, {"temperature": math.nan},
+])  # fmt: skip
+def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    """Before anything is drawn; the ends of the ranges are taken."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Learning(**wrong)
+    for window in (0, CONTEXT, MAX_WINDOW):
+        assert Learning(tokens=0, seed=0, levels=MAX_DEPTH, top=1, window=window).window == window
 
 
 def test_drawn_texts_share_their_prompts_fold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,3 +251,4 @@ def test_defaults_are_those_of_the_page() -> None:
     """16 candidates of a level, n-grams, cache and prompt lookup, and sampling at 0.7."""
     default = Learning()
     assert (default.ngram, default.top, default.temperature, default.seed) == (True, 16, 0.7, 0)
+    assert (VOTED, FOLDS) == (16, 4)

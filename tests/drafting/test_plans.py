@@ -6,10 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from naive_draft import random_drafter
 from tiny import random_heads, tiny_base
 
 from treeopt.drafter import Drafter
+from treeopt.drafting.interface import Kept
 from treeopt.drafting.plans import proposer_for, trees_for
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -50,3 +52,36 @@ def test_tree_without_anything_to_draft_by_is_refused() -> None:
     with pytest.raises(TreeoptError, match="no heads were given") as caught:
         trees_for(base, None, Tree.chain(2))
     assert caught.value.code is Code.TREE_TOO_DEEP
+
+
+def test_trees_beyond_the_drafter_are_refused() -> None:
+    """Two heads over seven tokens draft two levels (E101) of seven ranks (E102)."""
+    base, _ = bases()
+    heads = random_heads(base, 2)
+    assert trees_for(base, heads, Tree.from_paths([[6], [6, 0]])).nodes == 3
+    for tree, code in ((Tree.chain(3), Code.TREE_TOO_DEEP), (Tree.from_paths([[7]]), Code.RANK_TOO_LARGE)):
+        with pytest.raises(TreeoptError) as caught:
+            trees_for(base, heads, tree)
+        assert caught.value.code is code
+
+
+def test_static_trees_of_heads_store_no_text() -> None:
+    """Nothing is read, stored, marked or rewound on the host; where trees are chosen per step all of it is."""
+    base, _ = bases()
+    heads = random_heads(base, 2)
+    kept = Kept([[3, 4]], None, None, None, None)  # type: ignore[arg-type]
+    states = torch.zeros(1, base.hidden_size)
+    static = trees_for(base, heads, Tree.chain(2)).start([[1, 2]])
+    static.keep(kept)
+    static.select([0])
+    static.rewind(static.mark())
+    assert static.mark() is None
+    assert static.observe(states) is None
+    assert "_scored" not in vars(static)
+    stepwise = proposer_for(base, heads, None).start([[1, 2]], 2)
+    before = stepwise.mark()
+    stepwise.keep(kept)
+    assert [before[0].tolist(), stepwise.mark()[0].tolist()] == [[2], [4]]
+    stepwise.rewind(before)
+    assert stepwise.mark()[0].tolist() == [2]
+    assert stepwise.observe(states) is not None

@@ -12,8 +12,9 @@ import pytest
 from helpers import make_calibration, random_calibration
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.export.acceptance import Acceptance, compare_acceptance, read_acceptance
+from treeopt.export.acceptance import Acceptance, Comparison, compare_acceptance, read_acceptance
 from treeopt.optimize.engine_replay import replay_chain
+from treeopt.optimize.intervals import Interval
 
 # The example of vLLM's documentation, and one of a pull request of SGLang.
 VLLM = {
@@ -112,6 +113,26 @@ def test_sglang_gauge_of_several_ranks_is_not_a_sum(tmp_path: Path) -> None:
     assert read_acceptance(write(tmp_path, means)) == Acceptance(2.0, None)
     with pytest.raises(TreeoptError, match="has 2 means and no histogram"):
         read_acceptance(write(tmp_path, RANKS.replace("2.5\n", "3.5\n", 1)))
+
+
+def test_figures_of_several_records(tmp_path: Path) -> None:
+    """Numbers of drafts are joined; other counters of vLLM are no means; a mean may be 1."""
+    other = {"acceptance_histogram": [1, 1], "acceptance_histogram_by_draft_length": {"1": [1, 0], "2": [0, 1]}}
+    assert read_acceptance(write(tmp_path, [VLLM, other])).draft_lengths == (1, 2, 3)
+    assert read_acceptance(write(tmp_path, {"spec_accept_length": 1})) == Acceptance(1.0, None)
+    assert read_acceptance(write(tmp_path, {"acceptance_histogram": [0, 1]})) == Acceptance(2.0, (0, 1))
+    rising = METRICS.replace('position="0"} 4.0', 'position="0"} 3.0').replace('position="1"} 3.0', 'position="1"} 4.0')
+    with pytest.raises(TreeoptError, match="counts of positions that contradict"):
+        read_acceptance(write(tmp_path, rising))
+    with pytest.raises(TreeoptError, match="has no record of accepted drafts"):
+        read_acceptance(write(tmp_path, 'vllm:spec_decode_num_draft_tokens_total{engine="0"} 5\n'))
+
+
+def test_ends_of_the_interval_are_as_promised() -> None:
+    """A figure at either end lies in the interval; without an interval nothing is said."""
+    for measured, expected in ((1.4, False), (1.5, True), (2.0, True), (2.5, True), (2.6, False)):
+        assert Comparison(2.0, Interval(1.5, 2.5), measured, (), None).as_promised is expected
+    assert Comparison(2.0, None, 2.0, (), None).as_promised is None
 
 
 HOSTILE: list[Any] = [

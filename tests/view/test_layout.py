@@ -13,7 +13,7 @@ from drafted_steps import random_step
 from helpers import random_tree
 
 from treeopt.tree import Tree
-from treeopt.view.layout import MAX_NODES, Item, Kind, items_of
+from treeopt.view.layout import MAX_NODES, Item, Kind, items_of, place
 from treeopt.view.scene import scene_of
 from treeopt.view.svg import render_svg
 
@@ -109,3 +109,24 @@ def test_collapsed_tree_has_stable_bytes() -> None:
     paths = [(i, j) for i in range(60) for j in range(60)] + [(i,) for i in range(60)]
     one, other = (Tree.from_paths(order, [0.5] * len(paths)) for order in (paths, paths[::-1]))
     assert render_svg(one) == render_svg(other)
+
+
+def test_places_by_hand() -> None:
+    """Columns as wide as their labels, 7 pixels a character and at least 48; rows of 16 pixels; parents between."""
+    items = [Item(Kind.NODE, 0, 0, 0), Item(Kind.NODE, 1, 0, 1), Item(Kind.NODE, 2, 0, 1), Item(Kind.NODE, 3, 1, 2)]
+    found = place(items, ["", "ab", "日", "abcdefgh"])
+    assert found.columns == (20, 141, 262)
+    assert found.x == (20, 141, 141, 262)
+    assert found.y == (54, 46, 62, 46)
+    assert found.label == (29, 150, 150, 271)
+    assert found.begin == (25, 168, 168, 331)
+    assert found.curves == ((76, 132), (197, 253), (335, 391))
+    assert (found.width, found.height) == (339, 78)
+
+
+def test_names_of_columns_and_the_heading_have_their_places() -> None:
+    """The heading is above the names, which begin at the left of the nodes."""
+    picture = render_svg(Tree.chain(2), label="none")
+    assert '<text class="title" x="14" y="17">' in picture
+    for x, name in ((15, "root"), (136, "head 1"), (257, "head 2")):
+        assert f'<text class="column" x="{x:.1f}" y="34">{name}</text>' in picture

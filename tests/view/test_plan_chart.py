@@ -50,6 +50,15 @@ def test_every_line_has_the_figures_of_its_points(given: Any, labels: set[str]) 
         assert points == sorted((point.nodes, getattr(point, figure)) for point in made.points)
 
 
+@pytest.mark.parametrize("draw", [plan_figure, operators_figure])
+def test_axes_have_their_scales(draw: Any) -> None:
+    """Nodes are on a log2 axis, all else but speedup on a logarithmic one."""
+    upper, lower = draw(plan(), "title").axes
+    speeds = "linear" if draw is plan_figure else "log"
+    assert (upper.get_yscale(), lower.get_yscale(), lower.get_xscale()) == (speeds, "log", "log")
+    assert lower.get_xlabel() == "nodes (root counted)"
+
+
 def test_equal_plans_give_equal_bytes() -> None:
     """The title and every point are in the file."""
     text = render_plan(plan(batches=(1, 4)), "by <hand>")

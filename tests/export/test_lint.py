@@ -1,0 +1,147 @@
+"""Rules of engines, and damaged trees in their formats, by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from treeopt.engines import ENGINES
+from treeopt.errors import Code, TreeoptError
+from treeopt.export import build_for, read_tree
+from treeopt.export.adjacency import adjacency_text
+from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, lint_list, lint_tree
+from treeopt.export.read_tree import import_tree
+from treeopt.optimize.build_job import Job
+from treeopt.tree import MAX_DEPTH, Tree
+
+
+def rules(paths: list[Any], engine: str, **options: Any) -> list[tuple[str, str, int]]:
+    """Rule, severity and number of paths of each finding."""
+    found = lint_tree(Tree.from_paths(paths), engine, **options)
+    return [(one.rule, one.severity, one.count) for one in found]
+
+
+def test_rules_of_lists() -> None:
+    """Types, the root, paths twice and paths without the one above; three paths are named and all are counted."""
+    found = lint_list([[0], (1,), [], [0], [3, 0], [4, 0], [5, 0], [6, 0], [True], [-1], "a", 7])
+    assert [(one.rule, one.count, one.severity) for one in found] == [
+        ("types", 0, ERROR), ("types", 0, ERROR), ("root", 0, ERROR), ("duplicate", 1, ERROR), ("orphan", 4, ERROR),
+    ]  # fmt: skip
+    assert found[0].what == "4 entries are not lists of whole numbers from 0, such as [True]"
+    assert found[3].what == "1 path ([0]) more than once"
+    assert found[4].what == "4 paths ([3, 0], [4, 0], [5, 0], ...) without the path above"
+    assert found[4].paths == ((3, 0), (4, 0), (5, 0))
+    assert found[4].fix == "add [3] and the paths above it, or remove these"
+    assert lint_list([[0], [1], [0, 0]]) == []
+
+
+def test_rules_of_engines() -> None:
+    """Each limit holds at its value, and one more breaks it."""
+    medusa, eagle = ENGINES["medusa"], ENGINES["eagle"]
+    chain = [[0] * n for n in range(1, 5)]
+    assert rules(chain, "medusa", num_heads=4) == []
+    assert rules(chain, "medusa", num_heads=3) == [("heads", ERROR, 1)]
+    assert lint_tree(Tree.from_paths(chain), "medusa", num_heads=2)[0].what == (
+        "2 paths ([0, 0, 0], [0, 0, 0, 0]) deeper than the 2 heads"
+    )
+    assert rules([], "medusa") == [("empty", ERROR, 0)]
+    assert rules([], "json") == []
+    for engine in (medusa, eagle):
+        if engine.max_rank is not None:
+            ranks = [[rank] for rank in range(engine.max_rank + 2)]
+            assert ("rank", ERROR, 1) in rules(ranks, engine.name)
+            assert "rank" not in [rule for rule, *_ in rules(ranks[:-1], engine.name)]
+    assert rules([[0], [1]], "eagle")[0] == ("one-level", ERROR, 0)
+    # Children of [0] have none, those of [1] have: the drafter mixes up the rows.
+    crossed = [[0], [1], [0, 0], [1, 0], [1, 0, 0]]
+    assert ("draft-rows", ERROR, 1) in rules(crossed, "eagle")
+    assert lint_tree(Tree.from_paths(crossed), "eagle")[0].paths == ((0,),)
+    straight = [[0], [1], [0, 0], [1, 0], [0, 0, 0]]
+    assert "draft-rows" not in [rule for rule, *_ in rules(straight, "eagle")]
+
+
+@pytest.mark.parametrize("engine", [name for name, engine in ENGINES.items() if engine.default_drafts])
+def test_drafts_of_default_options(engine: str) -> None:
+    """63 drafts are no warning, 64 are."""
+    assert ENGINES[engine].default_drafts == 63
+    paths = [[n] for n in range(8)] + [[n % 8, n // 8] for n in range(56)]
+    assert ("rows", WARNING, 0) in rules(paths, engine)
+    assert "rows" not in [rule for rule, *_ in rules(paths[:-1], engine)]
+
+
+def test_trees_that_are_misread_are_not_exported() -> None:
+    """E105 lists all broken rules; warnings are returned."""
+    tree = Tree.from_paths([[0], [2], [0, 0]])
+    with pytest.raises(TreeoptError) as caught:
+        check_exportable(tree, "nxdi-eagle")
+    assert caught.value.code is Code.TREE_NOT_EXPORTABLE
+    assert caught.value.at == "gap: 1 path ([2]) without the sibling of the next smaller rank"
+
+
+def refused(folder: Path, content: str | bytes) -> TreeoptError:
+    """Why a file with this content is not read."""
+    file = folder / "tree"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TreeoptError) as caught:
+        import_tree(file)
+    return caught.value
+
+
+def test_growmap_that_is_no_mapping(tmp_path: Path) -> None:
+    """A .pt file with a list."""
+    stream = io.BytesIO()
+    torch.save([1, 2], stream)
+    error = refused(tmp_path, stream.getvalue())
+    assert error.code is Code.ENGINE_FILE_INVALID
+    assert "holds [1, 2], not a mapping" in error.what
+
+
+def test_number_of_listed_paths_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With at most four nodes three paths are read, and four are refused for their number."""
+    monkeypatch.setattr(read_tree, "MAX_NODES", 4)
+    file = tmp_path / "tree"
+    file.write_text("[[0], [1], [2]]")
+    assert import_tree(file).tree.nodes == 4
+    assert "lists 4 paths; a tree has 4 nodes at most" in refused(tmp_path, "[[0], [1], [2], [3]]").what
+
+
+def test_parents_of_the_deepest_path_are_added(tmp_path: Path) -> None:
+    """A path of the greatest depth has all the paths above it; without the option it is refused."""
+    file = tmp_path / "tree"
+    file.write_text(str([[0] * MAX_DEPTH]))
+    assert import_tree(file, add_parents=True).tree == Tree.chain(MAX_DEPTH)
+    assert import_tree(file, add_parents=True).assumed[-1] == f"{MAX_DEPTH - 1} paths above those listed"
+    assert refused(tmp_path, "[[0], [1, 0]]").code is not None
+
+
+@pytest.mark.parametrize("paths", [[], [[0]], [[0], [1], [0, 0]], [[0], [0, 0], [0, 1], [0, 0, 0]]])
+def test_children_by_number(paths: list[list[int]]) -> None:
+    """Ids are given level by level, and the root is 0."""
+    tree = Tree.from_paths(paths)
+    children: dict[str, list[str]] = {}
+    for node, path in enumerate([(), *tree.paths]):
+        if path:
+            children.setdefault(str([(), *tree.paths].index(path[:-1])), []).append(str(node))
+    assert json.loads(adjacency_text(tree)) == children
+
+
+def test_tree_is_built_flatter_until_it_is_read_rightly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with one level less, though other rules are broken too; these are reported."""
+    depths: list[int | None] = []
+    rows, other = (SimpleNamespace(rule=rule) for rule in (DRAFT_ROWS, "drafter"))
+
+    def run_job(_: Any, job: Any, **__: Any) -> Any:
+        depths.append(job.max_depth)
+        return SimpleNamespace(tree=Tree.chain(job.max_depth or 4))
+
+    monkeypatch.setattr(build_for, "run_job", run_job)
+    monkeypatch.setattr(build_for, "lint_tree", lambda tree, engine: [other, *([rows] if tree.depth > 2 else [])])
+    made = build_for.build_for([None, None], Job(8, engine="eagle"))  # type: ignore[list-item]
+    assert depths == [None, 3, 2]
+    assert (made.built.tree.depth, made.findings, made.gain) == (2, (other,), None)
