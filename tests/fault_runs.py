@@ -166,19 +166,10 @@ def _said(result: Result, disk: BrokenDisk) -> list[str]:
     return found
 
 
-def _plain(name: str, raw: bytes | None) -> object:
-    """The content of a file; that of a config without the options of the command, which are added last."""
-    if raw is None or not name.endswith("config.json"):
-        return raw
-    config = json.loads(raw)
-    config.get("treeopt", {}).pop("configuration", None)
-    return config
-
-
 def _left(run: Run, result: Result, disk: BrokenDisk, before: dict[str, bytes], whole: dict[str, bytes]) -> list[str]:
     """What is wrong with the files."""
     after, found = contents(), []
-    known = {name: [_plain(name, files.get(name)) for files in (before, whole)] for name in after}
+    known = {name: [files.get(name) for files in (before, whole)] for name in after}
     for name, raw in after.items():
         partial = ".partial" in name or "checkpoints" in name
         hidden = os.path.basename(name).startswith(".")
@@ -186,11 +177,11 @@ def _left(run: Run, result: Result, disk: BrokenDisk, before: dict[str, bytes], 
             found.append(f"{name} is not whole, with exit status 0")
         if hidden or "/." in name:
             found += [] if disk.removing else [f"{name} left"]
-        elif _plain(name, raw) not in known[name] and not (partial and run.resumes):
+        elif raw not in known[name] and not (partial and run.resumes):
             found.append(f"{name} is neither the old file nor the whole new one")
     for folder in (name for name in run.outputs if not Path(name).suffix):
         replaced = [name for name in after if name in before and name.startswith(f"{folder}/")]
-        states = {_plain(name, after[name]) == known[name][0] for name in replaced}
+        states = {after[name] == known[name][0] for name in replaced}
         found += [f"{folder} holds older and newer files"] * (len(states) == 2)
     found += [f"{name} is missing" for name in before if name not in after and ".partial" not in name]
     return found

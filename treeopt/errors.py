@@ -130,7 +130,7 @@ class Code(enum.Enum):
     BELOW_THRESHOLD = ("E505", EXIT_BELOW, "a metric is below its minimum")
     NO_TREES = ("E502", EXIT_INPUT, "this model cannot verify a tree in one forward pass")
     CONTEXT_FULL = ("E503", EXIT_INPUT, "prompt and new tokens must fit into the model's context")
-    NOT_FINITE = ("E504", EXIT_INPUT, "outputs of the base model or its heads are not finite")
+    NOT_FINITE = ("E504", EXIT_INPUT, "outputs of a model or its heads are not finite")
     GENERATE_UNSUPPORTED = ("E510", EXIT_INPUT, "tree_generate supports greedy search and sampling")
 
     def __init__(self, number: str, exit_status: int, rule: str) -> None:

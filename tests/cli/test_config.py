@@ -14,6 +14,7 @@ import click
 import pytest
 from helpers import random_calibration, stretches
 from program import error_number, treeopt, treeopt_json
+from tiny import random_heads, tiny_base
 
 from treeopt.calibration import Calibration
 from treeopt.cli.app import program
@@ -26,8 +27,10 @@ from treeopt.cli.configuration import (
     with_configuration,
 )
 from treeopt.files.calibrations import load_calibration, save_calibration
-from treeopt.files.configurations import add_configuration, command_lines, configuration_yaml, stored_configuration
+from treeopt.files.configurations import command_lines, configuration_yaml, stored_configuration
+from treeopt.files.storing import storing
 from treeopt.files.trees import load_tree, save_tree
+from treeopt.models.layouts import save_heads
 from treeopt.provenance import Provenance, merged
 from treeopt.tree import Tree
 from treeopt.version import VERSION
@@ -263,10 +266,12 @@ def test_heads_have_a_configuration(tmp_path: Path) -> None:
     """The config of heads in a folder is read, and one without a configuration is refused."""
     (tmp_path / "config.json").write_text(json.dumps({"treeopt": {"configuration": {"train": {"steps": 3}}}}))
     assert stored_configuration(tmp_path) == {"train": {"steps": 3}}
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "treeopt": {"method": "Medusa-1"}}')
-    add_configuration(tmp_path, {"train": {"steps": 4}})
-    assert stored_configuration(tmp_path) == {"train": {"steps": 4}}
-    config = json.loads((tmp_path / "config.json").read_text())
+    with storing({"train": {"steps": 4}}):
+        save_heads(random_heads(tiny_base("llama"), 2), tmp_path / "h", base="b", made_by={"method": "Medusa-1"})
+    save_heads(random_heads(tiny_base("llama"), 2), tmp_path / "plain", base="b")
+    assert "treeopt" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert stored_configuration(tmp_path / "h") == {"train": {"steps": 4}}
+    config = json.loads((tmp_path / "h" / "config.json").read_text())
     assert (config["medusa_num_heads"], config["treeopt"]["method"]) == (2, "Medusa-1")
     (tmp_path / "config.json").write_text("{}")
     treeopt("config", tmp_path, status=3)

@@ -76,6 +76,7 @@ def test_a_failing_step_ends_the_demo_with_its_status() -> None:
     Path("out/tree.svg").mkdir()
     done = CliRunner().invoke(program, ["demo", "-o", "out"])
     assert done.exit_code == 3
+    assert done.stderr.count("error[E203]: out/tree.svg cannot be read: Is a directory") == 1
     assert "validate" not in done.stdout
 
 

@@ -28,13 +28,14 @@ from treeopt.decode.decoder import Step, TreeDecoder
 from treeopt.decode.generate import tree_generate
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import write_files
 from treeopt.files.calibrations import SCHEMA, content_of, save_calibration
 from treeopt.files.drafters import SCHEMA as DRAFTER_SCHEMA
 from treeopt.files.drafters import save_drafter
 from treeopt.files.shards import CalibrationShard, Shard, save_shard
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.trees import save_tree
-from treeopt.models.adapters import save_adapter
+from treeopt.models.adapters import adapter_files
 from treeopt.models.layouts import save_heads
 from treeopt.tree import Tree
 
@@ -116,7 +117,8 @@ def another_tokenizer(_patch: Patch) -> list[str]:
 def adapter_of_another_base(_patch: Patch) -> list[str]:
     """An adapter whose note names another base."""
     settings = {"peft_type": "LORA", "r": 1, "target_modules": ["q_proj"]}
-    save_adapter(Path("adapter"), settings, {"a": torch.zeros(1)}, base=tiny_base("llama", 1).model, heads_id="")
+    base = tiny_base("llama", 1).model
+    write_files(adapter_files(Path("adapter"), settings, {"a": torch.zeros(1)}, base=base, heads_id=""))
     return [*CALIBRATE, "--adapter", "adapter"]
 
 

@@ -124,7 +124,10 @@ def test_refusals_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torchrun_with_nproc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of torchrun start no others; and where torchrun cannot be reached the error is E405."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert error_number(treeopt("calibrate", status=4)) == "E405"
+    alone = treeopt("calibrate", status=4)
+    assert error_number(alone) == "E405"
+    assert "WORLD_SIZE is 2" in alone.stderr
+    assert "unset WORLD_SIZE" in alone.stderr
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "RANK": "0"}
     for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():

@@ -122,6 +122,8 @@ def test_shards_are_identical() -> None:
     treeopt("merge", "0.safetensors", "1.safetensors", "-o", "all.safetensors")
     for file in ("1.safetensors", "all.safetensors"):
         assert reproduced(file)["verdict"] == "identical", file
+    treeopt("calibrate", *FEW, *LEARN, "--batch-size", "1", "--shard", "1/2", "-o", "answers.safetensors")
+    assert reproduced("answers.safetensors")["verdict"] == "identical"
 
 
 def test_measurements_are_equal_but_for_seconds() -> None:
@@ -156,6 +158,20 @@ def test_texts_and_heads_are_identical() -> None:
     assert reproduced("texts.jsonl")["verdict"] == "identical"
     assert reproduced("heads")["verdict"] == "identical"
     assert stored_configuration("texts.jsonl")["distill"]["self-talk"] == 8
+    joint = ("--stage", "2", "--rank", "1", "--merge", "merged", "--force", "-o", "joint")
+    treeopt("train", "--data", "texts.jsonl", *TINY, "--steps", "1", *joint)
+    for folder in ("joint", "joint/adapter", "merged"):
+        assert reproduced(folder)["verdict"] in ("identical", "equal"), folder
+
+
+@pytest.mark.parametrize(("to", "made"), [("vllm", "out"), ("medusa", "out"), ("nxdi", "out/medusa_heads.pt")])
+def test_converted_heads_are_identical(to: str, made: str) -> None:
+    """Heads for engines, by their config or, where they have none, by the note beside the file."""
+    save_heads(random_heads(tiny_base("llama"), 2), Path("heads"), base="base")
+    treeopt("heads", "convert", "heads", "--to", to, "-o", "out")
+    assert reproduced(made)["verdict"] == "identical"
+    save_heads(random_heads(tiny_base("llama"), 2, seed=1), Path("heads"), base="base", overwrite=True)
+    assert reproduced(made, status=6)["verdict"] == "differs"
 
 
 @pytest.mark.usefixtures("calibration")
@@ -324,6 +340,31 @@ def test_tolerance_counts_in_another_environment_alone() -> None:
     assert not found["checks"][0]["holds"]
     save_calibration(other_versions(made, made.ranks), "equal.safetensors")
     assert reproduced("equal.safetensors")["verdict"] == "equal"
+
+
+def test_tolerance_of_a_validation() -> None:
+    """In another environment tokens per step may differ by 1.96 standard errors of the file's steps, and no more."""
+    treeopt("build", "--calibration", saved_calibration(), "--nodes", "4", "-o", "tree.yaml")
+    decode = ("--tree", "tree.yaml", "--max-new-tokens", "12", "--device", "cpu", "--limit", "2", "--repeats", "1")
+    saved("v.json", "validate", *decode)
+    made = json.loads(Path("v.json").read_text())
+    counts = np.array(made["acceptance_histogram"])
+    steps = np.repeat(np.arange(len(counts)), counts)
+    limit = 1.96 * steps.std(ddof=1) / np.sqrt(len(steps))
+    assert limit > 0
+    for versions, moved, status in (("same", 0.99, 6), ("0.0", 0.99, 0), ("0.0", -0.99, 0), ("0.0", 1.01, 6)):
+        edited = json.loads(json.dumps(made))
+        edited["tokens_per_step"] += moved * limit
+        if versions != "same":
+            edited["configuration"]["made-by"]["torch"] = versions
+        Path("edited.json").write_text(json.dumps(edited))
+        found = reproduced("edited.json", status=status)
+        assert found["verdict"] == ("within" if status == 0 else "differs")
+        assert [one["limit"] for one in found["checks"]] == pytest.approx([limit] * (versions != "same"))
+    edited["tokens_per_step"] = made["tokens_per_step"]
+    edited["lossless"] = not made["lossless"]
+    Path("edited.json").write_text(json.dumps(edited))
+    assert reproduced("edited.json", status=6)["verdict"] == "differs"
 
 
 def test_calibration_of_other_prompts_is_not_compared() -> None:

@@ -203,3 +203,23 @@ def test_files_that_cannot_be_put_back_are_kept(tmp_path: Path, monkeypatch: pyt
         write_files({first: b"new a", second: b"new b"})
     assert (first.read_bytes(), second.read_bytes()) == (b"new a", b"old b")
     assert [path.read_bytes() for path in tmp_path.iterdir() if path not in (first, second)] == [b"old a"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_rename_that_fails_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """The error is of the file whose rename failed, and none of the files is changed."""
+    files = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
+    replace, calls = os.replace, 0
+
+    def failing(source: str, target: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at + 1:
+            raise PermissionError(errno.EACCES, "Permission denied", source, None, str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(TreeoptError) as caught:
+        write_files(dict.fromkeys(files, b"new"))
+    assert files[at].name in f"{caught.value.what} {caught.value.at}"
+    assert list(tmp_path.iterdir()) == []

@@ -294,6 +294,20 @@ def test_zip_bombs(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_zip_that_only_torch_reads(tmp_path: Path) -> None:
+    """A compressed .pt file of an unknown version is unpacked by torch, and not by zipfile: it is refused unread."""
+    stream = io.BytesIO()
+    torch.save({"x": torch.zeros(1000)}, stream)
+    with zipfile.ZipFile(stream) as archive:
+        raw = bytearray(zipped({one.filename: archive.read(one) for one in archive.infolist()}))
+    raw[raw.index(b"PK\x01\x02") + 6] = 99  # the version that is needed to unpack the first member
+    assert len(torch.load(io.BytesIO(raw), weights_only=True)["x"]) == 1000
+    for name in ("medusa_lm_head.pt", "growmap.pt"):
+        (tmp_path / name).write_bytes(raw)
+    assert "is damaged" in refusal(load_heads, tmp_path / "medusa_lm_head.pt").what
+    assert "is damaged" in refusal(READERS["growmap (.pt)"].read, tmp_path / "growmap.pt").what
+
+
 @pytest.mark.parametrize(
     "tensor",
     [

@@ -203,8 +203,8 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     yield "int8", weights(lambda state: {k: t.to(torch.int8) for k, t in state.items()}), model, "stored as I8"
     for name, value in spoil.items():
         spoiled = weights(lambda state, value=value: {**state, UP: state[UP] * value})  # type: ignore[misc]
-        yield name, spoiled, Code.NOT_FINITE, "the base model"
-    yield "one nan row", weights(_with_nan_row), Code.NOT_FINITE, "the base model"
+        yield name, spoiled, Code.NOT_FINITE, "the model"
+    yield "one nan row", weights(_with_nan_row), Code.NOT_FINITE, "the model"
 
 
 def _with_code(folder: Path) -> None:

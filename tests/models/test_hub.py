@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models import hub
@@ -47,3 +53,48 @@ def test_repository_that_is_not_found_is_one_error(reachable: bool, why: str, mo
         assert caught.value.code is Code.HUB_UNREACHABLE
         assert caught.value.at == f"{option} a/b"
         assert caught.value.why.startswith(why)
+
+
+@contextlib.contextmanager
+def hanging_hub(*, answers_probe: bool) -> Iterator[str]:
+    """The address of a server that accepts and never answers, but for the first request where `answers_probe`."""
+    held: list[socket.socket] = []
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # closed at the end
+            while True:
+                held.append(server.accept()[0])
+                threading.Thread(target=answer, args=(held[-1],), daemon=True).start()
+
+    def answer(connection: socket.socket) -> None:
+        while raw := connection.recv(4096):
+            if answers_probe and raw.startswith(b"HEAD / "):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        for one in held:
+            one.close()
+
+
+@pytest.mark.parametrize("answers_probe", [False, True])
+def test_hub_that_hangs(answers_probe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that accepts and never answers, from the first request on or later, is one E301 after the timeout."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)  # as the variable of this name sets it
+    monkeypatch.setattr(hub, "PROBE_SECONDS", 1.0)
+    with hanging_hub(answers_probe=answers_probe) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        hub.hub_reachable.cache_clear()
+        huggingface_hub.close_session()
+        try:
+            assert hub.hub_reachable() is answers_probe
+            for find in (lambda: hub.find_heads("a/b", ()), lambda: hub.find_base("a/b")):
+                with pytest.raises(TreeoptError) as caught:
+                    find()
+                assert caught.value.code is Code.HUB_UNREACHABLE
+        finally:
+            hub.hub_reachable.cache_clear()
+            huggingface_hub.close_session()

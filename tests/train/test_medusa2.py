@@ -17,6 +17,7 @@ from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base, 
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.atomic import write_files
 from treeopt.models.base import Base, load_base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import load_heads, save_heads
@@ -75,7 +76,8 @@ def test_resume_of_a_kill_between_adapter_and_heads(
 ) -> None:
     """All steps done and the adapter written, but not the heads: resumed, without a step, it ends the same."""
 
-    def killed(*_given: Any, **_options: Any) -> None:
+    def killed(*_given: Any, also: dict[Path, bytes], **_options: Any) -> None:
+        write_files(also)
         raise Cut
 
     with monkeypatch.context() as patched:

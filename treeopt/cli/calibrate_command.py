@@ -131,6 +131,7 @@ def run(console: Console, **options: Any) -> None:
 
             with console.progress("calibrate") as progress:
                 part = answer_shard(*models, learning, progress=progress, **made)
+            part = dataclasses.replace(part, configuration=console.configuration)
             save_answers(part, options["output"], overwrite=options["force"])
             work.remove()
             report_answers(console, part, options["output"])

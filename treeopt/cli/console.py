@@ -28,7 +28,8 @@ from treeopt.progress import Progress, silent
 if TYPE_CHECKING:
     from treeopt.evaluate.metrics import Spread
 
-RAISING = "treeopt.raising"  # in a context's meta: errors pass through, to the command that runs this one
+# In a context's meta: errors pass through, to the command that runs this one. True where its notes are left out, too.
+RAISING = "treeopt.raising"
 _SHOWN_SKIPPED = 5
 _BUG = "bug"  # in place of the number of an error
 
@@ -116,7 +117,7 @@ class Command(click.Command):
         configuration = configuration_of(ctx) | made_of(ctx)
         as_json, debug = ctx.params.pop("json"), ctx.params.pop("debug")
         ctx.params["console"] = Console(as_json, configuration=configuration, shown=shown_by(ctx.params))
-        ctx.params["console"].notes = RAISING not in ctx.meta
+        ctx.params["console"].notes = not ctx.meta.get(RAISING)
         try:
             join_team(ctx)
             return super().invoke(ctx)

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, command
+from treeopt.cli.console import RAISING, Console, command
 from treeopt.cli.options import force_option
 from treeopt.defaults import HEADS_NGRAM, NGRAM, REPORT_INPUTS_FILE
 from treeopt.files.atomic import make_folder, write_text
@@ -53,8 +53,7 @@ _LABELS = {
 @command("demo")
 @click.option("-o", "--output", default="demo", show_default=True, help="Folder for the files.")
 @force_option
-@click.pass_context
-def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
+def run(console: Console, output: str, force: bool) -> None:
     """Calibrate, build, render, compile, validate and report on the built-in model, and print each command.
 
     Four plans of one size are compared on other prompts than they were made from: the Medusa tree of the heads, a
@@ -73,15 +72,15 @@ def run(ctx: click.Context, console: Console, output: str, force: bool) -> None:
 
     def make(name: str, *arguments: object, output: str, beside: str = "") -> dict[str, Any]:
         """Run a command that writes `output`, and perhaps a file beside it; the manifest was checked for both."""
-        made = _run(ctx, console, name, *arguments, "--force", "-o", str(folder / output))
+        made = _run(console, name, *arguments, "--force", "-o", str(folder / output))
         manifest.add(filter(None, (output, beside)))
         return made
 
     _make_all(console, make, folder)
     trees = {name: str(folder / f"{name}{NODES}.yaml") for name in _TREES}
     others = ("--skip", _PROMPTS, "--limit", _EVALUATED, "--max-new-tokens", _TOKENS)
-    results = {name: _run(ctx, console, "validate", "--tree", tree, *others) for name, tree in trees.items()}
-    _write_report(make, folder, results, _run(ctx, console, "generate", _PROMPT, "--tree", trees["static"], *_SHORT))
+    results = {name: _run(console, "validate", "--tree", tree, *others) for name, tree in trees.items()}
+    _write_report(make, folder, results, _run(console, "generate", _PROMPT, "--tree", trees["static"], *_SHORT))
     manifest.add((*_RESULTS.values(), _DECODING, REPORT_INPUTS_FILE))
     _report(console, results)
     written = [str(folder / name) for name in _BUILT]
@@ -146,15 +145,15 @@ def _report(console: Console, results: dict[str, dict[str, Any]]) -> None:
     )
 
 
-def _run(ctx: click.Context, console: Console, name: str, *arguments: object) -> dict[str, Any]:
-    """Run a command in this process and return its JSON; exit with its status where it fails."""
+def _run(console: Console, name: str, *arguments: object) -> dict[str, Any]:
+    """Run a command in this process and return its JSON; its errors are those of the demo."""
     texts = [str(argument) for argument in arguments]
     console.say(f"$ treeopt {shlex.join([name, *texts])}")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         one: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
-        status = one.main([*texts, "--json"], prog_name=f"treeopt {name}", standalone_mode=False)
-    if status:
-        ctx.exit(status)
+        with one.make_context(f"treeopt {name}", [*texts, "--json"]) as running:
+            running.meta[RAISING] = False
+            one.invoke(running)
     found: dict[str, Any] = json.loads(printed.getvalue() or "{}")
     return found

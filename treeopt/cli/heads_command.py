@@ -11,6 +11,8 @@ from treeopt.cli.console import command as make_command
 from treeopt.cli.help_text import write_examples
 from treeopt.cli.options import force_option
 from treeopt.engines import HEAD_READERS
+from treeopt.files.configurations import write_note
+from treeopt.files.storing import storing
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -78,15 +80,18 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
         console.warn(f"warning: {note}")
     name = options["model"] or loaded.base
     base = _loaded_base(loaded.heads, name, to, options["with_lm_heads"])
-    found = convert_heads(
-        loaded.heads,
-        to,
-        output,
-        base_name=name,
-        base=base,
-        with_lm_heads=options["with_lm_heads"],
-        overwrite=force,
-    )
+    with storing(console.configuration):
+        found = convert_heads(
+            loaded.heads,
+            to,
+            output,
+            base_name=name,
+            base=base,
+            with_lm_heads=options["with_lm_heads"],
+            overwrite=force,
+        )
+    if len(found.files) == 1:  # a layout without a config
+        write_note(found.files[0], console.configuration)
     for file in found.files:
         console.say(f"wrote {file}")
     for note in (f"read by {HEAD_READERS[to]}", *found.notes):

@@ -123,10 +123,7 @@ def _remade(file: str, mapping: Mapping[str, str], device: str | None) -> Remade
         for kind in _IDS
     }
     if path.is_dir():
-        of_base = (("treeopt", "base"), ("treeopt.json", "base"))  # of heads; of adapters, by precision
-        ids["model_id"] = tuple(
-            str(part) for place, part in parts.items() if place[-2:] in of_base or place[:2] in of_base
-        )
+        ids["model_id"] = _base_ids(parts)
     if device is not None and configuration.get(DEFAULTS, {}).get("dtype") == "auto":  # each device has its own
         precisions = {part for place, part in parts.items() if place[-1] == "dtype" and place[0] != "configuration"}
         configuration[DEFAULTS] |= {"dtype": precisions.pop()} if len(precisions) == 1 else {}
@@ -135,6 +132,16 @@ def _remade(file: str, mapping: Mapping[str, str], device: str | None) -> Remade
     known = {kind: found for kind, found in ids.items() if found}
     inputs = tuple(str(_mapped(name, mapping)) for name in stored.get(INPUTS, {}))
     return Remade(path, names[0], configuration, result, header, known, inputs)
+
+
+def _base_ids(parts: Mapping[tuple[str | int, ...], Any]) -> tuple[str, ...]:
+    """The fingerprints of the base in a folder of heads, of an adapter or of a merged model; the last two by precision.
+
+    The note of a merged model has the name of its base where that of an adapter has the fingerprints.
+    """
+    ours = ("config.json", "treeopt", "base"), ("treeopt.json", "base"), ("treeopt.json", "base_ids")
+    name = ours[1]
+    return tuple(str(part) for place, part in parts.items() if place != name and {place[:2], place[:3]} & {*ours})
 
 
 def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:

@@ -25,7 +25,7 @@ from treeopt.files.read import read_head
 _OUTPUTS = {("compare", ".svg"): "svg", ("compare", ".csv"): "csv", ("sweep", ".csv"): "csv"}  # else `output`
 _MEASURED = {"compare": (".svg",)}  # pictures of seconds
 _DRAFTER = "treeopt.drafter/1"
-_SHARD = "treeopt.shard/1"
+_SHARDS = ("treeopt.shard/1", "treeopt.answers/1")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def rerun(console: Console, made: Remade, *, output: str | None, device: str | N
         names = {one.name for one in _command(made.command).params}
         words += ["--device", device] if device is not None and "device" in names else []
         words += ["--force"] if force and "force" in names else []
-        if made.header.get("schema") == _SHARD:
+        if made.header.get("schema") in _SHARDS:
             words += ["--shard", f"{made.header['shard']}/{made.header['shards']}"]
         if made.result is not None:
             target = Path(output or scratch / "result.json")
@@ -81,7 +81,7 @@ def rerun(console: Console, made: Remade, *, output: str | None, device: str | N
             place = made.file.resolve().parent
             beside = stack.enter_context(_beside(place.parent if _is_adapter(made.file) else place))
         target = _target(made, beside) if output is None else Path(output)
-        _run(console, made, [*words, *_output_words(made, target)])
+        _run(console, made, [*words, *_output_words(made, target, scratch)])
         yield _again(made, target)
 
 
@@ -151,13 +151,17 @@ def _again(made: Remade, target: Path) -> Path:
     """The part of the run's output that the file is."""
     if _is_adapter(made.file):
         return target / made.file.name
+    if made.command == "heads convert" and made.file.is_file():
+        return target / made.file.name
     if made.command == "calibrate" and made.header.get("schema") == _DRAFTER:
         return target.with_name(f"{target.stem}.drafter.safetensors")
     return target
 
 
-def _output_words(made: Remade, target: Path) -> list[str]:
-    """The options of the output, as they are typed."""
+def _output_words(made: Remade, target: Path, scratch: Path) -> list[str]:
+    """The options of the output, as they are typed; the heads of a merged model are written to `scratch`."""
+    if _is_merged(made.file):
+        return ["--output", str(scratch / "heads"), "--merge", str(target)]
     options = {str(one.name): one for one in _command(made.command).params if isinstance(one, click.Option)}
     name = _OUTPUTS.get((made.command, made.file.suffix.lower()), "output")
     words = [f"--{option_name(options[name])}", str(target)]
@@ -209,3 +213,8 @@ def _run(console: Console, made: Remade, words: list[str]) -> str:
 
 def _is_adapter(path: Path) -> bool:
     return path.is_dir() and (path / "adapter_config.json").is_file()
+
+
+def _is_merged(path: Path) -> bool:
+    """Whether a folder has a merged model: weights, and the note of them."""
+    return (path / "treeopt.json").is_file() and (path / "config.json").is_file()

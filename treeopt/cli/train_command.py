@@ -16,7 +16,7 @@ from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import base_options, say_base
 from treeopt.cli.work_options import resumable
 from treeopt.errors import TreeoptError, system_error
-from treeopt.files.configurations import add_configuration
+from treeopt.files.storing import storing
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -126,12 +126,12 @@ def run(console: Console, **options: Any) -> None:
     if options["merge"] is not None:
         check_merged_space(base, options["merge"])
     texts = _texts(console, base, files, options)
-    with resumable(console, "from the last checkpoint"), console.progress("train") as progress:
+    again = resumable(console, "from the last checkpoint")
+    with storing(console.configuration), again, console.progress("train") as progress:
         trained, score = (_train if options["stage"] == 1 else _train_jointly)(base, texts, options, progress)
     if options["merge"] is not None and (console.for_people or console.for_programs):  # one process of torchrun
-        _merge(console, options)
-    if console.for_people or console.for_programs:
-        add_configuration(options["output"], console.configuration)
+        with storing(console.configuration):
+            _merge(console, options)
     _report(console, trained, score, options)
 
 

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from treeopt.decode.accept import best, draw
+from treeopt.decode.accept import NOT_A_NUMBER, best, draw
 from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Drafts, ProposerSession
 from treeopt.drafting.model import ModelProposer, ModelSession
 from treeopt.models.base import Base
 from treeopt.models.draft import as_draft
+from treeopt.models.finite import not_finite
 from treeopt.models.given import GivenModel
 from treeopt.tree import MAX_DEPTH, Tree
 from treeopt.verify.buffers import compile_ranks
@@ -107,16 +108,24 @@ class _DrawnSession(ModelSession):
             self._generator = torch.Generator(proposer.draft.device).manual_seed(seed)
 
     def drawn(self, count: int) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [B, count] drawn one after another, and the distributions float [B, count, V] of each."""
+        """Tokens int64 [B, count] drawn one after another, and the distributions float [B, count, V] of each.
+
+        Raises:
+            TreeoptError: E504 where the draft model gives NaN.
+        """
         logits = self.advance()
         tokens, drawn_from = [], []
         missing = max(0, self._proposer.vocab_size - logits.shape[-1])
         for depth in range(count):
             scores = pad(self._rule.scores(logits[:, : self._proposer.vocab_size]), (0, missing), value=-torch.inf)
             if self._rule.temperature == 0:
-                scores = torch.full_like(scores, -torch.inf).scatter_(1, best(scores)[:, None].clamp(min=0), 0.0)
+                top = best(scores)
+                surely = torch.where(top == NOT_A_NUMBER, torch.nan, 0.0).to(scores)
+                scores = torch.full_like(scores, -torch.inf).scatter_(1, top[:, None].clamp(min=0), surely[:, None])
             drawn_from.append(scores.softmax(-1))
-            tokens.append(draw(scores, self._generator).clamp(min=0))  # where q is NaN any token, which is rejected
+            tokens.append(draw(scores, self._generator))
             if depth + 1 < count:
-                logits = self.follow(tokens[-1], depth)
+                logits = self.follow(tokens[-1].clamp(min=0), depth)
+        if (torch.stack(tokens) == NOT_A_NUMBER).any():
+            raise not_finite(self._proposer.draft, outputs="logits")
         return torch.stack(tokens, 1), torch.stack(drawn_from, 1)

@@ -90,6 +90,7 @@ class HeadsSession(ProposerSession):
     ) -> None:
         self._proposer, self._depth = proposer, depth
         self._given = texts, ends
+        self._checked = False
 
     @functools.cached_property
     def _scored(self) -> ProposerSession:
@@ -121,6 +122,9 @@ class HeadsSession(ProposerSession):
         if not tree.depth:
             return Drafts(roots[:, None], tree)
         self.begin(roots, states)
+        if not self._checked:  # at the first step of a text: it waits for the device
+            self.check_finite()
+            self._checked = True
         guesses = top_ids(self._logits, tree.top_k).transpose(0, 1)  # [B, D, top_k]
         candidates = torch.cat([roots[:, None], guesses.flatten(1)], dim=1)
         return Drafts(candidates.index_select(1, tree.tree_indices), tree)
@@ -172,6 +176,9 @@ class HeadsSession(ProposerSession):
         if not self.static:
             self._scored.rewind(mark)
 
-    def check_finite(self, first: int) -> None:
-        if not torch.isfinite(self._logits.sum(dtype=torch.float32)):
-            raise TreeoptError(Code.NOT_FINITE, f"the heads' logits are not finite, in rows from {first}")
+    def check_finite(self) -> None:
+        largest = self._logits.flatten(1).amax(1)
+        if not (largest < torch.inf).all():
+            head = int((~(largest < torch.inf)).nonzero()[0, 0]) + 1
+            what = f"head {head} on {self._proposer.base.name} gives logits that are not finite"
+            raise TreeoptError(Code.NOT_FINITE, what)

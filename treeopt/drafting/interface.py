@@ -268,5 +268,5 @@ class ProposerSession(ABC):
     def rewind(self, mark: Any) -> None:  # noqa: B027
         """Undo the calls of `keep` since `mark`."""
 
-    def check_finite(self, first: int) -> None:  # noqa: B027
-        """Raise E504 where scores of the current step are not finite; the message counts rows from `first`."""
+    def check_finite(self) -> None:  # noqa: B027 - others check what they read on the host
+        """Raise E504 where scores of the current step are not finite."""

@@ -51,6 +51,10 @@ class Scored(Protocol):
     logits_name: str
 
     @property
+    def logits_of(self) -> str:
+        """The model that gives the logits, for messages."""
+
+    @property
     def record(self) -> Record: ...
 
 
@@ -87,16 +91,23 @@ class KernelRows:
         self.looked: Observed | None = None
 
     def set_step(self, seen: Observed) -> None:
-        """Begin a step with log-probabilities of S sets of logits, packed by `top_logprobs`: [B, ...]."""
+        """Begin a step with log-probabilities of S sets of logits, packed by `top_logprobs`: [B, ...].
+
+        Raises:
+            TreeoptError: E504 where they are not numbers.
+        """
         self.looked = None
         record, rows, known = self.source.record, len(self._end), 2 * self.source.known + 1
         seen = np.ascontiguousarray(seen).reshape(rows, -1 if seen.size else 0, known)
+        values = seen.view(np.float32)
+        if np.isnan(values[:, :, self.source.known :]).any():
+            raise TreeoptError(Code.NOT_FINITE, f"{self.source.logits_of} gives logits that are not finite")
         width = record.tokens.shape[1] if record.settings[EMPTY] else 0
         self._step = Step(
             text=self._text,
             end=self._end,
             seen=seen,
-            values=seen.view(np.float32),
+            values=values,
             frequent=np.zeros((rows if width else 0, width), np.int32),
             frequent_ratios=np.zeros((rows if width else 0, width + 1), np.float32),
         )
@@ -209,10 +220,6 @@ class KernelRows:
         self._end, self.looked = mark
         for text, end in zip(self._text.tolist(), self._end.tolist(), strict=True):  # before other tokens are written
             index_up_to(self._texts, text, min(end - 1, int(self._texts.indexed[text])))
-
-    def check_finite(self, first: int, whose: str = "the heads' logits") -> None:
-        if np.isnan(self._step.values[:, :, self.source.known :]).any():
-            raise TreeoptError(Code.NOT_FINITE, f"{whose} are not finite, in rows from {first}")
 
     def compile(self, grown: Grown, nodes: int, depth: int, roots: Tensor) -> Drafts:
         """The first nodes of the trees as drafts, by one transfer to the device."""

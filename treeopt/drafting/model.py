@@ -72,6 +72,7 @@ class ModelProposer:
         self.known = min(base.vocab_size, draft.vocab_size, max(drafter.top, read))
         self.rows_at_once = rows_at_once(draft.vocab_size, MAX_PARENTS)
         self.logits_name = DRAFT_MODEL_SOURCE
+        self.logits_of = f"the model {draft.name}"
         self._levels: tuple[Buffers, list[StaticLevel]] | None = None
         self._along: tuple[list[list[int]], Observed] | None = None
 
@@ -275,9 +276,6 @@ class ModelSession(ProposerSession):
         self._host.rewind(mark)
         lengths = zip(self._texts.lengths, self._host.ends, strict=True)
         self._texts.keep([max(0, min(length, end - 1 - self._depth)) for length, end in lengths])
-
-    def check_finite(self, first: int) -> None:
-        self._host.check_finite(first, f"the draft model {self._proposer.draft.name} gives logits that")
 
 
 class TracedModel(ModelSession):

@@ -54,6 +54,7 @@ class RecordProposer:
         if drafter.ngram_table is None:
             self.known = self.num_candidates
         self.logits_name = HEAD_SOURCE if drafter.num_heads else LM_HEAD_SOURCE
+        self.logits_of = f"a head on {base.name}" if drafter.num_heads else f"the LM head of {base.name}"
         self.rows_at_once = rows_at_once(base.vocab_size, drafter.num_heads or min(1, drafter.lm_head_levels))
         self._shape: tuple[Buffers, Shape] | None = None
 

@@ -231,7 +231,7 @@ def positions_of(
         session = proposer.start(tokens, proposer.depth, rows)
         roots = [text[end - 1] for text, ends_of in zip(tokens, rows, strict=True) for end in ends_of]
         session.begin(torch.tensor(roots, device=hidden.device), hidden[part])
-        session.check_finite(first)
+        session.check_finite()
         yield Positions(session, true[part])
 
 

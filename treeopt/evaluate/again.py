@@ -22,7 +22,7 @@ ROUNDING = 1e-5  # relative; of figures without a model, in files with six digit
 
 _NUMBERS = (int, float)  # in files 1 may be 1.0, rounded
 _ENVIRONMENT = {"made_by", MADE_BY, "versions", "device", "dtype", "threads", "attention"}
-_NAMES = {"output", "csv", "chart", "command", "files", "file", "work"}
+_NAMES = {"output", "csv", "chart", "command", "files", "file", "work", "adapter"}
 # Parts that are measured in seconds, or chosen by them, by the command that measures.
 _SPEEDS = {"tokens_per_second", "prefill_seconds", "overhead", "speedup", "speedup_vs_autoregressive", "quartiles"}
 _SPEEDS |= {f"{name}_{end}" for name in ("tokens_per_second", "speedup") for end in ("low", "high")} | {"warnings"}

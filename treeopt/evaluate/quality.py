@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from treeopt.models.base import Base
+from treeopt.models.finite import not_finite
 from treeopt.models.logits import rows_at_once
 from treeopt.texts.encode import Text
 
@@ -57,6 +59,8 @@ def log_likelihood(base: Base, texts: Sequence[Text]) -> float:
         parts = zip(torch.split(logits, rows), torch.split(ids[0, -size:, None], rows), strict=True)
         logs = torch.cat([part.double().log_softmax(-1).gather(1, true) for part, true in parts])
         total, count = total + float(logs.sum()), count + size
+    if math.isnan(total):
+        raise not_finite(base, outputs="logits")
     return total / count
 
 

@@ -67,9 +67,11 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
     """
     import torch
 
-    from treeopt.models.pickles import ordinary, unpacked_size
+    from treeopt.models.pickles import UNKNOWN, ordinary, unpacked_size
 
     unpacked = max(len(raw), unpacked_size(io.BytesIO(raw)))
+    if unpacked == UNKNOWN:
+        raise fault("is damaged, or not a file of PyTorch")
     if unpacked > MAX_PT:
         raise fault(f"holds {unpacked:,} bytes; at most {MAX_PT:,} are read")
     try:

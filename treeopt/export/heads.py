@@ -19,6 +19,7 @@ from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, make_folder, write_files
+from treeopt.files.storing import with_stored
 from treeopt.models.base import Base, check_heads_fit
 from treeopt.models.head_files import CONFIG_FILE, NXDI_FILE, VLLM_FILE, WEIGHT_FILES, State
 from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM
@@ -122,6 +123,7 @@ def convert_heads(
     content = {name: _saved(name, state)}
     if to != "nxdi":
         config = _vllm_config(heads, state) if to == "vllm" else _medusa_config(heads, to)
+        config |= {"treeopt": origin} if (origin := with_stored({})) else {}
         content[CONFIG_FILE] = (json.dumps(_named(base_name) | config, indent=1) + "\n").encode()
     write_files({place / file: raw for file, raw in content.items()})
     return ConvertedHeads(tuple(place / file for file in content), (*notes, *_advice(heads, to, place)))

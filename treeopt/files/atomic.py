@@ -160,7 +160,8 @@ def write_files(contents: Mapping[Path, bytes], *, overwrite: bool = True) -> No
     except BaseException as error:
         _discard(*staged.values())
         if isinstance(error, OSError):
-            raise unwritable(targets[writing], error) from error
+            renamed = {temporary: target for target, temporary in staged.items()}
+            raise unwritable(renamed.get(error.filename, targets[writing]), error) from error
         raise
 
 

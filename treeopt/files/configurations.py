@@ -45,7 +45,7 @@ DEFAULTS = "defaults"  # the entry of options that are not given
 INPUTS, MADE_BY = "inputs", "made-by"  # entries that are no options
 NO_COMMANDS = (DEFAULTS, INPUTS, MADE_BY)
 _CONFIG_FILE = "config.json"  # of heads, in their folder
-_NOTE_FILES = (_CONFIG_FILE, "treeopt.json")  # of heads, and of adapters
+_NOTE_FILES = (_CONFIG_FILE, "treeopt.json")  # of heads; of adapters and merged models
 _COMMENT = "treeopt configuration: "  # of pictures and reports
 _NOTE_SUFFIX, _NOTE_SCHEMA = ".treeopt.yaml", "treeopt.made/1"  # of notes beside files
 _HEADER_PARTS = ((), ("provenance",), ("source",), ("treeopt",))  # of a file's header or data that may have the key
@@ -171,18 +171,6 @@ def stored_lines(source: Mapping[str, Any]) -> list[str]:
     return [f"{KEY}:", *configuration_yaml(source[KEY], "  ").splitlines()]
 
 
-def add_configuration(folder: str | os.PathLike[str], configuration: Configuration) -> None:
-    """Add the configuration of the command that wrote heads to their config.json, under `treeopt`, and to the note of
-    the adapter that was trained with them, if any.
-    """
-    file, adapter = Path(folder) / _CONFIG_FILE, Path(folder) / "adapter" / _NOTE_FILES[-1]
-    config = json.loads(read_bytes(file))
-    config["treeopt"] = {**config.get("treeopt", {}), KEY: configuration}
-    write_text(file, json.dumps(config, indent=1) + "\n")
-    if adapter.is_file():
-        write_text(adapter, json.dumps({**json.loads(read_bytes(adapter)), KEY: configuration}, indent=1) + "\n")
-
-
 def note_of(path: str | os.PathLike[str]) -> Path:
     """The path of the note of a file."""
     return Path(f"{os.fspath(path)}{_NOTE_SUFFIX}")
@@ -255,12 +243,14 @@ def _none_stored(path: Path) -> TreeoptError:
 def _stored(path: Path) -> dict[str, Any] | None:
     """The configuration in a file that is not YAML, or in a folder of heads; None for a file that may be YAML."""
     if path.is_dir():
-        note = next((path / name for name in _NOTE_FILES if (path / name).is_file()), None)
-        if note is None:
+        notes = [path / name for name in _NOTE_FILES if (path / name).is_file()]
+        if not notes:
             what = f"{path} is a folder without {' or '.join(_NOTE_FILES)}"
-            why = "of folders, those of heads and of adapters store a configuration"
+            why = "of folders, those of heads, adapters and merged models store a configuration"
             raise TreeoptError(Code.FILE_INVALID, what, why=why, fix="name a file, or a folder of heads")
-        header = _json(read_bytes(note, MOST_SETTINGS))
+        # A merged model has the config of its base, and a note of ours.
+        headers = [_json(read_bytes(note, MOST_SETTINGS)) for note in notes]
+        header = next((one for one in reversed(headers) if _place(one)), headers[0])
     else:
         start = read_head(path, _START)
         if start.startswith(_PICTURES):

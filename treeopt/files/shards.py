@@ -11,6 +11,7 @@ from pydantic import Field
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import Contents, calibration_from, content_of
+from treeopt.files.configurations import KEY
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.work import ROWS, Chunk, chunk_name, rows_fault
@@ -83,6 +84,7 @@ class AnswerShard:
         batches: number of batches of the whole run.
         settings: all that the answers and the rest of the run depend on; equal in all shards of the run.
         chunks: the answers of each batch of the shard, by the name that `answers_name` gives its number.
+        configuration: of the command that writes the file; none outside of commands.
 
     Raises:
         ValueError: unless there are the chunks of all batches of the shard, and no others.
@@ -92,6 +94,7 @@ class AnswerShard:
     batches: int
     settings: Mapping[str, Any]
     chunks: Mapping[str, Chunk]
+    configuration: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         numbers = range(self.shard.index, self.batches, self.shard.count)
@@ -109,6 +112,7 @@ class _AnswerHeader(Schema):
     batches: int
     settings: dict[str, Any]
     chunks: dict[Annotated[str, Field(pattern=r"^answers-[0-9]{6,}$")], dict[str, Any]]  # names of files in `fill_work`
+    configuration: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
 class _SkippedHeader(Schema):
@@ -180,6 +184,7 @@ def save_answers(part: AnswerShard, path: str | os.PathLike[str], *, overwrite: 
         "batches": part.batches,
         "settings": dict(part.settings),
         "chunks": {name: dict(data) for name, (_, data) in part.chunks.items()},
+        **({KEY: part.configuration} if part.configuration else {}),
     }
     arrays = {f"{name}/{key}": array for name, (found, _) in part.chunks.items() for key, array in found.items()}
     write_arrays(path, arrays, header, overwrite=overwrite)
@@ -198,4 +203,5 @@ def load_answers(path: str | os.PathLike[str]) -> AnswerShard:
         fault = next(filter(None, (rows_fault(rows) for rows, _ in chunks.values())), "")
         if fault:
             raise ValueError(fault)
-        return AnswerShard(Shard(header.shard, header.shards), header.batches, header.settings, chunks)
+        shard = Shard(header.shard, header.shards)
+        return AnswerShard(shard, header.batches, header.settings, chunks, header.configuration)

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.files.atomic import check_folder, make_folder, write_files
+from treeopt.files.atomic import check_folder, make_folder
 from treeopt.files.read import read_bytes
+from treeopt.files.storing import with_stored
 from treeopt.models.checkpoint import read_config
 from treeopt.models.fingerprint import fingerprints
 
@@ -170,13 +171,13 @@ def untie(model: PreTrainedModel) -> None:
         config.tie_word_embeddings = False
 
 
-def save_adapter(
+def adapter_files(
     folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], *, base: PreTrainedModel, heads_id: str
-) -> None:
-    """Write an adapter.
+) -> dict[Path, bytes]:
+    """The files of an adapter, for `treeopt.files.atomic.write_files`.
 
     Args:
-        folder: made where it is missing.
+        folder: of the adapter; made where it is missing.
         config: of peft, as a dictionary.
         weights: by peft's names.
         base: the model without the adapter.
@@ -189,8 +190,8 @@ def save_adapter(
     digest = _digest(content, settings.encode())
     note = {"base": fingerprints(base), "model": type(base).__name__, "heads": heads_id, "sha256": digest}
     # The note comes first: it marks the folder as ours, and its digest shows whether the weights followed.
-    noted = (json.dumps(note, indent=1) + "\n").encode()
-    write_files({place / NOTE_FILE: noted, place / WEIGHTS_FILE: content, place / CONFIG_FILE: settings.encode()})
+    noted = (json.dumps(with_stored(note), indent=1) + "\n").encode()
+    return {place / NOTE_FILE: noted, place / WEIGHTS_FILE: content, place / CONFIG_FILE: settings.encode()}
 
 
 def _digest(weights: bytes, config: bytes) -> str:

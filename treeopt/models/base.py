@@ -28,6 +28,7 @@ from treeopt.models.adapters import Adapter, merge, read_adapter
 from treeopt.models.checkpoint import check_files, check_loaded, not_loadable
 from treeopt.models.device import pick_device
 from treeopt.models.fingerprint import fingerprint
+from treeopt.models.finite import check_base_finite, numbers_only
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import built_in, find_base, here, hub_reachable, unreachable
 from treeopt.models.tokenizer import load_tokenizer
@@ -148,6 +149,9 @@ class Base:
 
         Returns:
             int64 [B, T + new].
+
+        Raises:
+            TreeoptError: E504 where the model gives NaN.
         """
         sampling = {"do_sample": True, "temperature": float(temperature), "top_k": top_k, "top_p": top_p}
         sampling = sampling if temperature > 0 else {}
@@ -156,7 +160,8 @@ class Base:
         before = self.model.generation_config
         self.model.generation_config = GenerationConfig()
         try:
-            out: Tensor = self.model.generate(ids, attention_mask=mask, generation_config=config, **options)
+            with numbers_only(self, sampled=temperature > 0):
+                out: Tensor = self.model.generate(ids, attention_mask=mask, generation_config=config, **options)
         finally:
             self.model.generation_config = before
         return out
@@ -252,15 +257,6 @@ def check_runs(base: Base) -> None:
     except Exception as error:  # the types vary by model
         what = f"the model {base.name} cannot be run: its forward fails"
         raise TreeoptError(Code.MODEL_INVALID, what, why=f"{type(error).__name__}: {first_line(error)}") from error
-
-
-def check_base_finite(base: Base, *outputs: Tensor) -> None:
-    """Raise E504 where logits or hidden states of the base model are NaN or +inf."""
-    # Some models give -inf for tokens that they never generate.
-    if not all((values < torch.inf).all() for values in outputs):
-        what = f"the base model {base.name} gives logits or hidden states that are not finite"
-        why = f"its weights are damaged, or too large for {base.dtype_name}"
-        raise TreeoptError(Code.NOT_FINITE, what, why=why, fix="--dtype float32, or another copy of the model")
 
 
 def check_states_fit(base: Base, states: Tensor) -> None:

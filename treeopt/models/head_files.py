@@ -21,7 +21,7 @@ from treeopt.files.read import is_regular, read_head
 from treeopt.models.checkpoint import check_shards, read_config, refused_name
 from treeopt.models.head_layouts import Layout, detect, invalid, listed
 from treeopt.models.hub import find_heads, here
-from treeopt.models.pickles import MAGIC, ordinary, unpacked_size
+from treeopt.models.pickles import MAGIC, UNKNOWN, ordinary, unpacked_size
 
 State = dict[str, Tensor]
 
@@ -157,6 +157,8 @@ def _unpickled(file: Path) -> State:
     if not read_head(file, 4).startswith(MAGIC):
         raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged, or not a checkpoint of PyTorch")
     unpacked = unpacked_size(file)
+    if unpacked == UNKNOWN:
+        raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged, or not a checkpoint of PyTorch")
     if unpacked > file.stat().st_size:
         raise invalid(str(file), f"unpacks to {unpacked:,} bytes, more than it has; PyTorch writes no compressed files")
     try:

@@ -1,7 +1,7 @@
 """Files of a model by its name: a local path, a repository in the cache, or the hub.
 
 The client of the hub retries an unreachable host for about a minute without a message. Here one short request decides
-whether it is used.
+whether it is used. Some of its requests have no timeout; here all have one, so that no hub hangs a command.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.bundled import POCKET, model_folder, pocket
 
 PROBE_SECONDS = 4.0
+_WAITS = ("connect", "read", "write", "pool")  # parts of a request that a timeout is of
 _FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", ".yaml")  # names may hold other dots
 
 
@@ -25,10 +27,23 @@ def hub_reachable() -> bool:
     if constants.is_offline_mode():
         return False
     try:
-        get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS)
+        session = get_session()
+        _bound(session, float(constants.HF_HUB_DOWNLOAD_TIMEOUT))
+        session.head(constants.ENDPOINT, timeout=PROBE_SECONDS)
     except Exception:  # the types vary by version of the client
         return False
     return True
+
+
+def _bound(session: Any, seconds: float) -> None:
+    """Give every request of the client a timeout where it has none."""
+
+    def bound(request: Any) -> None:
+        given = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = {part: given.get(part) or seconds for part in _WAITS}
+
+    hooks = session.event_hooks
+    session.event_hooks = {**hooks, "request": [*hooks.get("request", []), bound]}
 
 
 def looks_local(name: str) -> bool:

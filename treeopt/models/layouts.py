@@ -21,6 +21,7 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_folder, check_writable, make_folder, write_files
 from treeopt.files.bundled import POCKET
+from treeopt.files.storing import with_stored
 from treeopt.models.checkpoint import read_config
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.head_files import CONFIG_FILE as CONFIG_FILE
@@ -154,6 +155,7 @@ def save_heads(
     *,
     base: str,
     made_by: dict[str, Any] | None = None,
+    also: Mapping[Path, bytes] | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write heads in the original layout: `medusa_lm_head.safetensors` and `config.json`.
@@ -163,6 +165,7 @@ def save_heads(
         folder: created where it does not exist.
         base: folder or hub name of the base model; a folder is written relative to `folder`.
         made_by: settings and versions, written to config.json under `treeopt`, which other readers ignore.
+        also: contents of further files, such as those of an adapter; all are written, or none.
         overwrite: replace existing heads.
 
     Returns:
@@ -172,17 +175,16 @@ def save_heads(
         TreeoptError: E202 where the folder has heads, E204 where it cannot be written.
     """
     file = check_heads_writable(make_folder(folder), overwrite=overwrite)
-    place = file.parent
-    state = state_of(heads)
+    place, state = file.parent, state_of(heads)
     local = Path(base).expanduser()
     config: dict[str, Any] = {
         "base_model_name_or_path": os.path.relpath(local, place) if local.is_dir() else base,
         **medusa_numbers(heads),
     }
-    if made_by:
-        config["treeopt"] = made_by
+    config |= {"treeopt": origin} if (origin := with_stored(made_by or {})) else {}
     weights: bytes = safetensors.torch.save(state, metadata={"format": "pt"})
-    write_files({file: weights, place / CONFIG_FILE: (json.dumps(config, indent=1) + "\n").encode()})
+    described = (json.dumps(config, indent=1) + "\n").encode()
+    write_files({**(also or {}), place / CONFIG_FILE: described, file: weights})  # weights end a run: they come last
     return file
 
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.atomic import check_folder, check_space, make_folder, new_file_mode, unwritable, write_text
+from treeopt.files.storing import with_stored
 from treeopt.models.adapters import NOTE_FILE
 from treeopt.models.base import Base
 from treeopt.models.checkpoint import read_config
@@ -65,7 +66,7 @@ def save_merged(base: Base, folder: str | os.PathLike[str], *, overwrite: bool =
             path.chmod(new_file_mode())
         made = {"base": base.name, "adapter": base.adapter.name, "base_ids": dict(base.adapter.base_ids)}
         note = {**made, "files": sorted(_names_in(written))}
-        write_text(written / NOTE_FILE, json.dumps(note, indent=1) + "\n")
+        write_text(written / NOTE_FILE, json.dumps(with_stored(note), indent=1) + "\n")
         check_merged_writable(folder, overwrite=overwrite, others=others)  # writing took long
         _replace(written, target, temporary / "before")
     except OSError as error:

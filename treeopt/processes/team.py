@@ -205,7 +205,9 @@ def joined() -> Processes:
     try:
         store, rank, size = next(rendezvous("env://"))
     except (DistError, ValueError) as error:
-        what = "the other processes of the run cannot be reached"
-        at = f"MASTER_ADDR={os.environ.get('MASTER_ADDR', '')} MASTER_PORT={os.environ.get('MASTER_PORT', '')}"
-        raise TreeoptError(Code.PROCESS_ENDED, what, at=at, fix="start all of them with torchrun") from error
+        size = os.environ.get("WORLD_SIZE", "")
+        what = f"WORLD_SIZE is {size}, and the other processes of the run cannot be reached"
+        at = " ".join(f"{name}={os.environ.get(name, '')}" for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+        fix = "start all of them with torchrun; for one process, unset WORLD_SIZE"
+        raise TreeoptError(Code.PROCESS_ENDED, what, at=at, fix=fix) from error
     return Processes(store, rank, size, watched=parent_process() is not None)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treeopt.models.base import Base, check_base_finite, check_states_fit
+from treeopt.models.base import Base, check_states_fit
+from treeopt.models.finite import check_base_finite
 from treeopt.texts.encode import Text
 
 

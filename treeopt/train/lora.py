@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.adapters import require_peft, save_adapter, untie
+from treeopt.models.adapters import adapter_files, require_peft, untie
 from treeopt.models.base import Base
 
 _NAME = "default"  # peft's name of an adapter
@@ -77,15 +77,15 @@ class Adapted:
             plain.bias = layer.bias
         return plain
 
-    def save(self, folder: Path, heads_id: str) -> None:
-        """Write the adapter in peft's format, for the heads with this fingerprint."""
+    def files(self, folder: Path, heads_id: str) -> dict[Path, bytes]:
+        """The adapter in peft's format, for the heads with this fingerprint: its files' contents."""
         from peft import get_peft_model_state_dict
 
         config = self.joined.peft_config[_NAME].to_dict()
         config |= {"inference_mode": True, "base_model_name_or_path": self.original.name}
         config = {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}
         weights = get_peft_model_state_dict(self.joined, save_embedding_layers=False)
-        save_adapter(folder, config, weights, base=self.original.model, heads_id=heads_id)
+        return adapter_files(folder, config, weights, base=self.original.model, heads_id=heads_id)
 
 
 def adapted(base: Base, lora: Lora) -> Adapted:

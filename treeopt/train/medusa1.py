@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base, name_of
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import CONFIG_FILE, WEIGHT_FILES, save_heads
+from treeopt.models.layouts import save_heads
 from treeopt.progress import Progress, silent
 from treeopt.train.given_texts import GivenTexts, as_training_texts, names_of
 from treeopt.train.run import Job, check_outputs, job_of, run_job
@@ -121,14 +122,16 @@ def weights_of(base: Base, settings: Settings) -> int:
     return settings.num_heads * (settings.blocks * (d * d + d) + vocab * d)
 
 
-def save_trained(heads: MedusaHeads, job: Job, method: dict[str, Any], *, overwrite: bool) -> None:
-    """Write heads in the base's dtype, with the origin of `method`; where that fails, delete what was written."""
-    base, folder = job.data.base, job.folder
+def save_trained(
+    heads: MedusaHeads,
+    job: Job,
+    method: dict[str, Any],
+    *,
+    also: Mapping[Path, bytes] | None = None,
+    overwrite: bool,
+) -> None:
+    """Write heads in the base's dtype, with the origin of `method` and with other files: all, or none."""
+    base = job.data.base
     made_by = {**method, **job.begun, "texts": list(job.texts.names), "versions": base.versions()}
-    new = [path for path in (folder / WEIGHT_FILES[0], folder / CONFIG_FILE) if not path.exists()]
-    try:
-        save_heads(copy.deepcopy(heads).to(base.dtype), folder, base=base.name, made_by=made_by, overwrite=overwrite)
-    except BaseException:
-        for path in new:
-            path.unlink(missing_ok=True)
-        raise
+    written = copy.deepcopy(heads).to(base.dtype)
+    save_heads(written, job.folder, base=base.name, made_by=made_by, also=also, overwrite=overwrite)

@@ -154,10 +154,10 @@ def _trainer(job: run.Job, settings: JointSettings, heads: MedusaHeads, progress
 
 
 def _save(job: run.Job, trainer: JointTrainer, *, overwrite: bool) -> None:
-    """Write the adapter and the heads; the heads last, since they end a run."""
+    """Write the adapter and the heads: all files, or none."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     heads = model.heads
     joined: Adapted = trainer.adapted
     heads_id = fingerprint(copy.deepcopy(heads).to(job.data.base.dtype))
-    joined.save(job.folder / ADAPTER_FOLDER, heads_id)
-    save_trained(heads, job, {"method": JOINT_METHOD}, overwrite=overwrite)
+    adapter = joined.files(job.folder / ADAPTER_FOLDER, heads_id)
+    save_trained(heads, job, {"method": JOINT_METHOD}, also=adapter, overwrite=overwrite)

@@ -94,7 +94,8 @@ class Writer:
                         break
                 messages = tuple(talk.said) if talk.text is None else None
                 prompt = Prompt(talk.id, messages, talk.text, None)
-                talk.prompt, _ = encode(prompt, self.tokenizer, chat_template=self.options.chat_template)
+                template, vocab = self.options.chat_template, self.base.vocab_size
+                talk.prompt, _ = encode(prompt, self.tokenizer, chat_template=template, vocab=vocab)
             self._answer(open_talks)
             for talk in open_talks:
                 talk.ended = talk.ended or ("" if talk.users else "done")

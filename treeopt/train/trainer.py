@@ -146,8 +146,9 @@ class HeadsTrainer(Trainer):
         tally = self.accelerator.reduce(self.accelerator.unwrap_model(self.model).take_tally(), "sum")
         if tally[:, 1].any():
             self.scores = _scores(tally)
-            if not all(math.isfinite(score.loss) for score in self.scores):
-                what = f"the loss is not finite at step {self.state.global_step}"
+            wrong = [str(h) for h, score in enumerate(self.scores, start=1) if not math.isfinite(score.loss)]
+            if wrong:
+                what = f"the loss of head {', '.join(wrong)} is not finite at step {self.state.global_step}"
                 raise TreeoptError(Code.NOT_FINITE, what, fix="lower --learning-rate, or check the base model")
             prefix = prefix_of(logs)
             for h, score in enumerate(self.scores, start=1):

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.models.base import Base, check_base_finite
+from treeopt.models.base import Base
+from treeopt.models.finite import check_base_finite
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree
 from treeopt.verify.limits import index_window
