@@ -68,6 +68,7 @@ _USED_BY = {  # options -> the sweeps that use them
     ("epsilons", "temperature", "heads", "model", "adapter", "device", "dtype", "tree", "drafter", "draft"): (
         _EPSILON,
     ),
+    ("device_map",): (_EPSILON,),
     ("prompts", "skip", "limit", "chat_template", "max_new_tokens", "batch_size"): (_EPSILON,),
 }
 

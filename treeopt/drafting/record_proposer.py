@@ -79,8 +79,7 @@ class RecordProposer:
             return logits
         if not min(depth, self.drafter.lm_head_levels):
             return states.new_zeros(0, len(states), self.vocab_size)
-        choices: Tensor = self.base.lm_head(states)
-        return choices[None]
+        return self.base.lm_logits(states)[None]
 
     def observe(self, states: Tensor, depth: int) -> Tensor:
         """`top_logprobs` of each level's logits at states [B, d]: int32 [B, H', 2 K + 1]."""

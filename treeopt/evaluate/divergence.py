@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, PreTrainedModel
 
 from treeopt.models.base import Base
+from treeopt.models.placement import weight_of
 from treeopt.texts.encode import Text
 
 ENDED = -1  # in place of a token, where a text had already ended
@@ -182,8 +183,8 @@ class Judge:
 def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
     """A copy on the CPU. Each tensor is moved there before it is cast, so that no memory of the device is needed."""
     memo: dict[int, Any] = {}  # copies that deepcopy takes as already made
-    for tensor in (*model.parameters(), *model.buffers()):
-        moved = tensor.detach().cpu()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        moved = (weight_of(model, name) if tensor.is_meta else tensor).detach().cpu()
         moved = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
         memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
     exact: PreTrainedModel = copy.deepcopy(model, memo)
