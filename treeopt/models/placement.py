@@ -74,12 +74,12 @@ def check_placed(model: PreTrainedModel, name: str, device_map: DeviceMap | None
         "more or larger GPUs, --dtype bfloat16, or in Python a device_map that names cpu or disk for some layers: slow"
     )
     if device_map in _POLICIES:
-        outside = [part for part, place in found.items() if str(place) in _HOST]
-        if outside:
-            what = f"{len(outside)} of {len(found)} parts of {name} do not fit on the accelerators of this machine"
-            why = f"accelerate would keep them in host memory or on disk, and load them for each forward: {outside[0]}"
+        left = [part for part, place in found.items() if str(place) in _HOST]
+        if left:
+            what = f"{len(left)} of {len(found)} parts of {name} do not fit on the accelerators of this machine"
+            why = f"accelerate would keep them in host memory or on disk, and load them for each forward: {left[0]}"
             raise TreeoptError(Code.OUT_OF_MEMORY, what, at=f"device_map={device_map!r}", why=why, fix=fix)
-        if len(set(found.values())) > 1 and not model._no_split_modules:
+        if len(set(found.values())) > 1 and not getattr(model, "_no_split_modules", None):
             what = f"{name} ({type(model).__name__}) cannot be divided among devices"
             why = "its class in transformers has no _no_split_modules, which name the parts that stay on one device"
             raise TreeoptError(
