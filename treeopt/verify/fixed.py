@@ -28,7 +28,7 @@ def compiled(base: Base) -> Base:
     Raises:
         TreeoptError: E402 where the model is divided among devices.
     """
-    check_one_device(base.model, "a compiled forward", fix="a device that holds the model, or without --compile")
+    check_one_device(base.model, "a compiled forward", fix="a device that holds the model, or compile=False")
     options: dict[str, Any] = {"dynamic": False, "recompile_limit": _CAPTURES, "isolate_recompiles": True}
     if base.device.type == "cuda":
         options["mode"] = "reduce-overhead"  # CUDA graphs: one launch replays the whole forward
