@@ -24,8 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.evaluate.profile import generic_growth
-from treeopt.models.base import Base, heads_like
+from treeopt.models.base import Base
 from treeopt.models.clock import now
+from treeopt.models.fit import heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.pair import load_pair
 from treeopt.optimize.tree_builder import build_tree

@@ -247,6 +247,8 @@ def test_device_is_not_stored() -> None:
     stored = configuration_of(context)
     assert stored["calibrate"] == {"seed": 3}
     assert "device" not in stored["defaults"]
+    divided = command.make_context("calibrate", ["--device-map", "auto", "--seed", "3"])
+    assert configuration_of(divided) == stored
 
 
 def test_files_of_merge_in_a_configuration() -> None:

@@ -11,6 +11,7 @@ from tiny import tiny_base
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import environment
+from treeopt.evaluate.baselines import Call
 from treeopt.evaluate.compare_profiles import by_drafter, check_models
 from treeopt.evaluate.environment import check_hub
 from treeopt.evaluate.profile import MOST_BATCH, _check_numbers
@@ -44,8 +45,8 @@ def test_seeds_differ_by_call_name_and_seed() -> None:
     torch.manual_seed(5)
     for key in ((0, "a"), (0, "b"), (1, "a"), (0, "ab")):
         run, again = (seeded(base, baseline, *key) for _ in range(2))
-        found[key] = [run([], 1)[0] for _ in range(8)]  # type: ignore[misc]
-        assert found[key] == [again([], 1)[0] for _ in range(8)]
+        found[key] = [run([], 1, Call(i))[0] for i in range(8)]  # type: ignore[misc]
+        assert found[key] == [again([], 1, Call(i))[0] for i in range(8)]
     seeds = [seed for some in found.values() for seed in some]
     assert len(set(seeds)) == 32
     assert all(0 <= seed < 1 << 63 for seed in seeds)

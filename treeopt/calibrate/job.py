@@ -14,8 +14,9 @@ from treeopt.calibration import MAX_RANKS, Provenance
 from treeopt.drafting.learn import Learning
 from treeopt.files.shards import Shard
 from treeopt.files.work import Keep, Recording, Share, Work, unsaved, unshared
-from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.base import Base
 from treeopt.models.draft import as_draft
+from treeopt.models.fit import check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NOT_STORED = {
     *COMMON,
     *("help", "force", "resume", "shard", "nproc"),
-    "device",  # differs among shards; files have its name in `made_by`
+    *("device", "device_map"),  # differ among shards; files have the kinds of devices in `made_by`
     *("output", "csv", "svg", "chart", "merge"),
 }
 Faults = list[tuple[tuple[str | int, ...], str]]

@@ -9,7 +9,15 @@ import click
 from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.numbers import SEED, Temperature
-from treeopt.cli.options import adapter_option, base_options, check_outputs, prompt_options, say_base, say_prompts
+from treeopt.cli.options import (
+    adapter_option,
+    base_options,
+    check_outputs,
+    loading_options,
+    prompt_options,
+    say_base,
+    say_prompts,
+)
 from treeopt.cli.processes import nproc_option
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_rows, resumable
 from treeopt.files.configurations import write_note
@@ -65,7 +73,7 @@ def run(console: Console, **options: Any) -> None:
     work = open_rows(options)
     seeds = _seeds(console, options)
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
-    base = load_base(options["model"], **{name: options[name] for name in ("dtype", "device", "adapter")})
+    base = load_base(options["model"], **loading_options(options, "adapter"))
     say_base(console, base)
     warn_no_trees(console, base, "heads trained on its answers cannot draft for it here")
     names = ("max_new_tokens", "temperature", "seed", "chat_template", "resume")

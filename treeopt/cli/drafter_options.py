@@ -120,7 +120,8 @@ def load_draft_model(
     from treeopt.models.draft import load_draft
 
     try:
-        draft = load_draft(name, base, dtype=options["dtype"], device=options["device"])
+        device = str(base.device) if options["device_map"] else options["device"]
+        draft = load_draft(name, base, dtype=options["dtype"], device=device)
     except TreeoptError as error:
         if options["draft"] is None:  # the user did not name it
             error.at = f"{name}, the draft model that the drafter's file names"

@@ -11,6 +11,7 @@ import click
 if TYPE_CHECKING:
     from treeopt.processes.team import Processes
 
+NO_PROCESSES = "--device-map divides one model among all devices: leave it out, or run one process"
 ARGUMENTS = "treeopt.arguments"  # in a context's meta: those of the program
 _TEAM = "treeopt.team"  # there too: the processes of the run
 

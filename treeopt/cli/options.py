@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console
+from treeopt.cli.early_checks import check_apart
+from treeopt.cli.following import NO_PROCESSES, is_one_of_several
 from treeopt.cli.inputs import INPUT_OPTIONS, several
 from treeopt.defaults import CALIBRATION_FILE
 from treeopt.errors import Code, TreeoptError
@@ -29,10 +31,23 @@ def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Call
     dtypes = click.Choice(["auto", "float32", "bfloat16", "float16"])
     for option in (
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ..."),
+        click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs."),
         click.option("--dtype", type=dtypes, default=dtype, show_default=True, help="auto: float32 on a CPU."),
     ):
         function = option(function)
     return function
+
+
+def loading_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Arguments of `load_base` from the options of `device_options`, and from others by their `names`.
+
+    Raises:
+        click.UsageError: for --device-map beside --device, and in one of several processes.
+    """
+    check_apart("device", "device_map")
+    if options["device_map"] is not None and is_one_of_several():
+        raise click.UsageError(NO_PROCESSES)
+    return {name: options.get(name) for name in ("dtype", "device", "device_map", *names)}
 
 
 def force_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +97,7 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
     from treeopt.models.base import load_base
     from treeopt.models.pair import load_pair
 
-    on: dict[str, Any] = {name: options.get(name) for name in ("dtype", "device", "adapter")}
+    on = loading_options(options, "adapter")
     loaded: LoadedHeads | None = None
     if with_heads:
         base, loaded = load_pair(options["heads"] or POCKET, options["model"], **on)
@@ -118,12 +133,12 @@ def check_id(kind: str, name: str, found: str) -> None:
 def say_base(console: Console, base: Base) -> None:
     """Print the base model's name, precision and device, and its warnings."""
     check_id("model_id", base.name, base.fingerprint)
-    if base.device.type == "cpu":
+    if any(device.type == "cpu" for device in base.devices):
         import torch
 
         console.configuration.setdefault(MADE_BY, {})["threads"] = torch.get_num_threads()  # sums depend on it
     adapter = "" if base.adapter is None else f" with adapter {base.adapter.name}"
-    console.note(f"model    {base.name}{adapter}  {base.dtype_name} on {base.device}")
+    console.note(f"model    {base.name}{adapter}  {base.dtype_name} on {', '.join(map(str, base.devices))}")
     for warning in base.notes:
         console.warn(warning)
 

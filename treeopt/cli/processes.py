@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.early_checks import given
-from treeopt.cli.following import ARGUMENTS, keep_team, known_team
+from treeopt.cli.following import ARGUMENTS, NO_PROCESSES, keep_team, known_team
 from treeopt.defaults import AUTO
 
 if TYPE_CHECKING:
@@ -29,11 +29,13 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
 
     Raises:
         click.UsageError: for --nproc under torchrun or with the number of a device, and for several processes with
-            `--batch-size auto`.
+            `--batch-size auto` or `--device-map`.
         TreeoptError: E402 where there are fewer devices than processes.
     """
     context = click.get_current_context()
     team = known_team(context)
+    if options["device_map"] is not None and (team is not None or options["nproc"] > 1):
+        raise click.UsageError(NO_PROCESSES)
     if options["batch_size"] == AUTO and (team is not None or options["nproc"] > 1):
         raise click.UsageError(f"several processes need a --batch-size that is a number: with {AUTO} they could differ")
     if team is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from treeopt.drafted_step import DraftedStep
     from treeopt.tree import Tree
 
-_OF_EXAMPLE = ("step", "heads", "model", "adapter", "draft", "device", "dtype", "chat_template")
+_OF_EXAMPLE = ("step", "heads", "model", "adapter", "draft", "device", "device_map", "dtype", "chat_template")
 _MARKED = ("svg", "dot", "gv")  # only these hold the mark; files of other formats are replaced with --force alone
 _OUTPUT = "an .svg or .dot file; .png, .pdf, ... need graphviz [default: TREE.svg]"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command
+from treeopt.cli.early_checks import check_apart
 from treeopt.cli.inputs import hashes_of
 from treeopt.cli.options import force_option
 from treeopt.cli.rerun import Remade, check_remade, line_of, rerun
@@ -39,6 +40,7 @@ _KINDS: dict[Kind, str] = {
 @click.argument("file")
 @click.option("--map", "mapped", multiple=True, metavar="OLD=NEW", help="An input that is elsewhere now; repeatable.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...")
+@click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs.")
 @force_option
 @click.option("-o", "--output", help="Keep what is made again under this name [default: it is deleted].")
 def run(console: Console, file: str, mapped: tuple[str, ...], output: str | None, **options: Any) -> None:
@@ -54,7 +56,8 @@ def run(console: Console, file: str, mapped: tuple[str, ...], output: str | None
     """
     from treeopt.evaluate.again import compare_files
 
-    made = _remade(file, _mapping(mapped), options["device"])
+    check_apart("device", "device_map")
+    made = _remade(file, _mapping(mapped), options["device"] or options["device_map"])
     check_remade(made)
     _check_output(made, output, force=options["force"])
     line = line_of(made)

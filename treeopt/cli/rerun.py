@@ -52,7 +52,9 @@ class Remade:
 
 
 @contextlib.contextmanager
-def rerun(console: Console, made: Remade, *, output: str | None, device: str | None, force: bool) -> Iterator[Path]:
+def rerun(
+    console: Console, made: Remade, *, output: str | None, device: str | None, device_map: str | None, force: bool
+) -> Iterator[Path]:
     """Run the command again; yields the new file, which is deleted at the end unless `output` names it.
 
     Without `output` the new file lies beside the old one, or in a folder beside it, under another name.
@@ -67,6 +69,7 @@ def rerun(console: Console, made: Remade, *, output: str | None, device: str | N
         words = ["--config", str(options)]
         names = {one.name for one in _command(made.command).params}
         words += ["--device", device] if device is not None and "device" in names else []
+        words += ["--device-map", device_map] if device_map is not None and "device_map" in names else []
         words += ["--force"] if force and "force" in names else []
         if made.header.get("schema") in _SHARDS:
             words += ["--shard", f"{made.header['shard']}/{made.header['shards']}"]

@@ -70,6 +70,7 @@ _USED_BY = {  # options -> the sweeps that use them
         _EPSILON,
     ),
     ("prompts", "skip", "limit", "chat_template", "max_new_tokens", "batch_size", "nproc"): (_EPSILON,),
+    ("device_map",): (_EPSILON,),
 }
 
 

@@ -13,7 +13,7 @@ import click
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_apart, check_belongs
 from treeopt.cli.numbers import SEED, FiniteRange
-from treeopt.cli.options import base_options, say_base
+from treeopt.cli.options import base_options, loading_options, say_base
 from treeopt.cli.work_options import resumable
 from treeopt.errors import TreeoptError, system_error
 from treeopt.files.storing import storing
@@ -119,8 +119,7 @@ def run(console: Console, **options: Any) -> None:
 
     _check_outputs(options)
     files = [read_texts(name) for name in options["data"]]
-    names = ("dtype", "device", "load_in_4bit")
-    base = load_base(options["model"], **{name: options[name] for name in names})
+    base = load_base(options["model"], **loading_options(options, "load_in_4bit"))
     say_base(console, base)
     check_trees(base)
     if options["merge"] is not None:
@@ -147,6 +146,7 @@ def _check_options(options: dict[str, Any]) -> None:
     check_belongs((*_JOINT, "heads", "merge"), "--stage 2", options["stage"] == 2)
     if options["heads"] is not None:
         check_belongs(_FORM, "new heads: leave out --heads", holds=False)
+    check_belongs(("device_map",), "--stage 1: an adapter is trained on one device", options["stage"] == 1)
     check_belongs(("load_in_4bit",), "--stage 1: an adapter is merged into whole weights", options["stage"] == 1)
 
 

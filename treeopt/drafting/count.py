@@ -91,6 +91,6 @@ def choices_in(base: Base, rows: Sequence[Sequence[int]]) -> list[list[int]]:
     size = rows_at_once(base.vocab_size)
     found = []
     for hidden in hidden_states(base, texts):
-        parts = [base.lm_head(part).argmax(-1) for part in torch.split(hidden, size)]
+        parts = [base.lm_logits(part).argmax(-1) for part in torch.split(hidden, size)]
         found.append(torch.cat(parts).tolist())
     return found

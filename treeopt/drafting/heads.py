@@ -29,7 +29,8 @@ from treeopt.drafting.interface import (
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import HEAD_SOURCE, RecordProposer, check_drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, check_heads_fit, check_states_fit, heads_like
+from treeopt.models.base import Base
+from treeopt.models.fit import check_heads_fit, check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rows_at_once
 from treeopt.models.ranks import rank_of, top_ids

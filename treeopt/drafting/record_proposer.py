@@ -16,7 +16,8 @@ from treeopt.drafting.interface import ProposerSession
 from treeopt.drafting.kernel_data import Record, Shape, num_candidates, record_arrays
 from treeopt.drafting.logprobs import top_logprobs
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, check_heads_fit, check_states_fit, heads_like
+from treeopt.models.base import Base
+from treeopt.models.fit import check_heads_fit, check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT
@@ -82,8 +83,7 @@ class RecordProposer:
             return logits
         if not min(depth, self.drafter.lm_head_levels):
             return states.new_zeros(0, len(states), self.vocab_size)
-        choices: Tensor = self.base.lm_head(states)
-        return choices[None]
+        return self.base.lm_logits(states)[None]
 
     def observe(self, states: Tensor, depth: int) -> Tensor:
         """`top_logprobs` of each level's logits at states [B, d]: int32 [B, H', 2 K + 1]."""

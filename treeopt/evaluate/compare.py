@@ -18,8 +18,9 @@ from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.latency import LatencyProfile
-from treeopt.models.base import Base, check_heads_fit
+from treeopt.models.base import Base
 from treeopt.models.draft import as_draft
+from treeopt.models.fit import check_heads_fit
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Encoded, Text, encode_prompts

@@ -31,7 +31,8 @@ from treeopt.evaluate.recycling import recycle_texts
 from treeopt.files.policies import plan_id
 from treeopt.files.trees import load_tree
 from treeopt.latency import ONE_NODE, LatencyProfile
-from treeopt.models.base import Base, heads_like
+from treeopt.models.base import Base
+from treeopt.models.fit import heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.per_step import build_policy

@@ -18,6 +18,7 @@ import dataclasses
 import enum
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, PreTrainedModel
 
 from treeopt.models.base import Base
+from treeopt.models.placement import weight_of
 from treeopt.texts.encode import Text
 
 ENDED = -1  # in place of a token, where a text had already ended
@@ -182,10 +184,13 @@ class Judge:
 def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
     """A copy on the CPU. Each tensor is moved there before it is cast, so that no memory of the device is needed."""
     memo: dict[int, Any] = {}  # copies that deepcopy takes as already made
-    for tensor in (*model.parameters(), *model.buffers()):
-        moved = tensor.detach().cpu()
-        moved = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
-        memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+    for name in [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]:
+        value = weight_of(model, name)
+        tensor = operator.attrgetter(name)(model)  # loading an offloaded weight has replaced it
+        if id(tensor) not in memo:
+            moved = value.detach().cpu()
+            moved = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
+            memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
     exact: PreTrainedModel = copy.deepcopy(model, memo)
     remove_hook_from_submodules(exact)  # those of `device_map` move inputs to its devices
     if isinstance(exact, PreTrainedModel):

@@ -21,8 +21,9 @@ from treeopt.errors import check_counts
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep
 from treeopt.latency import ONE_NODE
-from treeopt.models.base import Base, heads_like
+from treeopt.models.base import Base
 from treeopt.models.draft import as_draft
+from treeopt.models.fit import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.optimize.leviathan import ChainPrediction, cost_ratio, predict_chains, sampled_acceptance
 from treeopt.optimize.per_step import build_policy

@@ -34,8 +34,9 @@ from treeopt.latency import (
     LatencyPoint,
     LatencyProfile,
 )
-from treeopt.models.base import Base, check_heads_fit, heads_like
+from treeopt.models.base import Base
 from treeopt.models.draft import as_draft
+from treeopt.models.fit import check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads

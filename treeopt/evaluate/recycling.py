@@ -43,7 +43,7 @@ def recycle_texts(drafter: TokenRecycling, texts: Sequence[Text], batch_size: in
     for start in range(0, len(texts), batch_size):
         part = texts[start : start + batch_size]
         for text, states in zip(part, hidden_states(base, part), strict=True):
-            found = top_ids(base.lm_head(states), width).numpy(force=True)
+            found = top_ids(base.lm_logits(states), width).numpy(force=True)
             rows.append(_recycled(matrix, np.asarray(text.answer, np.int64), found, drafter.depth))
     drafter.matrix.copy_(torch.from_numpy(matrix))
     return as_calibration(texts, list(map(Traced, rows)), width, Provenance("", "", "", "", {}))

@@ -20,7 +20,8 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, make_folder, write_files
 from treeopt.files.storing import with_stored
-from treeopt.models.base import Base, check_heads_fit
+from treeopt.models.base import Base
+from treeopt.models.fit import check_heads_fit
 from treeopt.models.head_files import CONFIG_FILE, NXDI_FILE, VLLM_FILE, WEIGHT_FILES, State
 from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM
 from treeopt.models.heads import MedusaHeads

@@ -28,6 +28,7 @@ from treeopt.files.read import read_bytes
 from treeopt.files.storing import with_stored
 from treeopt.models.checkpoint import read_config
 from treeopt.models.fingerprint import fingerprints
+from treeopt.models.placement import is_offloaded
 
 ADAPTER_FOLDER = "adapter"  # inside the folder of heads
 CONFIG_FILE = "adapter_config.json"
@@ -36,6 +37,7 @@ NOTE_FILE = "treeopt.json"
 # Of peft's settings, those in which adapters of treeopt differ.
 _SETTINGS = {"r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "inference_mode"}
 _SETTINGS |= {"peft_type", "peft_version", "fan_in_fan_out"}
+_WHOLE = "a device_map of accelerators alone, or merge the adapter on a machine that holds the model (save_merged)"
 _TRAINING = "treeopt train --stage 2 writes adapters"
 
 
@@ -137,8 +139,12 @@ def merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     tensors are replaced and not written to.
 
     Raises:
-        TreeoptError: E214 where the adapter was trained on another base, E203 where its files are damaged.
+        TreeoptError: E214 where the adapter was trained on another base, E203 where its files are damaged, E402 where
+            weights of the model are offloaded.
     """
+    if is_offloaded(model):
+        what = f"the adapter {adapter.name} cannot be merged into weights that are kept in host memory or on disk"
+        raise TreeoptError(Code.DEVICE_UNUSABLE, what, why="they are loaded anew for each forward", fix=_WHOLE)
     found = fingerprints(model)
     if not any(found[key] == one for key, one in adapter.base_ids.items() if key in found):
         what = f"the adapter {adapter.name} was trained on another base model ({adapter.kind})"

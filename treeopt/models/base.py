@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import functools
-import importlib.util
 import os
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    BitsAndBytesConfig,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -25,12 +23,19 @@ from transformers import (
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.adapters import Adapter, merge, read_adapter
-from treeopt.models.checkpoint import check_files, check_loaded, not_loadable
-from treeopt.models.device import pick_device
+from treeopt.models.checkpoint import check_files, check_loaded, not_loadable, wrong_settings
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.finite import check_base_finite, numbers_only
-from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import built_in, find_base, here, hub_reachable, unreachable
+from treeopt.models.placement import (
+    DeviceMap,
+    check_placed,
+    device_names,
+    devices_of,
+    input_device,
+    kept_before,
+    placement,
+)
 from treeopt.models.tokenizer import load_tokenizer
 from treeopt.version import VERSION
 
@@ -59,9 +64,13 @@ class Base:
 
     @property
     def device(self) -> torch.device:
-        """The device of inputs."""
-        device: torch.device = self.model.device
-        return device
+        """The device of inputs and outputs."""
+        return input_device(self.model)
+
+    @functools.cached_property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The devices of the layers, each once, in their order."""
+        return tuple(dict.fromkeys(devices_of(self.model)))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -92,8 +101,7 @@ class Base:
     @functools.cached_property
     def layers(self) -> int:
         """Number of layers with a cache; 0 where they are on several devices."""
-        devices = {parameter.device for parameter in self.model.parameters()}
-        return int(self.model.config.get_text_config().num_hidden_layers) if len(devices) == 1 else 0
+        return int(self.model.config.get_text_config().num_hidden_layers) if len(self.devices) == 1 else 0
 
     @property
     def context(self) -> int:
@@ -167,23 +175,33 @@ class Base:
         return out
 
     def versions(self) -> dict[str, str]:
-        """Versions, device and the name of the adapter, for the provenance of measurements."""
-        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
+        """Versions, kind of device and the name of the adapter, for the provenance of measurements."""
         return {
             "treeopt": VERSION,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "python": platform.python_version(),
-            "device": device,
+            "device": device_names(self.model),
             **({"adapter": self.adapter.name} if self.adapter else {}),
         }
 
     def forward(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
-        """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head)."""
+        """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head).
+
+        `logits_to_keep` may be int64 [B, n], positions of each row, on the device of `ids`.
+        """
         if self._positions_by_padding and inputs.get("past_key_values") is None:
             inputs.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device)[None])
-        out = self.model(ids, output_hidden_states=-1, **inputs)
+        with contextlib.ExitStack() as stack:
+            if len(self.devices) > 1 and isinstance(inputs.get("logits_to_keep"), Tensor):
+                stack.enter_context(kept_before(self.lm_head, inputs.pop("logits_to_keep")))
+            out = self.model(ids, output_hidden_states=-1, **inputs)
         return out.logits, out.hidden_states[-1]
+
+    def lm_logits(self, states: Tensor) -> Tensor:
+        """The LM head's outputs for states [..., d], on their device: [..., V]. Some models scale or cap them."""
+        logits: Tensor = self.lm_head(states)
+        return logits.to(states.device)
 
 
 def load_base(
@@ -191,6 +209,7 @@ def load_base(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    device_map: DeviceMap | None = None,
     load_in_4bit: bool = False,
     adapter: str | os.PathLike[str] | None = None,
 ) -> Base:
@@ -200,22 +219,25 @@ def load_base(
         name: folder or hub name; `pocket` and `pocket-draft` are built in.
         dtype: `float32`, `bfloat16`, `float16`; `auto` is float32 on the CPU and that of the checkpoint elsewhere.
         device: `cpu`, `cuda`, `cuda:1`, ...; `auto` is the accelerator of this process, else the CPU.
+        device_map: divides the model among devices, as of transformers: `auto` is all accelerators of this machine, and
+            the CPU where there is none; a dictionary has the device of each part by its name, and `cpu` or `disk` for
+            weights that are loaded for each forward. None is one device.
         load_in_4bit: quantise the weights while loading; needs CUDA and the package bitsandbytes.
         adapter: folder of an adapter of this base, as `train_jointly` writes it, which is merged into the weights.
 
     Raises:
         TreeoptError: E201, E301 where model or adapter is not found; E203, E210, E304 where their files are damaged,
             need code to be run, or lack weights; E214 where the adapter is of another base; E401, E402, E403 where
-            package, device or memory are missing; E504 where its logits or hidden states are not finite.
-        ValueError: for an adapter of a base in 4 bits.
+            package, device or memory are missing, or an adapter is given for offloaded weights; E504 where its logits
+            or hidden states are not finite.
+        ValueError: for an adapter of a base in 4 bits, and for `device` with `device_map`.
     """
     name = os.fspath(name)
     if adapter is not None and load_in_4bit:
         raise ValueError("an adapter is merged into the weights, which a base in 4 bits cannot hold exactly")
     read = None if adapter is None else read_adapter(adapter)
-    place = pick_device(device)
+    place, options = placement(device, device_map, load_in_4bit=load_in_4bit)
     torch_dtype = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
-    options: dict[str, Any] = _quantised(place) if load_in_4bit else {}
     # Attention over few tokens in bfloat16 is several times slower through sdpa than eagerly on a CPU.
     if place.type == "cpu" and torch_dtype is torch.bfloat16:
         options["attn_implementation"] = "eager"
@@ -226,7 +248,10 @@ def load_base(
     options |= {"dtype": torch_dtype, "local_files_only": not from_hub}
     try:
         model, notes = _load_model(name, where, options)
-        model = model if load_in_4bit else model.to(place)
+        if "device_map" in options:
+            check_placed(model, name, device_map)
+        else:
+            model = model.to(place)
         model = model.eval() if read is None else merge(model.eval(), read)
     except TreeoptError:
         raise
@@ -242,7 +267,7 @@ def load_base(
 
 def check_runs(base: Base) -> None:
     """Raise E304 where a model's settings are invalid or its forward fails, E504 where its outputs are not finite."""
-    faults = list(_wrong_settings(base))
+    faults = list(wrong_settings(base.model))
     if faults:
         why = "config.json and generation_config.json must be valid for text generation"
         raise TreeoptError(Code.MODEL_INVALID, f"the model {base.name} cannot be used: {'; '.join(faults)}", why=why)
@@ -259,35 +284,6 @@ def check_runs(base: Base) -> None:
         raise TreeoptError(Code.MODEL_INVALID, what, why=f"{type(error).__name__}: {first_line(error)}") from error
 
 
-def check_states_fit(base: Base, states: Tensor) -> None:
-    """Raise E502 where hidden states [..., d] are not as wide as the input of the LM head."""
-    width = states.shape[-1]
-    if width != base.hidden_size:
-        what = f"{base.name} has a layer between its hidden states (width {width}) and its LM head ({base.hidden_size})"
-        why = "heads and n-gram drafters give the LM head the hidden states"
-        fix = "a draft model, or drafts from the text so far (without --heads, --tree and --drafter)"
-        raise TreeoptError(Code.NO_TREES, what, why=why, fix=fix)
-
-
-def check_heads_fit(base: Base, heads: MedusaHeads, name: str) -> None:
-    """Raise E212 unless heads and base have the same hidden size and vocabulary."""
-    faults = []
-    if heads.hidden_size != base.hidden_size:
-        faults.append(f"hidden size {heads.hidden_size}, the base has {base.hidden_size}")
-    if heads.vocab_size is not None and heads.vocab_size != base.vocab_size:
-        faults.append(f"vocabulary {heads.vocab_size}, the base has {base.vocab_size}")
-    if faults:
-        what = f"the heads {name} do not fit {base.name}: {'; '.join(faults)}"
-        raise TreeoptError(Code.HEADS_MISMATCH, what, fix="name with --model the base model that they were trained on")
-
-
-def heads_like(base: Base, heads: MedusaHeads) -> MedusaHeads:
-    """The heads on the base's device and in its dtype: a copy where they are not."""
-    if (heads.bias.device, heads.bias.dtype) == (base.device, base.dtype):
-        return heads
-    return copy.deepcopy(heads).to(base.device, base.dtype)
-
-
 def _load_model(name: str, where: str, options: Mapping[str, Any]) -> tuple[PreTrainedModel, tuple[str, ...]]:
     """The model at `where`, and warnings about it; E304 unless the checkpoint has all of its weights."""
     with warnings.catch_warnings(action="ignore"):  # `check_loaded` reports what matters
@@ -299,35 +295,3 @@ def _load_model(name: str, where: str, options: Mapping[str, Any]) -> tuple[PreT
             **options,
         )
     return model, check_loaded(name, model, info)
-
-
-def _quantised(place: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a base in 4 bits; its LM head is not quantised."""
-    if place.type != "cuda":
-        what = f"a base in 4 bits needs a CUDA device; this one is {place}"
-        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix="leave out --load-in-4bit")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        what = "a base in 4 bits needs the package bitsandbytes"
-        raise TreeoptError(Code.PROGRAM_MISSING, what, fix="pip install bitsandbytes")
-    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-    return {"quantization_config": config, "device_map": {"": place}}
-
-
-def _wrong_settings(base: Base) -> Iterator[str]:
-    """Settings of the config or generation config that are invalid for text generation."""
-    head = base.model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    if weight is None or weight.ndim != 2:
-        yield "it has no linear LM head"
-        return
-    limit = getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and (not isinstance(limit, int) or limit < 0):
-        yield f"max_position_embeddings is {limit!r}"
-    settings = base.model.generation_config
-    ends = settings.eos_token_id
-    for end in ends if isinstance(ends, (list, tuple)) else () if ends is None else (ends,):
-        if not isinstance(end, int) or isinstance(end, bool):
-            yield f"eos_token_id is {end!r}, not a token id"
-    pad = settings.pad_token_id
-    if pad is not None and (not isinstance(pad, int) or isinstance(pad, bool)):
-        yield f"pad_token_id is {pad!r}, not a token id"

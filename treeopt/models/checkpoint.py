@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.files.read import leaves_folder, read_settings
@@ -134,6 +134,26 @@ def check_loaded(name: str, model: nn.Module, info: Mapping[str, Any]) -> tuple[
         return ()
     unused = _listed(info["unexpected_keys"])
     return (f"warning: {name} has weights that {type(model).__name__} does not use: {unused}",)
+
+
+def wrong_settings(model: PreTrainedModel) -> Iterator[str]:
+    """Settings of a model's config or generation config that are invalid for text generation."""
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is None or weight.ndim != 2:
+        yield "it has no linear LM head"
+        return
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and (not isinstance(limit, int) or limit < 0):
+        yield f"max_position_embeddings is {limit!r}"
+    settings = model.generation_config
+    ends = settings.eos_token_id
+    for end in ends if isinstance(ends, (list, tuple)) else () if ends is None else (ends,):
+        if not isinstance(end, int) or isinstance(end, bool):
+            yield f"eos_token_id is {end!r}, not a token id"
+    pad = settings.pad_token_id
+    if pad is not None and (not isinstance(pad, int) or isinstance(pad, bool)):
+        yield f"pad_token_id is {pad!r}, not a token id"
 
 
 def plain_reason(error: BaseException) -> str:

@@ -10,9 +10,10 @@ from treeopt.models.base import Base
 
 
 def now(base: Base) -> float:
-    """Seconds, read after the base's device has finished its work."""
-    if base.device.type != "cpu":
-        torch.accelerator.synchronize(base.device)
+    """Seconds, read after the base's devices have finished their work."""
+    for device in base.devices:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
@@ -20,7 +21,7 @@ class Stopwatch:
     """The seconds of successive parts of a job, by name.
 
     Args:
-        base: the model whose device is waited for.
+        base: the model whose devices are waited for.
     """
 
     def __init__(self, base: Base) -> None:

@@ -102,7 +102,7 @@ class MedusaHeads(nn.Module):
             return self._all_tokens(torch.bmm(x, self.lm_head[:first].transpose(1, 2)))
         assert base_lm_head is not None, "these heads share the base's LM head, which must be given"
         logits: Tensor = base_lm_head(x)
-        return logits
+        return logits.to(x.device)  # the LM head may be on another device
 
     def _all_tokens(self, logits: Tensor) -> Tensor:
         """Logits of all tokens from those of the LM heads' rows: [H, n, T] -> [H, n, V]."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treeopt.models.base import Base, check_states_fit
+from treeopt.models.base import Base
 from treeopt.models.finite import check_base_finite
+from treeopt.models.fit import check_states_fit
 from treeopt.texts.encode import Text
 
 

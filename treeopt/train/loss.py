@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rows_at_once
+from treeopt.models.placement import weight_of
 from treeopt.models.ranks import rank_of
 
 IGNORED = -100  # no target; torch's value
@@ -89,6 +90,7 @@ def _lm_heads(heads: MedusaHeads, base_lm_head: nn.Linear) -> tuple[Sequence[Ten
     """The LM head [V, d] of each head, and the bias [V] of the base's LM head where they share it."""
     if heads.lm_head is not None:
         return heads.lm_head.unbind(0), None  # one unbind: a slice for each head would cost a full gradient each
-    dtype = heads.bias.dtype  # float32 heads may have a base in half precision
-    bias = None if base_lm_head.bias is None else base_lm_head.bias.detach().to(dtype)
-    return [base_lm_head.weight.detach().to(dtype)] * heads.num_heads, bias
+    like = heads.bias  # float32 heads may have a base in half precision, whose LM head may be on another device
+    weight = weight_of(base_lm_head, "weight").detach().to(like.device, like.dtype)
+    bias = None if base_lm_head.bias is None else weight_of(base_lm_head, "bias").detach().to(like.device, like.dtype)
+    return [weight] * heads.num_heads, bias

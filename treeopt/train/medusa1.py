@@ -20,6 +20,7 @@ from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base, name_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import save_heads
+from treeopt.models.placement import weight_of
 from treeopt.progress import Progress, silent
 from treeopt.train.given_texts import GivenTexts, as_training_texts, names_of
 from treeopt.train.run import Job, check_outputs, job_of, run_job
@@ -54,7 +55,7 @@ def new_heads(base: Base, num_heads: int, *, blocks: int = 1, shared_lm_head: bo
     heads = MedusaHeads(num_heads, blocks, base.hidden_size, None if shared_lm_head else base.vocab_size)
     if heads.lm_head is not None:
         with torch.no_grad():
-            heads.lm_head.copy_(base.lm_head.weight.float().expand_as(heads.lm_head))
+            heads.lm_head.copy_(weight_of(base.lm_head, "weight").float().expand_as(heads.lm_head))
     return heads.to(base.device)
 
 

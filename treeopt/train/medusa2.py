@@ -13,11 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.outputs import check_no_input
 from treeopt.models.adapters import ADAPTER_FOLDER, check_adapter_writable, require_peft
-from treeopt.models.base import check_heads_fit
 from treeopt.models.fingerprint import fingerprint
+from treeopt.models.fit import check_heads_fit
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads, name_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import JOINT_METHOD, WEIGHT_FILES, LoadedHeads
+from treeopt.models.placement import check_one_device
 from treeopt.progress import Progress, silent
 from treeopt.train import run
 from treeopt.train.given_texts import GivenTexts, as_training_texts, names_of
@@ -92,6 +93,7 @@ def train_jointly(
     inputs = (*names_of(texts), *name_of(model), *([] if first is None else [first.name]))
     check_outputs(place, inputs, resume=resume, overwrite=overwrite)
     base = as_base(model, tokenizer)
+    check_one_device(base.model, "training with an adapter", fix="a device that holds it, or heads alone (stage 1)")
     if first is not None:
         check_heads_fit(base, first.heads, first.name)
     chosen = settings.chosen(None if first is None else first.heads)

@@ -104,6 +104,7 @@ class Store:
             (m = 2 * layers), so that entries of all of them move at once, then those of other layers (m = 1).
         stacked: whether the first block is that of several layers.
         taken: number of layers in it.
+        moved: `entries` and `rows` on the devices of other layers.
     """
 
     arena: Arena = field(default_factory=Arena)
@@ -115,6 +116,17 @@ class Store:
     blocks: list[Tensor] = field(default_factory=list)
     stacked: bool = False
     taken: int = 0
+    moved: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`entries` and `rows` on the device of a layer, to which they are moved once."""
+        assert self.entries is not None
+        assert self.rows is not None
+        if self.entries.device == device:
+            return self.entries, self.rows
+        if device not in self.moved:
+            self.moved[device] = self.entries.to(device), self.rows.to(device)
+        return self.moved[device]
 
     def places(self, keys: Tensor, values: Tensor, capacity: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Block and index in it for a new layer's keys and values."""
@@ -176,7 +188,7 @@ class TreeLayer(DynamicLayer):
         store = self.store
         if store.entries is not None and store.whole:
             # Compiled code: nothing here may depend on a number that changes between steps.
-            self._scatter(store.entries, key_states, value_states)
+            self._scatter(key_states, value_states)
             return self.key_buffer, self.value_buffer
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -188,12 +200,12 @@ class TreeLayer(DynamicLayer):
             self.value_buffer.narrow(2, start, count).copy_(value_states)
             self.length = start + count
         else:
-            self._scatter(store.entries, key_states, value_states)
+            self._scatter(key_states, value_states)
             self.length = read
         return self.key_buffer.narrow(2, 0, read), self.value_buffer.narrow(2, 0, read)
 
-    def _scatter(self, entries: Tensor, key_states: Tensor, value_states: Tensor) -> None:
-        rows = self.store.rows
+    def _scatter(self, key_states: Tensor, value_states: Tensor) -> None:
+        entries, rows = self.store.indices(key_states.device)
         if len(key_states) == 1:
             self.key_buffer.index_copy_(2, entries[0], key_states)
             self.value_buffer.index_copy_(2, entries[0], value_states)
@@ -243,6 +255,7 @@ class TreeCache(Cache):
         """Make the next forward write at `entries` int64 [B, n], None to append, and read `width` entries or more."""
         store = self.store
         store.entries, store.width = entries, width
+        store.moved.clear()
         if entries is not None and (store.rows is None or len(store.rows) != len(entries)):
             store.rows = torch.arange(len(entries), device=entries.device)[:, None]
 

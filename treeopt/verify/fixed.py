@@ -16,13 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treeopt.models.base import Base
+from treeopt.models.placement import check_one_device
 from treeopt.verify.buffers import Buffers
 
 _CAPTURES = 64  # of one forward: a number of rows and a capacity each; torch's limit of 8 would end in eager mode
 
 
 def compiled(base: Base) -> Base:
-    """The model with a compiled forward, whose inputs must have fixed shapes."""
+    """The model with a compiled forward, whose inputs must have fixed shapes.
+
+    Raises:
+        TreeoptError: E402 where the model is divided among devices.
+    """
+    check_one_device(base.model, "a compiled forward", fix="a device that holds the model, or compile=False")
     options: dict[str, Any] = {"dynamic": False, "recompile_limit": _CAPTURES, "isolate_recompiles": True}
     if base.device.type == "cuda":
         options["mode"] = "reduce-overhead"  # CUDA graphs: one launch replays the whole forward

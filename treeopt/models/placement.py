@@ -1,0 +1,203 @@
+"""Where the layers of a model are: on one device, or on several by accelerate's `device_map`.
+
+A model that is divided has hooks of accelerate, which move the inputs of each layer to its device, and the outputs of
+the model to that of its inputs. Weights may also be offloaded to host memory or disk: they are on the device `meta` of
+torch, and the hooks load them for each forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from accelerate.utils import align_module_device
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.device import pick_device, unusable
+
+DeviceMap: TypeAlias = str | Mapping[str, int | str | torch.device]
+
+_POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")  # by which accelerate makes a map
+_HOST = ("cpu", "disk")  # places of offloaded weights, where a map has an accelerator too
+
+
+def placement(
+    device: str, device_map: DeviceMap | None, *, load_in_4bit: bool = False
+) -> tuple[torch.device, dict[str, Any]]:
+    """The device of the first layers, or one that a map names, and the arguments of `from_pretrained` for it.
+
+    Args:
+        device: as `pick_device`; `auto` where a map is given.
+        device_map: as `load_base`.
+        load_in_4bit: quantise the weights while loading.
+
+    Raises:
+        TreeoptError: E401 where bitsandbytes is missing, E402 where a device cannot be used.
+        ValueError: for a map beside a device.
+    """
+    if device_map is not None and device != "auto":
+        raise ValueError(f"device is {device!r} and device_map {device_map!r}: give either of them")
+    options: dict[str, Any] = {}
+    if device_map is None or isinstance(device_map, str):
+        place = pick_device("auto" if device_map in _POLICIES else device_map or device)
+        if device_map in _POLICIES and place.type != "cpu":
+            options["device_map"] = device_map
+    else:
+        named = [_named(one) for one in dict.fromkeys(device_map.values()) if str(one) != "disk"]
+        place = next((one for one in named if one.type != "cpu"), torch.device("cpu"))
+        options["device_map"] = dict(device_map)
+    if load_in_4bit:
+        options = {"device_map": {"": place}} | options | _quantised(place)
+    return place, options
+
+
+def check_placed(model: PreTrainedModel, name: str, device_map: DeviceMap | None) -> None:
+    """Check the map that accelerate has made for a model.
+
+    Args:
+        model: the loaded model.
+        name: as given by the user.
+        device_map: as `load_base`.
+
+    Raises:
+        TreeoptError: E304 where the model does not state which of its parts must stay on one device; E403 where weights
+            do not fit on the accelerators, or have no values.
+    """
+    found = getattr(model, "hf_device_map", {})
+    fix = (
+        "more or larger GPUs, --dtype bfloat16, or in Python a device_map that names cpu or disk for some layers: slow"
+    )
+    if device_map in _POLICIES:
+        left = [part for part, place in found.items() if str(place) in _HOST]
+        if left:
+            what = f"{len(left)} of {len(found)} parts of {name} do not fit on the accelerators of this machine"
+            why = f"accelerate would keep them in host memory or on disk, and load them for each forward: {left[0]}"
+            raise TreeoptError(Code.OUT_OF_MEMORY, what, at=f"device_map={device_map!r}", why=why, fix=fix)
+        if len(set(found.values())) > 1 and not getattr(model, "_no_split_modules", None):
+            what = f"{name} ({type(model).__name__}) cannot be divided among devices"
+            why = "its class in transformers has no _no_split_modules, which name the parts that stay on one device"
+            raise TreeoptError(
+                Code.MODEL_INVALID, what, why=why, fix="--device with one that holds it, or another model"
+            )
+    lost = [key for key, weight in model.named_parameters() if weight.is_meta and _offloading(model, key) is None]
+    if lost:
+        what = f"{len(lost)} weights of {name} have no values: {lost[0]} is on the device meta"
+        raise TreeoptError(Code.OUT_OF_MEMORY, what, at=f"device_map={device_map!r}", fix=fix)
+
+
+def check_one_device(model: PreTrainedModel, what: str, fix: str) -> None:
+    """Raise E402 for a model that is divided among devices, or offloaded, where `what` needs one device."""
+    places = list(dict.fromkeys(devices_of(model)))
+    if len(places) > 1 or is_offloaded(model):
+        shown = ", ".join(map(str, places)) + (", with offloaded weights" if is_offloaded(model) else "")
+        raise TreeoptError(Code.DEVICE_UNUSABLE, f"{what} needs a model on one device", at=f"it is on {shown}", fix=fix)
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether some weights are loaded from host memory or disk for each forward."""
+    return any(weight.is_meta for weight in model.parameters())
+
+
+def input_device(model: PreTrainedModel) -> torch.device:
+    """The device of a model's inputs: that of its embeddings."""
+    if not hasattr(model, "hf_device_map"):
+        device: torch.device = model.device
+        return device
+    return next(devices_of(model.get_input_embeddings()))
+
+
+def devices_of(model: nn.Module) -> Iterator[torch.device]:
+    """The device on which each module with weights of its own is run, in the order of the modules."""
+    for module in model.modules():
+        weight = next(module.parameters(recurse=False), None)
+        if weight is not None:
+            yield _execution_device(module) if weight.is_meta else weight.device
+
+
+def device_names(model: nn.Module) -> str:
+    """The kind of the devices of a model, such as `NVIDIA H200` or `cpu`.
+
+    Of several kinds, which round differently: each with its number of modules, in their order.
+    """
+    kinds = [_kind(device) for device in devices_of(model)]
+    if len(set(kinds)) == 1:
+        return kinds[0]
+    return ", ".join(f"{kind} ({len(list(run))} modules)" for kind, run in itertools.groupby(kinds))
+
+
+@contextlib.contextmanager
+def kept_before(lm_head: nn.Module, positions: Tensor) -> Iterator[None]:
+    """A context in which an LM head reads only the states at these positions of each row, int64 [B, n].
+
+    A stock forward with `logits_to_keep` needs them on the device of the last layer, and accelerate moves them to that
+    of another one before.
+    """
+
+    def keep(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (torch.take_along_dim(given[0], positions.to(given[0].device)[..., None], dim=1),)
+
+    handle = lm_head.register_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def weight_of(model: nn.Module, name: str) -> Tensor:
+    """A weight by its name, with its values: one that is offloaded is loaded."""
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    with align_module_device(module):
+        weight: Tensor = getattr(module, leaf)
+    return weight
+
+
+def _offloading(model: nn.Module, name: str) -> Any:
+    """The hook that loads a weight; None without one."""
+    return next((hook for hook in _hooks(model.get_submodule(name.rpartition(".")[0])) if hook.offload), None)
+
+
+def _execution_device(module: nn.Module) -> torch.device:
+    """The device to which the hook of a module moves its inputs, and its offloaded weights."""
+    places = [hook.execution_device for hook in _hooks(module) if hook.execution_device is not None]
+    return torch.device(places[-1]) if places else torch.device("meta")
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    """The hooks of accelerate on a module that place its weights and inputs."""
+    hook = getattr(module, "_hf_hook", None)
+    for one in getattr(hook, "hooks", (hook,)):
+        if hasattr(one, "execution_device") and hasattr(one, "offload"):
+            yield one
+
+
+def _kind(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _named(place: int | str | torch.device) -> torch.device:
+    """A device of a map, after checking that it can be used; a number is one of the accelerator's."""
+    if isinstance(place, int) and not isinstance(place, bool):
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if kind is None:
+            raise unusable(str(place), "there is no accelerator")
+        return pick_device(f"{kind.type}:{place}")
+    return pick_device(str(place))
+
+
+def _quantised(place: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a base in 4 bits; its LM head is not quantised."""
+    if place.type != "cuda":
+        what = f"a base in 4 bits needs a CUDA device; this one is {place}"
+        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix="leave out --load-in-4bit")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        what = "a base in 4 bits needs the package bitsandbytes"
+        raise TreeoptError(Code.PROGRAM_MISSING, what, fix="pip install bitsandbytes")
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    return {"quantization_config": config}
