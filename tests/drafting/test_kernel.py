@@ -23,6 +23,7 @@ from numpy_draft.scores import Scorer as NumpyScorer
 from treeopt.drafting import kernel_rows
 from treeopt.drafting.interface import Kept, Limits
 from treeopt.drafting.kernel_session import KernelSession
+from treeopt.errors import Code, TreeoptError
 from treeopt.policy import STEP_SIZES
 from treeopt.verify.buffers import compile_ranks
 
@@ -201,6 +202,22 @@ def test_growth_ends_where_no_size_can_pay(seed: int, source: str) -> None:
     session.look(session._step.seen.reshape(1, -1))
     drafts = session.grow(roots, roots, Limits(sizes, tuple(cost), case.drafter.depth))
     assert drafts.tokens.shape[1] == min(sizes[int(np.argmax(gain))], len(total))
+
+
+@pytest.mark.parametrize("source", ["heads", "voted", "lm head"])
+def test_log_probabilities_that_are_not_numbers_are_refused(source: str) -> None:
+    """One NaN among the logits of the last row of three is E504, whatever gave the logits; -inf is no fault."""
+    case = random_case(3, rows=3, source=source)
+    level, token = case.logits.shape[0] - 1, case.logits.shape[2] - 1
+    for value in (-np.inf, np.nan):
+        logits = case.logits.copy()
+        logits[level, -1, token] = value
+        if np.isnan(value):
+            with pytest.raises(TreeoptError, match="gives logits that are not finite") as caught:
+                both(replace(case, logits=logits))
+            assert caught.value.code is Code.NOT_FINITE
+        else:
+            both(replace(case, logits=logits))
 
 
 @pytest.mark.parametrize("token", [-1, 99])
