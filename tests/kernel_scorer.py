@@ -97,7 +97,9 @@ class Scorer:
         record = self.record._replace(sources=np.array(sources))
         texts = [row[int((row < 0).cumprod().sum()) :].tolist() for row in recent]
         texts = [[vocab if token < 0 else token for token in text] for text in texts]
-        source: Any = SimpleNamespace(logits_of="the test", record=record, vocab_size=vocab + 1, known=known)
+        source: Any = SimpleNamespace(
+            logits_of="the test", logits_name="head", record=record, vocab_size=vocab + 1, known=known
+        )
         session = KernelSession(source, texts, depth)
         session.look(
             top_logprobs(logits, known).transpose(0, 1).flatten(1).numpy()

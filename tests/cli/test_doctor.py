@@ -213,5 +213,5 @@ def test_decoding_that_is_not_lossless(monkeypatch: Monkey) -> None:
     from treeopt.evaluate import baselines
 
     wrong = SimpleNamespace(tokens=[1] * environment.TOKENS)
-    monkeypatch.setattr(baselines, "with_generate", lambda _base: lambda _prompts, _tokens: [wrong])
+    monkeypatch.setattr(baselines, "with_generate", lambda _base: lambda _prompts, _tokens, _call: [wrong])
     assert found(environment.check_decoding, "decoding").status == FAIL
