@@ -217,7 +217,7 @@ def test_interrupted_sweep_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     save_tree(Tree.from_paths([(0,)]), "t.yaml")
     from treeopt.evaluate import sweep_epsilon as module
 
-    real, calls = module.validate_typical, []
+    real, calls = module.judge_typical, []
 
     def interrupted(*arguments: Any) -> Any:
         calls.append(1)
@@ -225,7 +225,7 @@ def test_interrupted_sweep_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> No
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(module, "validate_typical", interrupted)
+    monkeypatch.setattr(module, "judge_typical", interrupted)
     before = sorted(path.name for path in Path().iterdir())
     result = treeopt(*EPSILON, status=1)  # the program itself exits with 130
     assert "interrupted; sweep.svg is not written" in result.stderr
