@@ -205,6 +205,7 @@ MODULES: dict[str, tuple[str, ...] | str] = {
     "models.merged": "the note of a folder that is to be replaced; any fault means that it is not ours",
     "models.pickles": ("heads (.pt)", "growmap (.pt)"),
     "models.tokenizer": ("tokenizer",),
+    "processes.division": "what the processes of one run tell each other",
     "processes.team": "what the processes of one run tell each other",
     "texts.prompts": ("prompts .json", "prompts .jsonl", "prompts .parquet", "prompt set"),
     "train.checkpoints": ("note of a training", "mark of a checkpoint"),
