@@ -159,7 +159,7 @@ def test_heads_draft_by_themselves() -> None:
     assert (none.depth, none.num_candidates) == (0, VOCAB)
     assert none.start([[1]], 0).fill(torch.tensor([5]), states[:1], compile_ranks(Tree(()))).tokens.tolist() == [[5]]
     session.begin(torch.tensor([1, 2, 3]), torch.full_like(states, torch.nan))
-    with pytest.raises(TreeoptError, match="head 1 on .* gives logits that are not finite") as caught:
+    with pytest.raises(TreeoptError, match=r"head 1 on .* gives logits that are not finite") as caught:
         session.check_finite()
     assert caught.value.code is Code.NOT_FINITE
 

@@ -29,7 +29,7 @@ def test_base_that_gives_no_numbers_is_blamed(layer: str, value: float) -> None:
     heads = random_heads(base, 2, shared=True)
     with torch.no_grad():
         (base.model.model.norm if layer == "norm" else base.lm_head).weight[5] = value
-    with pytest.raises(TreeoptError, match="the base model tiny-llama gives") as caught:
+    with pytest.raises(TreeoptError, match="the model tiny-llama gives") as caught:
         head_ranks(base, heads, [TEXT], 4)
     assert caught.value.code is Code.NOT_FINITE
 
@@ -41,7 +41,7 @@ def test_heads_with_logits_that_are_not_finite_are_named() -> None:
     assert heads.lm_head is not None
     with torch.no_grad():
         heads.lm_head[1, 5] = float("nan")
-    with pytest.raises(TreeoptError, match="the heads' logits") as caught:
+    with pytest.raises(TreeoptError, match="head 2 on tiny-llama gives logits") as caught:
         head_ranks(base, heads, [TEXT], 4)
     assert caught.value.code is Code.NOT_FINITE
 
