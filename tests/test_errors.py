@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
+from safetensors import SafetensorError
 
 from treeopt.errors import Code, TreeoptError, system_error
 
@@ -30,3 +32,12 @@ def test_other_exceptions_are_not_of_the_system() -> None:
     """An exception without an error number stays what it is."""
     assert system_error(ValueError("no")) is None
     assert system_error(OSError("no number")) is None
+
+
+@pytest.mark.parametrize(("number", "code"), [(28, Code.OUT_OF_MEMORY), (13, Code.SYSTEM_REFUSED)])
+def test_numbers_in_messages_of_safetensors(number: int, code: Code) -> None:
+    """Its errors of writing have the number of the system in their text alone."""
+    found = system_error(SafetensorError(f"Error while serializing: I/O error: any words (os error {number})"))
+    assert found is not None
+    assert (found.code, found.what) == (code, os.strerror(number))
+    assert system_error(SafetensorError("Error while serializing: invalid shape")) is None

@@ -12,6 +12,8 @@ from __future__ import annotations
 import enum
 import errno
 import functools
+import os
+import re
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
@@ -211,6 +213,14 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
+def os_error(error: Exception) -> OSError | None:
+    """An OSError, also where a library in Rust, such as safetensors, gives its number in a message of its kind."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return None if number is None else OSError(int(number[1]), os.strerror(int(number[1])))
+
+
 def system_error(error: Exception) -> TreeoptError | None:
     """An error of the operating system as ours: E403 where memory, disk or quota is used up, else E404.
 
@@ -219,11 +229,12 @@ def system_error(error: Exception) -> TreeoptError | None:
     if out_of_memory(error):
         what = "out of memory" if isinstance(error, MemoryError) and not str(error) else first_line(error)
         return TreeoptError(Code.OUT_OF_MEMORY, what, fix="use smaller values, or a machine with more memory")
-    if not isinstance(error, OSError) or error.errno is None:
+    found = os_error(error)
+    if found is None or found.errno is None:
         return None
-    at = "" if error.filename is None else str(error.filename)
-    what = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+    at = "" if found.filename is None else str(found.filename)
+    what = found.strerror or str(found)
+    if found.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
         return TreeoptError(Code.OUT_OF_MEMORY, what, at=at, fix="free some space, or write elsewhere")
     return TreeoptError(Code.SYSTEM_REFUSED, what, at=at)
 

@@ -18,6 +18,7 @@ from helpers import random_tree
 from machines import accelerator
 from tiny import VOCAB, chat_base, cycle_heads, random_heads, tiny_base
 from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.decode.decoder import TreeDecoder
@@ -116,6 +117,20 @@ def test_exact_copy_has_the_weights_of_the_disk(whole: Base, on_disk: Base) -> N
     assert torch.equal(exact(ids).logits, expected(ids).logits)
     assert exact(ids).logits.dtype == torch.float64
     assert is_offloaded(on_disk.model)
+
+
+def test_exact_copy_of_modules_with_weights_and_biases(tmp_path: Path) -> None:
+    """Loading one offloaded weight of a module replaces the others too."""
+    config = Qwen2Config(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    divided = Qwen2ForCausalLM.from_pretrained(tmp_path, device_map=DISK)
+    ids = torch.arange(6)[None]
+    assert torch.equal(_in_float64(divided)(ids).logits, _in_float64(model)(ids).logits)
 
 
 def test_work_that_needs_whole_weights_is_refused(on_disk: Base, tmp_path: Path) -> None:

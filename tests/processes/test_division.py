@@ -13,12 +13,12 @@ from drafters import prompts_of
 from teams import together
 from tiny import cycle_heads, tiny_base
 
-from treeopt.errors import TreeoptError
+from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validation import Measured
 from treeopt.models.pair import load_pair
 from treeopt.processes.division import Division
-from treeopt.processes.team import Processes, ProcessFailed
+from treeopt.processes.team import Processes
 from treeopt.tree import Tree
 
 NEW = 10
@@ -59,7 +59,7 @@ def test_sums_are_of_all_processes_and_new_each_time() -> None:
         division = Division(one)
         add = division.tally()
         division.each(4, lambda i: add("texts", i))
-        division.agree("end", "")
+        division.check_same(dict)
         sums = [add("texts", 0), division.tally()("texts", 0)]
         division.each(0, lambda i: i)
         return sums
@@ -70,12 +70,23 @@ def test_sums_are_of_all_processes_and_new_each_time() -> None:
     assert [add("a", 2), add("a", 3), add("b", 1), alone.tally()("a", 0)] == [2, 5, 1, 0]
 
 
-def test_values_that_differ_are_an_error() -> None:
-    """Processes that computed different values end with an error that names what differs."""
-    for error in together(lambda one: Division(one).agree("methods", str(one.rank)), 2):
-        assert isinstance(error, (TreeoptError, ProcessFailed))  # the first may see the error of the other one
-        assert "process 1 computed another methods" in str(error)
-    Division().agree("methods", "any")
+def test_settings_that_differ_are_an_error() -> None:
+    """Processes with different settings, or numbers of parts, end with an error that names what differs."""
+
+    def other_settings(one: Processes) -> None:
+        Division(one).check_same(lambda: {"threads": 1 + one.rank, "seed": 3})
+
+    def other_parts(one: Processes) -> None:
+        Division(one).each(6 + one.rank, lambda i: i)
+
+    def texts_of(function: Callable[[Processes], None]) -> list[str]:
+        return [str(error) for error in together(function, 2) if error is not None]
+
+    assert all("threads: started with 1, now 2" in text for text in texts_of(other_settings))
+    assert texts_of(other_settings)
+    assert all("process 1 computed another number of parts" in text for text in texts_of(other_parts))
+    assert len(texts_of(other_parts)) == 2
+    Division().check_same(lambda: pytest.fail("one process alone compares nothing"))
 
 
 def figures(found: Measured) -> list[Any]:
@@ -110,6 +121,20 @@ def test_validate_finds_the_same() -> None:
         return validate(base, heads, tree, prompts_of(5, 5), max_new_tokens=NEW, division=division, **options)
 
     assert figures(divided(run, 2)) == figures(run(Division()))
+
+
+def test_processes_that_decode_something_else_are_an_error() -> None:
+    """Another number of tokens in one process is named, before texts of two kinds are mixed."""
+    base, heads = tiny_base("llama"), cycle_heads(tiny_base("llama"), 2, 1)
+
+    def run(one: Processes) -> Any:
+        options: dict[str, Any] = {"max_new_tokens": NEW - one.rank, "division": Division(one)}
+        return validate(base, heads, Tree.chain(2), prompts_of(5, 5), **options)
+
+    *_, other = together(run, 2)
+    assert isinstance(other, TreeoptError)
+    assert f"max_new_tokens: started with {NEW}, now {NEW - 1}" in other.at
+    assert other.code is Code.PROCESSES_DIFFER
 
 
 def test_dialogues_stay_whole() -> None:

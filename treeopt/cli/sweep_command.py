@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from treeopt.cli.build_dynamic import warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_belongs, check_once, check_suffix, given
+from treeopt.cli.following import follows
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import SEED, Temperature, numbers_option, shares_option
 from treeopt.cli.options import (
@@ -148,6 +150,8 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.files.outputs import check_distinct
 
     sweep = _chosen(options)
+    if sweep != _EPSILON and follows():  # torchrun may have started several, and one is enough
+        sys.exit(0)
     check_outputs(options, options["output"], kind=PICTURE)
     check_suffix(options["output"], ".svg")
     options["csv"] = options["csv"] or str(Path(options["output"]).with_suffix(".csv"))
@@ -155,8 +159,6 @@ def run(console: Console, **options: Any) -> None:
     check_suffix(options["csv"], ".csv", option="--csv")
     check_distinct(options["output"], options["csv"])
     check_once("calibrations", options["calibrations"])
-    if sweep != _EPSILON:
-        division_of(options).leader_only()  # torchrun may have started several
     with not_resumable(console, options):
         report = _SWEEPS[sweep](console, options)
     from treeopt.view.chart import render_chart

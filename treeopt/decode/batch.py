@@ -12,7 +12,8 @@ from torch import Tensor
 from treeopt.decode.accept import NOT_A_NUMBER
 from treeopt.decode.draft_metrics import Step
 from treeopt.drafting.interface import Drafts, Kept, ProposerSession
-from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
+from treeopt.models.finite import not_finite
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import PAD, Buffers
 from treeopt.verify.session import Session
@@ -120,12 +121,14 @@ class Rows:
         self.drafting.rewind(mark.drafting)
         self.roots, self.root, self.hidden = mark.roots, mark.root, mark.hidden
 
-    def check(self) -> None:
-        """Raise E504 where a row's next token was chosen from scores that are not finite."""
+    def check(self, base: Base) -> None:
+        """Raise E504, which names the base, where a row's next token was chosen from scores that are not finite."""
         if NOT_A_NUMBER in self.roots:
             row = self.roots.index(NOT_A_NUMBER)
             where = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
-            raise TreeoptError(Code.NOT_FINITE, "the base model gives logits that are not finite", at=where)
+            error = not_finite(base, outputs="logits")
+            error.at = where
+            raise error
 
 
 def _at(states: Tensor, node: Tensor) -> Tensor:

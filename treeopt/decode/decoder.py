@@ -193,7 +193,7 @@ class TreeDecoder:
         Raises:
             TreeoptError: E504 where a root was chosen from logits that are not finite.
         """
-        rows.check()
+        rows.check(self.base)
         drafts = self.trees.draft(rows.drafting, rows.root, rows.hidden)
         verified = rows.session.verify(drafts.tokens, drafts.tree)
         node, root = self.acceptance.accept(drafts, verified[0], rows.generator)
@@ -260,7 +260,7 @@ def advance(decoder: TreeDecoder, rows: Rows, left: dict[int, int], eos: frozens
         rows.keep([row for row, i in enumerate(rows.indices) if left[i] > 0])
         if not rows.indices:
             return
-        rows.check()
+        rows.check(decoder.base)
         # A root that is the last token needs no verification.
         roots = dict(zip(rows.indices, rows.roots, strict=True))
         emitted = {i: Step([root]) for i, root in roots.items() if left[i] == 1 or root in eos}

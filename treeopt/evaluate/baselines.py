@@ -49,6 +49,9 @@ class Run:
     drafts: DraftMetrics | None = None
 
 
+MEASURED, WARMING, TESTED = range(3)  # what texts are for
+
+
 class Call(NamedTuple):
     """Names a call of a baseline. Its draws and its memory depend on these numbers, not on the calls before.
 
@@ -56,16 +59,16 @@ class Call(NamedTuple):
         batch: number of the prompts that are decoded together.
         turn: of their dialogues, from 0.
         repeat: from 0.
-        part: 0 for texts that are measured, others for other purposes.
+        part: `MEASURED`, `WARMING` or `TESTED`.
     """
 
     batch: int
     turn: int = 0
     repeat: int = 0
-    part: int = 0
+    part: int = MEASURED
 
 
-WARM_UP = Call(0, part=1)
+WARM_UP = Call(0, part=WARMING)
 # Takes the token ids of prompts that are decoded together, the maximum number of new tokens of each, and the call.
 Baseline = Callable[[Sequence[Sequence[int]], int, Call], list[Run]]
 
@@ -127,12 +130,13 @@ def with_decoder(decoder: TreeDecoder) -> Baseline:
 def with_memory(decoder: TreeDecoder, memory: Tensor) -> Baseline:
     """Our own loop with a drafter whose `memory` is changed by every text, such as the matrix of Token Recycling.
 
-    Every batch begins with the memory of now, as other drafters learn nothing from other texts that are judged; the
-    result depends on no order. Later turns begin with the memory after the turn before, and so do their repeats.
+    Every batch begins with the memory at the time of this call, as other drafters learn nothing from texts that are
+    judged; the result depends on no order. Later turns begin with the memory after the turn before, and so do their
+    repeats.
     """
     run = with_decoder(decoder)
     first = memory.clone()
-    of_turn = -1, -1
+    of_turn: tuple[int, int] | None = None
     before = memory.clone()
 
     def begin_equal(prompts: Sequence[Sequence[int]], max_new_tokens: int, call: Call) -> list[Run]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +57,7 @@ def compare(
         tokenizer: the model's, where it is not in the folder of its weights.
         progress: called while methods learn, and after each text.
         options: fields of `CompareOptions`: `methods`, `nodes`, `texts`, `max_new_tokens`, `repeats`, `learn_limit`,
-            `learn_tokens`, `seed`, `batch_size`, `chat_template`, `prompts_learn`, `division`.
+            `learn_tokens`, `seed`, `batch_size`, `chat_template`, `prompts_learn`.
 
     Returns:
         The rows; methods that cannot run have the reason in theirs.
@@ -98,8 +97,8 @@ def compare(
     with memory_as_error("fewer new tokens, fewer nodes or a smaller batch"):
         entries = contenders(job)
         baselines = {one.name: one.baseline for one in entries if isinstance(one, Contender)}
-        chosen.division.agree("methods", json.dumps([one.content for one in entries if isinstance(one, Contender)]))
-        runs = decode_all(baselines, base, texts, chosen.decoding, progress)
+        content = {one.name: one.content if isinstance(one, Contender) else one.why for one in entries}
+        runs = decode_all(baselines, base, texts, chosen.decoding, progress, content=content)
         chosen.division.leader_only()
     return Comparison(
         rows=_rows(entries, runs),

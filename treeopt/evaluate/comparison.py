@@ -52,8 +52,8 @@ class CompareOptions:
         batch_size: prompts that are answered together while learning; texts are judged one at a time.
         chat_template: apply the tokenizer's chat template to requests, where it has one.
         prompts_learn: prompts to learn from, in any form that prompts have; None for the first half of each category.
-        division: the processes of this run, which divide the texts that are judged; each of them learns. The first one
-            returns, the others end with status 0.
+        division: the processes of a command, which divide the texts that are judged; each of them learns. The first one
+            returns, the others end with SystemExit(0).
 
     Raises:
         ValueError: where a number is out of range, or there is no such method.

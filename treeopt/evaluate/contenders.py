@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ class Contender:
         name: of the method.
         nodes: tokens that it verifies in a step at most.
         baseline: how it decodes.
-        content: id of the drafter and the plan that it has learned; empty where it learned none.
+        content: id of what it has learned; empty where it learns nothing.
     """
 
     name: str
@@ -219,7 +220,9 @@ def _recycling(job: Job) -> list[Entry]:
         except TreeoptError as error:  # fewer than eight tokens in the vocabulary
             entries.append(LeftOut(name, error.what))
         else:
-            entries.append(Contender(name, tree.nodes, with_memory(decoder, drafter.matrix)))
+            learned_id = hashlib.sha256(drafter.matrix.numpy(force=True).tobytes()).hexdigest()
+            content = f"{plan_id(tree)} {learned_id}"
+            entries.append(Contender(name, tree.nodes, with_memory(decoder, drafter.matrix), content))
     return entries
 
 
@@ -267,7 +270,7 @@ def _sizes(job: Job, name: str, traces: Calibration, drafter: Drafter | None) ->
 
 
 def _ours(job: Job, name: str, plan: Plan, drafter: Drafter | None = None) -> Contender:
-    return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)), f"{name} {plan_id(plan)}")
+    return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)), plan_id(plan))
 
 
 _MAKERS: dict[str, Callable[[Job], list[Entry]]] = {

@@ -183,14 +183,20 @@ class Judge:
 
 def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
     """A copy on the CPU. Each tensor is moved there before it is cast, so that no memory of the device is needed."""
-    memo: dict[int, Any] = {}  # copies that deepcopy takes as already made
+    copies: dict[str, Tensor] = {}
+    first: dict[int, str] = {}  # names of tensors, of which other names may share one
     for name in [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]:
-        value = weight_of(model, name)
-        tensor = operator.attrgetter(name)(model)  # loading an offloaded weight has replaced it
+        tensor = operator.attrgetter(name)(model)
+        if not tensor.is_meta and first.setdefault(id(tensor), name) != name:
+            continue
+        moved = weight_of(model, name).detach().cpu()
+        copies[name] = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
+    # Loading an offloaded weight replaces all tensors of its module, so their ids are read when all are loaded.
+    memo: dict[int, Any] = {}  # copies that deepcopy takes as already made
+    for name, double in copies.items():
+        tensor = operator.attrgetter(name)(model)
         if id(tensor) not in memo:
-            moved = value.detach().cpu()
-            moved = moved.to(torch.float64 if moved.is_floating_point() else moved.dtype, copy=True)
-            memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+            memo[id(tensor)] = nn.Parameter(double, requires_grad=False) if isinstance(tensor, nn.Parameter) else double
     exact: PreTrainedModel = copy.deepcopy(model, memo)
     remove_hook_from_submodules(exact)  # those of `device_map` move inputs to its devices
     if isinstance(exact, PreTrainedModel):

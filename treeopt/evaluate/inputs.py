@@ -22,7 +22,9 @@ from treeopt.evaluate.baselines import TREE
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.runs import Runs
 from treeopt.evaluate.validation import ValidateOptions
+from treeopt.files.policies import plan_id
 from treeopt.models.base import Base
+from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.per_step import replay_policy
 from treeopt.optimize.prune import most_used
@@ -62,6 +64,16 @@ class Inputs:
     def decoder(self, rule: Rule) -> TreeDecoder:
         """The decoder of the tree with this acceptance rule."""
         return TreeDecoder(self.base, self.heads, self.tree, drafter=self.drafter, draft=self.draft, acceptance=rule)
+
+    @property
+    def content(self) -> dict[str, str]:
+        """Ids of all that drafts, for the comparison of processes."""
+        return {
+            "tree": plan_id(self.tree),
+            "drafter": "" if self.drafter is None else self.drafter.id,
+            "heads_id": "" if self.heads is None else fingerprint(self.heads),
+            "draft_id": "" if self.draft is None else self.draft.fingerprint,
+        }
 
     def measured(self, runs: Runs, predicted: Replay, smaller: Mapping[int, float]) -> dict[str, Any]:
         """The fields of `Measured`; the prediction is of the texts of the runs, in their order."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.decode.rules import Greedy
@@ -49,16 +53,19 @@ def decode_all(
     progress: Progress,
     *,
     first_repeat: int = 0,
+    content: Mapping[str, str] | None = None,
 ) -> Runs:
     """Decode all turns of all prompts by every baseline; a later turn follows the answer of stock generate.
 
     Each baseline first decodes a few tokens of the first batch, which are not timed. Several processes divide the
-    batches; all of them get all runs.
+    batches; all of them get all runs, and E406 where they differ in what they decode or in `content`, ids of what
+    decodes.
     """
     size = options.batch_size
     baselines, left_out = warm_up(
         baselines, [text.prompt for text in prompts[:size]], min(_WARM_UP_TOKENS, options.max_new_tokens)
     )
+    options.division.check_same(lambda: _settings(base, prompts, options, [*left_out], content or {}))
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     reported = _reported(progress, options.division.tally(), prompts, exact=isinstance(options.acceptance, Greedy))
 
@@ -84,6 +91,25 @@ def decode_all(
     done.sort(key=lambda one: one[0].prompt_id)  # a batch of dialogues is decoded turn by turn
     texts_done, runs_done = zip(*done, strict=True)
     return Runs(texts_done, runs_done, tuple(skipped), left_out, size)
+
+
+def _settings(
+    base: Base, prompts: Sequence[Text], options: ValidateOptions, left_out: Sequence[str], content: Mapping[str, str]
+) -> dict[str, Any]:
+    """All that the texts depend on, in types of JSON."""
+    named = {name: getattr(options, name) for name in ("max_new_tokens", "repeats", "batch_size", "chat_template")}
+    texts = [[list(text.prompt), repr(text.later)] for text in prompts]
+    return {
+        **named,
+        **base.versions(),
+        "model_id": base.fingerprint,
+        "dtype": base.dtype_name,
+        "threads": torch.get_num_threads(),
+        "acceptance": repr(options.acceptance),
+        "prompts": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
+        "methods left out": sorted(left_out),
+        **content,
+    }
 
 
 def _turns(

@@ -12,7 +12,7 @@ import numpy as np
 
 from treeopt.decode.rules import Typical
 from treeopt.defaults import EPSILON_TEMPERATURE, EPSILONS
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, with_decoder
+from treeopt.evaluate.baselines import GENERATE, TREE, with_decoder
 from treeopt.evaluate.inputs import Inputs, replayed
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.quality import Quality
@@ -26,7 +26,7 @@ from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Skipped, Text
 from treeopt.texts.given_prompts import GivenPrompts
 
-_OTHERS = (GENERATE, SAMPLED, AUTOREGRESSIVE)  # that decode without a tree
+_RULE = "epsilon "  # begins the names of the trees under a rule
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def sweep_epsilon(
         temperature: of the rule and of the sampled texts.
         progress: called after each text.
         options: `tokenizer`, `drafter`, and fields of `ValidateOptions`: `max_new_tokens`, `batch_size`,
-            `chat_template`, `draft`, `division`.
+            `chat_template`, `draft`.
 
     Raises:
         TreeoptError: as `validate`.
@@ -113,11 +113,11 @@ def sweep_epsilon(
             raise TypeError(f"{name} is no option of sweep_epsilon")
     tokenizer, drafter = (options.pop(name, None) for name in ("tokenizer", "drafter"))
     inputs, _ = make_inputs(model, heads, tree, prompts, tokenizer, drafter, {**options, "acceptance": rules[0]})
-    by_name = {f"epsilon {rule.epsilon!r}": rule for rule in rules}
+    by_name = {f"{_RULE}{rule.epsilon!r}": rule for rule in rules}
     with memory_as_error("a smaller batch, fewer new tokens or a smaller tree"):
         trees = {name: with_decoder(inputs.decoder(rule)) for name, rule in by_name.items()}
         baselines = {**baselines_for(inputs.base, temperature), **trees}
-        runs = decode_all(baselines, inputs.base, inputs.texts, inputs.options, progress)
+        runs = decode_all(baselines, inputs.base, inputs.texts, inputs.options, progress, content=inputs.content)
         inputs.options.division.leader_only()
         found = [judge_typical(inputs, rule, _of_rule(runs, name)) for name, rule in by_name.items()]
         exact = [_exact_point(inputs, found[0], name) for name in (GENERATE, SAMPLED)]
@@ -145,7 +145,7 @@ def rules_of(epsilons: Sequence[float], temperature: float = EPSILON_TEMPERATURE
 def _of_rule(runs: Runs, name: str) -> Runs:
     """The runs of one rule, as those of the tree, beside those without a tree."""
     by_text = tuple(
-        {one: found for one, found in by_name.items() if one in _OTHERS} | {TREE: by_name[name]}
+        {one: found for one, found in by_name.items() if not one.startswith(_RULE)} | {TREE: by_name[name]}
         for by_name in runs.by_text
     )
     return dataclasses.replace(runs, by_text=by_text)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treeopt.evaluate.baselines import Baseline, Call
+from treeopt.evaluate.baselines import TESTED, Baseline, Call
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 
@@ -26,7 +26,6 @@ _LENGTHS = (2, 6)  # tokens of a text, least and most
 _WHOLE = 0.5  # texts get longer as long as this probability is in cells of one text
 _TOKENS_AT_ONCE = 1 << 14  # of prompts in one forward; limits memory
 _ROWS_AT_ONCE = 256
-_PART = 2  # of the calls of decoders
 
 Prefix = tuple[int, ...]
 Counts = NDArray[np.int64]
@@ -107,7 +106,7 @@ def compare_texts(
         number: of the test; others have other draws.
     """
     cells = text_cells(base, text.prompt, score, _LEAST / draws)
-    first = Call(number, part=_PART)
+    first = Call(number, part=TESTED)
     ours, stock = (cells.counts(_drawn(decoder, text.prompt, cells.length, draws, first)) for decoder in decoders)
     return DistributionTest(
         text.prompt_id,

@@ -85,7 +85,7 @@ def validate(
         drafter: the tree's drafter, or its file; not needed where the tree's file names it.
         progress: called after each text.
         options: fields of `ValidateOptions`: `max_new_tokens`, `repeats`, `batch_size`, `chat_template`, `judge`,
-            `draft`, `acceptance`, `draws`, `division`.
+            `draft`, `acceptance`, `draws`.
 
     Returns:
         The record of the acceptance rule: `Validation` for `Greedy` (the default), `SampleValidation` for `Sample`,
@@ -109,7 +109,7 @@ def validate(
             return validate_sample(inputs, chosen.acceptance, progress)
         if isinstance(chosen.acceptance, Typical):
             return validate_typical(inputs, chosen.acceptance, progress)
-        runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress)
+        runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress, content=inputs.content)
         chosen.division.leader_only()
         found = _compare(inputs, runs)
     return found.judged(base, chosen.judge)

@@ -95,7 +95,7 @@ def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleV
     once = dataclasses.replace(options, repeats=1)
     runs = _joined(
         [
-            decode_all(baselines, base, inputs.texts, once, progress, first_repeat=repeat)
+            decode_all(baselines, base, inputs.texts, once, progress, first_repeat=repeat, content=inputs.content)
             for repeat in range(options.repeats)
         ]
     )

@@ -59,7 +59,7 @@ def baselines_for(base: Base, temperature: float) -> dict[str, Baseline]:
 def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> TypicalValidation:
     """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps."""
     baselines = {**baselines_for(inputs.base, rule.temperature), TREE: with_decoder(inputs.decoder(rule))}
-    runs = decode_all(baselines, inputs.base, inputs.texts, inputs.options, progress)
+    runs = decode_all(baselines, inputs.base, inputs.texts, inputs.options, progress, content=inputs.content)
     inputs.options.division.leader_only()
     return judge_typical(inputs, rule, runs)
 

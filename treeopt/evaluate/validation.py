@@ -36,8 +36,8 @@ class ValidateOptions:
         draft: the draft model of the drafter, in any form that models have; None where it has none.
         acceptance: `Greedy()`, `Sample(...)` or `Typical(...)`.
         draws: under `Sample`, texts drawn of each prompt whose distribution is tested; 0 tests none.
-        division: the processes of this run, which divide the batches. The first one returns, the others end with
-            status 0.
+        division: the processes of a command, which divide the batches. The first one returns, the others end with
+            SystemExit(0).
 
     Raises:
         TypeError: where the rule is another one.

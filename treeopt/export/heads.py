@@ -26,6 +26,7 @@ from treeopt.models.head_files import CONFIG_FILE, NXDI_FILE, VLLM_FILE, WEIGHT_
 from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import check_heads_writable, medusa_numbers, state_of
+from treeopt.models.placement import weight_of
 
 SAFETENSORS, PICKLE = WEIGHT_FILES
 _VLLM_MARK = "medusa_fc_bias"  # in the config of heads for vLLM, and in none of a base model
@@ -140,7 +141,7 @@ def _with_lm_heads(heads: MedusaHeads, base: Base | None, notes: list[str]) -> M
         what = f"the LM head of {base.name} has a bias, and those of Medusa heads have none"
         raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, what)
     dtype = heads.bias.dtype
-    weight = base.lm_head.weight.detach().cpu().to(dtype)
+    weight = weight_of(base.lm_head, "weight").detach().cpu().to(dtype)
     notes.append(f"the LM head of {base.name} is written with the heads, in {str(dtype).removeprefix('torch.')}")
     return MedusaHeads.from_tensors(
         heads.weight.detach(), heads.bias.detach(), weight.expand(heads.num_heads, *weight.shape)

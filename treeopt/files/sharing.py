@@ -78,16 +78,20 @@ class Stages:
 
     def check_same(self, settings: Mapping[str, Any], note: Path) -> None:
         """Raise E406 unless this process has the settings of the first, and sees the file that the first wrote."""
-        stamp = "" if self.team.rank else _stamp(note)  # tells two files of one name on two machines apart
-        first, stamp = json.loads(self.meet(self.next(), json.dumps([settings, stamp]))[0])
-        if first != settings:
+        stamp = self.check_settings(settings, "" if self.team.rank else _stamp(note))
+        self.await_files([note])
+        if _stamp(note) != stamp:  # tells two files of one name on two machines apart
+            raise self._invisible(note)
+
+    def check_settings(self, settings: Mapping[str, Any], text: str = "") -> str:
+        """Raise E406 unless this process has the settings of the first; the text of the first."""
+        first, found = json.loads(self.meet(self.next(), json.dumps([settings, text]))[0])
+        if first != json.loads(json.dumps(settings)):
             what = f"process {self.team.rank} has other settings than process 0"
             fix = "the same models, versions, threads (OMP_NUM_THREADS) and kind of device for all processes"
             at = "\n".join(differences(first, settings))
             raise TreeoptError(Code.PROCESSES_DIFFER, what, at=at, why=Code.PROCESSES_DIFFER.rule, fix=fix)
-        self.await_files([note])
-        if _stamp(note) != stamp:
-            raise self._invisible(note)
+        return str(found)
 
     def await_files(self, files: Sequence[Path]) -> None:
         """Wait until files that other processes wrote are seen here; E406 where one is not."""

@@ -1,7 +1,8 @@
 """Files of a model by its name: a local path, a repository in the cache, or the hub.
 
 The client of the hub retries an unreachable host for about a minute without a message. Here one short request decides
-whether it is used. Some of its requests have no timeout; here all have one, so that no hub hangs a command.
+whether it is used. Some requests of its HTTP client have no timeout; here they have one, so that a hub that accepts
+and never answers ends a command. Data sets and other clients (hf-xet) are not covered.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.errors import Code, TreeoptError, first_line, os_error
 from treeopt.files.atomic import check_folder, check_space, make_folder, new_file_mode, unwritable, write_text
 from treeopt.files.storing import with_stored
 from treeopt.models.adapters import NOTE_FILE
@@ -72,7 +72,7 @@ def save_merged(base: Base, folder: str | os.PathLike[str], *, overwrite: bool =
     except OSError as error:
         raise unwritable(place, error) from error
     except SafetensorError as error:  # its own errors of the disk
-        raise TreeoptError(Code.FILE_UNWRITABLE, f"{place} cannot be written: {first_line(error)}") from error
+        raise unwritable(place, os_error(error) or OSError(0, first_line(error))) from error
     finally:
         shutil.rmtree(written, ignore_errors=True)
         with contextlib.suppress(OSError):

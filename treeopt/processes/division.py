@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from treeopt.files.sharing import Stages
 from treeopt.processes.team import Processes
@@ -44,6 +44,7 @@ class Division:
         """
         if self._team is None or self._stages is None:
             return [make(i) for i in range(count)]
+        self._stages.agree("number of parts", str(count))
         stage = self._stages.next()
         while (i := self._team.take(stage)) < count:
             self._team.give(f"{stage}/{i}", json.dumps(make(i)))
@@ -65,10 +66,10 @@ class Division:
         team, stage = self._team, self._stages.next()
         return lambda name, number: team.add(f"{stage}/{name}", number)
 
-    def agree(self, what: str, value: str) -> None:
-        """Raise E406 unless all processes have computed the same value; `what` names it."""
+    def check_same(self, settings: Callable[[], Mapping[str, Any]]) -> None:
+        """Raise E406 unless all processes have the same settings, in types of JSON; one alone does not compute them."""
         if self._stages is not None:
-            self._stages.agree(what, value)
+            self._stages.check_settings(settings())
 
     def leader_only(self) -> None:
         """End this process unless it is the first: the rest of the work is not divided.
