@@ -144,15 +144,15 @@ def without_seconds(value: Any) -> Any:
     return [without_seconds(one) for one in value] if isinstance(value, list) else value
 
 
-TEXTS = ["--limit", "3", "--max-new-tokens", "8"]
+TEXTS = ["--limit", "3", "--max-new-tokens", "5"]
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ["validate", *TEXTS, "--acceptance", "sample", "--repeats", "2", "--draws", "30"],
+        ["validate", *TEXTS, "--acceptance", "sample", "--repeats", "2", "--draws", "12"],
         ["sweep", "--epsilon", *TEXTS, "--epsilons", "0.05,0.3", "--batch-size", "2"],
-        ["compare", "--texts", "3", "--max-new-tokens", "8", "--methods", "lookup,recycling", "--repeats", "2"],
+        ["compare", "--texts", "3", "--max-new-tokens", "8", "--methods", "recycling", "--repeats", "1"],
     ],
     ids=["validate", "sweep", "compare"],
 )
