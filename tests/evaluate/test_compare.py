@@ -230,6 +230,7 @@ def test_each_batch_begins_with_the_learned_memory(model: Base) -> None:
     after = drafter.matrix.clone()
     later = [run([prompts[1]], NEW, Call(0, turn=1, repeat=r))[0].step_lengths for r in range(2)]
     alone = run([prompts[1]], NEW, Call(1))[0].step_lengths
+    left = drafter.matrix.clone()
 
     def expected(matrix: torch.Tensor, prompt: Sequence[int]) -> list[int]:
         drafter.matrix.copy_(matrix)
@@ -239,6 +240,7 @@ def test_each_batch_begins_with_the_learned_memory(model: Base) -> None:
     assert first == [expected(learned, prompts[0])] * 3
     assert later == [expected(after, prompts[1])] * 2
     assert alone == expected(learned, prompts[1])
+    assert torch.equal(left, drafter.matrix)
 
 
 def profile_of(name: str, kind: str, fastest: int) -> LatencyProfile:
