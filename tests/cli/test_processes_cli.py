@@ -170,3 +170,13 @@ def test_decoding_in_two_processes_gives_the_same_figures(command: list[str]) ->
 def test_sweeps_of_traces_take_no_processes() -> None:
     """Only `--epsilon` decodes, so only it has parts to divide."""
     assert "--nproc" in treeopt("sweep", "--levels", "--nproc", "2", status=2).stderr
+
+
+def test_one_of_several_processes_sweeps_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others of torchrun end at once, before they look at files that the first may have written."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+    for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    result = treeopt("sweep", "--levels", "--calibration", "none.safetensors")
+    assert (result.stdout, result.stderr) == ("", "")
