@@ -394,9 +394,12 @@ def test_logits_that_are_not_numbers_are_an_error() -> None:
     decoder = TreeDecoder(base, None, Tree(()))
     with torch.no_grad():
         base.model.get_output_embeddings().weight.fill_(float("nan"))
-    with pytest.raises(TreeoptError) as caught:
-        decoder.generate([3, 8], 4)
-    assert caught.value.code is Code.NOT_FINITE
+    by_steps = decoder.prefill([torch.tensor([3, 8])], 4)
+    for decode in (lambda: decoder.generate([3, 8], 4), lambda: decoder.step(by_steps)):
+        with pytest.raises(TreeoptError, match="the model tiny-llama gives logits that are not finite") as caught:
+            decode()
+        assert caught.value.code is Code.NOT_FINITE
+        assert caught.value.at == "prompt 0, after 2 tokens of prompt and text"
 
 
 @pytest.mark.parametrize("batch", [False, True])
