@@ -42,6 +42,7 @@ CALLS = {
     ],
     "drafting_kernel": [""],
     "dynamic_trees": [""],
+    "equality": ["--only heads --shared {shared} -o {file}"],
     "exact": [EXACT],
     "faults": ["writes --only compile", "stdout --only compile", "sizes --only compile"],
     "families": [""],
