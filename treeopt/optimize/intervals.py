@@ -3,10 +3,17 @@
 The tokens of one text depend on each other, so whole texts are resampled (bootstrap over sequences). Tokens per step is
 a ratio of sums: each resample sums first, then divides. Equal texts count as one (`by_text`). There is no interval from
 fewer than two texts, or where one text has nearly all of the weight.
+
+The spread of resamples is that of the texts' empirical distribution, which is too small by sqrt((n-1)/n), and it is
+itself an estimate with n-1 degrees of freedom. So both ends are moved away from the estimate by the factor
+sqrt(n/(n-1)) * t(n-1) / z, the quantiles of Student's t and of the normal distribution; n is the effective number of
+texts. `bench/intervals.py` prints how often the intervals then hold.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +24,7 @@ from numpy.typing import NDArray
 LEVEL = 0.9
 REPLICATES = 1000
 FEWEST_TEXTS = 2  # of an interval
-FEW_TEXTS = 20  # below, 90 % intervals are too narrow: they held in 37 of 40 cases at 20 texts, 34 at 10, 28 at 5
+FEW_TEXTS = 20  # below, 90 % intervals of built trees can hold in fewer cases (docs/method.md)
 _FEWEST_EFFECTIVE = 1.5  # effective number of texts: two, one with about a quarter of the other's weight
 _DRAWN_AT_ONCE = 1 << 22
 
@@ -32,6 +39,10 @@ class Interval:
     low: float
     high: float
     level: float = LEVEL
+
+    def within(self, low: float, high: float) -> Interval:
+        """The part between two bounds, which no figure can pass."""
+        return dataclasses.replace(self, low=max(self.low, low), high=min(self.high, high))
 
 
 def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[Any]) -> list[NDArray[Any]]:
@@ -65,7 +76,8 @@ def sampling_interval(
     """
     if _too_few(tokens):
         return None
-    return _between(_draw(tokens, [steps], len(tokens), seed, replicates)[0])
+    drawn = _draw(tokens, [steps], len(tokens), seed, replicates)[0]
+    return _between(drawn, tokens.sum() / steps.sum(), tokens)
 
 
 def prediction_interval(
@@ -99,7 +111,7 @@ def prediction_interval(
     centre = tokens.sum() / steps.sum()
     if counted is not None:
         centre += centre - counted.sum() / steps.sum()  # the new texts have the mean of the expected tokens
-    return _between(centre + predicted - sampled)
+    return _between(centre + predicted - sampled, tokens.sum() / steps.sum(), tokens)
 
 
 def difference_interval(
@@ -125,8 +137,9 @@ def difference_interval(
     if _too_few(tokens):
         return None
     [one] = _draw(tokens, [steps], len(tokens), seed, replicates)
-    [two] = _draw(tokens if other_tokens is None else other_tokens, [other], len(tokens), seed, replicates)
-    return _between(one - two)
+    other_tokens = tokens if other_tokens is None else other_tokens
+    [two] = _draw(other_tokens, [other], len(tokens), seed, replicates)
+    return _between(one - two, tokens.sum() / steps.sum() - other_tokens.sum() / other.sum(), tokens)
 
 
 def ratio_interval(
@@ -164,7 +177,8 @@ def ratio_interval(
         sums = [((of_rows @ part) * times).sum(axis=1) for part in (one, two, three, four)]
         ratios.append((sums[0] / sums[1]) / (sums[2] / sums[3]))
         begin += len(times)
-    return _between(np.concatenate(ratios))
+    ratio = (one.sum() / two.sum()) / (three.sum() / four.sum())
+    return _between(np.concatenate(ratios), ratio, one.sum(axis=0))
 
 
 def texts_to_halve(texts: int) -> int:
@@ -174,10 +188,12 @@ def texts_to_halve(texts: int) -> int:
 
 def _too_few(tokens: Numbers) -> bool:
     """Whether there is at most one text, or one that has nearly all of the weight."""
-    if len(tokens) < FEWEST_TEXTS:
-        return True
-    shares = tokens / tokens.sum()
-    return float(1.0 / (shares**2).sum()) < _FEWEST_EFFECTIVE  # Kish's effective number
+    return len(tokens) < FEWEST_TEXTS or _effective_number(tokens) < _FEWEST_EFFECTIVE
+
+
+def _effective_number(tokens: Numbers) -> float:
+    """Kish's effective number of texts: S where all have as many tokens, fewer where some have more weight."""
+    return float(tokens.sum() ** 2 / np.square(tokens, dtype=np.float64).sum())
 
 
 def _draw(tokens: Numbers, steps: list[Numbers], count: int, seed: int, replicates: int) -> list[Floats]:
@@ -199,7 +215,11 @@ def _resamples(texts: int, count: int, seed: int, replicates: int) -> Iterator[F
         yield rng.multinomial(count, np.full(texts, 1.0 / texts), size=size).astype(np.float64)
 
 
-def _between(values: Floats) -> Interval:
-    tail = (1.0 - LEVEL) / 2
-    low, high = np.quantile(values, [tail, 1.0 - tail])
+def _between(values: Floats, estimate: float, tokens: Numbers) -> Interval:
+    """The interval around an estimate, from its resamples, of texts with these tokens."""
+    from scipy.special import ndtri, stdtrit
+
+    tail, effective = (1.0 - LEVEL) / 2, _effective_number(tokens)
+    wider = math.sqrt(effective / (effective - 1.0)) * stdtrit(effective - 1.0, 1.0 - tail) / ndtri(1.0 - tail)
+    low, high = estimate + wider * (np.quantile(values, [tail, 1.0 - tail]) - estimate)
     return Interval(float(low), float(high))

@@ -86,7 +86,8 @@ def fastest_policy(
     Estimates are not exact, so the rate can fall from one round to the next; the best round counts.
 
     Drafting chooses the nodes of the largest size, of which a step verifies the likeliest. So each largest size is
-    tried: a step of fewer nodes then takes its seconds with the drafting of the largest size.
+    tried: a step of fewer nodes then takes its seconds with the drafting of the largest size. The result is compared
+    with each fixed size, which is returned where it is faster: estimates of the drafter may mislead the choice.
 
     Args:
         calibration: the traces.
@@ -112,6 +113,11 @@ def fastest_policy(
         (_fastest(calibration, sizes[:end], (seconds - drafting)[:end] + drafting[end - 1], alone) for end in ends),
         key=lambda found: found.rate,
     )
+    fixed = [
+        sums_by_size(calibration, int(size)).tokens_per_step / time for size, time in zip(sizes, seconds, strict=True)
+    ]
+    if max(fixed) > best.rate:
+        return build_policy(calibration, int(sizes[np.argmax(fixed)]))
     policy = TreePolicy(best.size_cost[-1][0], calibration.num_heads, calibration.provenance.drafter_id, best.size_cost)
     return _described(policy, calibration)
 
@@ -178,7 +184,8 @@ def _described(policy: TreePolicy, calibration: Calibration) -> TreePolicy:
     low = high = None
     interval = prediction_interval(*by_text(calibration.token_hashes, *found.sums.columns))
     if interval is not None:
-        low, high = rounded(max(interval.low, 0.0)), rounded(interval.high)
+        interval = interval.within(1.0, 1.0 + policy.depth)
+        low, high = rounded(interval.low), rounded(interval.high)
     expected = PolicyExpected(
         rounded(found.tokens_per_step), rounded(float(estimated.mean())), rounded(float(sizes.mean())), low, high
     )

@@ -110,8 +110,8 @@ def describe(fitter: Fitter, fit: Fit, **more: str) -> Tree:
         expected = dataclasses.replace(expected, cross_validated=rounded(sums.tokens_per_step))
         interval = prediction_interval(*by_text(calibration.token_hashes, *sums.columns))
         if interval is not None:
-            low, high = rounded(max(interval.low, 0.0)), rounded(interval.high)
-            expected = dataclasses.replace(expected, low=low, high=high)
+            interval = interval.within(1.0, 1.0 + tree.depth)
+            expected = dataclasses.replace(expected, low=rounded(interval.low), high=rounded(interval.high))
     source: dict[str, Any] = {
         "made_by": f"treeopt {VERSION}",
         "method": {**_method(fit.method, limits), **more},
