@@ -51,6 +51,7 @@ CALLS = {
     "fuzz": [""],
     "help": [""],
     "hostile": [""],
+    "intervals": [""],
     "learn": [""],
     "lossless": ["", "--case 7"],
     "medusa2": ["--model pocket", "--shared {shared}"],

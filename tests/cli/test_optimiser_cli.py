@@ -190,6 +190,7 @@ def test_auto_takes_the_fastest_size(profile: LatencyProfile, calibration: Calib
     text = treeopt("build", "--nodes", "auto", "--profile", "profile.yaml").stdout
     assert re.search(r"^fastest +8 nodes: .* speedup \d\.\d\d by the profile$", text, flags=re.MULTILINE)
     assert "64 nodes  64 nodes: " in text
+    assert "first nodes of one growth to 80 nodes; `treeopt build --nodes N`" in text
 
 
 @pytest.mark.usefixtures("calibration")
@@ -310,6 +311,7 @@ def test_curve_with_profile_marks_the_best(profile: LatencyProfile) -> None:
         assert point["speedup"] == point["tokens_per_step"] / point["overhead"]
     rows = [line.split("\t") for line in treeopt("curve", "--profile", "profile.yaml").stdout.splitlines()]
     assert rows[0] == ["nodes", "tokens/step", "new prompts, 90 %", "overhead", "speedup"]
+    assert any("first nodes of one growth to 80 nodes; `treeopt build --nodes N`" in row[0] for row in rows)
     marked = [row for row in rows[1:] if "best" in row[0]]
     assert [row[0] for row in marked] == ["8 best"]
     assert ElementTree.parse("c.svg").getroot().tag.endswith("svg")

@@ -84,6 +84,7 @@ def test_each_drafter_pays_for_its_own(drafters: list[str]) -> None:
     }
     lines = treeopt(*LLAMA, *host, *DRAFT, *HEADS, *drafters).stdout.splitlines()
     assert "drafting: both.drafter.safetensors: 2 heads with LM heads of their own, 0.001 host seconds" in lines
+    assert sum("first nodes of one growth to" in line for line in lines) == 1
 
 
 def test_draft_model_without_draft_is_refused(drafters: list[str]) -> None:

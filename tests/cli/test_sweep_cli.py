@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -327,13 +326,3 @@ def test_foreign_files_are_never_replaced() -> None:
         Path(name).unlink()
     treeopt(*LEVELS, "-o", "a.svg")
     assert error_number(treeopt(*LEVELS, "-o", "b.svg", "--csv", "calibration.safetensors", "-q", "--force", status=3))
-
-
-@pytest.mark.usefixtures("traces")
-def test_few_texts_are_warned_of() -> None:
-    """Below twenty different texts the intervals are too narrow, and programs read the warning."""
-    save_calibration(uneven(2, 14), "few.safetensors")
-    result = treeopt(*LEVELS, "--calibration", "few.safetensors")
-    assert "intervals from fewer than 20 different texts are too narrow" in result.stderr
-    data: dict[str, Any] = json.loads(treeopt(*LEVELS, "--calibration", "few.safetensors", "--json", "--force").stdout)
-    assert data["warnings"] == ["intervals from fewer than 20 different texts are too narrow"]

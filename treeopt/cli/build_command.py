@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.build_auto import run_auto
-from treeopt.cli.build_dynamic import AUTO, check_profile, run_dynamic, texts_of, warn_few_texts
+from treeopt.cli.build_dynamic import AUTO, by_one_growth, check_profile, run_dynamic, texts_of, warn_few_texts
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix, given
@@ -250,6 +250,7 @@ def _report_choice(console: Console, built: Built) -> None:
                 f"{label:9} {budget.nodes} nodes: {budget.tokens_per_step:.3f} tokens per step, overhead "
                 f"{budget.overhead:.2f}, speedup {budget.speedup:.2f} by the profile"
             )
+    console.say(by_one_growth(built.choice.largest))
 
 
 def _report_tasks(console: Console, built: Built, files: tuple[str, ...]) -> None:

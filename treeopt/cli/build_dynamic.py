@@ -100,11 +100,17 @@ def texts_of(calibration: Calibration) -> str:
     return f"{count} text{'s' if count != 1 else ''}{sampled}" + (f", {distinct} distinct" if distinct != count else "")
 
 
+def by_one_growth(largest: int) -> str:
+    """Why a size can have another figure here than in `treeopt build --nodes N`."""
+    return (
+        f"static trees of every size are the first nodes of one growth to {largest} nodes; `treeopt build --nodes N` "
+        "chooses method and nodes for N, so its figure can differ"
+    )
+
+
 def warn_few_texts(console: Console, calibration: Calibration) -> None:
-    """Warn where there are too few different texts for an interval, or for one that holds."""
-    from treeopt.optimize.intervals import FEW_TEXTS, FEWEST_TEXTS
+    """Warn where there are too few different texts for an interval."""
+    from treeopt.optimize.intervals import FEWEST_TEXTS
 
     if calibration.distinct < FEWEST_TEXTS:
         console.warn(f"warning: {texts_of(calibration)}: an interval needs two different ones")
-    elif calibration.distinct < FEW_TEXTS:
-        console.warn(f"warning: intervals from fewer than {FEW_TEXTS} different texts are too narrow")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.build_dynamic import texts_of, warn_few_texts
+from treeopt.cli.build_dynamic import by_one_growth, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_static_only, check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
@@ -77,7 +77,9 @@ def run(console: Console, **options: Any) -> None:
 
     write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
     _report(console, curve)
-    console.say(f"tokens per step over {texts_of(calibration)}")
+    console.say(f"tokens per step over {texts_of(calibration)}; {curve.method}")
+    if options["kind"] == KINDS[0]:
+        console.say(by_one_growth(curve.points[-1].nodes))
     warn_few_texts(console, calibration)
     console.note(f"wrote {options['output']}")
     texts = {"texts": calibration.sequences, "texts_distinct": calibration.distinct}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from treeopt.cli.build_dynamic import by_one_growth
 from treeopt.cli.console import Console
-from treeopt.defaults import ONE_NODE
+from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.plan.devices import DEVICES
 from treeopt.shape import Drafting
 
@@ -50,6 +51,9 @@ def report(console: Console, plan: SpeedPlan, fit: EfficiencyFit | None) -> None
         console.say(f"tokens per step: {_tokens_by(one.acceptance)}")
         of = f"{one.acceptance.name}: " if several else ""
         console.say(f"drafting: {of}{drafting_text(one.model.drafting)}")
+    grown = [one.acceptance.largest for one in plan.candidates if one.acceptance.kind == KINDS[0]]
+    for largest in sorted({size for size in grown if size is not None}):
+        console.say(by_one_growth(largest))
     if model.efficiency == Efficiency():
         console.say("seconds: peak figures, which no device reaches; --fit PROFILE takes measured steps into account")
     if fit is not None:

@@ -19,10 +19,14 @@ REFERENCE_NODES = 64  # of Medusa's published trees
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """The figures of the fastest size and of 64 nodes; the latter None where growth does not reach 64 nodes."""
+    """The figures of the fastest size and of 64 nodes; the latter None where growth does not reach 64 nodes.
+
+    All are by one growth to `largest` nodes.
+    """
 
     best: Budget
     at_64: Budget | None
+    largest: int
 
 
 def best_size(
@@ -51,4 +55,4 @@ def best_size(
     known = [sums.tokens_per_step for sums in fitter.cross_validated_sums(method, sizes)]
     expected = np.interp(np.arange(1, largest + 1), sizes, known)
     at_64 = budget_at(expected, profile, REFERENCE_NODES, batch, context) if largest >= REFERENCE_NODES else None
-    return SizeChoice(best_budget(expected, profile, batch, context), at_64)
+    return SizeChoice(best_budget(expected, profile, batch, context), at_64, largest)

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 LEVEL = 0.9
 REPLICATES = 1000
 FEWEST_TEXTS = 2  # of an interval
-FEW_TEXTS = 20  # below, 90 % intervals of built trees can hold in fewer cases (docs/method.md)
 _FEWEST_EFFECTIVE = 1.5  # effective number of texts: two, one with about a quarter of the other's weight
 _DRAWN_AT_ONCE = 1 << 22
 
