@@ -131,8 +131,8 @@ def print_coverage(pool: Executor, texts: int, sampled: bool, repeats: int, buil
     for results in pool.map(repeat, settings, chunksize=50):
         for name, held in results:
             found.setdefault(name, []).append(held)
-    for name, held in found.items():
-        share = 100 * np.array(held)
+    for name, shares in found.items():
+        share = 100 * np.array(shares)
         error = share.std() / math.sqrt(len(share))
         kind = "sampled" if sampled else "greedy"
         print(

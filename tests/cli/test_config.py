@@ -6,12 +6,14 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from conftest import ROOT_FOLDER
 from helpers import random_calibration, stretches
 from program import error_number, treeopt, treeopt_json
 from tiny import random_heads, tiny_base
@@ -20,6 +22,7 @@ from treeopt.calibration import Calibration
 from treeopt.cli.app import program
 from treeopt.cli.configuration import (
     NOT_STORED,
+    PROJECT_VARIABLES,
     command_line,
     config_schema,
     configuration_of,
@@ -306,6 +309,38 @@ def test_environment_of_subcommands_and_flags(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TREEOPT_LIST_JSON", "1")
     monkeypatch.setenv("TREEOPT_VERSION", "1")
     assert "trees" in json.loads(treeopt("list").stdout)
+
+
+@pytest.mark.usefixtures("calibration")
+def test_variables_have_the_names_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--for` and `--calibration` have other names in Python; an error of a value names the variable."""
+    monkeypatch.setenv("TREEOPT_BUILD_FOR", "trtllm")
+    monkeypatch.setenv("TREEOPT_BUILD_CALIBRATION", "calibration.safetensors")
+    given = treeopt_json("build", "--nodes", "8")["configuration"]["build"]
+    assert given == {"calibration": ["calibration.safetensors"], "nodes": 8, "for": "trtllm"}
+    monkeypatch.setenv("TREEOPT_BUILD_FOR", "nothing")
+    assert "for the environment variable TREEOPT_BUILD_FOR: 'nothing'" in treeopt("build", status=2).stderr
+    assert "for '--for': 'other'" in treeopt("build", "--for", "other", status=2).stderr
+
+
+def test_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of Python, misspelled names and names without a command; not those of other commands and of the project."""
+    unknown = ["TREEOPT_LIST_JSN", "TREEOPT_NODES", "TREEOPT_VERSION"]
+    for name in (*unknown, *sorted(PROJECT_VARIABLES), "TREEOPT_BUILD_NODES", "TREEOPT_HEADS_CONVERT_TO"):
+        monkeypatch.setenv(name, "1")
+    warnings = json.loads(treeopt("list", "--json").stdout)["warnings"]
+    assert [warning.split()[3] for warning in warnings] == unknown
+    assert warnings[0].partition("; did you mean ")[2].startswith("TREEOPT_LIST_JSON")
+    monkeypatch.setenv("TREEOPT_BUILD_ENGINE", "json")  # the name of --for in Python
+    monkeypatch.delenv("TREEOPT_BUILD_NODES")
+    assert "TREEOPT_BUILD_ENGINE is no option" in treeopt("build", "--calibration", "x", status=3).stderr
+
+
+def test_variables_of_the_project_are_listed() -> None:
+    """What tests and benches read of the environment is known, and nothing else."""
+    read = re.compile(r"environ\W+(?:get\W+)?(TREEOPT_[A-Z_]+)")
+    files = [*(ROOT_FOLDER / "tests").rglob("*.py"), *(ROOT_FOLDER / "bench").rglob("*.py")]
+    assert {name for file in files for name in read.findall(file.read_text(encoding="utf-8"))} == PROJECT_VARIABLES
 
 
 @pytest.mark.usefixtures("calibration")

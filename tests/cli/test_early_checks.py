@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +15,7 @@ from program import error_number, treeopt, treeopt_json
 from tiny import chat_base, random_heads, tiny_base
 
 from treeopt.calibrate import pipeline
+from treeopt.cli import inputs
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter
 from treeopt.models.layouts import save_heads
@@ -96,7 +99,7 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(name: str) -> None:
         "train --data data.jsonl --resume --force -o h",
         "train --data data.jsonl --steps 2 --epochs 2 -o h",
         "calibrate --learn-tokens 5",
-        "calibrate --drafter d.safetensors --learn-tokens 5",
+        "calibrate --drafter p.jsonl --learn-tokens 5",
         "calibrate --responses p.jsonl --temperature 1",
     ],
 )
@@ -200,3 +203,63 @@ def test_seeds_are_checked_in_the_library(seed: int) -> None:
         run_calibration(base, loaded, load_prompts("p.jsonl"), seed=seed)
     with pytest.raises(ValueError, match="a seed is a whole number"):
         Learning(seed=seed)
+
+
+LIGHT = """
+import json, sys
+from click.testing import CliRunner
+from treeopt.cli.app import program
+for line in json.load(sys.stdin):
+    result = CliRunner().invoke(program, [*line, "--json"])
+    error = json.loads(result.stderr)["error"] if result.exit_code == 3 else result.exit_code
+    print(error, {"torch", "transformers"} & set(sys.modules) or "")
+"""
+
+
+def test_missing_files_and_usage_are_refused_before_libraries_load() -> None:
+    """Missing prompts, models, trees and drafters, wrong formats and contradicting options load neither library."""
+    Path("x.csv").write_text("prompt\n")
+    lines = [
+        [*command, *option]
+        for command in (["calibrate"], ["validate"], ["compare"], ["learn"], ["distill", "-o", "d.jsonl"])
+        for option in (["--prompts", "./none.jsonl"], ["--prompts", "x.csv"], ["--model", "./none"])
+    ]
+    lines += [
+        ["generate", "x", "--tree", "none.yaml"],
+        ["generate", "x", "--tree", "none"],
+        ["generate", "x", "--drafter", "none.safetensors"],
+        ["generate", "x", "--heads", "none.pt"],
+        ["generate", "x", "--heads", "p.jsonl"],
+        ["generate", "x", "--model", "pocket", "--draft", "./none"],
+        ["generate", "x", "--acceptance", "rejection"],
+        ["validate", "--tree", "none.yaml"],
+        ["profile", "--model", "./none"],
+        ["train", "--data", "none.jsonl", "-o", "h"],
+    ]
+    done = subprocess.run([sys.executable, "-c", LIGHT], input=json.dumps(lines), capture_output=True, text=True)
+    assert done.stdout.split() == [
+        *("E201", "E302", "E201") * 5,
+        *("E201", "E104", "E201", "E201", "2", "E201", "2", "E201", "E201", "E201"),
+    ], done.stderr
+
+
+def test_files_are_hashed_once_they_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is too large is refused unread; commands that write nothing hash nothing; others their inputs."""
+    hashed: list[str] = []
+    monkeypatch.setattr(inputs, "sha256_of", lambda path: hashed.append(str(path)) or "0" * 64)
+    for name in ("large.yaml", "large.safetensors", "large.jsonl"):
+        with open(name, "wb") as stream:
+            stream.truncate(20 << 30)
+    for line in (
+        ("show", "large.yaml"),
+        ("build", "--calibration", "large.safetensors"),
+        ("compile", "large.yaml", "-o", "b.safetensors"),
+        ("distill", "--prompts", "large.jsonl", "-o", "d.jsonl"),
+        ("calibrate", "--responses", "large.jsonl"),
+    ):
+        assert error_number(treeopt(*line, status=3)) == "E203"
+    Path("t.txt").write_text("[[0], [1]]")
+    treeopt("show", "t.txt")
+    assert hashed == []
+    treeopt("compile", "t.txt", "-o", "b.safetensors")
+    assert hashed == ["t.txt"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ from program import error_number, treeopt, treeopt_json
 from treeopt.drafter import Drafter
 from treeopt.files.bundled import pocket
 from treeopt.files.calibrations import load_calibration
-from treeopt.files.drafters import load_drafter
+from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.policies import load_plan
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
@@ -100,6 +101,18 @@ def test_generate_without_heads() -> None:
     stock, found = (treeopt_json(*line, "--tree", f"{name}.yaml") for name in ("root", "static"))
     assert found["tokens"] == stock["tokens"]
     assert len(found["step_lengths"]) < len(stock["step_lengths"]) == 24
+
+
+@pytest.mark.usefixtures("_no_heads")
+def test_generate_takes_the_model_of_the_drafter(tmp_path: Path) -> None:
+    """Without --model and --heads the base is that which the drafter's file names, not the built-in one."""
+    shutil.copytree(pocket(), tmp_path / "other")
+    drafter = load_drafter("d.safetensors")
+    named = dataclasses.replace(drafter, source={**drafter.source, "model": str(tmp_path / "other")})
+    save_drafter(named, tmp_path / "n.safetensors")
+    line = ("generate", "import os", "--tree", "static.yaml", "--drafter", tmp_path / "n.safetensors")
+    assert f"model    {tmp_path / 'other'} " in treeopt(*line).stderr
+    assert "model    pocket " in treeopt(*line, "--model", "pocket").stderr
 
 
 @pytest.mark.usefixtures("_no_heads")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -27,6 +28,8 @@ NOT_STORED = {
     *("device", "device_map"),  # differ among shards; files have the kinds of devices in `made_by`
     *("output", "csv", "svg", "chart", "merge"),
 }
+PREFIX = "TREEOPT_"  # of environment variables
+PROJECT_VARIABLES = {f"{PREFIX}{name}" for name in ("SHARED", "SITE", "SEEDS", "CASES")}  # of tests and the Makefile
 Faults = list[tuple[tuple[str | int, ...], str]]
 _DEFAULTED = "treeopt.defaulted"  # in a context's meta: parameters with a value under `defaults`
 R = TypeVar("R")
@@ -37,6 +40,34 @@ def option_name(parameter: click.Parameter) -> str:
     if isinstance(parameter, click.Option):
         return max(parameter.opts, key=len).lstrip("-")
     return str(parameter.name).replace("_", "-")
+
+
+def variable_of(context: click.Context, option: click.Option) -> str:
+    """The environment variable of an option of a context's command: `TREEOPT_BUILD_FOR` for `build --for`."""
+    return f"{context.auto_envvar_prefix}_{option_name(option).replace('-', '_').upper()}"
+
+
+def name_variables(context: click.Context) -> None:
+    """Give each option the variable of its name, where click would take that of its parameter in Python."""
+    for one in context.command.params:
+        if (
+            isinstance(one, click.Option)
+            and one.name != option_name(one).replace("-", "_")
+            and one.opts[-1][:2] == "--"
+        ):
+            one.envvar, one.allow_from_autoenv = variable_of(context, one), False
+
+
+def unknown_variables(context: click.Context) -> Iterator[str]:
+    """A warning for each variable `TREEOPT_*` that is none of ours, nor an option, as far as this command knows."""
+    known = {variable_of(context, one): one for one in context.command.params if isinstance(one, click.Option)}
+    here = f"{context.auto_envvar_prefix}_"
+    program = context.find_root().command
+    commands = program.list_commands(context) if isinstance(program, click.Group) else []
+    others = tuple(f"{PREFIX}{name.upper()}_" for name in commands)
+    for name in sorted(set(os.environ) - PROJECT_VARIABLES - set(known)):
+        if name.startswith(PREFIX) and (name.startswith(here) or not name.startswith(others)):
+            yield f"warning: the environment variable {_unknown(name, known, f'{name} is no option and has no effect')}"
 
 
 def is_given(context: click.Context, name: str) -> bool:

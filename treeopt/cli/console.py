@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error. With `--json` 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import traceback
@@ -13,16 +14,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from treeopt.cli.common_options import Shown, common_options, show_messages, shown_by
 from treeopt.cli.completions import add_completions
-from treeopt.cli.configuration import configuration_of
+from treeopt.cli.configuration import configuration_of, name_variables, unknown_variables, variable_of
 from treeopt.cli.following import follows, is_passed_on, join_team
 from treeopt.cli.help_text import write_examples, write_options
-from treeopt.cli.inputs import made_of
+from treeopt.cli.inputs import check_inputs, input_names, made_of
 from treeopt.cli.progress_lines import bar, heartbeat
 from treeopt.cli.terminal import echo, echo_json, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, error_of, system_error
+from treeopt.files.configurations import MADE_BY
 from treeopt.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -41,12 +44,13 @@ class Console:
         self,
         as_json: bool,
         quiet: bool = False,
-        configuration: Mapping[str, Any] | None = None,
+        configure: Callable[[], Mapping[str, Any]] = dict,
         shown: Shown | None = None,
     ) -> None:
         silenced = follows()
         self._warnings: list[str] = []
-        self.configuration = dict(configuration or {})  # stored in the files that the command writes
+        self._configure = configure
+        self.made_with: dict[str, Any] = {}  # what a run knows of its machine: stored in the configuration
         self.shown = Shown(quiet) if shown is None else shown
         quiet = self.shown.quiet
         if (self.shown.verbose or (sys.stderr and sys.stderr.isatty())) and not (quiet or silenced):
@@ -55,6 +59,16 @@ class Console:
         self.for_programs = as_json and not silenced
         self.notes = True  # `treeopt reproduce` prints none of the command that it runs
         self.quiet = quiet or not self.for_people  # with --json only the result and errors are printed
+
+    @functools.cached_property
+    def configuration(self) -> dict[str, Any]:
+        """What is stored in the files that the command writes.
+
+        It has the hashes of the inputs. They are computed here, at the end of a command, so that a reader has refused
+        what is too large before, and a command that stores nothing hashes nothing.
+        """
+        found = dict(self._configure())
+        return {**found, MADE_BY: {**found.get(MADE_BY, {}), **self.made_with}} if self.made_with else found
 
     def say(self, text: str = "") -> None:
         """Print a line of the result, unless --json is given."""
@@ -114,11 +128,15 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         self._check_given(ctx)
-        configuration = configuration_of(ctx) | made_of(ctx)
+        options, inputs = configuration_of(ctx), input_names(ctx)
         as_json, debug = ctx.params.pop("json"), ctx.params.pop("debug")
-        ctx.params["console"] = Console(as_json, configuration=configuration, shown=shown_by(ctx.params))
+        shown = shown_by(ctx.params)
+        ctx.params["console"] = Console(as_json, configure=lambda: options | made_of(inputs), shown=shown)
         ctx.params["console"].notes = not ctx.meta.get(RAISING)
         try:
+            for warning in unknown_variables(ctx):
+                ctx.params["console"].warn(warning)
+            check_inputs(ctx)
             join_team(ctx)
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):
@@ -133,8 +151,15 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         as_json = "--json" in args
+        name_variables(ctx)
         try:
             return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            option = error.param
+            by_environment = ctx.get_parameter_source(str(option and option.name)) is ParameterSource.ENVIRONMENT
+            if isinstance(option, click.Option) and by_environment:
+                error.param_hint = f"the environment variable {variable_of(ctx, option)}"
+            raise
         except TreeoptError as error:  # of --config
             if RAISING in ctx.meta:
                 raise

@@ -58,10 +58,12 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     The last line on standard error gives tokens per step (all tokens / all steps) and speed.
     """
     text = _prompt(prompt)
-    rule = acceptance_rule(options, rules=_RULES)
     drawn = options["acceptance"] == REJECTION
     _check_drawn(options, drawn)
     chosen = None if drawn else chosen_plan(options)
+    rule = acceptance_rule(options, rules=_RULES)
+    if chosen is not None:
+        options |= _named_models(options, chosen)
     from treeopt.decode.stream import stream_text, whole_text
     from treeopt.models.clock import now
     from treeopt.texts.encode import encode
@@ -97,6 +99,15 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
 
 
 command = run
+
+
+def _named_models(options: Mapping[str, Any], chosen: ChosenPlan) -> dict[str, Any]:
+    """The base and heads that the drafter's file names, where the options name none."""
+    given = [name for name in ("model", "heads") if options[name] is not None]
+    if given or chosen.drafter is None:
+        return {}
+    named = chosen.drafter.source
+    return {"model": named.get("model"), "heads": named.get("heads") or None if chosen.drafter.num_heads else None}
 
 
 def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:

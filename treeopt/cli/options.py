@@ -15,7 +15,6 @@ from treeopt.cli.inputs import INPUT_OPTIONS, several
 from treeopt.defaults import CALIBRATION_FILE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.bundled import POCKET
-from treeopt.files.configurations import MADE_BY
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
@@ -136,7 +135,7 @@ def say_base(console: Console, base: Base) -> None:
     if any(device.type == "cpu" for device in base.devices):
         import torch
 
-        console.configuration.setdefault(MADE_BY, {})["threads"] = torch.get_num_threads()  # sums depend on it
+        console.made_with["threads"] = torch.get_num_threads()  # sums depend on it
     adapter = "" if base.adapter is None else f" with adapter {base.adapter.name}"
     console.note(f"model    {base.name}{adapter}  {base.dtype_name} on {', '.join(map(str, base.devices))}")
     for warning in base.notes:

@@ -50,7 +50,6 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
         click.UsageError: where --heads is given without them.
         TreeoptError: as `as_plan_for` and `check_plan`.
     """
-    from treeopt.drafting.plans import check_plan
     from treeopt.files.policies import as_plan_for
 
     tree, drafter = options["tree"], options["drafter"]
@@ -61,6 +60,8 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
             raise click.UsageError("--heads needs --tree, or --drafter with the tree that it recommends")
         return ChosenPlan("the text so far", None, None)
     plan, record = as_plan_for(tree, drafter)
+    from treeopt.drafting.plans import check_plan  # imports torch: after the files are read
+
     check_plan(plan, record)
     if options["draft"] is not None and (record is None or not record.draft):
         what = f"--draft is given, and {tree or drafter} was not made for a draft model"

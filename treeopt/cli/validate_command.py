@@ -80,8 +80,8 @@ def run(console: Console, **options: Any) -> None:
     base, distinct n-grams, agreement with the greedy texts.
     """
     source = chosen_prompts(options)
-    settings = _settings(options)
     chosen = chosen_plan(options)
+    settings = _settings(options)
     division = division_of(options)
     from treeopt.evaluate.validate import validate
 

@@ -79,8 +79,10 @@ def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
     return _from_hub(name, "--heads", allow_patterns=["config.json", *weight_files])
 
 
-def find_base(name: str) -> Path:
+def find_base(name: str, option: str = "--model") -> Path:
     """The folder of a base model's files: a local one, the built-in one, or the small files of a hub repository.
+
+    `option` is the one that names it, for the message.
 
     Raises:
         TreeoptError: as `find_heads`.
@@ -92,8 +94,8 @@ def find_base(name: str) -> Path:
     if folder is not None:
         return folder
     if looks_local(name):
-        raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"--model {name}")
-    return _from_hub(name, "--model", allow_patterns=["*.json"], ignore_patterns=["*/*"])
+        raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"{option} {name}")
+    return _from_hub(name, option, allow_patterns=["*.json"], ignore_patterns=["*/*"])
 
 
 def _from_hub(name: str, option: str, **patterns: list[str]) -> Path:

@@ -29,7 +29,7 @@ ANSWERS = ("output", "response", "completion", "answer")
 _TURNS = ("turns", "prompt")
 _ROW_DIGITS = 8
 _TURN_DIGITS = 2
-_FORMATS = (".json", ".jsonl", ".txt", ".parquet")
+FORMATS = (".json", ".jsonl", ".txt", ".parquet")
 _MOST_ROWS = 10_000_000
 _BATCH_ROWS = 256  # of a parquet file that are unpacked at a time
 
@@ -244,8 +244,9 @@ def _read_file(path: Path) -> tuple[str, list[Any]]:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return digest, _read_parquet(path, raw)
-    if suffix not in _FORMATS:
-        raise TreeoptError(Code.PROMPTS_INVALID, f"{path} is none of {', '.join(_FORMATS)}")
+    if suffix not in FORMATS:
+        fix = 'convert it to a .jsonl file, with {"prompt": "..."} in each line'
+        raise TreeoptError(Code.PROMPTS_INVALID, f"{path} is none of {', '.join(FORMATS)}", fix=fix)
     try:
         text = raw.decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
