@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +26,7 @@ SECONDS = 60.0  # after which a thread that waits for one that has failed fails 
 
 
 @pytest.fixture
-def own_forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def steps_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """All threads have prepared a step before the first of them runs it."""
     inputs, together, steps = Session.inputs, threading.Barrier(THREADS), threading.local()
 
@@ -39,10 +38,9 @@ def own_forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return made
 
     monkeypatch.setattr(Session, "inputs", held)
-    yield
 
 
-@pytest.mark.usefixtures("own_forwards")
+@pytest.mark.usefixtures("steps_together")
 @pytest.mark.parametrize("family", ["llama", "qwen2-mixed"])
 @pytest.mark.parametrize("seed", range(3))
 def test_own_trees_in_threads(family: str, seed: int) -> None:
