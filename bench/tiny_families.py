@@ -199,6 +199,12 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "llama4_text": {},
     "mpt": {},
     "openai-gpt": {},
+    # several hidden states for each token
+    "gemma3n_text": {
+        **{"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3},
+        **{"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB},
+        **{"intermediate_size": 48, "activation_sparsity_pattern": None, "laurel_rank": 4, "altup_num_inputs": 2},
+    },
     # recurrent and hybrid layers
     "bailing_hybrid": {**_LATENT, **_TWO_KINDS},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},

@@ -214,6 +214,12 @@ def test_generate_input_forms() -> None:
     decoder = TreeDecoder(base.model, random_heads(base, HEADS, 1), TREES["64 nodes"])
     forms = ([3, 5, 7], torch.tensor([3, 5, 7]), torch.tensor([[3, 5, 7]]))
     assert [decoder.generate(form, 9).tokens for form in forms] == [stock(base, [3, 5, 7], 9)] * 3
+    pair = [[3, 5, 7], [4, 9, 2]]
+    texts = [stock(base, prompt, 9) for prompt in pair]
+    for batch in (pair, np.array(pair), torch.tensor(pair)):
+        assert [one.tokens for one in decoder.generate(batch, 9)] == texts
+    for nothing in ([], np.zeros((0, 3), np.int64), torch.zeros(0, 3, dtype=torch.int64)):
+        assert decoder.generate(nothing, 9) == []
 
 
 def test_generate_repeated() -> None:
@@ -364,9 +370,9 @@ def test_own_generation_rules_are_set_aside() -> None:
     assert base.model.generation_config is config
 
 
-@pytest.mark.parametrize("ids", [[[3, 8], [4, 9]], [1.7, 2.0], [3, 61], [-1, 3]])
+@pytest.mark.parametrize("ids", [[[[3, 8], [4, 9]]], [1.7, 2.0], [[1.7], [2.0]], [3, 61], [-1, 3]])
 def test_wrong_token_ids_are_refused(ids: list[object]) -> None:
-    """Two texts, fractions, and ids outside the vocabulary are a ValueError, not another text."""
+    """A batch of batches, fractions, and ids outside the vocabulary are a ValueError, not another text."""
     decoder = TreeDecoder(tiny_base("llama", 5), None, Tree(()))
     with pytest.raises(ValueError, match="token id"):
         decoder.generate(torch.tensor(ids), 4)
@@ -383,9 +389,13 @@ def test_decoder_leaves_the_callers_heads_alone() -> None:
 def test_model_in_training_mode_is_refused() -> None:
     """Dropout would look like a model that cannot do trees; the error says what to call."""
     base = tiny_base("llama", 5)
+    decoder = TreeDecoder(base.model, None, Tree(()))
     base.model.train()
-    with pytest.raises(TreeoptError, match="training mode"):
-        TreeDecoder(base, None, Tree(()))
+    for run in (lambda: TreeDecoder(base, None, Tree(())), lambda: decoder.generate([3, 8], 2)):
+        with pytest.raises(TreeoptError, match="in training mode") as caught:
+            run()
+        assert caught.value.code is Code.NO_TREES
+    assert caught.value.what.startswith("LlamaForCausalLM is")  # a model without a name
 
 
 def test_logits_that_are_not_numbers_are_an_error() -> None:
@@ -442,9 +452,11 @@ def test_misuse_is_told_apart() -> None:
     with pytest.raises(TreeoptError, match="used up its reserved space") as caught:
         all(decoder.step(rows) for _ in range(4))
     assert caught.value.code is Code.CONTEXT_FULL
-    for empty in ([], [[3], []]):
+    for empty in (np.array([]), [[3], []]):
         with pytest.raises(TreeoptError, match="holds no tokens"):
             decoder.generate(empty, 4)
+    with pytest.raises(TreeoptError, match="no prompt is given"):
+        decoder.prefill([], 4)
     with pytest.raises(TreeoptError, match="no heads were given"):
         TreeDecoder(base, None, Tree.chain(2))
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from treeopt.models.adapters import Adapter, merge
 from treeopt.models.base import Base, load_base
 from treeopt.models.clock import now
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.placement import check_placed, device_names, is_offloaded, placement, weight_of
+from treeopt.models.placement import check_placed, device_names, is_offloaded, kept_before, placement, weight_of
 from treeopt.train.loss import head_losses
 from treeopt.train.medusa1 import new_heads
 from treeopt.train.medusa2 import train_jointly
@@ -325,6 +326,14 @@ def test_hook_of_the_lm_head_is_removed_after_an_error(whole: Base) -> None:
         with pytest.raises(TypeError):
             two.forward(torch.zeros(1, 2, dtype=torch.int64, device=two.device), logits_to_keep=last, position_ids="x")
         assert not two.lm_head._forward_pre_hooks
+
+
+def test_hook_of_the_lm_head_leaves_other_threads_alone(whole: Base) -> None:
+    """What one thread's forward keeps before the LM head, the forward of another does not."""
+    states = torch.randn(1, 4, whole.hidden_size)
+    with kept_before(whole.lm_head, torch.tensor([[2]])), ThreadPoolExecutor(1) as pool:
+        other, own = pool.submit(whole.lm_head, states).result(), whole.lm_head(states)
+    assert (other.shape[1], own.shape[1]) == (4, 1)
 
 
 def test_weight_of_an_offloaded_module_is_read(whole: Base, on_disk: Base) -> None:

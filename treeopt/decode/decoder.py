@@ -33,12 +33,12 @@ from treeopt.drafting.plans import TreeSource, trees_for, untrained
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.drafters import load_drafter
 from treeopt.files.policies import GivenPlan, as_plan, as_plan_for
-from treeopt.models.base import Base
+from treeopt.models.base import Base, shown_name
 from treeopt.models.draft import as_draft
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.verify.buffers import Buffers
-from treeopt.verify.probe import check_trees
+from treeopt.verify.probe import check_ready, check_trees
 from treeopt.verify.session import TreeForward
 
 Prompt = Tensor | Sequence[int]
@@ -89,7 +89,7 @@ class TreeDecoder:
         probe: bool = True,
     ) -> None:
         _check_types(base, heads, drafter, acceptance)
-        self.base = base if isinstance(base, Base) else Base(base, None, base.config.name_or_path)
+        self.base = base if isinstance(base, Base) else Base(base, None, shown_name(base))
         self.acceptance: Rule = acceptance or Greedy()
         self.trees = _trees(self.base, heads, tree, drafter, as_draft(draft, self.base))
         self.tree = self.trees.tree
@@ -108,7 +108,7 @@ class TreeDecoder:
 
         Args:
             ids: one prompt's token ids, int64 [T] or [1, T] or a list of numbers; or a list of such prompts, of any
-                lengths, without padding.
+                lengths, without padding, or int64 [B, T]. A list of none gives a list of none.
             max_new_tokens: maximum for each text; fewer where the model ends the text (the end token is included).
 
         Returns:
@@ -116,11 +116,13 @@ class TreeDecoder:
             text in any batch.
 
         Raises:
-            TreeoptError: E503 where a prompt is empty or does not fit into the context with the new tokens, E504 where
-                the model's logits are not finite.
+            TreeoptError: E502 where the model is in training mode, E503 where a prompt is empty or does not fit into
+                the context with the new tokens, E504 where the model's logits are not finite.
             ValueError: where the ids are not token ids of the model.
         """
         prompts, alone = _prompts(ids, self.base)
+        if not prompts:
+            return []
         made = [Decoded([], [], tree_depth=self.trees.depth) for _ in prompts]
         for step in self.start_all(prompts, max_new_tokens):
             for index, tokens in step.items():
@@ -162,6 +164,7 @@ class TreeDecoder:
         Raises:
             TreeoptError: as `generate`.
         """
+        check_ready(self.base)
         prompts, _ = _prompts(ids, self.base)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, not a whole number")
@@ -169,6 +172,8 @@ class TreeDecoder:
             raise TreeoptError(
                 Code.CONTEXT_FULL, f"max_new_tokens is {max_new_tokens}", fix="generate at least one token"
             )
+        if not prompts:
+            raise TreeoptError(Code.CONTEXT_FULL, "no prompt is given", fix="give at least one")
         session, logits, hidden = self.forward.begin(prompts, max_new_tokens)
         seed, generator = self.acceptance.seed, None
         if seed is not None:
@@ -283,7 +288,12 @@ def _prompts(ids: Prompt | Sequence[Prompt], base: Base) -> tuple[list[Tensor], 
     """The prompts as int64 [T] each on the model's device, and whether `ids` is a single prompt."""
     if not isinstance(ids, Tensor) and (isinstance(ids, (str, bytes)) or not hasattr(ids, "__len__")):
         raise ValueError(f"a prompt is token ids, not {type(ids).__name__}")
-    alone = isinstance(ids, Tensor) or not any(isinstance(one, Sequence) or getattr(one, "ndim", 0) for one in ids)
+    if isinstance(ids, Tensor):
+        alone = ids.ndim != 2 or len(ids) == 1
+    elif len(ids):
+        alone = not any(isinstance(one, Sequence) or getattr(one, "ndim", 0) for one in ids)
+    else:
+        alone = getattr(ids, "ndim", 0) == 1  # an empty array is an empty prompt, an empty list holds no prompts
     listed: Any = [ids] if alone else ids
     return [_one_prompt(one, base) for one in listed], alone
 
@@ -298,7 +308,7 @@ def _one_prompt(ids: Prompt, base: Base) -> Tensor:
         prompt = prompt[0]
     if prompt.ndim != 1 or (prompt.dtype not in _INTEGERS and len(prompt)):
         raise ValueError(
-            f"token ids are {prompt.dtype} {list(prompt.shape)}, not integers [T] or [1, T]; a batch is a list of them"
+            f"token ids are {prompt.dtype} {list(prompt.shape)}, not integers [T] or [1, T]; a batch: [B, T] or a list"
         )
     if len(prompt) and not 0 <= int(prompt.min()) <= int(prompt.max()) < base.vocab_size:
         raise ValueError(f"a token id lies outside the vocabulary of {base.vocab_size}")

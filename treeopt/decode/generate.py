@@ -12,6 +12,7 @@ model (`treeopt.decode.kept`), and a file is read again only after it has change
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteriaList,
@@ -43,9 +45,11 @@ from treeopt.files.policies import GivenPlan
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.verify.buffers import Buffers
+from treeopt.verify.probe import soft_prompt
 
-# Other arguments of `generate` that are replaced here or have no effect.
+# Other arguments of `generate` that are replaced here or have no effect, after they were checked.
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 # Processors that store the texts of earlier calls, and would store drafts that are rejected later.
 _STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
@@ -53,7 +57,7 @@ _STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthID
 
 @dataclass
 class TreeGenerateOutput(GenerateDecoderOnlyOutput):
-    """The output record of stock `generate`, with the steps.
+    """The output record of stock `generate`, with the steps and without `past_key_values`.
 
     Attributes:
         step_lengths: for each row, the number of tokens of each step.
@@ -119,7 +123,7 @@ def tree_generate(
         text_streamer: the streamer; see the module docstring.
         stateless_processors: True, or the classes of processors whose result depends only on the tokens and scores of
             a call; these are not checked.
-        model_kwargs: other arguments of `generate`. The attention mask is used, the cache is replaced.
+        model_kwargs: other arguments of `generate`. The attention mask is used, an empty cache is left empty.
 
     Returns:
         int64 [B, T + new]; a `TreeGenerateOutput` with `return_dict_in_generate`.
@@ -127,13 +131,15 @@ def tree_generate(
     Raises:
         ValueError: with heads, without a tree or a drafter.
         TreeoptError: E510 for options that tree decoding does not support (beam search, assisted decoding, inputs other
-            than token ids, masks that are not left padding, scores and attentions of each step, processors with a
-            state); as `TreeDecoder` and `TreeDecoder.generate`.
+            than token ids, a cache that holds tokens, prompt learning of peft, masks that are not left padding,
+            positions that are not those of the mask, scores and attentions of each step, processors with a state); as
+            `TreeDecoder` and `TreeDecoder.generate`.
     """
     config = generation_config or model.generation_config
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
     _check_supported(model, config, processors, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
+    _check_positions(model_kwargs.get("position_ids"), list(map(len, prompts)), input_ids.shape[1])
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
     rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
     limit = criteria.max_length
@@ -247,7 +253,7 @@ def _check_supported(
     model: PreTrainedModel, config: GenerationConfig, processors: LogitsProcessorList, more: Mapping[str, Any]
 ) -> None:
     """Raise E510 for options that tree decoding does not support."""
-    mode = config.get_generation_mode()
+    mode = GenerationMode.ASSISTED_GENERATION if _assisted() else config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise _unsupported(f"the generation mode is {mode.value.replace('_', ' ')}")
     outputs = [name for name in _OUTPUTS if config.return_dict_in_generate and getattr(config, name)]
@@ -257,13 +263,51 @@ def _check_supported(
     if strange or model.config.is_encoder_decoder:
         what = f"the model takes {', '.join(strange)}" if strange else "the model has an encoder"
         raise _unsupported(what, why="a tree is verified on token ids alone")
+    _check_start(model, more)
     stateful = [type(one).__name__ for one in processors if isinstance(one, _STATEFUL)]
     if stateful:
         raise _unsupported(f"{stateful[0]} is set", why="it stores every text of its calls")
 
 
-def _unsupported(what: str, *, why: str = "") -> TreeoptError:
-    return TreeoptError(Code.GENERATE_UNSUPPORTED, what, why=why, fix="leave out custom_generate for this call")
+def _assisted() -> bool:
+    """Whether the running `generate` has an assistant model, which it does not pass to its decoding function."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not _GENERATE:
+        frame = frame.f_back
+    return frame is not None and frame.f_locals.get("assistant_model") is not None
+
+
+def _check_start(model: PreTrainedModel, more: Mapping[str, Any]) -> None:
+    """Raise E510 where the model would read entries of a cache, or of a soft prompt, before the prompt."""
+    layers = getattr(more.get("past_key_values"), "layers", ())
+    if held := max((int(one.get_seq_length()) for one in layers if hasattr(one, "get_seq_length")), default=0):
+        raise _unsupported(
+            f"past_key_values holds {held} tokens",
+            why="a cache has no token ids, so it cannot be compared with the prompt",
+            fix="leave out past_key_values, and give the whole text as input_ids; or leave out custom_generate",
+        )
+    if kind := soft_prompt(model):
+        what = f"the model has an adapter of peft's kind {kind}"
+        raise _unsupported(
+            what, why="it puts virtual tokens before the prompt, and a tree is verified on token ids alone"
+        )
+
+
+def _check_positions(positions: Tensor | None, lengths: Sequence[int], width: int) -> None:
+    """Raise E510 unless the positions of each row [.., 1 or B, T] count its tokens, which its padding precedes."""
+    if positions is None:
+        return
+    given = torch.atleast_2d(positions)[..., -width:].cpu()
+    standard = torch.arange(width) - (width - torch.tensor(lengths)[:, None])  # [B, T], negative in the padding
+    if given.shape[-2:] not in ((1, width), standard.shape) or ((given != standard) & (standard >= 0)).any():
+        what = "position_ids do not count the tokens of each row from 0"
+        raise _unsupported(
+            what, why="the nodes of a tree are at the positions after the text", fix="leave out position_ids"
+        )
+
+
+def _unsupported(what: str, *, why: str = "", fix: str = "leave out custom_generate for this call") -> TreeoptError:
+    return TreeoptError(Code.GENERATE_UNSUPPORTED, what, why=why, fix=fix)
 
 
 def _prompts(ids: Tensor, mask: Tensor | None) -> list[Tensor]:

@@ -29,7 +29,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule
 from treeopt.drafter import Drafter
 from treeopt.files.policies import load_plan, load_plan_for
-from treeopt.models.base import Base
+from treeopt.models.base import Base, shown_name
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree, as_tree
 from treeopt.verify.buffers import BUFFER_NAMES, Buffers
@@ -47,7 +47,7 @@ class BorrowedBase(Base):
     _model: weakref.ref[PreTrainedModel]
 
     def __init__(self, model: PreTrainedModel) -> None:
-        fields = {"_model": weakref.ref(model), "tokenizer": None, "name": model.config.name_or_path, "notes": ()}
+        fields = {"_model": weakref.ref(model), "tokenizer": None, "name": shown_name(model), "notes": ()}
         for name, value in fields.items():
             object.__setattr__(self, name, value)  # the record is frozen
 

@@ -122,9 +122,10 @@ class ModelProposer:
 
     def levels(self, tree: Buffers) -> list[StaticLevel]:
         """The levels of a static tree; those of the last tree are stored."""
-        if self._levels is None or self._levels[0] is not tree:
-            self._levels = tree, static_levels(tree, self.draft.device)
-        return self._levels[1]
+        known = self._levels
+        if known is None or known[0] is not tree:
+            self._levels = known = tree, static_levels(tree, self.draft.device)
+        return known[1]
 
 
 class ModelSession(ProposerSession):

@@ -89,9 +89,10 @@ class TokenRecycling:
 
         Those of the last tree are stored.
         """
-        if self._shape is None or self._shape[0] is not tree:
-            self._shape = tree, _shape_of(tree)
-        return self._shape[1]
+        known = self._shape
+        if known is None or known[0] is not tree:
+            self._shape = known = tree, _shape_of(tree)
+        return known[1]
 
 
 def _shape_of(tree: Buffers) -> list[tuple[Tensor, Tensor]]:

@@ -44,6 +44,12 @@ _NO_LIMIT = 1 << 30  # context of models that do not state one
 _TRIED = 8  # tokens of the forward that a loaded model must pass
 
 
+def shown_name(model: PreTrainedModel) -> str:
+    """The folder or hub name of a model; its class where it was made in Python."""
+    name: str = getattr(model.config, "name_or_path", "")
+    return name or type(model).__name__
+
+
 @dataclass(frozen=True)
 class Base:
     """A loaded base model.
@@ -189,7 +195,19 @@ class Base:
         """One stock forward: logits, and last hidden states (after the final norm: the input of the LM head).
 
         `logits_to_keep` may be int64 [B, n], positions of each row, on the device of `ids`.
+
+        Raises:
+            TreeoptError: E502 where the model gives several hidden states for each token, as Gemma 3n does.
         """
+        logits, hidden = self.outputs(ids, **inputs)
+        if hidden.ndim != 3:
+            what = f"{self.name} ({self.model.config.model_type}) cannot verify trees"
+            why = "its forward gives several hidden states for each token, and not the one that its LM head reads"
+            raise TreeoptError(Code.NO_TREES, what, why=why)
+        return logits, hidden
+
+    def outputs(self, ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+        """As `forward`, with hidden states of any shape."""
         if self._positions_by_padding and inputs.get("past_key_values") is None:
             inputs.setdefault("position_ids", torch.arange(ids.shape[1], device=ids.device)[None])
         with contextlib.ExitStack() as stack:
@@ -274,7 +292,7 @@ def check_runs(base: Base) -> None:
     ids = torch.arange(min(_TRIED, base.vocab_size, base.context), device=base.device)
     try:
         with torch.no_grad():  # not inference_mode: a model may cache tensors, and be trained later
-            check_base_finite(base, *base.forward(ids[None], use_cache=False))
+            check_base_finite(base, *base.outputs(ids[None], use_cache=False))
     except TreeoptError:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:

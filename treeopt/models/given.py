@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.base import Base, load_base
+from treeopt.models.base import Base, load_base, shown_name
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads, load_heads
@@ -50,8 +50,7 @@ def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None,
             f"gives, not {_kind(model)}"
         )
     _check_model(model)
-    name = model.config.name_or_path
-    return Base(model, tokenizer or tokenizer_beside(name), name or type(model).__name__)
+    return Base(model, tokenizer or tokenizer_beside(model.config.name_or_path), shown_name(model))
 
 
 def name_of(model: GivenModel) -> tuple[str, ...]:

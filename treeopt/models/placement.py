@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -136,10 +137,13 @@ def kept_before(lm_head: nn.Module, positions: Tensor) -> Iterator[None]:
     """A context in which an LM head reads only the states at these positions of each row, int64 [B, n].
 
     A stock forward with `logits_to_keep` needs them on the device of the last layer, and accelerate moves them to that
-    of another one before.
+    of another one before. Forwards of other threads are not changed.
     """
+    thread = threading.get_ident()
 
     def keep(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if threading.get_ident() != thread:
+            return given
         return (torch.take_along_dim(given[0], positions.to(given[0].device)[..., None], dim=1),)
 
     handle = lm_head.register_forward_pre_hook(keep)

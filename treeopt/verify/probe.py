@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line
@@ -37,14 +37,36 @@ def check_trees(base: Base) -> None:
     """
     if getattr(base.model, "_is_stateful", False):
         raise _refused(base, "its layers have a state that cannot be rewound")
-    if base.model.training:
-        what = f"{base.name} is in training mode"
-        why = "dropout changes the result of every forward"
-        raise TreeoptError(Code.NO_TREES, what, why=why, fix="call model.eval() first")
+    check_ready(base)
     setting = (base.dtype, base.device, base.model.config._attn_implementation)
     if _passed.get(base.model) != setting:
         _run(base)
         _passed[base.model] = setting
+
+
+def check_ready(base: Base) -> None:
+    """Raise E502 where a forward of the model is not that of its text: in training mode, or with a soft prompt."""
+    if base.model.training:
+        what = f"{base.name} is in training mode"
+        why = "dropout changes the result of every forward"
+        raise TreeoptError(Code.NO_TREES, what, why=why, fix="call model.eval() first")
+    if kind := soft_prompt(base.model):
+        raise TreeoptError(
+            Code.NO_TREES,
+            f"{base.name} has an adapter of peft's kind {kind}",
+            why="it puts virtual tokens before every text, and a tree is verified after token ids alone",
+            fix="decode with stock generate; adapters in the weights, such as LoRA, work",
+        )
+
+
+def soft_prompt(model: nn.Module) -> str:
+    """The kind of a peft adapter that puts virtual tokens before every text, such as PREFIX_TUNING; empty without one.
+
+    Within peft's `generate`, `prepare_inputs_for_generation` of the base is the adapter's, which adds them.
+    """
+    owner = getattr(getattr(model, "prepare_inputs_for_generation", None), "__self__", None)
+    config = getattr(owner, "active_peft_config", None)
+    return str(config.peft_type.value) if getattr(config, "is_prompt_learning", False) else ""
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -56,15 +57,17 @@ class TreeForward:
         self._switch = frequency_switch(config)
         self.nodes = nodes
         self.depth = depth
-        self.masks = TreeMasks(base, nodes, depth, layer_windows(base.model.config), whole=compile)
-        self._arena = Arena()
-        self._user: weakref.ref[Session] | None = None  # the session whose cache is in the arena
+        self._windows = layer_windows(config)
+        self._arena, self._masks = self._memory()
+        self._user: weakref.ref[Session] | None = None  # the session that writes to both
+        self._lock = threading.Lock()  # texts may begin in several threads
         self._padded: tuple[Buffers, Buffers] | None = None
 
     def begin(self, prompts: Sequence[Tensor], max_new_tokens: int) -> tuple[Session, Tensor, Tensor]:
         """Prefill prompts (each int64 [T], of any lengths), for at most `max_new_tokens` more in each row.
 
-        The memory of the cache is kept for the next session; a session that begins while another is in use has its own.
+        The memory of the cache and the masks is kept for the next session; a session that begins while another is in
+        use has its own, so that each may run in a thread.
 
         Returns:
             The session, and logits [B, V] and hidden states [B, d] at each prompt's last token.
@@ -74,11 +77,12 @@ class TreeForward:
         """
         lengths = [len(prompt) for prompt in prompts]
         self._check_lengths(lengths, max_new_tokens)
-        if self._user is not None and self._user() is not None:
-            self._arena = Arena()
-        cache = TreeCache(self.capacity(max(lengths)), self.base.layers, self._arena, whole=self.fixed)
-        session = Session(self, cache, lengths, max(lengths) + max_new_tokens + self.nodes)
-        self._user = weakref.ref(session)
+        with self._lock:
+            if self._user is not None and self._user() is not None:
+                self._arena, self._masks = self._memory()
+            cache = TreeCache(self.capacity(max(lengths)), self.base.layers, self._arena, whole=self.fixed)
+            session = Session(self, cache, self._masks, lengths, max(lengths) + max_new_tokens + self.nodes)
+            self._user = weakref.ref(session)
         last = 1 if len(lengths) == 1 else session.ends[:, None] - 1
         # Padded on the right without a mask: a stock forward is causal, so no prompt attends to its padding.
         # As in stock `generate`, positions are given: a few models count them otherwise.
@@ -109,9 +113,14 @@ class TreeForward:
         """The tree, padded to the maximum number of nodes; that of a static tree is made once."""
         if tree.per_row or tree.nodes == self.nodes:
             return padded(tree, self.nodes)
-        if self._padded is None or self._padded[0] is not tree:
-            self._padded = tree, padded(tree, self.nodes)
-        return self._padded[1]
+        known = self._padded
+        if known is None or known[0] is not tree:
+            self._padded = known = tree, padded(tree, self.nodes)
+        return known[1]
+
+    def _memory(self) -> tuple[Arena, TreeMasks]:
+        """Memory of a session's cache and masks."""
+        return Arena(), TreeMasks(self.base, self.nodes, self.depth, self._windows, whole=self.fixed)
 
     def _check_lengths(self, lengths: Sequence[int], max_new_tokens: int) -> None:
         for row, length in enumerate(lengths):
@@ -142,13 +151,16 @@ class Session:
     Args:
         forward: the model.
         cache: holds the prompts after the prefill.
+        masks: used by no other session.
         lengths: tokens of each prompt.
         limit: entries of a row that may be used, drafts included.
     """
 
-    def __init__(self, forward: TreeForward, cache: TreeCache, lengths: list[int], limit: int) -> None:
+    def __init__(
+        self, forward: TreeForward, cache: TreeCache, masks: TreeMasks, lengths: list[int], limit: int
+    ) -> None:
         self.cache = cache
-        self._forward = forward
+        self._forward, self._masks = forward, masks
         self._limit = limit
         self._positions = forward.positions(lengths)
         self._lengths = lengths  # of each row of the cache
@@ -269,7 +281,7 @@ class Session:
         if entries > self.cache.capacity:
             longest = max(self._lengths)
             self.cache.grow(self._forward.capacity(longest), longest)
-        self._forward.masks.reserve(self.cache.capacity)
+        self._masks.reserve(self.cache.capacity)
 
     def _mask(self, tree: Buffers, starts: int | Tensor) -> Mask:
         """The mask of a forward, with the cache made ready to be written and read by it."""
@@ -277,12 +289,12 @@ class Session:
         alone, fixed = len(self._lengths) == 1, forward.fixed
         unmasked = {}
         if nodes == 1 and not fixed and min(self._lengths) == longest:
-            unmasked = forward.masks.autoregressive(longest, len(self._lengths))
+            unmasked = self._masks.autoregressive(longest, len(self._lengths))
         width = self.cache.capacity if fixed else longest + 1 if unmasked else aligned(longest + nodes)
         entries = None
         if fixed or not (alone or unmasked):
             entries = forward.numbers[None, :nodes] + starts
         self.cache.write_at(entries, width)
         if alone:
-            return forward.masks.one_row(tree, longest, width, unmasked)
-        return forward.masks.rows(tree, self.ends, width, unmasked)
+            return self._masks.one_row(tree, longest, width, unmasked)
+        return self._masks.rows(tree, self.ends, width, unmasked)

@@ -1,0 +1,164 @@
+"""tree_generate: caches, soft prompts, positions and assistants are stock generate's text, or one clear error."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import pytest
+import torch
+from tiny import tiny_base
+from transformers import DynamicCache, PreTrainedModel
+
+from treeopt import tree_generate
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.heads import MedusaHeads
+from treeopt.tree import Tree
+
+NEW = 12
+PROMPT = [3, 8, 5, 21]
+ALONE = torch.tensor([PROMPT])
+PADDED = {
+    "input_ids": torch.tensor([[3, 8, 5, 21], [0, 0, 7, 2]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]),
+}
+OPTIONS: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+TREES: dict[str, Any] = {"custom_generate": tree_generate}  # per-step trees of the text so far
+SOFT: dict[str, Callable[[], Any]] = {
+    "PREFIX_TUNING": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=6),
+    "PROMPT_TUNING": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=6),
+    "P_TUNING": lambda: peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=6, encoder_hidden_size=8),
+}
+
+
+def refused(match: str, run: Callable[[], Any], code: Code = Code.GENERATE_UNSUPPORTED) -> None:
+    """A call raises this error, with a text that says why."""
+    with pytest.raises(TreeoptError, match=match) as caught:
+        run()
+    assert caught.value.code is code
+
+
+def tuned(model: PreTrainedModel, config: Any) -> Any:
+    """The model with an adapter of peft whose weights change its texts."""
+    made = peft.get_peft_model(model, config).eval()
+    torch.manual_seed(1)
+    for parameter in made.parameters():
+        if parameter.requires_grad:
+            parameter.data += 2 * torch.randn(parameter.shape)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing|Position ids are not supported")
+@pytest.mark.parametrize("kind", SOFT)
+def test_soft_prompts_are_refused(kind: str) -> None:
+    """peft puts virtual tokens before every text: no tree writes the text of the base without them."""
+    base = tiny_base("llama", 2).model
+    plain = base.generate(ALONE, **OPTIONS)
+    before = TreeDecoder(base)
+    model = tuned(base, SOFT[kind]())
+    assert not model.generate(input_ids=ALONE, **OPTIONS).equal(plain)
+    refused(f"kind {kind}", lambda: model.generate(input_ids=ALONE, **OPTIONS, **TREES))
+    for probe in (True, False):
+        with_prompt = functools.partial(TreeDecoder, model, probe=probe)
+        refused(f"kind {kind}", lambda made=with_prompt: made().generate(PROMPT, NEW), Code.NO_TREES)
+    with model.disable_adapter():
+        assert model.generate(input_ids=ALONE, **OPTIONS, **TREES).equal(plain)
+    assert base.generate(ALONE, **OPTIONS, **TREES).equal(plain)
+    assert before.generate(PROMPT, NEW).tokens == plain[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
+def test_adapters_in_the_weights_give_their_text() -> None:
+    """A LoRA adapter is part of every forward."""
+    base = tiny_base("llama", 2).model
+    plain = base.generate(ALONE, **OPTIONS)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+    model = tuned(base, lora)
+    stock = model.generate(input_ids=ALONE, **OPTIONS)
+    assert not stock.equal(plain)
+    assert model.generate(input_ids=ALONE, **OPTIONS, **TREES).equal(stock)
+    assert TreeDecoder(model).generate(PROMPT, NEW).tokens == stock[0, len(PROMPT) :].tolist()
+
+
+def test_cache_that_holds_tokens_is_refused(model: PreTrainedModel) -> None:
+    """The cache of the turn before is refused; without it, or with an empty one, the text is that of stock by cache."""
+    turn = model.generate(ALONE, **OPTIONS, return_dict_in_generate=True)
+    again = torch.cat([turn.sequences, torch.tensor([[7, 9]])], dim=1)
+    held, cache = turn.sequences.shape[1] - 1, turn.past_key_values
+    refused(
+        f"past_key_values holds {held} tokens", lambda: model.generate(again, past_key_values=cache, **OPTIONS, **TREES)
+    )
+    assert cache.get_seq_length() == held
+    stock = model.generate(again, past_key_values=cache, **OPTIONS)
+    empty = DynamicCache()
+    for given in (None, empty):
+        out = model.generate(again, past_key_values=given, return_dict_in_generate=True, **OPTIONS, **TREES)
+        assert out.sequences.equal(stock)
+        assert out.past_key_values is None
+    assert empty.get_seq_length() == 0
+
+
+def test_cache_with_an_empty_first_layer_is_refused(model: PreTrainedModel) -> None:
+    """All layers of a cache are looked at."""
+    cache = DynamicCache()
+    for layer, length in enumerate((0, 3)):
+        cache.update(torch.zeros(1, 2, length, 8), torch.zeros(1, 2, length, 8), layer)
+    assert cache.get_seq_length() == 0
+    refused("holds 3 tokens", lambda: model.generate(ALONE, past_key_values=cache, **OPTIONS, **TREES))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+def test_positions(family: str) -> None:
+    """Standard positions give stock's text, alone and padded, and others are refused; those of padding are not read."""
+    model = tiny_base(family, 3).model
+    model.generation_config.pad_token_id = 0
+    padded = torch.tensor([[0, 1, 2, 3], [1, 1, 0, 1]])
+    for given, positions in (({"input_ids": ALONE}, torch.arange(4)[None]), (PADDED, padded)):
+        stock = model.generate(**given, **OPTIONS)
+        assert model.generate(**given, position_ids=positions, **OPTIONS, **TREES).equal(stock)
+        assert model.generate(**given, **OPTIONS, **TREES).equal(stock)
+        wrong = (positions + 1, positions.flip(-1), positions[..., 1:], torch.arange(4)[None] * 2)
+        for others in wrong:
+            refused(
+                "position_ids",
+                lambda given=given, others=others: model.generate(**given, position_ids=others, **OPTIONS, **TREES),
+            )
+    padded_as_one = torch.arange(4)[None]  # the second row's tokens would begin at position 2
+    refused("position_ids", lambda: model.generate(**PADDED, position_ids=padded_as_one, **OPTIONS, **TREES))
+
+
+def test_other_positions_change_the_text_of_stock() -> None:
+    """So they must not be ignored."""
+    model, others = tiny_base("gpt2", 3).model, torch.tensor([[9, 30, 2, 77]])
+    assert not model.generate(ALONE, position_ids=others, **OPTIONS).equal(model.generate(ALONE, **OPTIONS))
+
+
+@pytest.mark.parametrize("given", [tree_generate, functools.partial(tree_generate)], ids=["function", "partial"])
+def test_assistant_model_is_refused(model: PreTrainedModel, heads: MedusaHeads, given: Any) -> None:
+    """`generate` does not pass it on, and it is not ignored."""
+    assistant = tiny_base("llama", 3).model
+    options = {**OPTIONS, "custom_generate": given, "heads": heads, "tree": Tree.chain(2)}
+    refused("assisted generation", lambda: model.generate(ALONE, assistant_model=assistant, **options))
+    assert model.generate(ALONE, assistant_model=None, **options).equal(model.generate(ALONE, **OPTIONS))
+
+
+@pytest.mark.parametrize("option", [{"prompt_lookup_num_tokens": 3}, {"assistant_early_exit": 1}, {"use_mtp": True}])
+def test_other_assisted_generation_is_refused(model: PreTrainedModel, option: dict[str, Any]) -> None:
+    """Drafts of transformers' own and drafts of a tree exclude each other."""
+    refused("assisted generation", lambda: model.generate(ALONE, **OPTIONS, **TREES, **option))
+
+
+def test_tree_inside_assisted_generation_of_another_model(model: PreTrainedModel) -> None:
+    """The assistant of an outer `generate` is not that of an inner one."""
+    inner: list[torch.Tensor] = []
+
+    def outer(*_: Any, **__: Any) -> torch.Tensor:
+        inner.append(model.generate(ALONE, **OPTIONS, **TREES))
+        return ALONE
+
+    other = tiny_base("llama", 4).model
+    other.generate(ALONE, **OPTIONS, assistant_model=model, custom_generate=outer)
+    assert inner[0].equal(model.generate(ALONE, **OPTIONS))
