@@ -27,6 +27,7 @@ from treeopt.export.read_tree import import_tree
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration
 from treeopt.files.drafters import load_drafter
+from treeopt.files.locks import Lock
 from treeopt.files.manifest import Manifest
 from treeopt.files.marks import unedited_kind
 from treeopt.files.policies import load_plan, load_plan_for
@@ -113,6 +114,10 @@ def _not_made() -> Any:
 
 def _begun(path: Path) -> object:
     return Work(path.parent.with_suffix(""), resume=True).begin(json.loads(seeds.begun()[0]))
+
+
+def _locked(folder: Path) -> None:
+    Lock(folder).take()  # it writes a file, which readers do not
 
 
 def _merged(path: Path) -> object:
@@ -305,7 +310,7 @@ READERS: dict[str, Reader] = {
     ),
     "manifest": Reader(_manifest, "m.json", seeds.manifests, damage_json, ()),
     "unfinished distillation": Reader(_distilled, "d.jsonl.partial", seeds.distilled, damage_json, ()),
-    "note of a work folder": Reader(_begun, "begun.json", seeds.begun, damage_json, ()),
+    "note of a work folder": Reader(_begun, "begun.json", seeds.begun, damage_json, (), _locked),
     "note of a training": Reader(_note, "begun.json", seeds.begun, damage_json, ()),
     "mark of a checkpoint": Reader(_checkpoint, "whole.json", seeds.marks, damage_json, (), _with_note),
     "existing output": Reader(_output, "o", seeds.outputs, damage_arrays, ()),

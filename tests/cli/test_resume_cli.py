@@ -169,3 +169,55 @@ def test_unfinished_runs_are_known_before_a_model_is_loaded(name: str) -> None:
     assert error_number(treeopt(name, "--resume", "-o", "out.safetensors", status=3)) == "E205"
     Work(Path("out.safetensors")).begin({})
     assert error_number(treeopt(name, "-o", "out.safetensors", status=3)) == "E202"
+
+
+# The program, which suspends itself when it is to make its second batch.
+SUSPENDED = """
+import os, signal
+from treeopt.calibrate import stages
+from treeopt.train.talks import Writer
+
+def suspending(whole):
+    calls = []
+    def answer(*arguments, **options):
+        if options.get("known") is None:
+            calls.append(whole)
+        if len(calls) == 2 and options.get("known") is None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return whole(*arguments, **options)
+    return answer
+
+stages.answer_batch = suspending(stages.answer_batch)
+Writer.answer_all = suspending(Writer.answer_all)
+from treeopt.cli import main
+main()
+"""
+DISTILL = ["distill", "--prompts", "prompts.txt", "--limit", "6", "--max-new-tokens", "6", "--batch-size", "2"]
+
+
+@pytest.mark.parametrize("name", ["calibrate", "distill"])
+def test_a_run_that_lives_is_not_replaced(name: str) -> None:
+    """While a suspended run lives, others with its output are refused and name it; it ends with its bytes."""
+    Path("prompts.txt").write_text("".join(f"def f{i}():\n" for i in range(6)))
+    command, output = (COMMON, "calibration.safetensors") if name == "calibrate" else (DISTILL, "out.jsonl")
+    treeopt(*command, "-o", "unbroken")
+    run = subprocess.Popen(
+        [sys.executable, "-c", SUSPENDED, *command, "-o", output, "-q"],
+        env={**os.environ, "PYTHONPATH": str(ROOT_FOLDER)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, status = os.waitpid(run.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    try:
+        for options in ((), ("--resume",), ("--force",), ("--force", "--limit", "4")):
+            refused = treeopt(*command, "-o", output, *options, status=3)
+            assert error_number(refused) == "E204"
+            assert f"is in use: process {run.pid} on " in refused.stderr
+    finally:
+        run.send_signal(signal.SIGCONT)
+    _, errors = run.communicate()
+    assert run.returncode == 0, errors
+    assert Path(output).read_bytes() == Path("unbroken").read_bytes()
+    assert not [file.name for file in Path().iterdir() if "partial" in file.name]

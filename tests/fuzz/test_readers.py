@@ -184,6 +184,7 @@ MODULES: dict[str, tuple[str, ...] | str] = {
     "files.choices": ("tree", "tree of an engine"),
     "files.configurations": ("--config", "stored options"),
     "files.kinds": ("tree", "merge"),
+    "files.locks": "the name of a lock's owner, for a message: tests/files/test_locks.py",
     "files.manifest": ("manifest",),
     "files.marks": ("existing output",),
     "files.parts": "the file of reproduce, whose stored options are in the table: tests/files/test_parts.py",

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.job import CalibrationOptions as CalibrationOptions
 from treeopt.calibrate.job import Job, job_of, provenance_of, settings_of, source_of
-from treeopt.calibrate.record import as_calibration
+from treeopt.calibrate.record import as_calibration, check_whole
 from treeopt.calibrate.results import CalibrationRun as CalibrationRun
 from treeopt.calibrate.stages import Batches, answered, drafts_of, traced_texts
 from treeopt.drafter import Drafter
@@ -89,6 +89,7 @@ def run_calibration(
     learned = None if learning is None else _learned(job, texts, learning)
     drafts = drafts_of(job, texts, learned or drafter)
     traced = traced_texts(job, begun.batches, texts, drafts)
+    check_whole(texts, [text.prompt_id for _, batch in begun.batches for text in batch], chosen.max_new_tokens)
     provenance = provenance_of(job, known if learned is None else learned.drafter.id)
     calibration = as_calibration(texts, traced, job.top_k, provenance, levels=drafts.levels)
     num_heads = 0 if job.heads is None else job.heads.num_heads

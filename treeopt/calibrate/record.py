@@ -38,6 +38,21 @@ def as_calibration(
     )
 
 
+def check_whole(texts: Sequence[Text], prompt_ids: Sequence[str], budget: int) -> None:
+    """Raise RuntimeError, for a fault of this program, unless the texts are those of a run, each of them once.
+
+    Args:
+        texts: with their answers; later turns of a prompt too.
+        prompt_ids: of the run's prompts.
+        budget: most tokens of an answer.
+    """
+    found = {text.prompt_id for text in texts}
+    longest = max((len(text.answer) for text in texts), default=0)
+    if len(found) < len(texts) or {text.dialogue for text in texts} != set(prompt_ids) or longest > budget:
+        what = f"{len(texts)} texts with answers of up to {longest} tokens"
+        raise RuntimeError(f"{what} are not those of {len(prompt_ids)} prompts with up to {budget} new tokens")
+
+
 def _token_hash(tokens: Sequence[int]) -> str:
     """The first digits of an answer's sha256."""
     return hashlib.sha256(np.asarray(tokens, np.int32).tobytes()).hexdigest()[:16]

@@ -102,11 +102,14 @@ def fill_work(paths: Sequence[str | os.PathLike[str]], work: Work) -> int:
     parts = [(name, load_answers(name)) for name in sorted(os.fspath(path) for path in paths)]
     _check_same(parts)
     _check_whole(parts)
-    work.begin({**parts[0][1].settings, "shard": None})
-    for _, part in parts:
-        for name, chunk in part.chunks.items():
-            work.chunk(name, functools.partial(_given, chunk))
-    return work.chunks
+    try:
+        work.begin({**parts[0][1].settings, "shard": None})
+        for _, part in parts:
+            for name, chunk in part.chunks.items():
+                work.chunk(name, functools.partial(_given, chunk))
+        return work.chunks
+    finally:
+        work.release()
 
 
 def _given(chunk: Chunk) -> Chunk:

@@ -8,6 +8,7 @@ import click
 
 from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
+from treeopt.cli.following import follows
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     adapter_option,
@@ -67,9 +68,10 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.models.base import load_base
     from treeopt.texts.prompts import load_prompts
     from treeopt.train.distill import distill
-    from treeopt.train.partial import partial_of
+    from treeopt.train.partial import check_unfinished
 
-    partial_of(target, resume=options["resume"], overwrite=options["force"])
+    if not follows():  # the first process may have begun the run already
+        check_unfinished(target, resume=options["resume"], overwrite=options["force"])
     work = open_rows(options)
     seeds = _seeds(console, options)
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None

@@ -182,5 +182,6 @@ def ending_work(console: Console, work: Work) -> Iterator[None]:
                 work.remove()
         raise
     finally:
+        work.release()
         if handles:
             signal.signal(signal.SIGINT, before)

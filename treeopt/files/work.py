@@ -5,7 +5,8 @@ a full disk or an interruption loses at most the chunk in flight. A resumed run 
 makes the others; every chunk is read back in the same form, so the result has the same bytes.
 
 Several processes may make the chunks of a run together in one folder (`Work.share`). The first of them leads: it
-begins the run, and it alone writes anything but chunks.
+begins the run, and it alone writes anything but chunks. From `Work.begin` on it has the lock of the folder
+(`treeopt.files.locks`), so that no other run writes there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
+from treeopt.files.locks import Lock
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 from treeopt.files.resume import damaged, damaged_part, other_settings
 from treeopt.files.sharing import Stages, Team
@@ -111,26 +113,22 @@ class Work:
         team: the processes that make the chunks; None for this one alone.
 
     Raises:
-        TreeoptError: E202 where there is an unfinished run and neither is given, E204 where the folder is another's,
-            E205 where there is no run to resume.
+        TreeoptError: E202 where there is an unfinished run and neither is given, E204 where the folder is another's, or
+            another process is writing it, E205 where there is no run to resume.
     """
 
     def __init__(
         self, target: Path, *, resume: bool = False, overwrite: bool = False, team: Team | None = None
     ) -> None:
         self.folder = target.with_name(target.name + ".partial")
-        self._resume = resume
+        self._resume, self._overwrite = resume, overwrite
+        self._settings: Any = None  # until the run is begun
+        self._lock = Lock(self.folder)
         self._team = team
         self._stages = None if team is None else Stages(team, self._end_if_stopping)
         self._in_flight = self._stopping = False
-        if self.follows:  # the first process may have begun the run already
-            return
-        begun = self._check_folder()
-        if resume and not begun:
-            raise TreeoptError(Code.RESUME_INVALID, f"there is no unfinished {self.folder}", fix="leave out --resume")
-        if begun and not (resume or overwrite):
-            what = f"{self.folder} is an unfinished run"
-            raise TreeoptError(Code.FILE_EXISTS, what, fix="continue with --resume, or start again with --force")
+        if not self.follows:  # the first process may have begun the run already
+            self._check()
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Begin the run, or continue it.
@@ -140,31 +138,33 @@ class Work:
 
         Raises:
             TreeoptError: E205 where the run was started with other settings, E406 where those of another process
-                differ, or it does not see the folder; as `make_folder` and `write_text`.
+                differ, or it does not see the folder; as `Work`, `make_folder` and `write_text`.
         """
-        now = json.loads(json.dumps(settings))
+        self._settings = json.loads(json.dumps(settings))
         if not self.follows:
-            self._begin(now)
+            self._lock.take()
+            self._check()  # another run may have begun, or ended, since the first check
+            self._begin()
         if self._stages is not None:
-            self._stages.check_same(now, self.folder / _NOTE)
+            self._stages.check_same(self._settings, self._note)
 
-    def _begin(self, now: Mapping[str, Any]) -> None:
-        note = self.folder / _NOTE
-        if self._resume and note.exists():  # absent where a run was killed before its first chunk
-            found = self._read(note)
-            if found != now:
-                raise other_settings(self.folder, found, now)
+    def _begin(self) -> None:
+        if self._resume and self._note.exists():  # absent where a run was killed before its first chunk
+            found = self._read()
+            if found != self._settings:
+                raise other_settings(self.folder, found, self._settings)
             return
-        self.remove()
+        self._delete()
         make_folder(self.folder)
-        write_text(note, json.dumps(now))
+        write_text(self._note, json.dumps(self._settings))
 
     def chunk(self, name: str, make: Make) -> Chunk:
         """The chunk of that name: the stored one, or the one that `make` returns, which is stored.
 
         Raises:
             KeyboardInterrupt: after `stop`, when the chunk in flight is stored.
-            TreeoptError: E205 where a stored chunk is damaged, E403 where the disk is full.
+            TreeoptError: E204 where another run has begun in the folder, E205 where a stored chunk is damaged, E403
+                where the disk is full, E404 where the folder was deleted.
             ValueError: where the name is not one of `chunk_name`, so that nothing is written outside the folder.
         """
         file = self._file(name)
@@ -178,10 +178,13 @@ class Work:
                 raise KeyboardInterrupt
         try:
             arrays, header = read_arrays(file, _SCHEMA)
-            return arrays, header["data"]
+            chunk = arrays, header["data"]
         except (TreeoptError, KeyError) as error:
+            self._check_note()
             fix = f"remove {file} and give --resume again, which makes this part again"
             raise damaged(file, "is damaged", fix=fix) from error
+        self._check_note()
+        return chunk
 
     def share(self, makes: Mapping[str, Make], progress: Progress = silent) -> None:
         """Make the chunks that are missing together with the other processes of the run; `chunk` then reads them.
@@ -246,8 +249,18 @@ class Work:
             self._team.stop()
 
     def remove(self) -> None:
-        """Delete the folder with the files of the run; files of other names stay."""
-        if self.follows or not self.folder.is_dir():
+        """Delete the folder with the files of the run, if this process has begun it; files of other names stay."""
+        if self._lock.held and not self.follows:
+            self._delete()
+            self._lock.release()
+
+    def release(self) -> None:
+        """Let other processes continue the run; the end of this process does it too."""
+        if not self.follows:
+            self._lock.release()
+
+    def _delete(self) -> None:
+        if not self.folder.is_dir():
             return
         try:
             for file in self.folder.iterdir():
@@ -279,6 +292,34 @@ class Work:
             self._team.await_stopped()
             raise KeyboardInterrupt
 
+    @property
+    def _note(self) -> Path:
+        """The file with the settings of the run."""
+        return self.folder / _NOTE
+
+    def _check_note(self) -> None:
+        """Raise E404 where the folder was deleted, E204 where it is that of another run, which locks would prevent."""
+        if self._settings is None:
+            return
+        if not self._note.exists():
+            what = f"{self.folder} was deleted while it was written"
+            why = "it holds the finished parts of the run until the output is written"
+            raise TreeoptError(Code.SYSTEM_REFUSED, what, why=why, fix="give the same command again")
+        if self._read() != self._settings:
+            what = f"another run has begun in {self.folder}"
+            fix = "give the same command again with another -o, or when the other run has ended"
+            raise TreeoptError(Code.FILE_UNWRITABLE, what, why="parts of two runs are not mixed", fix=fix)
+
+    def _check(self) -> None:
+        """Raise the errors of `Work`."""
+        begun = self._check_folder()
+        self._lock.check()
+        if self._resume and not begun:
+            raise TreeoptError(Code.RESUME_INVALID, f"there is no unfinished {self.folder}", fix="leave out --resume")
+        if begun and not (self._resume or self._overwrite):
+            what = f"{self.folder} is an unfinished run"
+            raise TreeoptError(Code.FILE_EXISTS, what, fix="continue with --resume, or start again with --force")
+
     def _check_folder(self) -> bool:
         """Whether a run was begun there; E204 unless the folder is missing or holds nothing but a run's files."""
         try:
@@ -298,6 +339,7 @@ class Work:
         return True
 
     def _write(self, file: Path, arrays: Mapping[str, NDArray[Any]], data: Mapping[str, Any]) -> None:
+        self._check_note()
         try:
             write_arrays(file, arrays, {"schema": _SCHEMA, "data": data}, overwrite=True)
         except TreeoptError as error:
@@ -305,12 +347,12 @@ class Work:
                 error.fix = "free some space; the same command with --resume continues"
             raise
 
-    def _read(self, note: Path) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         try:
-            found = parse_json(read_bytes(note, MOST_SETTINGS))
+            found = parse_json(read_bytes(self._note, MOST_SETTINGS))
             return dict(found.items())
         except (ValueError, AttributeError, TreeoptError) as error:
-            raise damaged(note, "is not what treeopt wrote") from error
+            raise damaged(self._note, "is not what treeopt wrote") from error
 
 
 def _is_ours(file: Path) -> bool:

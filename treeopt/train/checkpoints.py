@@ -19,6 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
+from treeopt.files.locks import Lock
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
 from treeopt.files.resume import damaged, other_settings
 
@@ -32,13 +33,14 @@ def check_unfinished(heads: Path, *, resume: bool, overwrite: bool) -> Path:
     """The folder of the checkpoints, after checking that a run can begin or continue there.
 
     Raises:
-        TreeoptError: E202 where the folder holds an unfinished run, E204 where it holds other files, E205 where there
-            is no run to resume.
+        TreeoptError: E202 where the folder holds an unfinished run, E204 where it holds other files, or another process
+            is writing it, E205 where there is no run to resume.
     """
     folder = heads / FOLDER
     if folder.exists() and not folder.is_dir():
         what = f"{folder} is a file, but checkpoints would be written to a folder of this name"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another folder with -o")
+    Lock(folder).check()
     begun = folder.is_dir() and any(folder.iterdir())
     if begun and not resume and not (folder / _NOTE).is_file():  # a resumed run reads the note itself
         what = f"{folder} holds files that treeopt train did not write: {_NOTE} is not among them"

@@ -11,6 +11,7 @@ processes make the batches in a work folder, from which the first one appends th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -25,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable
+from treeopt.files.locks import Lock
 from treeopt.files.work import Chunk, Keep, Make, Work, chunk_name, unsaved
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
@@ -35,7 +37,7 @@ from treeopt.texts.encode import Skipped, no_tokenizer
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.texts.prompts import PromptSet
 from treeopt.train.disk import is_full
-from treeopt.train.partial import Kept, kept_of, partial_of
+from treeopt.train.partial import Kept, check_unfinished, check_whole, kept_of, partial_of
 from treeopt.train.talks import SelfTalk, Talk, Writer, has_template, opening_of, talk_of, user_turns
 
 _SELF = "self:{:08}"  # id of a conversation without a prompt
@@ -104,10 +106,11 @@ def distill(
             `batch_size`, `temperature`, `seed`, `chat_template`, `resume`, `overwrite`.
 
     Raises:
-        TreeoptError: E202 where the file or an unfinished one exists, E204 where it cannot be written, E205 where there
-            is no run to resume, or it has other settings or is damaged, E302 where several turns need a chat
-            template and there is none, E303 where no seed gave an answer, E304 where there is no tokenizer, E403 where
-            the disk is full, E503 where self-talk does not fit into the context; as `load_base` and `load_prompts`.
+        TreeoptError: E202 where the file or an unfinished one exists, E204 where it cannot be written, or another
+            process is writing it, E205 where there is no run to resume, or it has other settings or is damaged, E302
+            where several turns need a chat template and there is none, E303 where no seed gave an answer, E304 where
+            there is no tokenizer, E403 where the disk is full, E503 where self-talk does not fit into the context; as
+            `load_base` and `load_prompts`.
         TypeError: where model or seeds are of another type, or there is no such option.
         ValueError: where a number is out of range.
 
@@ -119,31 +122,55 @@ def distill(
     """
     chosen = DistillOptions(**options)
     target = check_writable(path, overwrite=chosen.overwrite)
-    partial = partial_of(target, resume=chosen.resume, overwrite=chosen.overwrite)
-    seeds = seeds if isinstance(seeds, SelfTalk) else as_prompt_set(seeds)
-    excluded = None if exclude is None else as_prompt_set(exclude)
-    base = as_base(model, tokenizer)
-    _check_seeds(base, seeds, chosen)
-    source = _source(base, seeds, excluded, chosen)
-    made_by = {**source, "model_id": base.fingerprint}
-    writer = _writer(base, excluded, chosen)
-    resumed = chosen.resume and partial.exists()
-    kept = kept_of(partial, made_by, _place(seeds), chosen.batch_size) if resumed else Kept()
-    run = _Run(seeds, writer, source, kept.rows, kept.tokens)
-    if chosen.work is None:
+    with _leading(target, chosen):
+        seeds = seeds if isinstance(seeds, SelfTalk) else as_prompt_set(seeds)
+        excluded = None if exclude is None else as_prompt_set(exclude)
+        base = as_base(model, tokenizer)
+        _check_seeds(base, seeds, chosen)
+        source = _source(base, seeds, excluded, chosen)
+        run = _Run(seeds, _writer(base, excluded, chosen), source)
+        kept = _write(run, target, chosen, progress)
+    return Distilled(run.rows, run.tokens, run.rows - kept.rows, run.ended_early, tuple(run.skipped))
+
+
+@contextlib.contextmanager
+def _leading(target: Path, options: DistillOptions) -> Iterator[None]:
+    """Context in which no other run writes the unfinished file of `target`, which is checked."""
+    if options.work is not None and options.work.follows:  # the first process has the lock for all
+        yield
+        return
+    with Lock(partial_of(target)):
+        check_unfinished(target, resume=options.resume, overwrite=options.overwrite)
+        try:
+            yield
+        finally:
+            if options.work is not None:
+                options.work.release()
+
+
+def _write(run: _Run, target: Path, options: DistillOptions, progress: Progress) -> Kept:
+    """Make the rows that an earlier run has not left, and rename the file when it has all; what that run has left."""
+    base, partial, place, work = run.writer.base, partial_of(target), _place(run.seeds), options.work
+    made_by = {**run.source, "model_id": base.fingerprint}
+    resumed = options.resume and partial.exists()
+    kept = kept_of(partial, made_by, place, options.batch_size) if resumed else Kept()
+    run.rows, run.tokens = kept.rows, kept.tokens
+    if work is None:
         _append(run, partial, kept, progress)
     else:
         settings = {**made_by, **base.versions(), "threads": torch.get_num_threads()}
-        _share(run, partial, kept, progress, work=chosen.work, settings=settings)
-        _append(run, partial, kept, progress, keep=chosen.work.chunk)
-        chosen.work.remove()
+        _share(run, partial, kept, progress, work=work, settings=settings)
+        _append(run, partial, kept, progress, keep=work.chunk)
+    check_whole(partial, made_by, place, run.rows)
+    if work is not None:
+        work.remove()
     if not run.rows:
         partial.unlink()
         reasons = ", ".join(sorted({one.reason for one in run.skipped}))
         what = f"none of {run.count} seeds gave an answer in a context of {base.context} tokens: {reasons}"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="other seeds, or a lower --max-new-tokens")
     os.replace(partial, target)
-    return Distilled(run.rows, run.tokens, run.rows - kept.rows, run.ended_early, tuple(run.skipped))
+    return kept
 
 
 @dataclass
@@ -153,8 +180,8 @@ class _Run:
     seeds: PromptSet | SelfTalk
     writer: Writer
     source: dict[str, Any]
-    rows: int
-    tokens: int
+    rows: int = 0
+    tokens: int = 0
     ended_early: int = 0
     skipped: list[Skipped] = field(default_factory=list)
 

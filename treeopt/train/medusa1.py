@@ -113,6 +113,7 @@ def train_heads(
         lambda: trainer_of(HeadsOnBase(base, heads), job.data, job.arguments, job.metrics, progress, kind=HeadsTrainer),
         lambda _: save_trained(heads, job, {"method": "Medusa-1"}, overwrite=overwrite or resume),
         resume=resume,
+        overwrite=overwrite,
     )
     return Trained(heads.eval(), trainer.scores, trainer.state.global_step)
 

@@ -114,6 +114,7 @@ def train_jointly(
         functools.partial(_trainer, job, chosen, begun, progress),
         functools.partial(_save, job, overwrite=overwrite or resume),
         resume=resume,
+        overwrite=overwrite,
     )
     found = begun.eval(), trainer.scores, trainer.state.global_step
     return JointlyTrained(*found, place / ADAPTER_FOLDER, trainer.base_score)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.locks import Lock
 from treeopt.files.read import is_regular, parse_json
 from treeopt.files.resume import damaged, other_settings
 
@@ -34,16 +35,21 @@ def rows_of(target: Path) -> Path:
     return target.with_name(target.name + ".rows")
 
 
-def partial_of(target: Path, *, resume: bool, overwrite: bool) -> Path:
-    """The unfinished file of `target`, after checking that a run can begin or continue there.
+def partial_of(target: Path) -> Path:
+    """The unfinished file of `target`."""
+    return target.with_name(target.name + ".partial")
+
+
+def check_unfinished(target: Path, *, resume: bool, overwrite: bool) -> None:
+    """Check that a run can begin or continue in the unfinished file of `target`.
 
     A run of several processes that was killed early has left the folder of its rows, and no file.
 
     Raises:
-        TreeoptError: E202 where there is an unfinished file, E204 where it is not a regular file, E205 where there is
-            no file to resume.
+        TreeoptError: E202 where there is an unfinished file, E204 where it is not a regular file, or another process is
+            writing it, E205 where there is no file to resume.
     """
-    partial = target.with_name(target.name + ".partial")
+    partial = partial_of(target)
     try:
         partial.exists()
     except OSError as error:  # for example a name that is too long with the suffix
@@ -55,13 +61,13 @@ def partial_of(target: Path, *, resume: bool, overwrite: bool) -> Path:
         kind = "a folder" if partial.is_dir() else "a device or pipe"
         what = f"{partial} is {kind}, but answers are written to a file of this name"
         raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it away, or choose another name with -o")
+    Lock(partial).check()
     rows = rows_of(target)
     if resume and not (partial.exists() or rows.with_name(rows.name + ".partial").is_dir()):
         raise TreeoptError(Code.RESUME_INVALID, f"there is no unfinished {partial}", fix="leave out --resume")
     if partial.exists() and not (resume or overwrite):
         what = f"{partial} is an unfinished run"
         raise TreeoptError(Code.FILE_EXISTS, what, fix="continue with --resume, or start again with --force")
-    return partial
 
 
 def kept_of(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], int | None], batch_size: int) -> Kept:
@@ -77,6 +83,35 @@ def kept_of(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], in
         TreeoptError: E205 where the file is of a run with other settings, or holds other content.
     """
     kept = before = Kept()
+    for index, length, row in _checked_rows(partial, made_by, place):
+        if index // batch_size != kept.batches:
+            before = kept
+        tokens = sum(end - start for start, end in row["answers"])
+        kept = Kept(index // batch_size, kept.rows + 1, kept.tokens + tokens, kept.bytes + length)
+    return Kept(kept.batches, before.rows, before.tokens, before.bytes)
+
+
+def check_whole(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], int | None], rows: int) -> None:
+    """Check a file that is to be renamed: it has the rows that the run wrote, of the run's settings and prompts.
+
+    Raises:
+        TreeoptError: E404 where it was deleted.
+        RuntimeError: where it has other rows, which is a fault of this program or of a second run without a lock.
+    """
+    if not partial.exists():
+        raise TreeoptError(Code.SYSTEM_REFUSED, f"{partial} was deleted while it was written", fix="start again")
+    try:
+        found = sum(1 for _ in _checked_rows(partial, made_by, place))
+    except TreeoptError as error:
+        raise RuntimeError(f"{partial} is not what this run wrote: {error.what}") from error
+    if found != rows:
+        raise RuntimeError(f"{partial} has {found} rows, and this run wrote {rows}")
+
+
+def _checked_rows(
+    partial: Path, made_by: Mapping[str, Any], place: Callable[[str], int | None]
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The whole rows of a run, each with the index of its conversation and its bytes; E205 for any other row."""
     last = 0
     for number, line, row in _rows(partial):
         begun = {**row["source"], "model_id": row["model_id"]}
@@ -90,11 +125,7 @@ def kept_of(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], in
         if found < last:
             raise damaged(partial, "holds rows in another order than the prompts", at=at)
         last = found
-        if last // batch_size != kept.batches:
-            before = kept
-        tokens = sum(end - start for start, end in row["answers"])
-        kept = Kept(last // batch_size, kept.rows + 1, kept.tokens + tokens, kept.bytes + len(line) + 1)
-    return Kept(kept.batches, before.rows, before.tokens, before.bytes)
+        yield found, len(line) + 1, row
 
 
 def _rows(partial: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:

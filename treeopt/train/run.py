@@ -6,6 +6,7 @@ model holds the trained weights alone; the base is not saved.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -24,6 +25,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_space, check_writable
+from treeopt.files.locks import Lock
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
 from treeopt.models.layouts import CONFIG_FILE, check_heads_writable
@@ -123,7 +125,12 @@ def job_of(
 
 
 def run_job(
-    job: Job, make_trainer: Callable[[], AnyTrainer], save: Callable[[AnyTrainer], None], *, resume: bool
+    job: Job,
+    make_trainer: Callable[[], AnyTrainer],
+    save: Callable[[AnyTrainer], None],
+    *,
+    resume: bool,
+    overwrite: bool,
 ) -> AnyTrainer:
     """Train, evaluate on the texts held out, save, and delete the checkpoints.
 
@@ -132,29 +139,33 @@ def run_job(
         make_trainer: makes the Trainer; called after all random generators are seeded.
         save: writes the result; called by one process.
         resume: continue from the last checkpoint.
+        overwrite: delete an unfinished run.
 
     Returns:
         The Trainer; its `scores` are those of the texts held out.
 
     Raises:
         TreeoptError: E205 where a run cannot be resumed, E403 where the disk is full, E504 where the loss is not
-            finite.
+            finite; as `check_unfinished`.
     """
-    try:
-        if job.is_main:
-            (check_same if resume else begin)(job.checkpoints, job.begun)
-        wait_for_everyone()
-        checkpoint = last_checkpoint(job.checkpoints, min(int(job.arguments.save_steps), job.steps))
-        set_seed(job.settings.short_seed)
-        trainer = make_trainer()
-        _train(trainer, checkpoint, job)
-        if job.is_main:
-            save(trainer)
-            shutil.rmtree(job.checkpoints)
-    except Exception as error:
-        if not is_full(error):
-            raise
-        raise _disk_full(job.folder) from error
+    # The first process has the lock for all.
+    with Lock(job.checkpoints) if job.is_main else contextlib.nullcontext():
+        try:
+            if job.is_main:
+                check_unfinished(job.folder, resume=resume, overwrite=overwrite)  # again: another run may have begun
+                (check_same if resume else begin)(job.checkpoints, job.begun)
+            wait_for_everyone()
+            checkpoint = last_checkpoint(job.checkpoints, min(int(job.arguments.save_steps), job.steps))
+            set_seed(job.settings.short_seed)
+            trainer = make_trainer()
+            _train(trainer, checkpoint, job)
+            if job.is_main:
+                save(trainer)
+                shutil.rmtree(job.checkpoints)
+        except Exception as error:
+            if not is_full(error):
+                raise
+            raise _disk_full(job.folder) from error
     return trainer
 
 
