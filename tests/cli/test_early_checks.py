@@ -99,7 +99,7 @@ def test_wrong_input_is_refused_before_a_model_is_loaded(name: str) -> None:
         "train --data data.jsonl --resume --force -o h",
         "train --data data.jsonl --steps 2 --epochs 2 -o h",
         "calibrate --learn-tokens 5",
-        "calibrate --drafter p.jsonl --learn-tokens 5",
+        "calibrate --drafter d.safetensors --learn-tokens 5",
         "calibrate --responses p.jsonl --temperature 1",
     ],
 )
@@ -222,7 +222,11 @@ def test_missing_files_and_usage_are_refused_before_libraries_load() -> None:
     lines = [
         [*command, *option]
         for command in (["calibrate"], ["validate"], ["compare"], ["learn"], ["distill", "-o", "d.jsonl"])
-        for option in (["--prompts", "./none.jsonl"], ["--prompts", "x.csv"], ["--model", "./none"])
+        for option in (
+            ["--prompts", "./none.jsonl"],
+            ["--prompts", "x.csv"],
+            ["--prompts", "p.jsonl", "--model", "./none"],
+        )
     ]
     lines += [
         ["generate", "x", "--tree", "none.yaml"],

@@ -25,6 +25,7 @@ from treeopt.cli.drafter_options import (
     uses_heads,
 )
 from treeopt.cli.early_checks import check_belongs, check_suffix, warn_no_trees
+from treeopt.cli.inputs import check_inputs
 from treeopt.cli.learn_report import announce_learning, report_learned
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import SEED, Temperature
@@ -167,6 +168,7 @@ def _load(console: Console, options: dict[str, Any], prompts: str, chosen: str, 
     from treeopt.files.drafters import load_drafter
     from treeopt.texts.prompts import load_prompts
 
+    check_inputs()
     scored = options["responses"] is not None
     found = load_prompts(prompts, skip=options["skip"], limit=options["limit"], answers=scored)
     drafter = None if drafter_file is None else load_drafter(drafter_file)
@@ -192,7 +194,6 @@ def _prompts_of(options: dict[str, Any]) -> str:
 
 def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str | None]:
     """How a drafter is learned, if one is; and the drafter's file, to read or to write; None for the heads alone."""
-    from treeopt.drafting.learn import Learning
     from treeopt.files.drafters import SCHEMA
     from treeopt.files.tensors import unedited_schema
 
@@ -207,6 +208,9 @@ def _drafting(name: str, options: dict[str, Any]) -> tuple[Learning | None, str 
     check_outputs({**options, "force": options["force"] or resumed}, file)
     if options["shard"] is not None and options["responses"] is not None:
         raise click.UsageError("--shard divides the answers that are generated: leave it out with --responses")
+    check_inputs()
+    from treeopt.drafting.learn import Learning
+
     made = {"tokens": options["learn_tokens"], "seed": options["seed"], "levels": options["levels"]}
     return Learning(**made, ngram=name in WITH_TABLE), file
 

@@ -11,6 +11,7 @@ import click
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import draft_option, load_draft_model, model_alone
 from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED
 from treeopt.cli.options import (
     check_outputs,
@@ -96,6 +97,7 @@ def run(console: Console, **options: Any) -> None:
             check_suffix(options[name], suffix, option=f"--{name}")
     check_distinct(options["svg"], options["csv"])
     source = chosen_prompts(options)
+    check_inputs()
     chosen = _settings(options)
     profiles = [load_profile(path) for path in options["profile"]]
     division = division_of(options)

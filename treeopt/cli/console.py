@@ -21,7 +21,7 @@ from treeopt.cli.completions import add_completions
 from treeopt.cli.configuration import configuration_of, name_variables, unknown_variables, variable_of
 from treeopt.cli.following import follows, is_passed_on, join_team
 from treeopt.cli.help_text import write_examples, write_options
-from treeopt.cli.inputs import check_inputs, input_names, made_of
+from treeopt.cli.inputs import input_names, made_of
 from treeopt.cli.progress_lines import bar, heartbeat
 from treeopt.cli.terminal import echo, echo_json, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, error_of, system_error
@@ -136,7 +136,6 @@ class Command(click.Command):
         try:
             for warning in unknown_variables(ctx):
                 ctx.params["console"].warn(warning)
-            check_inputs(ctx)
             join_team(ctx)
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError):

@@ -9,6 +9,7 @@ import click
 from treeopt.cli.console import Console, command, say_skipped
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.following import follows
+from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     adapter_option,
@@ -65,6 +66,7 @@ def run(console: Console, **options: Any) -> None:
     check_belongs(("skip", "limit"), "--prompts", options["prompts"] is not None)
     target = check_outputs(options, options["output"])
     check_suffix(options["output"], ".jsonl")
+    check_inputs()
     from treeopt.models.base import load_base
     from treeopt.texts.prompts import load_prompts
     from treeopt.train.distill import distill

@@ -14,6 +14,7 @@ from treeopt.cli.acceptance_options import GREEDY, REJECTION, SAMPLE, TYPICAL, a
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import load_draft_model
 from treeopt.cli.early_checks import check_belongs
+from treeopt.cli.inputs import check_inputs
 from treeopt.cli.options import load_models, model_options, text_options
 from treeopt.cli.origin import origin_of
 from treeopt.cli.terminal import printable
@@ -60,6 +61,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     text = _prompt(prompt)
     drawn = options["acceptance"] == REJECTION
     _check_drawn(options, drawn)
+    check_inputs()
     chosen = None if drawn else chosen_plan(options)
     rule = acceptance_rule(options, rules=_RULES)
     if chosen is not None:

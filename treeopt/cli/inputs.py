@@ -26,8 +26,10 @@ INPUT_OPTIONS = (
 )
 
 
-def check_inputs(context: click.Context) -> None:
-    """Raise the error of a reader for an input that is missing, before libraries are imported that take seconds.
+def check_inputs() -> None:
+    """Raise the error of a reader for an input that is missing.
+
+    Commands that load a model call it after their usage errors, before they import libraries that take seconds.
 
     Only names that can be nothing but a path are looked up; hubs, named sets and data sets are left to the commands.
 
@@ -36,11 +38,9 @@ def check_inputs(context: click.Context) -> None:
     """
     from treeopt.models.hub import here, looks_local
 
-    if "device" not in context.params:  # the other commands load no model
-        return
-    for option, name in (
-        (one, str(name)) for one in INPUT_OPTIONS for name in several(context.params.get(one)) if name
-    ):
+    parameters = click.get_current_context().params
+    given = {one: several(parameters.get(one)) for one in INPUT_OPTIONS}
+    for option, name in ((one, str(name)) for one, names in given.items() for name in names if name):
         path = here(name)
         if path is None and looks_local(name):
             _READ.get(option, _read_nothing)(name)

@@ -19,6 +19,7 @@ from treeopt.cli.drafter_options import (
     load_draft_model,
 )
 from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.inputs import check_inputs
 from treeopt.cli.learn_report import (
     announce_learning,
     learned_as_dict,
@@ -95,6 +96,7 @@ def run(console: Console, **options: Any) -> None:
         raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
+    check_inputs()
     name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
     from treeopt.drafting.learn import Learning
     from treeopt.evaluate.learn_drafter import learn_drafter

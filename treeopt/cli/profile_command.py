@@ -11,6 +11,7 @@ from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, threads
 from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
 from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.inputs import check_inputs
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import numbers_option
 from treeopt.cli.options import check_outputs, force_option, load_models, model_options
@@ -63,6 +64,7 @@ def run(console: Console, **options: Any) -> None:
     check_suffix(options["output"], ".yaml", ".yml")
     if not file and options["draft"] is not None:
         raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
+    check_inputs()
     drafter = load_drafter(file) if file else None
     from treeopt.evaluate.profile import largest_context, measure_profile
 

@@ -12,6 +12,7 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_apart, check_belongs
+from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import base_options, loading_options, say_base
 from treeopt.cli.work_options import resumable
@@ -111,6 +112,7 @@ def run(console: Console, **options: Any) -> None:
     Stage 2 changes the base's distribution, little with --self-distill. Its adapter is written to OUTPUT/adapter; other
     commands take it as --adapter. It needs the package peft.
     """
+    check_inputs()
     _check_options(options)
     from treeopt.models.base import load_base
     from treeopt.models.merged import check_merged_space

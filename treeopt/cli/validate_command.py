@@ -11,6 +11,7 @@ import click
 from treeopt.cli.acceptance_options import GREEDY, SAMPLE, TYPICAL, acceptance_options, acceptance_rule
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_belongs
+from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import chosen_prompts, model_options, prompt_options
 from treeopt.cli.origin import origin_of
@@ -80,6 +81,7 @@ def run(console: Console, **options: Any) -> None:
     base, distinct n-grams, agreement with the greedy texts.
     """
     source = chosen_prompts(options)
+    check_inputs()
     chosen = chosen_plan(options)
     settings = _settings(options)
     division = division_of(options)
