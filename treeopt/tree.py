@@ -207,7 +207,7 @@ def _as_path(path: Any) -> Path:
     try:
         if not isinstance(path, (str, bytes, Mapping, set, frozenset)):
             ranks = tuple(path)
-            if bool not in map(type, ranks):
+            if {bool, np.bool_}.isdisjoint(map(type, ranks)):  # numpy 2.0 takes its own as an index
                 return tuple(map(operator.index, ranks))
     except TypeError:
         pass

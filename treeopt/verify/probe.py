@@ -66,7 +66,7 @@ def soft_prompt(model: nn.Module) -> str:
     """
     owner = getattr(getattr(model, "prepare_inputs_for_generation", None), "__self__", None)
     config = getattr(owner, "active_peft_config", None)
-    return str(config.peft_type.value) if getattr(config, "is_prompt_learning", False) else ""
+    return "" if config is None or not config.is_prompt_learning else str(config.peft_type.value)
 
 
 @torch.inference_mode()
