@@ -36,6 +36,22 @@ def built() -> Tree:
     return tree
 
 
+def test_edited_trees_are_said_to_be(built: Tree) -> None:
+    """show, diff, explain and validate warn of a file that was edited by hand, and of no other."""
+    save_tree(built, "other.yaml")
+    lines = {
+        "show": ("show", "t.yaml"),
+        "diff": ("diff", "other.yaml", "t.yaml"),
+        "explain": ("explain", "t.yaml", "0", "--calibration", "c.safetensors"),
+    }
+    for line in lines.values():
+        assert "edited by hand" not in treeopt(*line).stderr
+    text = Path("t.yaml").read_text()
+    Path("t.yaml").write_text(re.sub(r"replay: [0-9.]+", "replay: 1.5", text))
+    for line in lines.values():
+        assert "warning: t.yaml was edited by hand" in treeopt(*line).stderr
+
+
 def test_tree_is_shown_with_what_is_expected(built: Tree) -> None:
     """Each figure of the file stands beside what it is; origin comes in plain lines, no Python in them."""
     text = treeopt("show", "t.yaml").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -193,8 +194,16 @@ def trees(draw: st.DrawFn) -> Tree:
     count = len(tree.paths)
     values: Any = None
     if count and draw(st.booleans()):
-        values = tuple(draw(st.lists(st.floats(0.0, 1.0), min_size=count, max_size=count)))
-    return Tree(tree.paths, values, draw(st.none() | EXPECTED), draw(SOURCES), draw(st.just("") | TEXT))
+        known: dict[tuple[int, ...], float] = {(): 1.0}
+        shares = draw(st.lists(st.floats(0.0, 1.0), min_size=count, max_size=count))
+        for path, share in zip(tree.paths, shares, strict=True):
+            known[path] = known[path[:-1]] * share  # no child is worth more than its parent
+        values = tuple(known[path] for path in tree.paths)
+    expected = draw(st.none() | EXPECTED)
+    if expected is not None:
+        most = 1.0 + tree.depth
+        expected = Expected(min(expected.independent, most), min(expected.replay, most), expected.top_k)
+    return Tree(tree.paths, values, expected, draw(SOURCES), draw(st.just("") | TEXT))
 
 
 @settings(max_examples=60, deadline=None)
@@ -210,6 +219,37 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> Non
     again = path.with_name("round_trip_again.yaml")
     save_tree(loaded, again)
     assert again.read_bytes() == path.read_bytes()
+
+
+FIGURES = Expected(2.5, 2.6, 32, 2.4, 2.1, 2.7)
+
+
+@pytest.mark.parametrize(
+    ("written", "edited", "fault"),
+    [
+        ("replay: 2.6", "replay: 260", "expected_tokens_per_step.replay: replay is 260, and a step of a tree 3 deep"),
+        ("replay: 2.6", "replay: 4.1", "expected_tokens_per_step.replay: "),
+        ("independent: 2.5", "independent: 4.01", "expected_tokens_per_step.independent: "),
+        ("cross_validated: 2.4", "cross_validated: 5", "expected_tokens_per_step.cross_validated: "),
+        ("low: 2.1", "low: 2.8", "expected_tokens_per_step.low: low is above high"),
+        ("[0, 0], value: 0.25", "[0, 0], value: 0.51", "has the value 0.51, above 0.5, the value of its parent"),
+    ],
+)
+def test_figures_that_no_tree_has_are_refused(
+    small_tree: Tree, tmp_path: Path, written: str, edited: str, fault: str
+) -> None:
+    """A file that was edited by hand: E203 with the place; the greatest figure that is possible is read."""
+    file = tmp_path / "t.yaml"
+    save_tree(dataclasses.replace(small_tree, expected=FIGURES), file)
+    text = file.read_text()
+    assert written in text
+    file.write_text(text.replace(written, edited))
+    with pytest.raises(TreeoptError) as caught:
+        load_tree(file)
+    assert caught.value.code is Code.FILE_INVALID
+    assert fault in str(caught.value)
+    file.write_text(text.replace("replay: 2.6", "replay: 4.0").replace("high: 2.7", "high: 4.6"))
+    assert load_tree(file).expected == dataclasses.replace(FIGURES, replay=4.0, high=4.6)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 5e-324, 1e-7, 1.5e-7, 0.1, 1 / 3])

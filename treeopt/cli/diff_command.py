@@ -9,6 +9,7 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.engine_report import gain_as_dict, gain_text
+from treeopt.cli.mismatch import warn_edited
 
 if TYPE_CHECKING:
     from treeopt.tree import Path, Tree
@@ -32,6 +33,7 @@ def run(console: Console, first: str, second: str, calibration: str | None) -> N
     from treeopt.optimize.differences import compare_trees
 
     one, other = load_tree(first), load_tree(second)
+    warn_edited(console, first, second)
     traces = None if calibration is None else load_calibration(calibration)
     found = compare_trees(one, other, traces)
     for sign, name, tree in (("-", first, one), ("+", second, other)):

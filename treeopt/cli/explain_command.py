@@ -9,6 +9,7 @@ import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.engine_report import gain_as_dict, gain_text
+from treeopt.cli.mismatch import warn_edited
 from treeopt.defaults import MAX_NODES
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def run(console: Console, tree: str, path: str, calibration: str | None) -> None
     from treeopt.optimize.explain import explain_path
 
     record = load_tree(tree)
+    warn_edited(console, tree)
     ranks = _ranks(path)
     traces = None if calibration is None else load_calibration(calibration)
     found = explain_path(record, ranks, traces)

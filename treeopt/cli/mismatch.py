@@ -1,11 +1,13 @@
-"""Warnings for trees, profiles and drafters that were made with another base model or other heads."""
+"""Warnings for trees, profiles and drafters made with another base model or other heads, and for edited trees."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
+from treeopt.files.marks import is_edited
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
     from treeopt.policy import Plan
 
 _FLOAT32 = "float32"  # the dtype of older files, which do not state it
+
+
+def warn_edited(console: Console, *names: str | None) -> None:
+    """Warn of each tree file that was edited by hand: its figures are not those that treeopt wrote."""
+    for name in names:
+        if name is not None and is_edited(Path(name)):
+            console.warn(f"warning: {name} was edited by hand, so its figures may not be those of its calibration")
 
 
 def warn_other_heads(console: Console, calibration: Calibration, profile: LatencyProfile | None) -> None:

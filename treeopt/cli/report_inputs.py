@@ -9,6 +9,7 @@ from typing import Any
 from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
 from treeopt.cli.curve_figures import measured_curve
+from treeopt.cli.mismatch import warn_edited
 from treeopt.cli.report_checks import (
     check_calibrations,
     check_drafters,
@@ -83,6 +84,7 @@ def load_inputs(console: Console, options: Mapping[str, Any]) -> ReportInputs:
     """
     read = [(path, load_calibration(path)) for path in options["calibrations"]]
     plan = None if options["tree"] is None else load_plan(options["tree"])
+    warn_edited(console, options["tree"])
     profile = None if options["profile"] is None else load_profile(options["profile"])
     validations = [(_name(path), load_validation(path)) for path in options["validation"]]
     comparison, decoding = options["comparison"], options["decoding"]

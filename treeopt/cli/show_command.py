@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.mismatch import warn_other_traces
+from treeopt.cli.mismatch import warn_edited, warn_other_traces
 from treeopt.cli.show_report import as_dict, report
 from treeopt.errors import Code, TreeoptError
 
@@ -51,6 +51,7 @@ def run(console: Console, tree: str, calibration: str | None, layout: str) -> No
         console.say(_as_text(load_plan(tree), tree, layout))
         return
     plan = load_plan(tree)
+    warn_edited(console, tree)
     if calibration is None:
         report(console, plan)
         console.result(as_dict(plan))

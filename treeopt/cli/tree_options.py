@@ -10,7 +10,7 @@ import click
 
 from treeopt.cli.console import Console
 from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
-from treeopt.cli.mismatch import warn_other_drafter, warn_other_tree
+from treeopt.cli.mismatch import warn_edited, warn_other_drafter, warn_other_tree
 from treeopt.cli.options import load_models
 from treeopt.errors import Code, TreeoptError
 
@@ -92,6 +92,7 @@ def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPl
     if plan is None:
         plan, drafter = untrained(base)
         console.note("drafter  nothing was learned: drafts from the text so far (treeopt learn makes a better one)")
+    warn_edited(console, options["tree"])
     warn_other_tree(console, chosen.name, plan, base, loaded)
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)

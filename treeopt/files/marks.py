@@ -48,18 +48,30 @@ def write_marked(
 
 def unedited_kind(path: Path) -> str | None:
     """The kind that the mark of a regular file names; None where there is no mark, or the text before it differs."""
+    kind, unedited = _mark_of(path)
+    return kind if unedited else None
+
+
+def is_edited(path: Path) -> bool:
+    """Whether a file has a mark, and the text before it is not the one that was written."""
+    kind, unedited = _mark_of(path)
+    return kind is not None and not unedited
+
+
+def _mark_of(path: Path) -> tuple[str | None, bool]:
+    """The kind that the mark of a regular file names, if it has one, and whether the text before it was written so."""
     if not is_regular(path):
-        return None
+        return None, False
     size = path.stat().st_size
     with path.open("rb") as stream:
         stream.seek(max(0, size - LONGEST))
         last = stream.read(LONGEST).splitlines(keepends=True)[-1:]
         found = _MARK.fullmatch(b"".join(last).decode(errors="replace"))
         if found is None:
-            return None
+            return None, False
         stream.seek(0)
         digest, left = hashlib.sha256(), size - len(last[0])
         while left > 0 and (piece := stream.read(min(left, _PIECE))):
             digest.update(piece)
             left -= len(piece)
-    return found[1] if digest.hexdigest() == found[2] else None
+    return found[1], digest.hexdigest() == found[2]

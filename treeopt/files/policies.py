@@ -17,7 +17,16 @@ from treeopt.files.marks import TREE, write_marked
 from treeopt.files.schemas import Schema, check, faults_error
 from treeopt.files.strict_yaml import Document
 from treeopt.files.tensors import canonical_json
-from treeopt.files.trees import POLICY, DrafterLine, drafter_fields, drafter_line, read_plan, schema_of, tree_of
+from treeopt.files.trees import (
+    POLICY,
+    DrafterLine,
+    drafter_fields,
+    drafter_line,
+    figure_faults,
+    read_plan,
+    schema_of,
+    tree_of,
+)
 from treeopt.files.yaml_text import decimal, flow
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Tree, as_tree
@@ -135,8 +144,9 @@ def _policy_of(document: Document) -> TreePolicy:
     source = content.model_dump(include={"made_by", "calibration", "configuration"}, exclude_none=True)
     line = content.expected_tokens_per_step
     wrong = [i for i, (size, _) in enumerate(content.size_cost) if not isinstance(size, int)]
-    if wrong:
-        raise faults_error(document, SCHEMA, [(("size_cost", i), "nodes must be an integer") for i in wrong])
+    faults = [*((("size_cost", i), "nodes must be an integer") for i in wrong), *figure_faults(line, content.depth)]
+    if faults:
+        raise faults_error(document, SCHEMA, faults)
     pairs = tuple((int(size), float(cost)) for size, cost in content.size_cost)
     try:
         return TreePolicy(

@@ -32,6 +32,7 @@ from treeopt.tree import Path as RankPath
 SCHEMA = "treeopt.tree/1"
 POLICY = "treeopt.policy/1"  # of the files that `treeopt.files.policies` reads
 _SUFFIXES = (".yaml", ".yml", ".json", ".py", ".txt")
+_ROUNDED = 1 + 1e-6  # figures of files have seven digits
 
 
 class PathLine(Schema):
@@ -151,12 +152,14 @@ def tree_of(document: Document) -> Tree:
         faults.append((("nodes",), f"{content.nodes} nodes, but root and paths are {len(paths) + 1}"))
     if None in values and any(value is not None for value in values):
         faults.append((("paths", values.index(None)), "has no value although others have one"))
-    if faults:
-        raise faults_error(document, SCHEMA, faults)
-    known = [value for value in values if value is not None]
     expected = content.expected_tokens_per_step
     if expected and expected.paths_sha256 != _paths_sha256(tuple(paths)):
         expected = None  # the paths were edited, so the figures are those of another tree
+    faults += _child_faults(paths, values)
+    faults += figure_faults(expected, max(map(len, paths), default=0))
+    if faults:
+        raise faults_error(document, SCHEMA, faults)
+    known = [value for value in values if value is not None]
     source = content.model_dump(
         include={"made_by", "reference", "method", "calibration", "configuration"}, exclude_none=True
     )
@@ -166,6 +169,30 @@ def tree_of(document: Document) -> Tree:
         **drafter_fields(content.drafter, document.path, source),
         expected=Expected(**expected.model_dump(exclude={"paths_sha256"})) if expected else None,
     )
+
+
+def figure_faults(expected: Schema | None, depth: int) -> list[tuple[tuple[str | int, ...], str]]:
+    """Place and text of each figure that no tree of this depth has: a step gives 1 to 1 + depth tokens."""
+    figures = {} if expected is None else expected.model_dump(exclude_none=True)
+    faults: list[tuple[tuple[str | int, ...], str]] = []
+    for name in ("independent", "replay", "cross_validated"):
+        if name in figures and not 1.0 <= figures[name] <= (1.0 + depth) * _ROUNDED:
+            what = f"{name} is {figures[name]:g}, and a step of a tree {depth} deep gives 1 to {1 + depth} tokens"
+            faults.append((("expected_tokens_per_step", name), what))
+    if figures.get("low", 0.0) > figures.get("high", float("inf")):
+        faults.append((("expected_tokens_per_step", "low"), "low is above high"))
+    return faults
+
+
+def _child_faults(paths: Sequence[RankPath], values: Sequence[float | None]) -> list[tuple[tuple[str | int, ...], str]]:
+    """Place and text of each value above that of its parent: a path is right at most as often as its beginning."""
+    known = dict(zip(paths, values, strict=True))
+    faults: list[tuple[tuple[str | int, ...], str]] = []
+    for i, (path, value) in enumerate(zip(paths, values, strict=True)):
+        above = known.get(path[:-1])
+        if above is not None and value is not None and value > above * _ROUNDED:
+            faults.append((("paths", i), f"has the value {value:g}, above {above:g}, the value of its parent"))
+    return faults
 
 
 def _check_kind(document: Document) -> None:
