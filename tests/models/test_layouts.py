@@ -402,11 +402,16 @@ def test_tensors_of_the_wrong_kind_are_refused(state: dict[str, torch.Tensor]) -
     assert caught.value.code is Code.HEADS_INVALID
 
 
-def test_weights_that_are_not_numbers_are_refused() -> None:
-    """A NaN would win every comparison and score 100 %: E211."""
-    state = {"0.0.weight": torch.full((4, 3), float("nan"))}
-    with pytest.raises(TreeoptError, match="not finite"):
-        from_state(state, "crafted")
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    """A NaN would win every comparison and score 100 %: E504 with the name of the heads, and no word of layouts."""
+    state = make_state()
+    state["1.0.linear.bias"][2] = value
+    error = refusal(write(tmp_path / "broken", state))
+    assert error.code is Code.NOT_FINITE
+    assert error.what.startswith(f"the heads {tmp_path / 'broken'}")
+    assert "1.0.linear.bias" in error.what
+    assert "layout" not in str(error)
 
 
 def test_huge_head_number_is_refused_at_once() -> None:
