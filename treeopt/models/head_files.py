@@ -20,9 +20,9 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.read import is_regular, read_head
 from treeopt.models.checkpoint import check_shards, read_config, refused_name
-from treeopt.models.head_layouts import Layout, detect, invalid, listed
+from treeopt.models.head_layouts import NOT_YET, Layout, detect, invalid, listed
 from treeopt.models.hub import find_heads, here
-from treeopt.models.pickles import MAGIC, UNKNOWN, ordinary, refused_pickle, unpacked_size
+from treeopt.models.pickles import MAGIC, SAM_DECODING, UNKNOWN, ordinary, refused_pickle, unpacked_size
 
 State = dict[str, Tensor]
 
@@ -154,7 +154,8 @@ def _damaged(file: Path, error: Exception) -> TreeoptError:
 
 def _refused(file: Path, kind: str) -> TreeoptError:
     what = f"{file} was refused: it is not plain tensors ({kind})"
-    return TreeoptError(Code.PICKLE_REFUSED, what, fix=f"use {WEIGHT_FILES[0]}")
+    fix = NOT_YET if kind == SAM_DECODING else f"use {WEIGHT_FILES[0]}"
+    return TreeoptError(Code.PICKLE_REFUSED, what, fix=fix)
 
 
 def _unpickled(file: Path) -> State:

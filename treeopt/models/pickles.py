@@ -12,9 +12,11 @@ from torch import Tensor
 from treeopt.files.read import read_head
 
 MAGIC = (b"PK\x03\x04", b"\x80")  # of a zip and of a pickle; torch.load also tries to unpack archives of tar
+SAM_DECODING = "a SAM-Decoding table"
 UNKNOWN = 1 << 62  # bytes; more than any file has
 _FIRST = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickle that PyTorch wrote first before 1.6
 _PROTOCOLS = tuple(MAGIC[1] + bytes([one]) for one in range(2, 6))  # that pickles begin with; PyTorch writes the first
+_BEGINNING = 128  # bytes; the class of a pickled object is among them
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError, OSError, RuntimeError)
 
 
@@ -23,9 +25,11 @@ def refused_pickle(file: str | os.PathLike[str] | IO[bytes]) -> str | None:
 
     A file of PyTorch that names functions or classes is found only while it is read: `checkpoint.refused_name`.
     """
-    head = _head(file, len(_FIRST))
+    head = _head(file, _BEGINNING)
     if head.startswith(_PROTOCOLS):
-        return None if _FIRST.startswith(head) else "a pickle that PyTorch did not write"
+        if b"samd" in head or b"sam_only" in head:  # its packages; the file is its pickled automaton
+            return SAM_DECODING
+        return None if _FIRST.startswith(head[: len(_FIRST)]) else "a pickle that PyTorch did not write"
     if not head.startswith(MAGIC[0]):
         return None
     try:
