@@ -262,7 +262,7 @@ def _check_values(state: State, name: str) -> None:
     broken = next((key for key, tensor in state.items() if not torch.isfinite(tensor).all()), None)
     if broken is not None:
         what = f"the heads {name} have values in {broken} that are not finite"
-        raise TreeoptError(Code.NOT_FINITE, what, why="the file is damaged", fix="another copy of the heads")
+        raise TreeoptError(Code.NOT_FINITE, what, why="their weights are damaged", fix="another copy of the heads")
 
 
 def _check_shapes(
