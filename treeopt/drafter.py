@@ -147,15 +147,18 @@ class Drafter:
         if len(self.levels) > MAX_DEPTH:
             return f"{len(self.levels)} levels, more than {MAX_DEPTH}"
         if self.draft and self.num_heads + self.lm_head_levels:
-            return f"a draft model beside {self.num_heads} heads and {self.lm_head_levels} levels of the LM head"
+            beside = f"{self.num_heads} heads" if self.num_heads else f"lm_head_levels of {self.lm_head_levels}"
+            return f"a draft model beside {beside}"
         if not min(1, self.levels_with_logits) <= self.top <= MAX_CANDIDATES:
             return f"{self.top} candidates of each head"
         if self.window != 0 and not CONTEXT <= self.window <= MAX_WINDOW:
             return f"a window of {self.window} tokens, not from {CONTEXT} to {MAX_WINDOW}"
         if not 0 <= self.voted <= MAX_CANDIDATES or not (self.cache_prior > 0 and math.isfinite(self.cache_prior)):
             return f"{self.voted} candidates from the cache and a cache_prior of {self.cache_prior}"
-        if not 0 <= self.lm_head_levels <= (0 if self.num_heads else len(self.levels)):
-            return f"{self.lm_head_levels} levels of the LM head beside {self.num_heads} heads"
+        most = 0 if self.num_heads else len(self.levels)  # a level reads a head or the LM head
+        if not 0 <= self.lm_head_levels <= most:
+            allowed = f"not from 0 to {most}" if most else f"beside {self.num_heads} heads"
+            return f"lm_head_levels of {self.lm_head_levels}, {allowed}"
         if not 0 <= self.top_logprobs <= MAX_CANDIDATES:
             return f"{self.top_logprobs} log-probabilities of each head"
         if len(self.levels) > self.num_heads and self.ngram_table is None and not self.draft:

@@ -120,7 +120,7 @@ class Code(enum.Enum):
     HUB_UNREACHABLE = ("E301", EXIT_ENVIRONMENT, "not on this machine, and the hub cannot be reached")
     PROMPTS_INVALID = ("E302", EXIT_INPUT, "prompts need `messages`, `turns`, `instruction`, `prompt` or `text`")
     PROMPTS_EMPTY = ("E303", EXIT_INPUT, "there is no prompt to run")
-    MODEL_INVALID = ("E304", EXIT_INPUT, "the base model cannot be loaded")
+    MODEL_INVALID = ("E304", EXIT_INPUT, "the model cannot be loaded")
     PROGRAM_MISSING = ("E401", EXIT_ENVIRONMENT, "a required program or package is not installed")
     OUT_OF_MEMORY = ("E403", EXIT_ENVIRONMENT, "this machine has too little memory or disk space")
     SYSTEM_REFUSED = ("E404", EXIT_ENVIRONMENT, "the operating system refused to read or write something")

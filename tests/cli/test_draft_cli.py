@@ -143,6 +143,8 @@ def test_refused_models() -> None:
     missing = treeopt("calibrate", "--draft", "./nowhere", *FEW, status=3)
     assert error_number(missing) == "E201"
     assert "--draft ./nowhere" in missing.stderr
+    assert "there is no draft model ./nowhere" in missing.stderr
+    assert "base model" not in missing.stderr
     alone = ("--model", str(pocket()), "--drafter", "ngram", "--learn-tokens", "0")
     treeopt("calibrate", *alone, *FEW, "-o", "n.safetensors")
     with_draft = treeopt("calibrate", *DRAFT, *FEW, "--drafter", "n.drafter.safetensors", status=3)

@@ -298,10 +298,19 @@ def test_stage_two_prints_the_base(chat: str) -> None:
         r"loss on them: \d\.\d+ nats before, \d\.\d+ with the adapter; divergence .* \d\.\d+", result.stdout
     )
     assert "treeopt calibrate --heads heads --adapter heads/adapter" in result.stderr
+    assert re.search(r"adapter  on the linear layers, which have \d\d\.\d% of the weights\n", result.stderr)
+    assert "experts" not in result.stderr
     warned = treeopt(
         "calibrate", "--heads", "heads", "--prompts", "data.jsonl", "--device", "cpu", "-o", "c.safetensors"
     )
     assert "heads was trained with an adapter of its base, which is not used (--adapter)" in warned.stderr
+
+
+def test_stage_two_warns_of_experts(chat: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of the weights that are in experts is a warning, since experts have no adapter."""
+    monkeypatch.setattr("treeopt.train.lora.adapter_shares", lambda _base: (0.1567, 0.8118))
+    line = (*STAGE_TWO, "--model", chat, *TINY[:2], "--steps", "1", "-o", "heads")
+    assert treeopt_json(*line)["warnings"] == ["experts have 81.2% of the weights, and get no adapter"]
 
 
 def test_adapter_mismatch(chat: str) -> None:

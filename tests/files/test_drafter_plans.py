@@ -60,6 +60,10 @@ def test_without_a_plan(tmp_path: Path) -> None:
             as_plan_for(None, given)
         assert caught.value.code == Code.DRAFTER_MISMATCH
         assert "--tree FILE" in caught.value.fix
+        assert caught.value.what.startswith(f"drafter {DRAFTER.id} " if given is DRAFTER else f"{given}, drafter ")
+    made = dataclasses.replace(DRAFTER, source={"model": "tiny-llama"})
+    with pytest.raises(TreeoptError, match=f"F, drafter {made.id} of tiny-llama, recommends no tree, and none was"):
+        plan_of(made, "F")
     with pytest.raises(ValueError, match="give a tree, or a drafter"):
         as_plan_for(None)
     other = TreePolicy(4, 2, DRAFTER.id)

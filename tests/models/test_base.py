@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,10 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     def pickled(data: Any) -> Callable[[Path], object]:
         return lambda folder: ((folder / WEIGHTS).unlink(), torch.save(data, folder / "pytorch_model.bin"))
 
+    def of_python(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": RunsCode()}))
+
     def folder_for(file: str) -> Callable[[Path], object]:
         return lambda folder: ((folder / file).unlink(), (folder / file).mkdir())
 
@@ -199,6 +204,8 @@ def damaged() -> Iterator[tuple[str, Callable[[Path], object], Code, str]]:
     yield "code", _with_code, model, "needs code from its own repository"
     yield "pickle garbage", garbage, model, "its files are damaged"
     yield "pickle with code", pickled({"a": RunsCode()}), Code.PICKLE_REFUSED, "mkdir"
+    yield "pickle beside weights", lambda folder: (of_python(folder), text(WEIGHTS, "x")(folder)), model, "can load"
+    yield "pickle of Python", of_python, Code.PICKLE_REFUSED, "a pickle that PyTorch did not write"
     yield "pickle of a list", pickled([1, 2]), model, "transformers can load"
     yield "int8", weights(lambda state: {k: t.to(torch.int8) for k, t in state.items()}), model, "stored as I8"
     for name, value in spoil.items():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import pickletools
 import shutil
 import socket
+import struct
+import warnings
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -16,6 +22,7 @@ from tiny import random_heads, tiny_base
 from torch import Tensor
 
 from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
+from treeopt.export.read_tree import import_tree
 from treeopt.models import hub
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import check_heads_writable, expected_keys, from_state, load_heads, save_heads
@@ -165,6 +172,87 @@ def test_load_heads_running_code(tmp_path: Path, form: str) -> None:
     assert error.exit_status == EXIT_INPUT
     assert "weights_only=False" not in str(error)
     assert str(file) in str(error)
+
+
+def pickles(marker: Path) -> dict[str, bytes]:
+    """Pickles that are not files of plain tensors as PyTorch writes them by default."""
+
+    def zipped(member: str, compression: int = zipfile.ZIP_STORED) -> bytes:
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w", compression) as archive:
+            archive.writestr(member, pickle.dumps([RunsCode(marker)] + ["x"] * 5000, protocol=2))
+        return stream.getvalue()
+
+    def saved(value: object, **options: Any) -> bytes:
+        stream = io.BytesIO()
+        torch.save(value, stream, **options)
+        return stream.getvalue()
+
+    program = io.BytesIO()
+    with warnings.catch_warnings(action="ignore"):  # TorchScript is deprecated
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), program)
+    return {
+        "code": pickle.dumps(RunsCode(marker)),
+        "numbers": pickle.dumps({"a": 1}, protocol=2),
+        "tensors": pickle.dumps(make_state()),
+        "zip": zipped("weights.pkl"),
+        "zip in folder": zipped("archive/data.pkl"),
+        "zip, compressed": zipped("weights.pkl", zipfile.ZIP_DEFLATED),
+        "protocol 4": saved(make_state(), pickle_protocol=4),
+        "protocol 4, old form": saved(make_state(), pickle_protocol=4, _use_new_zipfile_serialization=False),
+        "TorchScript": program.getvalue(),
+    }
+
+
+@pytest.mark.parametrize("name", pickles(Path()))
+def test_pickle_is_refused_without_warnings(tmp_path: Path, name: str, recwarn: pytest.WarningsRecorder) -> None:
+    """A pickle or a zip with one that PyTorch does not read as plain tensors is E210, in `import` too."""
+    file = tmp_path / "heads.pt"
+    file.write_bytes(pickles(tmp_path / "ran")[name])
+    recwarn.clear()
+    for read in (load_heads, import_tree):
+        with pytest.raises(TreeoptError) as caught:
+            read(file)
+        assert caught.value.code is Code.PICKLE_REFUSED
+        assert str(file) in str(caught.value)
+    assert not recwarn.list
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("module", [b"samd.sam.sam", b"samd_sam_only.sam.dyn_sam", b"model.sam_only.sam.sam"])
+def test_table_of_sam_decoding(tmp_path: Path, module: bytes) -> None:
+    """The pickled automaton of SAM-Decoding is called by its name, and is not unpickled."""
+    named = b"\x8c" + bytes([len(module)]) + module + b"\x8c\x09StaticSAM\x93)\x81."
+    forms = b"\x80\x02c" + module + b"\nStaticSAM\n)\x81.", b"\x80\x04\x95" + struct.pack("<Q", len(named)) + named
+    for content in forms:
+        assert list(pickletools.genops(content))[-1][0].name == "STOP"  # a whole pickle
+        file = tmp_path / "sam_alpaca.pkl"
+        file.write_bytes(content)
+        error = refusal(file)
+        assert error.code is Code.PICKLE_REFUSED
+        assert "(a SAM-Decoding table)" in error.what
+        assert error.fix.startswith("treeopt cannot read these yet")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 14, 15, 40, 200])
+def test_part_of_a_checkpoint_is_damaged(tmp_path: Path, size: int, recwarn: pytest.WarningsRecorder) -> None:
+    """The beginning of a file of PyTorch in its old form is E203, not a refused pickle."""
+    file = tmp_path / "heads.pt"
+    torch.save(make_state(), file, _use_new_zipfile_serialization=False)
+    file.write_bytes(file.read_bytes()[:size])
+    assert refusal(file).code is Code.FILE_INVALID
+    assert not recwarn.list
+
+
+def test_damaged_pickle_gives_no_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """A file in which torch sees another protocol of pickles is a damaged one of heads and of a tree, and no more."""
+    file = tmp_path / "heads.pt"
+    torch.save({}, file, _use_new_zipfile_serialization=False)
+    file.write_bytes(file.read_bytes()[:15] + b"\x80\x00" + bytes(50))
+    assert refusal(file).code is Code.FILE_INVALID
+    with pytest.raises(TreeoptError, match="is damaged"):
+        import_tree(file)
+    assert not recwarn.list
 
 
 def test_running_code_would_run(tmp_path: Path) -> None:
@@ -331,11 +419,16 @@ def test_tensors_of_the_wrong_kind_are_refused(state: dict[str, torch.Tensor]) -
     assert caught.value.code is Code.HEADS_INVALID
 
 
-def test_weights_that_are_not_numbers_are_refused() -> None:
-    """A NaN would win every comparison and score 100 %: E211."""
-    state = {"0.0.weight": torch.full((4, 3), float("nan"))}
-    with pytest.raises(TreeoptError, match="not finite"):
-        from_state(state, "crafted")
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    """A NaN would win every comparison and score 100 %: E504 with the name of the heads, and no word of layouts."""
+    state = make_state()
+    state["1.0.linear.bias"][2] = value
+    error = refusal(write(tmp_path / "broken", state))
+    assert error.code is Code.NOT_FINITE
+    assert error.what.startswith(f"the heads {tmp_path / 'broken'}")
+    assert "1.0.linear.bias" in error.what
+    assert "layout" not in str(error)
 
 
 def test_huge_head_number_is_refused_at_once() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import safetensors.torch
 import torch
+from conftest import ROOT_FOLDER
 from runs import SMALL, Cut, cut_at, metrics, noise
 from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base, walk
 from torch import Tensor
@@ -23,11 +26,12 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import load_heads, save_heads
 from treeopt.models.pair import load_pair
 from treeopt.train import joint as joint_module
+from treeopt.train import lora as lora_module
 from treeopt.train import medusa2 as medusa2_module
 from treeopt.train.data import Example, collate
 from treeopt.train.joint import JointModel
 from treeopt.train.joint_settings import JointSettings
-from treeopt.train.lora import Lora, adapted
+from treeopt.train.lora import Lora, adapted, adapter_shares
 from treeopt.train.medusa1 import new_heads, train_heads
 from treeopt.train.medusa2 import train_jointly
 from treeopt.train.settings import Settings
@@ -438,7 +442,67 @@ def test_finished_run_is_not_replaced_unasked(tmp_path: Path) -> None:
 def test_logits_that_are_not_the_lm_heads(tmp_path: Path) -> None:
     """A model that caps the logits of its LM head is refused: its losses would be of other logits."""
     base = tiny_base("gemma2", final_logit_softcapping=5.0)
-    assert "soft cap" in refusal(Code.MODEL_INVALID, base, noise(6), tmp_path, JOINT).what
+    assert "soft cap" in refusal(Code.MODEL_INVALID, base, noise(6), tmp_path / "out", JOINT).what
+    assert not (tmp_path / "out").exists()
+
+
+def family_base(monkeypatch: pytest.MonkeyPatch, family: str) -> Base:
+    """A tiny random model of a family of bench/tiny_families.py."""
+    monkeypatch.syspath_prepend(str(ROOT_FOLDER / "bench"))
+    made: Any = importlib.import_module("tiny_families")
+    return Base(made.tiny_model(family, vocab=VOCAB), None, family)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+@pytest.mark.parametrize("family", ["deepseek_v3", "dots1", "glm4_moe"])
+def test_layers_that_peft_takes_for_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dropout: float
+) -> None:
+    """A base is refused before work where peft would leave linear layers out, as the MLP of the first block."""
+    base = family_base(monkeypatch, family)
+    settings = dataclasses.replace(JOINT, dropout=dropout)
+    error = refusal(Code.MODEL_INVALID, base, noise(6), tmp_path / "out", settings)
+    assert error.what == f"peft cannot put an adapter on every linear layer of {family}"
+    assert error.why is not None
+    assert error.why.startswith("it would leave out model.layers.0.mlp.down_proj, model.layers.0.mlp.gate_proj, ")
+    assert error.fix.startswith("--stage 1")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("left_out", "odd"), [({"lm_head"}, []), (set(), ["rank_pattern"])])
+def test_adapter_that_is_not_the_one_asked_for(
+    monkeypatch: pytest.MonkeyPatch, left_out: set[str], odd: list[str]
+) -> None:
+    """A layer without an adapter, and settings of peft that `read_adapter` refuses, are refused."""
+
+    def make(model: Any, settings: Any) -> Any:
+        return peft.PeftModel(model, peft.LoraConfig(r=4, target_modules=set(settings.target_modules) - left_out))
+
+    monkeypatch.setattr(peft, "get_peft_model", make)
+    monkeypatch.setattr(lora_module, "odd_settings", lambda _config: odd)
+    with pytest.raises(TreeoptError, match="peft cannot put an adapter") as caught:
+        adapted(tied_base(), Lora(4, 8.0, 0.0))
+    assert caught.value.code is Code.MODEL_INVALID
+    assert caught.value.why == ("it would leave out lm_head" if left_out else "it would also adapt or set rank_pattern")
+
+
+def test_experts_have_no_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixtral's attention and LM head are adapted, its experts are not, and the adapter is read back."""
+    base = family_base(monkeypatch, "mixtral")
+    base.model.save_pretrained(tmp_path / "base")
+    # Two blocks: attention, four experts of three matrices, a router and two norms.
+    linear, experts = VOCAB * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16), 2 * 4 * 3 * 32 * 48
+    total = linear + experts + VOCAB * 32 + 2 * (4 * 32 + 2 * 32) + 32
+    assert adapter_shares(base) == (linear / total, experts / total)
+    given = load_base(str(tmp_path / "base"), device="cpu")
+    trained = train_jointly(given, noise(6), tmp_path / "out", dataclasses.replace(JOINT, steps=2))
+    merged = load_base(str(tmp_path / "base"), device="cpu", adapter=trained.adapter).model.state_dict()
+    before = given.model.state_dict()
+    changed = {name for name in merged if not torch.equal(merged[name], before[name])}
+    kinds = ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert changed == {"lm_head.weight"} | {
+        f"model.layers.{i}.self_attn.{one}.weight" for i in range(2) for one in kinds
+    }
 
 
 @pytest.mark.parametrize(

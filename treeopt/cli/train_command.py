@@ -127,6 +127,8 @@ def run(console: Console, **options: Any) -> None:
     if options["merge"] is not None:
         check_merged_space(base, options["merge"])
     texts = _texts(console, base, files, options)
+    if options["stage"] == 2:
+        _say_adapter(console, base)
     again = resumable(console, "from the last checkpoint")
     with storing(console.configuration), again, console.progress("train") as progress:
         trained, score = (_train if options["stage"] == 1 else _train_jointly)(base, texts, options, progress)
@@ -251,6 +253,16 @@ def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dic
     if texts.empty:
         console.warn(f"warning: {texts.empty} rows hold no answer of two tokens or more and are left out")
     return texts
+
+
+def _say_adapter(console: Console, base: Base) -> None:
+    """Print what share of the base's weights the adapter is on; warn of experts, which get none."""
+    from treeopt.train.lora import adapter_shares
+
+    linear, experts = adapter_shares(base)
+    console.note(f"adapter  on the linear layers, which have {linear:.1%} of the weights")
+    if experts:
+        console.warn(f"warning: experts have {experts:.1%} of the weights, and get no adapter")
 
 
 def _settings(kind: type[AnySettings], options: dict[str, Any]) -> AnySettings:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
@@ -67,23 +68,26 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
     """
     import torch
 
-    from treeopt.models.pickles import UNKNOWN, ordinary, unpacked_size
+    from treeopt.models.pickles import UNKNOWN, ordinary, refused_pickle, unpacked_size
 
+    kind = refused_pickle(io.BytesIO(raw))
+    if kind is not None:
+        raise _refused(kind, fault)
     unpacked = max(len(raw), unpacked_size(io.BytesIO(raw)))
     if unpacked == UNKNOWN:
         raise fault("is damaged, or not a file of PyTorch")
     if unpacked > MAX_PT:
         raise fault(f"holds {unpacked:,} bytes; at most {MAX_PT:,} are read")
     try:
-        content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch's of pickles that it refuses next
+            content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except Exception as error:  # the types that torch.load raises vary
         from treeopt.models.checkpoint import refused_name
 
         name = refused_name(error)
         if name is None:
             raise fault("is damaged, or not a file of PyTorch") from error
-        refused = fault(f"holds more than tensors, lists and numbers ({name})")
-        raise TreeoptError(Code.PICKLE_REFUSED, refused.what, at=refused.at, fix=refused.fix) from error
+        raise _refused(name, fault) from error
     if not isinstance(content, Mapping):
         raise fault(f"holds {shown(content)}, not a mapping")
     _check_keys(content, fault)
@@ -97,6 +101,11 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
             raise fault(f"has a {name} of shape {list(tensor.shape)}, and size {size}")
         lists[name] = tensor.long().tolist()
     return lists
+
+
+def _refused(kind: str, fault: Fault) -> TreeoptError:
+    found = fault(f"holds more than tensors, lists and numbers ({kind})")
+    return TreeoptError(Code.PICKLE_REFUSED, found.what, at=found.at, fix=found.fix)
 
 
 def tree_of_growmap(content: Mapping[str, Any], fault: Fault) -> Tree:

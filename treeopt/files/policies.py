@@ -119,17 +119,23 @@ def as_plan_for(
         raise ValueError(
             "give a tree, or a drafter with the tree that it recommends (treeopt learn); heads alone are not enough"
         )
-    return plan_of(record), record
+    return plan_of(record, os.fspath(drafter) if isinstance(drafter, (str, os.PathLike)) else ""), record
 
 
-def plan_of(drafter: Drafter) -> Plan:
+def plan_of(drafter: Drafter, file: str = "") -> Plan:
     """The tree or policy that a drafter recommends.
+
+    Args:
+        drafter: the drafter.
+        file: of the drafter, for a message; empty where it was made in Python.
 
     Raises:
         TreeoptError: E223 where it has none.
     """
     if drafter.plan is None:
-        what = f"drafter {drafter.id} recommends no tree, and none was given"
+        model = drafter.source.get("model")
+        named = f"drafter {drafter.id}" + (f" of {model}" if model else "")
+        what = f"{f'{file}, {named},' if file else named} recommends no tree, and none was given"
         raise TreeoptError(
             Code.DRAFTER_MISMATCH,
             what,

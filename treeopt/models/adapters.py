@@ -109,14 +109,11 @@ def _check_config(file: Path, weights: Path) -> None:
 
     Other settings of peft import modules, read other files, or take memory that the weights do not state.
     """
-    from peft import LoraConfig
-
     config = read_config(file)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise TreeoptError(Code.FILE_INVALID, f"{file} is of peft_type {kind!r}, not LORA", fix=_TRAINING)
-    usual = LoraConfig().to_dict()
-    odd = sorted(key for key, value in config.items() if key not in _SETTINGS and value and value != usual.get(key))
+    odd = odd_settings(config)
     if odd:
         what = f"{file} has settings that treeopt does not use: {', '.join(odd)[:200]}"
         raise TreeoptError(Code.FILE_INVALID, what, fix=_TRAINING)
@@ -130,6 +127,14 @@ def _check_config(file: Path, weights: Path) -> None:
         raise TreeoptError(Code.FILE_INVALID, f"{weights} is damaged or not a safetensors file: {error}") from error
     if not shapes or any(shape[:1] != [rank] for key, shape in shapes.items() if ".lora_A." in key):
         raise TreeoptError(Code.FILE_INVALID, f"{file} has rank {rank!r}, and the weights have another", fix=_TRAINING)
+
+
+def odd_settings(config: Mapping[str, Any]) -> list[str]:
+    """The settings in a config of LoRA that treeopt does not use."""
+    from peft import LoraConfig
+
+    usual = LoraConfig().to_dict()
+    return sorted(key for key, value in config.items() if key not in _SETTINGS and value and value != usual.get(key))
 
 
 def merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:

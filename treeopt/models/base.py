@@ -276,7 +276,7 @@ def load_base(
     except Exception as error:  # transformers raises many types for a model that cannot be loaded
         if not local and isinstance(error, OSError):
             raise unreachable(name, "--model", error) from error
-        raise not_loadable(name, error) from error
+        raise not_loadable(name, error, folder) from error
     shown = os.path.normpath(name) if local and not built_in(name) else name
     base = Base(model, load_tokenizer(name, where, folder, local_files_only=not from_hub), shown, notes, read)
     check_runs(base)

@@ -16,8 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.files.read import leaves_folder, read_settings
+from treeopt.models.pickles import refused_pickle
 
 _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
+_PICKLES = "pytorch_model*.bin"  # weights that are read where there are no safetensors files
 _INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # maps from weights to shard files
 _SHOWN = 6  # weights shown in a message
 _ONLY_BESIDE = "a checkpoint's index may name only files of the checkpoint"
@@ -173,8 +175,17 @@ def refused_name(error: BaseException) -> str | None:
     return found[1] if found and "weights_only" in str(error) else None
 
 
-def not_loadable(name: str, error: Exception) -> TreeoptError:
-    """The error of loading a model: E210 where code would be run, E403 where memory is used up, else E304."""
+def not_loadable(name: str, error: Exception, folder: Path | None = None) -> TreeoptError:
+    """The error of loading a model, or of its forward.
+
+    Args:
+        name: of the model, as given by the user.
+        error: of transformers.
+        folder: of the files of a model that was loaded.
+
+    Returns:
+        E210 where code would be run, E403 where memory is used up, else E304.
+    """
     if out_of_memory(error):
         fix = "--dtype bfloat16, or a smaller model"
         return TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory", fix=fix)
@@ -182,7 +193,9 @@ def not_loadable(name: str, error: Exception) -> TreeoptError:
         what = f"{name} needs code from its own repository, which treeopt does not run"
         why = "only architectures of transformers itself are loaded"
         return TreeoptError(Code.MODEL_INVALID, what, why=why, fix="use another model")
-    refused = refused_name(error)
+    read = folder is not None and not any(folder.glob("*.safetensors"))
+    files = sorted(folder.glob(_PICKLES)) if folder is not None and read else []
+    refused = refused_name(error) or next(filter(None, map(refused_pickle, files)), None)
     if refused is not None:
         what = f"the weights of {name} were refused: they are not plain tensors ({refused})"
         return TreeoptError(Code.PICKLE_REFUSED, what, fix="use its safetensors files")

@@ -29,6 +29,7 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
     try:
         draft = load_base(name, dtype=dtype, device=device)
     except TreeoptError as error:
+        error.what = error.what.replace("there is no base model", "there is no draft model", 1)
         error.at, error.fix = (part.replace("--model", "--draft") for part in (error.at, error.fix))
         raise
     check_draft(base, draft)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,9 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.read import is_regular, read_head
 from treeopt.models.checkpoint import check_shards, read_config, refused_name
-from treeopt.models.head_layouts import Layout, detect, invalid, listed
+from treeopt.models.head_layouts import NOT_YET, Layout, detect, invalid, listed
 from treeopt.models.hub import find_heads, here
-from treeopt.models.pickles import MAGIC, UNKNOWN, ordinary, unpacked_size
+from treeopt.models.pickles import MAGIC, SAM_DECODING, UNKNOWN, ordinary, refused_pickle, unpacked_size
 
 State = dict[str, Tensor]
 
@@ -151,24 +152,33 @@ def _damaged(file: Path, error: Exception) -> TreeoptError:
     return TreeoptError(Code.FILE_INVALID, f"{file} is damaged or not a safetensors file: {error}")
 
 
+def _refused(file: Path, kind: str) -> TreeoptError:
+    what = f"{file} was refused: it is not plain tensors ({kind})"
+    fix = NOT_YET if kind == SAM_DECODING else f"use {WEIGHT_FILES[0]}"
+    return TreeoptError(Code.PICKLE_REFUSED, what, fix=fix)
+
+
 def _unpickled(file: Path) -> State:
     if not is_regular(file):
         raise TreeoptError(Code.FILE_MISSING, f"there is no file {file}")
     if not read_head(file, 4).startswith(MAGIC):
         raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged, or not a checkpoint of PyTorch")
+    kind = refused_pickle(file)
+    if kind is not None:
+        raise _refused(file, kind)
     unpacked = unpacked_size(file)
     if unpacked == UNKNOWN:
         raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged, or not a checkpoint of PyTorch")
     if unpacked > file.stat().st_size:
         raise invalid(str(file), f"unpacks to {unpacked:,} bytes, more than it has; PyTorch writes no compressed files")
     try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch's of pickles that it refuses next
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the types that torch.load raises vary
         # The message of torch on a refused pickle proposes weights_only=False, which would run code of the file.
         refused = refused_name(error)
         if refused is not None:
-            what = f"{file} was refused: it is not plain tensors ({refused})"
-            raise TreeoptError(Code.PICKLE_REFUSED, what, fix=f"use {WEIGHT_FILES[0]}") from error
+            raise _refused(file, refused) from error
         raise TreeoptError(Code.FILE_INVALID, f"{file} is damaged, or not a checkpoint of PyTorch") from error
     if not isinstance(loaded, dict):
         raise invalid(str(file), "is not a dictionary of tensors")

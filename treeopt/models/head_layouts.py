@@ -90,16 +90,24 @@ NXDI = Layout(
 )
 LAYOUTS = (MEDUSA, NXDI, FULL, VLLM_PREFIXED, MODELOPT, VLLM)
 
-# Names in heads of other kinds: what they are, and what to do.
+# Names in drafters of other kinds, the first that fits: what they are, and what to do.
+NOT_YET = "treeopt cannot read these yet: name Medusa heads, or draft without heads (--drafter ngram)"
 _FOREIGN = (
     (r"medusa_heads\.\d+\.(medusa_layers|lm_head)\.", "a checkpoint of TensorRT-LLM", "use the original heads"),
+    (r"hydra_(mlp|lm_head)\.", "Hydra heads, which depend on the drafted tokens too", NOT_YET),
     (
-        r"hydra_(mlp|lm_head)\.",
-        "Hydra heads, which depend on the drafted tokens too",
-        "treeopt reads Medusa heads only",
+        r"(.*\.)?(mtp(_layers)?|eh_proj|enorm|hnorm|shared_head|pre_projection)\.",
+        "an MTP module, alone or in its base model",
+        NOT_YET,
     ),
+    (r"(logit_head\.)?(markov_head|confidence_head)\.", "a DSpark block drafter", NOT_YET),
+    (r"prefix_gru\.", "a Domino block drafter", NOT_YET),
+    (r"mask_hidden$", "a P-EAGLE block drafter", NOT_YET),
+    (r"(hidden_norm|encoder\.output_norm_enc)\.", "a DFlash block drafter", NOT_YET),
+    (r"(midlayer|layers\.0\.hidden_norm)\.", "an EAGLE-3 draft model", NOT_YET),
+    (r"(fusion_)?fc\.", "an EAGLE draft model", NOT_YET),
     (r"(model|transformer|gpt_neox)\.", "a base model without Medusa heads", "name the folder of the heads"),
-    (r"(fc|layers\.0\..*|midlayer\..*)\.weight", "perhaps an EAGLE draft model", "treeopt reads Medusa heads only"),
+    (r"layers\.0\.", "perhaps an EAGLE draft model", NOT_YET),
 )
 
 

@@ -72,7 +72,7 @@ def load_heads(path: str | os.PathLike[str]) -> LoadedHeads:
     Raises:
         TreeoptError: E201 where nothing is found, E203 where a file is damaged or names files outside its folder, E210
             where a .pt is not plain tensors, E211 where names or shapes are of no known layout, E301 where a hub
-            repository cannot be reached.
+            repository cannot be reached, E504 where values are not finite.
     """
     found = read_head_tensors(find_head_files(str(path)))
     file = found.file
@@ -108,7 +108,7 @@ def from_state(
     """Heads from tensors in a layout, all blocks with biases.
 
     Raises:
-        TreeoptError: E211 naming the keys or shapes that do not fit.
+        TreeoptError: E211 naming the keys or shapes that do not fit, E504 naming a key whose values are not finite.
     """
     blocks_of = [match for match in map(layout.block_pattern.fullmatch, state) if match]
     heads_of = [match for match in map(layout.lm_head_pattern.fullmatch, state) if match]
@@ -261,7 +261,8 @@ def _check_values(state: State, name: str) -> None:
         raise invalid(name, f"has tensors of {', '.join(sorted(kinds))}, not of one floating-point type")
     broken = next((key for key, tensor in state.items() if not torch.isfinite(tensor).all()), None)
     if broken is not None:
-        raise invalid(name, f"has values in {broken} that are not finite")
+        what = f"the heads {name} have values in {broken} that are not finite"
+        raise TreeoptError(Code.NOT_FINITE, what, why="their weights are damaged", fix="another copy of the heads")
 
 
 def _check_shapes(

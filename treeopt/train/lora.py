@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from treeopt.errors import Code, TreeoptError
-from treeopt.models.adapters import adapter_files, require_peft, untie
+from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.models.adapters import adapter_files, odd_settings, require_peft, untie
 from treeopt.models.base import Base
 
 _NAME = "default"  # peft's name of an adapter
 _TRIED = 8  # tokens of the forward that compares the LM head with the logits
+_SHOWN = 3  # layers in a message
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def adapted(base: Base, lora: Lora) -> Adapted:
     """A base with a new adapter, whose updates are zero; the first factor of each is drawn from torch's generator.
 
     Raises:
-        TreeoptError: E401 without peft, E304 where the logits of the base are not those of its LM head.
+        TreeoptError: E401 without peft, E304 where the logits of the base are not those of its LM head, or where peft
+            cannot adapt its linear layers, and these alone, with settings that `read_adapter` takes.
     """
     require_peft()
     _check_logits(base)
@@ -100,20 +102,48 @@ def adapted(base: Base, lora: Lora) -> Adapted:
 
     model = _sharing_copy(base.model)
     untie(model)
-    settings = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=[name for name, _ in _linear_layers(model)],
-    )
-    with warnings.catch_warnings(action="ignore"):  # peft calls deprecated names of transformers
-        joined = get_peft_model(model, settings).eval()
+    names = {name for name, _ in _linear_layers(model)}
+    settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=sorted(names))
+    try:
+        with warnings.catch_warnings(action="ignore"):  # peft calls deprecated names of transformers
+            joined = get_peft_model(model, settings).eval()
+    except ValueError as error:
+        taken = tuple(f".{name}" for name in settings.target_modules)  # of many names peft keeps common endings
+        lacking = {name for name in names if not f".{name}".endswith(taken)}
+        raise _not_adaptable(base, lacking, first_line(error)) from error
+    found = {name for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    others = sorted(found - names) + odd_settings(settings.to_dict())
+    if found != names or others:
+        raise _not_adaptable(base, names - found, f"it would also adapt or set {', '.join(others)}")
     return Adapted(dataclasses.replace(base, model=model), base, joined)
 
 
 def adapter_size(base: Base, rank: int) -> int:
     """Number of weights of an adapter of this rank."""
     return sum(rank * int(sum(weight.shape)) for _, weight in _linear_layers(base.model))
+
+
+def adapter_shares(base: Base) -> tuple[float, float]:
+    """Shares of a base's weights: in linear layers, which an adapter is on, and in experts, which get none.
+
+    The matrices of all experts of a layer are one parameter with three dimensions.
+    """
+    parameters = list(base.model.parameters())
+    linear = {id(weight): weight.numel() for _, weight in _linear_layers(base.model)}  # a tied LM head counts once
+    experts = sum(weight.numel() for weight in parameters if weight.ndim == 3)
+    total = sum(weight.numel() for weight in parameters)
+    return sum(linear.values()) / total, experts / total
+
+
+def _not_adaptable(base: Base, lacking: set[str], reason: str) -> TreeoptError:
+    """E304 for a base of which peft adapts other parameters than the linear layers, such as experts.
+
+    In some mixtures of experts peft takes names of linear layers, as those of shared experts, for the names that the
+    experts had in transformers 4.
+    """
+    what = f"peft cannot put an adapter on every linear layer of {base.name}"
+    why = f"it would leave out {', '.join(sorted(lacking)[:_SHOWN])}" if lacking else reason
+    return TreeoptError(Code.MODEL_INVALID, what, why=why, fix="--stage 1, which does not train the base")
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -56,8 +56,8 @@ def train_jointly(
 ) -> JointlyTrained:
     """Train heads and a LoRA adapter of their base, and write both to a folder (Medusa-2).
 
-    The loss is L_LM + lambda_0 * L_heads. The adapter is on all linear layers, the LM head among them, and is written
-    to the folder `adapter` in the folder of the heads.
+    The loss is L_LM + lambda_0 * L_heads. The adapter is on all linear layers, the LM head among them, but not on
+    experts whose matrices are one parameter. It is written to the folder `adapter` in the folder of the heads.
 
     Args:
         model: the base model, as of `train_heads`; it does not change.
@@ -72,7 +72,8 @@ def train_jointly(
 
     Raises:
         TreeoptError: as `train_heads`; E212 where the heads do not fit the base or have a token map, E304 where the
-            base changes the logits of its LM head, E401 where peft is not installed.
+            base changes the logits of its LM head or peft cannot adapt its linear layers, E401 where peft is not
+            installed.
         TypeError: where model, texts, settings, heads or tokenizer are of another type.
 
     Examples:
@@ -97,6 +98,7 @@ def train_jointly(
     if first is not None:
         check_heads_fit(base, first.heads, first.name)
     chosen = settings.chosen(None if first is None else first.heads)
+    adapted(base, chosen.lora)  # its errors come before anything is written
     job = run.job_of(
         base,
         as_training_texts(base, texts, length=chosen.length),
