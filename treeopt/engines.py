@@ -54,13 +54,13 @@ ENGINES = {
     for engine in (
         Engine(
             "medusa",
-            "FasterDecoding/Medusa, Hydra, Spec-Bench",
-            "Medusa to e2a5d20 (2024-04), Hydra 3f39fbd, Spec-Bench fd2c1cd",
+            "FasterDecoding/Medusa, Spec-Bench",
+            "Medusa to e2a5d20 (2024-04), Spec-Bench fd2c1cd",
             HEADS_DRAFT,
-            "medusa_generate(..., medusa_choices=CONTENT), or --medusa-choices 'CONTENT'; Hydra: "
-            "--hydra-choices 'CONTENT' (its heads depend on the path, so for it a tree of Medusa heads is a guess)",
+            "medusa_generate(..., medusa_choices=CONTENT), or --medusa-choices 'CONTENT'",
             max_rank=9,
-            reason=_TOPK,
+            max_depth=5,
+            reason=f"{_TOPK}; its loader makes five heads, whatever the config says",
         ),
         Engine(
             "nxdi",

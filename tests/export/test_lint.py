@@ -45,9 +45,12 @@ def test_rules_of_engines() -> None:
     """Each limit holds at its value, and one more breaks it."""
     medusa, eagle = ENGINES["medusa"], ENGINES["eagle"]
     chain = [[0] * n for n in range(1, 5)]
-    assert rules(chain, "medusa", num_heads=4) == []
-    assert rules(chain, "medusa", num_heads=3) == [("heads", ERROR, 1)]
-    assert lint_tree(Tree.from_paths(chain), "medusa", num_heads=2)[0].what == (
+    assert rules(chain, "nxdi", num_heads=4) == []
+    assert rules(chain, "nxdi", num_heads=3) == [("heads", ERROR, 1)]
+    assert rules(chain, "medusa", num_heads=5) == []
+    assert rules(chain, "medusa", num_heads=4) == [("heads-made", WARNING, 0)]  # its loader makes five heads
+    assert rules([[0] * n for n in range(1, 7)], "medusa") == [("depth", ERROR, 1)]
+    assert lint_tree(Tree.from_paths(chain), "nxdi", num_heads=2)[0].what == (
         "2 paths ([0, 0, 0], [0, 0, 0, 0]) deeper than the 2 heads"
     )
     assert rules([], "medusa") == [("empty", ERROR, 0)]

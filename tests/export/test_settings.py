@@ -78,9 +78,19 @@ def test_lengths_are_the_fastest_at_each_batch(calibration: Calibration) -> None
     assert lengths[64] == 0
 
 
-def test_vllm_table_has_every_batch_once(calibration: Calibration) -> None:
+def test_vllm_has_one_length_for_medusa(calibration: Calibration) -> None:
+    """vLLM 0.32 stops with a table for Medusa heads: the length is that of the smallest batch alone."""
+    found, alone = (engine_settings("vllm", calibration, priced(costs)) for costs in (COSTS, {1: COSTS[1]}))
+    length = naive_best(calibration, 0.05)
+    assert found.settings == alone.settings == {"method": "medusa", "num_speculative_tokens": length}
+    assert "one length" in found.underived["num_speculative_tokens_per_batch_size"]
+    assert found.batch == 1
+    assert not any("table" in note for note in found.notes)
+
+
+def test_vllm_table_has_every_batch_once(calibration: Calibration, tmp_path: Path) -> None:
     """The table starts at batch 1, has no gap, and gives each measured batch its length, 0 included."""
-    found = engine_settings("vllm", calibration, priced())
+    found = engine_settings("vllm", of_model(calibration, tmp_path), priced())
     config = json.loads(found.content)
     assert config == found.settings
     table = config["num_speculative_tokens_per_batch_size"]
@@ -90,25 +100,25 @@ def test_vllm_table_has_every_batch_once(calibration: Calibration) -> None:
     assert {batch: covered[batch] for batch in COSTS} == lengths
     assert covered[5] == lengths[16]
     assert config["num_speculative_tokens"] == max(lengths.values())
-    assert config["method"] == "medusa"
+    assert config["method"] == "draft_model"
     assert "model" in found.underived
 
 
-def test_equal_lengths_are_one_range(calibration: Calibration) -> None:
+def test_equal_lengths_are_one_range(calibration: Calibration, tmp_path: Path) -> None:
     """Batches with one length are one entry."""
-    config = engine_settings("vllm", calibration, priced({1: 0.05, 2: 0.05, 8: 0.05})).settings
+    config = engine_settings("vllm", of_model(calibration, tmp_path), priced({1: 0.05, 2: 0.05, 8: 0.05})).settings
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 8, naive_best(calibration, 0.05)]]
 
 
-def test_table_begins_at_batch_1(calibration: Calibration) -> None:
+def test_table_begins_at_batch_1(calibration: Calibration, tmp_path: Path) -> None:
     """vLLM refuses a table that begins later: batches below the smallest measured one have its length."""
-    config = engine_settings("vllm", calibration, priced({4: 0.05, 16: 3.0})).settings
+    config = engine_settings("vllm", of_model(calibration, tmp_path), priced({4: 0.05, 16: 3.0})).settings
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 4, naive_best(calibration, 0.05)], [5, 16, 0]]
 
 
-def test_vllm_with_one_batch_has_no_table(calibration: Calibration) -> None:
+def test_vllm_with_one_batch_has_no_table(calibration: Calibration, tmp_path: Path) -> None:
     """One batch gives a length, and the table is named as not derived."""
-    found = engine_settings("vllm", calibration, priced({1: 0.05}))
+    found = engine_settings("vllm", of_model(calibration, tmp_path), priced({1: 0.05}))
     assert "num_speculative_tokens_per_batch_size" not in found.settings
     assert "num_speculative_tokens_per_batch_size" in found.underived
 
@@ -134,9 +144,9 @@ def test_tensorrt_schedule_is_one_that_it_accepts(calibration: Calibration) -> N
     assert "smallest batch" in found.underived["max_draft_len"]
 
 
-def test_promise_is_of_the_smallest_batch_that_drafts(calibration: Calibration) -> None:
+def test_promise_is_of_the_smallest_batch_that_drafts(calibration: Calibration, tmp_path: Path) -> None:
     """vLLM's table may begin without drafts; the promise is of the first batch with some."""
-    found = engine_settings("vllm", calibration, priced({1: 3.0, 8: 0.05, 16: 0.4}))
+    found = engine_settings("vllm", of_model(calibration, tmp_path), priced({1: 3.0, 8: 0.05, 16: 0.4}))
     assert found.settings["num_speculative_tokens_per_batch_size"][0] == [1, 1, 0]
     assert found.settings["num_speculative_tokens"] == naive_best(calibration, 0.05)
     assert found.batch == 8

@@ -40,7 +40,7 @@ def run(console: Console, tree: str | None, to: str, output: str | None, force: 
     expected tokens per step and sources stay behind: no engine reads them.
 
     \b
-    medusa      Medusa, Hydra, Spec-Bench: paths as a Python list
+    medusa      Medusa, Spec-Bench: paths as a Python list
     nxdi        AWS NxD Inference, Medusa: medusa_tree as JSON
     nxdi-eagle  AWS NxD Inference, EAGLE-1 and 2: token tree as JSON
     trtllm      TensorRT-LLM to 1.2.x: medusa_choices or eagle_choices

@@ -19,7 +19,7 @@ from treeopt.files.marks import TREE
 def run(console: Console, file: str, add_parents: bool, output: str, force: bool) -> None:
     """Read the tree in FILE, which an engine wrote or reads, and write it as a tree of treeopt.
 
-    The format is recognised by the content: a list of paths in JSON or Python (Medusa, Hydra, Spec-Bench, EAGLE-1,
+    The format is recognised by the content: a list of paths in JSON or Python (Medusa, Spec-Bench, EAGLE-1,
     NxD Inference, TensorRT-LLM), paths in braces (Triton), a token tree of NxD Inference, a growmap of Sequoia (.pt or
     .json). Nothing in the file is executed.
 

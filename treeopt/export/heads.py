@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, make_folder, write_files
 from treeopt.files.storing import with_stored
@@ -230,6 +231,11 @@ def _advice(heads: MedusaHeads, to: str, place: Path) -> list[str]:
         line = f"text-generation-launcher --model-id {place} --speculate {heads.num_heads}"
         return [line, "TGI drafts a chain, no tree"]
     notes = []
+    made = ENGINES["medusa"].max_depth
+    if heads.num_heads != made:
+        notes.append(
+            f"FasterDecoding's loader makes {made} heads, whatever the config says; these are {heads.num_heads}"
+        )
     if blocks > 1:
         notes.append(f"FasterDecoding's code ties the {blocks} blocks of a head to one; TensorRT-LLM does not")
     if heads.lm_head is None:

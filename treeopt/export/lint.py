@@ -68,6 +68,11 @@ def lint_tree(tree: Tree, engine: str, *, num_heads: int | None = None) -> list[
         what = f"{_named(deep)} deeper than the {num_heads} heads"
         fix = f"treeopt build --max-depth {num_heads}"
         found.append(_of_engine("heads", known, what, fix, why="level d is drafted by head d", paths=deep))
+    if num_heads is not None and known.name == "medusa" and num_heads != known.max_depth:
+        what = f"{num_heads} heads, and its loader makes {known.max_depth}, whatever the config says"
+        why = "further heads are not read, and missing ones have random weights"
+        fix = f"serve {known.max_depth} heads"
+        found.append(_of_engine("heads-made", known, what, fix, why=why, severity=WARNING))
     return sorted(found, key=lambda finding: finding.severity != ERROR)
 
 

@@ -109,21 +109,26 @@ def _chain(
 
 def _vllm(given: Given) -> Found:
     table = "num_speculative_tokens_per_batch_size"
+    method = _METHODS.get(drafter_name(given.calibration) or "")
+    by_batch = method != _METHODS[HEADS]  # its proposer asserts one length: with a table vLLM stops
 
     def make(lengths: dict[int, int]) -> dict[str, Any]:
-        method = _METHODS.get(drafter_name(given.calibration) or "")
         made: dict[str, Any] = {"method": method} if method else {}
         made |= {"num_speculative_tokens": max(lengths.values())}
-        return made | ({table: _ranges(lengths)} if _several(given) else {})
+        return made | ({table: _ranges(lengths)} if by_batch and _several(given) else {})
 
     end = "beyond the largest measured batch vLLM keeps the last length of the table"
-    found = _chain(given, "num_speculative_tokens", make, *([end] if _several(given) else []), by_batch=True)
+    found = _chain(
+        given, "num_speculative_tokens", make, *([end] if by_batch and _several(given) else []), by_batch=by_batch
+    )
     if not found.settings:
         return found
     if "method" not in found.settings:
         found.underived["method"] = "the calibration is of a drafter that vLLM does not have"
     found.underived["model"] = "the folder of the heads (`treeopt heads convert --to vllm`), or the draft model"
-    if not _several(given):
+    if not by_batch:
+        found.underived[table] = "vLLM drafts one length for all batches with Medusa heads (0.32)"
+    elif not _several(given):
         found.underived[table] = "the profile has one batch, or there is none"
     return found
 
