@@ -49,7 +49,9 @@ def test_generate_is_stock_greedy(shared: Path, base: Base, tree: str) -> None:
     """Standard output is the text of stock greedy generate, byte for byte; the figures stand beside it."""
     result = generate(shared, PROMPT, "--tree", tree, "--max-new-tokens", str(NEW_TOKENS))
     assert result.stdout == stock(base)[1]
-    assert re.search(rf"^\d\.\d\d tokens per step  {NEW_TOKENS} tokens in \d+ steps  \d+ tokens/s", result.stderr, re.M)
+    assert re.search(
+        rf"\n\n\d\.\d\d tokens per step  {NEW_TOKENS} tokens in \d+ steps  \d+ tokens/s", result.stderr, re.M
+    )
     assert generate(shared, PROMPT, "--tree", tree, "-q").stderr == ""
 
 

@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from treeopt.cli.app import program
+from treeopt.cli.console import Console
+from treeopt.cli.validate_report import _say_lossless
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate
@@ -95,6 +98,9 @@ def test_report_of_all_baselines(validate: Callable[..., Result]) -> None:
     """Every baseline has its line, speeds their quartiles over the repeats, and depths both their shares."""
     text = validate("--repeats", "2").stdout
     assert "lossless        yes: 2/2 texts, 48 tokens, against stock greedy generate in float32" in text
+    measured = re.search(r"tokens per step ([0-9.]+) measured: (\d+) tokens / (\d+) steps", text)
+    assert measured is not None
+    assert float(measured[1]) == pytest.approx(int(measured[2]) / int(measured[3]), abs=1e-4)
     speeds = table(text, "\ttokens/step")
     assert [row[0] for row in speeds] == ["", "stock generate", "prompt lookup", "autoregressive", "tree 8"]
     assert speeds[3][1] == "1.00"
@@ -144,7 +150,7 @@ def test_json_names_metrics_as_engines_do(
         assert DraftMetrics.total(one.draft_metrics for one in of_part).as_dict().items() <= parts[name].items()
     assert {key: data["by_turn"]["1"][key] for key in FIGURES} == {key: data[key] for key in FIGURES}
     said = (
-        f"drafts          {data['num_draft_tokens']} verified in {data['num_drafts']} steps, "
+        f"drafts          {data['num_draft_tokens']} verified in the {data['num_drafts']} steps that had any, "
         f"{data['num_accepted_tokens']} accepted ({data['draft_acceptance_rate']:.1%})"
     )
     assert said in validate(*options, prompts=str(tmp_path / "p.jsonl")).stdout.splitlines()
@@ -158,7 +164,9 @@ def test_json_without_drafts(validate: Callable[..., Result]) -> None:
     assert data["predicted_acceptance_histogram"] == [0]
     assert len(data["made_with"]["model_id"]) == 16
     assert (data["made_with"]["tree_id"], data["made_with"]["drafter_id"]) == (plan_id(Tree(())), "")
-    assert "drafts          0 verified in 0 steps, 0 accepted\n" in validate("--tree", "one.yaml").stdout
+    assert (
+        "drafts          0 verified in the 0 steps that had any, 0 accepted\n" in validate("--tree", "one.yaml").stdout
+    )
 
 
 @pytest.mark.usefixtures("wrong_decoder")
@@ -180,6 +188,7 @@ def test_rounding_is_no_failure_in_bfloat16(validate: Callable[..., Result], mon
     monkeypatch.setattr("treeopt.evaluate.divergence._MARGIN", 1e9)  # whatever differs is taken for rounding
     result = validate("--dtype", "bfloat16", status=0)
     assert "lossless        no failure, but differences (2 rounding): 0/2 texts" in result.stdout
+    assert re.search(r"gaps of the logits where texts differ: [0-9.e-]+ to [0-9.e-]+\n", result.stdout)
     assert "differences that are not failures (2 rounding)" in result.stderr
     assert "error[E501]: 2 of 2 texts" in validate("-q", status=5).stderr  # float32
 
@@ -297,3 +306,17 @@ def test_metrics_are_printed_before_judging(validate: Callable[..., Result], mon
     assert "predicted by replay" in said
     assert "overhead" in said
     assert "lossless" not in said
+
+
+@pytest.mark.parametrize(("dtype", "said"), [("float32", "yes:"), ("bfloat16", "as far as these texts show:")])
+def test_lossless_is_said_of_float32_alone(dtype: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In half precision equal texts do not show that others are."""
+    metrics = SimpleNamespace(trials=(1, 2), tokens=9)
+    found: Any = SimpleNamespace(
+        metrics=metrics, our_differences=(), differences=(), differing=0, failures=(), made_by={"dtype": dtype}
+    )
+    _say_lossless(Console(False), found)
+    assert (
+        f"lossless        {said} 2/2 texts, 9 tokens, against stock greedy generate in {dtype}"
+        in capsys.readouterr().out
+    )

@@ -183,8 +183,8 @@ def _footer(console: Console, measured: Mapping[str, Any], *, lossy: bool) -> No
     """Print tokens per step and speed to standard error."""
     num_tokens, num_steps = len(measured["tokens"]), len(measured["step_lengths"])
     rate = "" if measured["tokens_per_second"] is None else f"  {measured['tokens_per_second']:.0f} tokens/s"
-    console.note(
-        f"{measured['tokens_per_step']:.2f} tokens per step  {num_tokens} tokens in {num_steps} steps{rate}  "
+    console.note(  # the text need not end its line
+        f"\n{measured['tokens_per_step']:.2f} tokens per step  {num_tokens} tokens in {num_steps} steps{rate}  "
         f"(first token after {measured['prefill_seconds'] * 1e3:.0f} ms, not included)"
         + ("  LOSSY: typical acceptance" if lossy else "")
     )
