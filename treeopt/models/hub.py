@@ -16,6 +16,7 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.bundled import POCKET, model_folder, pocket
 
 PROBE_SECONDS = 4.0
+_KINDS = {"--model": "base model", "--draft": "draft model"}  # by the option that names them
 _WAITS = ("connect", "read", "write", "pool")  # parts of a request that a timeout is of
 _FILE_SUFFIXES = (".json", ".jsonl", ".txt", ".parquet", ".pt", ".safetensors", ".yaml")  # names may hold other dots
 
@@ -94,7 +95,7 @@ def find_base(name: str, option: str = "--model") -> Path:
     if folder is not None:
         return folder
     if looks_local(name):
-        raise TreeoptError(Code.FILE_MISSING, f"there is no base model {name}", at=f"{option} {name}")
+        raise TreeoptError(Code.FILE_MISSING, f"there is no {_KINDS[option]} {name}", at=f"{option} {name}")
     return _from_hub(name, option, allow_patterns=["*.json"], ignore_patterns=["*/*"])
 
 
