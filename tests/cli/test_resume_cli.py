@@ -199,8 +199,9 @@ DISTILL = ["distill", "--prompts", "prompts.txt", "--limit", "6", "--max-new-tok
 def test_a_run_that_lives_is_not_replaced(name: str) -> None:
     """While a suspended run lives, others with its output are refused and name it; it ends with its bytes."""
     Path("prompts.txt").write_text("".join(f"def f{i}():\n" for i in range(6)))
-    command, output = (COMMON, "calibration.safetensors") if name == "calibrate" else (DISTILL, "out.jsonl")
-    treeopt(*command, "-o", "unbroken")
+    command, suffix = (COMMON, ".safetensors") if name == "calibrate" else (DISTILL, ".jsonl")
+    output, unbroken = f"out{suffix}", Path(f"unbroken{suffix}")
+    treeopt(*command, "-o", unbroken)
     run = subprocess.Popen(
         [sys.executable, "-c", SUSPENDED, *command, "-o", output, "-q"],
         env={**os.environ, "PYTHONPATH": str(ROOT_FOLDER)},
@@ -219,5 +220,5 @@ def test_a_run_that_lives_is_not_replaced(name: str) -> None:
         run.send_signal(signal.SIGCONT)
     _, errors = run.communicate()
     assert run.returncode == 0, errors
-    assert Path(output).read_bytes() == Path("unbroken").read_bytes()
+    assert Path(output).read_bytes() == unbroken.read_bytes()
     assert not [file.name for file in Path().iterdir() if "partial" in file.name]
