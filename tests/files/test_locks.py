@@ -113,9 +113,7 @@ def test_the_lock_of_another_process_stays(lock: Lock, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("system", ["no locks", "Windows"])
-def test_a_file_system_without_locks(
-    system: str, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks(system: str, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is locked, a warning says so, and the file is deleted."""
 
     def refuse(*_arguments: int) -> None:
