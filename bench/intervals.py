@@ -52,7 +52,9 @@ def draw_texts(rng: np.random.Generator, texts: int, *, sampled: bool) -> Calibr
     lengths = rng.integers(LENGTHS[0], LENGTHS[1] + 1, texts)
     total = int(lengths.sum())
     ease = np.repeat(rng.normal(0.3, 0.5, texts), lengths)
-    turns = np.cumsum(rng.random(total) < 0.1) % 2
+    turned = rng.random(total) < 0.1
+    turned[np.cumsum(lengths) - lengths] = rng.random(texts) < 0.5  # texts begin anew: they are independent
+    turns = np.cumsum(turned) % 2
     ease = ease + np.where(turns == 1, 0.8, -0.6)
     slope = np.exp(ease)[:, None] * np.linspace(1.0, 0.45, LEVELS)  # [P, H]
     logits = -slope[:, :, None] * np.sqrt(np.arange(RANKS)) * 1.3  # the last one stands for all other tokens

@@ -121,6 +121,28 @@ def test_report_of_a_folder() -> None:
     assert "run/" not in shown
 
 
+@pytest.mark.parametrize("linked", ["tree.yaml", "validate.json", "report-inputs.json", "."])
+def test_links_of_a_folder_stay_in_it(linked: str) -> None:
+    """A listing, or a file that it names, that is a link out of the folder is E203; links in it are followed."""
+    listing = '{"tree": "%s", "validation": ["validate.json"]}'
+    Path("run").mkdir()
+    Path("run", "files").mkdir()
+    Path("listing.json").write_text(listing % "tree.yaml")
+    for name, source in (("tree.yaml",) * 2, ("validate.json",) * 2, ("report-inputs.json", "listing.json")):
+        file = Path(source) if name == linked else Path(source).rename(Path("run", "files", name))
+        Path("run", name).symlink_to(file.absolute())
+    if linked == ".":  # the folder that is given may be a link
+        Path("other").symlink_to("run")
+        report("other")
+        Path("run", "out").symlink_to("..")
+        Path("tree.yaml").touch()
+        Path("run", "files", "report-inputs.json").write_text(listing % "out/tree.yaml")
+        linked = "out/tree.yaml"
+    refused = report("run", "-o", "refused.html", status=3).stderr
+    assert f"error[E203]: run/{linked} is a link to another folder" in refused
+    assert not Path("refused.html").exists()
+
+
 @pytest.mark.parametrize(
     "content",
     [

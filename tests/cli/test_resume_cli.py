@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT_FOLDER
+from owners import owner
 from program import error_number, treeopt
 from torn import TORN
 
 from treeopt.calibrate import pipeline as pipeline_module
 from treeopt.calibrate import stages as stages_module
 from treeopt.calibration import Calibration
+from treeopt.cli import distill_command as distill_module
 from treeopt.files import calibrations as calibrations_module
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.work import Work
+from treeopt.texts.encode import Text
 
 COMMON = ["calibrate", "--limit", "6", "--max-new-tokens", "10", "--batch-size", "2", "--temperature", "0.9"]
 FOLDER = Path("calibration.safetensors.partial")
@@ -171,6 +177,63 @@ def test_unfinished_runs_are_known_before_a_model_is_loaded(name: str) -> None:
     assert error_number(treeopt(name, "-o", "out.safetensors", status=3)) == "E202"
 
 
+@pytest.mark.usefixtures("unloaded")
+def test_outputs_in_use_are_known_before_a_model_is_loaded() -> None:
+    """While another process writes an output, every long command is E204, with --resume and --force too."""
+    texts = Path("data.jsonl")
+    texts.write_text('{"text": "a", "output": "b"}\n')
+    self_talk, data = ("--model", "pocket", "--self-talk", "4"), ("--model", "pocket", "--data", texts)
+    runs = {
+        "out.safetensors.partial": [("calibrate", "-o", "out.safetensors"), ("learn", "-o", "out.safetensors")],
+        "out.jsonl.partial": [("distill", *self_talk, "-o", "out.jsonl")],
+        "heads/checkpoints": [("train", *data, "-o", "heads"), ("train", *data, "--stage", "2", "-o", "heads")],
+    }
+    with owner(*map(Path, runs)) as process:
+        before = sorted(Path().rglob("*"))
+        for command in itertools.chain(*runs.values()):
+            for options in ((), ("--resume",), ("--force",)):
+                refused = treeopt(*command, *options, status=3)
+                assert error_number(refused) == "E204"
+                assert f"is in use: process {process.pid} on " in refused.stderr
+        assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_process_that_follows_may_find_the_run_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock of the first process does not end another one of its run that starts late."""
+    monkeypatch.setattr(distill_module, "follows", lambda: True)
+    with owner(Path("out.jsonl.partial")):
+        command = ("distill", "--model", "pocket", "--self-talk", "4", "-o", "out.jsonl", "--force")
+        assert "a model was loaded first" in treeopt(*command, status=1).stderr
+
+
+def test_other_texts_than_given_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration that has other texts than those of its prompts, or longer ones, is not written."""
+    whole = pipeline_module.answered
+
+    def changed(change: Callable[[list[Text]], list[Text]]) -> Callable[..., Any]:
+        def answer(*arguments: Any) -> Any:
+            texts, skipped = whole(*arguments)
+            return change(texts), skipped
+
+        return answer
+
+    changes: list[Callable[[list[Text]], list[Text]]] = [
+        lambda texts: texts[:-1],
+        lambda texts: [*texts, texts[-1]],
+        lambda texts: [*texts[:-1], dataclasses.replace(texts[-1], prompt_id="other:00000000", source=None)],
+        lambda texts: [*texts[:-1], dataclasses.replace(texts[-1], answer=[*texts[-1].answer, *range(10)])],
+    ]
+    monkeypatch.setattr(pipeline_module, "traced_texts", lambda *_arguments: [])
+    for change in changes:
+        monkeypatch.setattr(pipeline_module, "answered", changed(change))
+        stated = treeopt(*COMMON, status=1).stderr
+        assert "are not those of 6 prompts with up to 10 new tokens" in stated
+        assert "this is a bug in treeopt" in stated
+        assert not Path("calibration.safetensors").exists()
+        shutil.rmtree(FOLDER)
+
+
 # The program, which suspends itself when it is to make its second batch.
 SUSPENDED = """
 import os, signal
@@ -199,8 +262,8 @@ DISTILL = ["distill", "--prompts", "prompts.txt", "--limit", "6", "--max-new-tok
 def test_a_run_that_lives_is_not_replaced(name: str) -> None:
     """While a suspended run lives, others with its output are refused and name it; it ends with its bytes."""
     Path("prompts.txt").write_text("".join(f"def f{i}():\n" for i in range(6)))
-    command, output = (COMMON, "calibration.safetensors") if name == "calibrate" else (DISTILL, "out.jsonl")
-    unbroken = f"unbroken{Path(output).suffix}"
+    command, suffix = (COMMON, ".safetensors") if name == "calibrate" else (DISTILL, ".jsonl")
+    output, unbroken = f"out{suffix}", Path(f"unbroken{suffix}")
     treeopt(*command, "-o", unbroken)
     run = subprocess.Popen(
         [sys.executable, "-c", SUSPENDED, *command, "-o", output, "-q"],
@@ -220,5 +283,5 @@ def test_a_run_that_lives_is_not_replaced(name: str) -> None:
         run.send_signal(signal.SIGCONT)
     _, errors = run.communicate()
     assert run.returncode == 0, errors
-    assert Path(output).read_bytes() == Path(unbroken).read_bytes()
+    assert Path(output).read_bytes() == unbroken.read_bytes()
     assert not [file.name for file in Path().iterdir() if "partial" in file.name]

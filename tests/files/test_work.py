@@ -6,14 +6,17 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT_FOLDER
+from owners import owner
 from torn import TORN
 
 from treeopt.cli.console import Console
@@ -114,6 +117,59 @@ def test_unfinished_run_names_both_continuations(tmp_path: Path) -> None:
     work = Work(tmp_path / "out.safetensors", overwrite=True)
     work.begin({})
     assert work.chunks == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_run_that_lives_is_left_alone(tmp_path: Path, options: dict[str, bool]) -> None:
+    """While its process lives a run is E204 whatever is given, also after the first check, and keeps its files."""
+    first = Work(tmp_path / "out.safetensors")
+    begun(tmp_path, chunks=0).release()
+    before = sorted(tmp_path.rglob("*"))
+    with owner(tmp_path / FOLDER) as process:
+        error = refusal(tmp_path, **options)
+        assert error.code is Code.FILE_UNWRITABLE
+        assert f"process {process.pid} " in error.what
+        assert "--force" not in error.fix
+        with pytest.raises(TreeoptError, match="is in use"), ending_work(Console(as_json=False), first):
+            first.begin(SETTINGS)
+    (tmp_path / f".{FOLDER}.lock").unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_begins_after_the_check_is_not_deleted(tmp_path: Path) -> None:
+    """A run that another one began, and left unfinished, since the folder was checked is E202, and stays."""
+    late = Work(tmp_path / "out.safetensors")
+    begun(tmp_path).release()
+    with pytest.raises(TreeoptError, match="is an unfinished run"), ending_work(Console(as_json=False), late):
+        late.begin({})
+    assert Work(tmp_path / "out.safetensors", resume=True).chunks == 1
+
+
+@pytest.mark.parametrize("make", [made, refused])
+def test_a_folder_of_another_run_is_noticed(tmp_path: Path, make: Callable[[], Chunk]) -> None:
+    """Where nothing is locked, and another run begins in the folder, no chunk is written to it, nor read from it."""
+    work = begun(tmp_path, chunks=0)
+    other = Work(tmp_path / "out.safetensors", overwrite=True)
+    other.begin({})
+    if make is refused:
+        other.chunk("answers-000000", made)
+    with pytest.raises(TreeoptError, match="another run has begun") as caught:
+        work.chunk("answers-000000", make)
+    assert caught.value.code is Code.FILE_UNWRITABLE
+    assert other.chunks == (make is refused)
+
+
+@pytest.mark.parametrize("name", ["answers-000000", "answers-000001"])
+def test_a_folder_that_is_deleted_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that somebody deletes, before a chunk is written or while it is read, is E404 with its name."""
+    work = begun(tmp_path)
+    shutil.rmtree(tmp_path / FOLDER)
+    if name == "answers-000000":
+        exists = Path.exists
+        monkeypatch.setattr(Path, "exists", lambda file: file.name.startswith(name) or exists(file))
+    with pytest.raises(TreeoptError, match=f"{FOLDER} was deleted") as caught:
+        work.chunk(name, made)
+    assert caught.value.code is Code.SYSTEM_REFUSED
 
 
 def test_no_run_to_resume(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from owners import owner
 from runs import SMALL, Cut, cut_at, noise
 from tiny import tiny_base
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.train import medusa1 as medusa1_module
 from treeopt.train.medusa1 import train_heads
 
 
@@ -158,6 +161,41 @@ def test_killed_before_the_note(tmp_path: Path) -> None:
     with pytest.raises(Cut):
         train_heads(tiny_base("llama"), noise(20), tmp_path, SMALL, progress=cut_at(1))
     assert json.loads((tmp_path / "checkpoints" / "begun.json").read_text())["settings"]["num_heads"] == 2
+
+
+def test_another_process_cannot_train_there(tmp_path: Path) -> None:
+    """From its first step to its end a run has the lock of its checkpoints; after the end nobody has it."""
+    refused = []
+
+    def progress(*_told: object) -> None:
+        with pytest.raises(AssertionError, match="is in use"), owner(tmp_path / "checkpoints"):
+            pass
+        refused.append(True)
+        raise Cut
+
+    with pytest.raises(Cut):
+        train_heads(tiny_base("llama"), noise(20), tmp_path, SMALL, progress=progress)
+    assert refused
+    with owner(tmp_path / "checkpoints"), pytest.raises(TreeoptError, match="is in use") as caught:
+        train_heads(tiny_base("llama"), noise(20), tmp_path, SMALL, overwrite=True)
+    assert caught.value.code is Code.FILE_UNWRITABLE
+
+
+def test_a_run_that_begins_meanwhile_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that another one left unfinished since the folder was checked is E202, and stays."""
+    note = tmp_path / "checkpoints" / "begun.json"
+
+    def job_of(*arguments: Any, **options: Any) -> Any:
+        note.parent.mkdir()
+        note.write_text("{}")
+        return whole(*arguments, **options)
+
+    whole = medusa1_module.job_of
+    monkeypatch.setattr(medusa1_module, "job_of", job_of)
+    with pytest.raises(TreeoptError, match="holds an unfinished run") as caught:
+        train_heads(tiny_base("llama"), noise(20), tmp_path, SMALL)
+    assert caught.value.code is Code.FILE_EXISTS
+    assert note.read_text() == "{}"
 
 
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}])

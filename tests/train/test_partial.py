@@ -106,6 +106,36 @@ def test_what_a_kill_leaves_is_continued(partial: Path, kept: int | None, new: i
     assert partial.with_suffix("").read_bytes() == (partial.parent / "whole.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["twice", "edited", "cut"])
+def test_rows_of_another_run_are_not_renamed(tmp_path: Path, kind: str) -> None:
+    """A file that got or lost rows while a run wrote it, as by a second run without locks, is no output."""
+    out = tmp_path / "out.jsonl"
+    unfinished = tmp_path / "out.jsonl.partial"
+
+    def interfere(done: int, *_rest: object) -> None:
+        if done == 8:
+            raw = unfinished.read_bytes()
+            last = raw.splitlines(keepends=True)[-1]
+            made = {"twice": raw + last, "edited": edited(raw, model_id="other"), "cut": raw[: -len(last)]}
+            unfinished.write_bytes(made[kind])
+
+    with pytest.raises(RuntimeError, match=r"out\.jsonl\.partial (has \d rows, and|is not what) this run wrote"):
+        distill(chat_base(), seeds(tmp_path), out, max_new_tokens=8, batch_size=2, progress=interfere)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.jsonl.partial", "seeds.txt"]
+
+
+def test_a_deleted_file_is_named(tmp_path: Path) -> None:
+    """A file that somebody deletes while a run writes it is E404 with its name."""
+
+    def delete(done: int, *_rest: object) -> None:
+        if done == 8:
+            (tmp_path / "out.jsonl.partial").unlink()
+
+    with pytest.raises(TreeoptError, match=r"out\.jsonl\.partial was deleted") as caught:
+        distill(chat_base(), seeds(tmp_path), tmp_path / "out.jsonl", max_new_tokens=8, batch_size=2, progress=delete)
+    assert caught.value.code is Code.SYSTEM_REFUSED
+
+
 def test_unreadable_file(partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that the system does not give is refused by its name, with the system's reason."""
 

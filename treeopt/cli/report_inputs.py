@@ -23,7 +23,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.policies import load_plan
 from treeopt.files.profiles import load_profile
-from treeopt.files.read import leaves_folder
+from treeopt.files.read import leaves_folder, stays_in
 from treeopt.files.results import Result, load_comparison, load_decoding, load_json, load_validation
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import check_priced
@@ -33,15 +33,19 @@ from treeopt.view.report_data import ReportInputs, Traced
 INPUTS = ("calibrations", "tree", "profile", "validation", "comparison", "decoding")
 _EXAMPLE = '{"tree": "tree.yaml", "validation": ["validate.json"]}'
 _FORMATS = f"{REPORT_INPUTS_FILE} is a JSON object of options and files: {_EXAMPLE}"
+_BESIDE = "a folder lists files of its own"
+_OPTIONS = "treeopt report --help has an option for each input"
 
 
 def listed_inputs(folder: str) -> dict[str, Any]:
     """The inputs that a run folder lists, as options of the command.
 
     Raises:
-        TreeoptError: E201 where there is no listing, E203 where it is not one.
+        TreeoptError: E201 where there is no listing, E203 where it is not one, or it or what it names is in another
+            folder, also through links.
     """
     file = Path(folder) / REPORT_INPUTS_FILE
+    _check_link(folder, REPORT_INPUTS_FILE)
     data = load_json(file, _FORMATS)
     several = ("calibrations", "validation")
     valid = (
@@ -66,13 +70,23 @@ def listed_inputs(folder: str) -> dict[str, Any]:
             Code.FILE_INVALID,
             what,
             at=str(file),
-            why="a folder lists files of its own",
-            fix="treeopt report --help has an option for each input",
+            why=_BESIDE,
+            fix=_OPTIONS,
         )
+    for name in names:
+        _check_link(folder, name)
     found: dict[str, Any] = {name: () if name in several else None for name in INPUTS}
     for name, value in data.items():
         found[name] = tuple(str(Path(folder) / one) for one in value) if name in several else str(Path(folder) / value)
     return found
+
+
+def _check_link(folder: str, name: str) -> None:
+    """Raise E203 where a file of the folder is a link out of it."""
+    file = Path(folder) / name
+    if not stays_in(file, Path(folder)):
+        what = f"{file} is a link to another folder, or not the name of a file"
+        raise TreeoptError(Code.FILE_INVALID, what, at=str(file), why=_BESIDE, fix=_OPTIONS)
 
 
 def load_inputs(console: Console, options: Mapping[str, Any]) -> ReportInputs:

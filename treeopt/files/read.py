@@ -102,6 +102,15 @@ def leaves_folder(name: str) -> bool:
     return any(path.is_absolute() or path.anchor or ".." in path.parts for path in kinds) or not name.strip(os.curdir)
 
 
+def stays_in(file: Path, *folders: Path) -> bool:
+    """Whether a file, with all links followed, is in one of these folders."""
+    try:
+        found = Path(os.path.realpath(file))
+    except ValueError:  # no file can have this name
+        return False
+    return any(Path(os.path.realpath(folder)) in found.parents for folder in folders)
+
+
 def unreadable(error: OSError | ValueError) -> str:
     """The reason of an error of reading: a ValueError is about a zero byte or a lone surrogate in a name."""
     if isinstance(error, OSError):

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.files.read import leaves_folder, read_settings
+from treeopt.files.read import leaves_folder, read_settings, stays_in
 from treeopt.models.pickles import refused_pickle
 
 _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
@@ -243,13 +243,8 @@ def _stored(folder: Path) -> tuple[dict[str, str], int]:
 
 def _stays(file: Path, folder: Path) -> bool:
     """Whether a file, with all links followed, is in a folder, or in that of the files of a repository in the cache."""
-    try:
-        found = Path(os.path.realpath(file))
-    except ValueError:  # no file can have this name
-        return False
     place = Path(os.path.realpath(folder))
-    cached = [above.parent / "blobs" for above in place.parents if above.name == "snapshots"]
-    return any(one in found.parents for one in (place, *cached))
+    return stays_in(file, place, *(above.parent / "blobs" for above in place.parents if above.name == "snapshots"))
 
 
 def _listed(keys: Iterable[str], texts: Mapping[str, str] | None = None) -> str:
