@@ -51,6 +51,20 @@ def test_three_processes_of_torchrun_give_the_bytes_of_one(tmp_path: Path, monke
     assert done.stdout.count("texts,") == done.stderr.count("wrote calibration.safetensors") == 1
 
 
+def test_two_processes_distill_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --force over an unfinished file: the bytes of one process, and neither is refused by the other's lock."""
+    monkeypatch.chdir(tmp_path)
+    distill = ["distill", "--self-talk", "4", "--max-new-tokens", "6", "--opening-tokens", "4", "--batch-size", "1"]
+    treeopt(*distill, "-o", "one.jsonl")
+    Path("two.jsonl.partial").write_text("older")
+    command = [sys.executable, "-m", "treeopt", *distill, "-o", "two.jsonl", "--force", "--nproc", "2"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = files(tmp_path)
+    assert found["two.jsonl"] == found["one.jsonl"]
+    assert sorted(found) == sorted(f"{name}.jsonl{more}" for name in ("one", "two") for more in ("", ".treeopt.yaml"))
+
+
 def started(*more: str) -> subprocess.Popen[str]:
     """A run of two processes that has stored some answers, and has more to make."""
     before = len(list(PARTIAL.glob("answers-*")))

@@ -127,6 +127,34 @@ def test_full_output_is_the_environments_fault(arguments: list[str]) -> None:
         assert done.stderr.count("error[") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status", "number"),
+    [
+        (["list"], 4, "E404"),
+        (["list", "--json"], 4, "E404"),
+        (["schema", "config"], 4, "E404"),  # more than a buffer holds
+        (["--help"], 4, "E404"),
+        (["--version"], 4, "E404"),
+        (["show", "none"], 3, "E104"),
+        (["show", "none", "--json"], 3, "E104"),
+        (["show"], 2, ""),
+        (["render", "mc_sim_7b_63", "-o", "tree.svg", "-q"], 0, ""),  # prints nothing
+    ],
+)
+def test_closed_output_is_an_error(arguments: list[str], status: int, number: str) -> None:
+    """A result that cannot be printed, as the caller closed standard output, is E404; other errors keep theirs."""
+    command = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "treeopt", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT_FOLDER)}
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    assert done.returncode == status
+    if "--json" in arguments:
+        assert json.loads(done.stderr)["error"] == number
+    elif number:
+        assert done.stderr.startswith(f"error[{number}]: ")
+        assert done.stderr.count("error[") == 1
+    assert ("standard output is closed" in done.stderr) == (number == "E404")
+
+
 def test_unknown_command_names_the_close_ones() -> None:
     """A misspelt command is answered with the ones that are spelt alike."""
     assert "Did you mean build?" in run("bild").stderr

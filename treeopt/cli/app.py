@@ -13,8 +13,8 @@ import click
 
 from treeopt.cli.common_options import QUIET_LIBRARIES
 from treeopt.cli.following import ARGUMENTS, follows
-from treeopt.cli.terminal import echo, echo_json, escape_unencodable
-from treeopt.errors import system_error
+from treeopt.cli.terminal import closed_output, echo, echo_json, escape_unencodable
+from treeopt.errors import TreeoptError, system_error
 from treeopt.version import VERSION
 
 # Command -> one line of help. The module treeopt.cli.<command>_command has the click command as `command`.
@@ -123,12 +123,13 @@ def run() -> None:
     """Run the program and exit with a status of `treeopt.errors`; KeyboardInterrupt passes through."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    if sys.stdout is None:  # closed by the caller: >&-
+        sys.stdout = closed_output()
     escape_unencodable()
     status = 0
     try:
         status = program.main(standalone_mode=False)
-        if sys.stdout is not None:  # closed by the caller: >&-
-            sys.stdout.flush()
+        sys.stdout.flush()
     except click.ClickException as error:
         if follows():
             pass  # the first process prints the same
@@ -143,8 +144,8 @@ def run() -> None:
     except (_ReaderClosed, BrokenPipeError):  # such as `treeopt list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output is discarded
         sys.exit(_EXIT_PIPE)
-    except OSError as error:  # such as `treeopt list > /dev/full`: raised when the buffer is flushed
-        known = system_error(error)
+    except (OSError, TreeoptError) as error:  # such as `treeopt list > /dev/full`: raised when the buffer is flushed
+        known = error if isinstance(error, TreeoptError) else system_error(error)
         if known is None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,7 @@ terminal. JSON is printed in ASCII, in which such characters are escaped.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+
+from treeopt.errors import Code, TreeoptError
 
 # C0 and C1 control characters, DEL, marks that reorder text (bidirectional), line separators, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -57,6 +60,23 @@ def escape_unencodable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # None where the caller closed it; streams of tests lack the method
             stream.reconfigure(errors="backslashreplace")
+
+
+class _Closed(io.FileIO):
+    """A file whose errors of writing are those of a closed standard output."""
+
+    def write(self, content: Any) -> Any:
+        try:
+            return super().write(content)
+        except OSError as error:
+            what, fix = "standard output is closed", "leave it open; > /dev/null discards the result"
+            raise TreeoptError(Code.SYSTEM_REFUSED, what, why="the result is printed there", fix=fix) from error
+
+
+def closed_output() -> io.TextIOWrapper:
+    """A stream in place of a closed standard output: what is written to it is E404, as it is E403 on a full disk."""
+    unwritable = os.open(os.devnull, os.O_RDONLY)  # until another file takes its number, as `treeopt.cli.app.run` does
+    return io.TextIOWrapper(io.BufferedWriter(_Closed(unwritable, "w")), encoding="utf-8")
 
 
 def _escaped(character: str) -> str:
