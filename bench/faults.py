@@ -177,7 +177,7 @@ def stdout(runs: tuple[Run, ...], template: Path, step: int, _every: bool) -> tu
     listed += [(*one, False) for one in helps]
     for name, arguments, has_json in listed[::step]:
         for more in ((), ("--json",))[: 1 + has_json]:
-            for how, statuses in ((full, {4, 0}), (closed, {0}), (reader_gone, {141, 0})):
+            for how, statuses in ((full, {4, 0}), (closed, {4, 0}), (reader_gone, {141, 0})):
                 with copied(template):
                     invoke(CHEAP[0])
                     Path("o.yaml").rename("built.yaml")

@@ -62,6 +62,16 @@ def test_draws_equal_a_naive_bootstrap() -> None:
     assert found.level == LEVEL == 0.9
 
 
+def test_ends_of_five_texts_move_by_the_exact_factor() -> None:
+    """With few texts the degrees of freedom and n/(n-1) show, which 40 texts hide in the noise of draws."""
+    tokens, steps = random_texts(np.random.default_rng(2), 5)
+    [drawn] = intervals._draw(tokens, [steps], 5, 0, 1000)
+    found = sampling_interval(tokens, steps)
+    assert found is not None
+    ends = widened(drawn, tokens.sum() / steps.sum(), tokens)
+    assert (found.low, found.high) == pytest.approx(ends, rel=1e-9)
+
+
 def test_prediction_equals_a_naive_difference_of_two_draws() -> None:
     """What will be measured = what was measured + the difference of two samples, of the new and of the old size."""
     tokens, steps = random_texts(np.random.default_rng(2), 40)
