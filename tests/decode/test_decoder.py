@@ -218,7 +218,7 @@ def test_generate_input_forms() -> None:
     texts = [stock(base, prompt, 9) for prompt in pair]
     for batch in (pair, np.array(pair), torch.tensor(pair)):
         assert [one.tokens for one in decoder.generate(batch, 9)] == texts
-    for nothing in ([], np.zeros((0, 3), np.int64), torch.zeros(0, 3, dtype=torch.int64)):
+    for nothing in ([], (), np.zeros((0, 3), np.int64), torch.zeros(0, 3, dtype=torch.int64)):
         assert decoder.generate(nothing, 9) == []
 
 

@@ -120,7 +120,8 @@ def test_positions(family: str) -> None:
         stock = model.generate(**given, **OPTIONS)
         assert model.generate(**given, position_ids=positions, **OPTIONS, **TREES).equal(stock)
         assert model.generate(**given, **OPTIONS, **TREES).equal(stock)
-        wrong = (positions + 1, positions.flip(-1), positions[..., 1:], torch.arange(4)[None] * 2)
+        longer = torch.cat([positions, positions[..., -1:] + 1], dim=-1)
+        wrong = (positions + 1, positions.flip(-1), positions[..., 1:], longer, torch.arange(4)[None] * 2)
         for others in wrong:
             refused(
                 "position_ids",

@@ -285,6 +285,7 @@ def test_model_in_training_mode_is_refused(base: Base, heads: MedusaHeads) -> No
     with pytest.raises(TreeoptError) as caught:
         base.model.generate(PROMPT, max_new_tokens=2, custom_generate=tree_generate, heads=heads, tree=TREE)
     assert caught.value.code is Code.NO_TREES
+    assert caught.value.what == "LlamaForCausalLM is in training mode"  # a model without a name
 
 
 class Shift(LogitsProcessor):

@@ -96,7 +96,7 @@ PROMPTS: dict[str, Any] = {
     "a number": 7,
     "ragged": [3, [5, 7]],
     "nested": [[[3, 5], [5, 7]]],
-    "blocks of a tensor": torch.tensor([[[3, 5]], [[5, 7]]]),
+    "batches of one tensor": torch.tensor([[[3, 5], [5, 7]]]),
     "too large": [1 << 70],
     "a scalar": torch.tensor(3),
     "none inside": [3, None],
@@ -113,7 +113,7 @@ def test_what_are_no_token_ids_is_refused(decoder: TreeDecoder, name: str) -> No
 
 @pytest.mark.parametrize("prompts", [[[]], [[3, 5], []], torch.zeros(0, dtype=torch.long)])
 def test_empty_prompts_are_refused(decoder: TreeDecoder, prompts: Any) -> None:
-    """A prompt without tokens, alone or in a batch, is E503."""
+    """A prompt without tokens, alone or in a batch, is E503; a list of no prompts is none (test_decoder.py)."""
     with pytest.raises(TreeoptError, match="holds no tokens") as caught:
         decoder.generate(prompts, 4)
     assert caught.value.code is Code.CONTEXT_FULL

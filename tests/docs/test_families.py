@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from conftest import ROOT_FOLDER
 
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base, check_runs
+
 
 def test_the_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page has the names of bench/tiny_families.py in order, each with the verdict that the script expects."""
@@ -20,3 +24,17 @@ def test_the_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(name for name, verdict in rows.items() if verdict == "lossless") == script.TREE_FAMILIES
     lossless, refused = len(script.TREE_FAMILIES), len(script.FAMILIES) - len(script.TREE_FAMILIES)
     assert f"{lossless} are lossless, {refused} are refused" in page
+
+
+@pytest.mark.parametrize("probe", [True, False])
+def test_several_hidden_states_for_each_token(monkeypatch: pytest.MonkeyPatch, probe: bool) -> None:
+    """Gemma 3n is refused with the reason of its row, and is loaded all the same, as a teacher needs no trees."""
+    monkeypatch.syspath_prepend(str(ROOT_FOLDER / "bench"))
+    script: Any = importlib.import_module("tiny_families")
+    model = script.tiny_model("gemma3n_text")
+    check_runs(Base(model, None, "tiny"))
+    with pytest.raises(TreeoptError, match=r"Gemma3nForCausalLM \(gemma3n_text\) cannot verify trees") as caught:
+        TreeDecoder(model, probe=probe).generate([3, 8, 5], 4)
+    assert caught.value.code is Code.NO_TREES
+    page = (ROOT_FOLDER / "docs" / "families.md").read_text()
+    assert f"| gemma3n_text | refused | refused |  | {caught.value.why} |" in page

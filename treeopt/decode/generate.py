@@ -297,7 +297,7 @@ def _check_positions(positions: Tensor | None, lengths: Sequence[int], width: in
     """Raise E510 unless the positions of each row [.., 1 or B, T] count its tokens, which its padding precedes."""
     if positions is None:
         return
-    given = (positions[None] if positions.ndim == 1 else positions)[..., -width:].cpu()
+    given = (positions[None] if positions.ndim == 1 else positions).cpu()
     standard = torch.arange(width) - (width - torch.tensor(lengths)[:, None])  # [B, T], negative in the padding
     if given.shape[-2:] not in ((1, width), standard.shape) or ((given != standard) & (standard >= 0)).any():
         what = "position_ids do not count the tokens of each row from 0"

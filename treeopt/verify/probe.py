@@ -7,6 +7,7 @@ and their config does not show it.
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +66,8 @@ def soft_prompt(model: nn.Module) -> str:
     Within peft's `generate`, `prepare_inputs_for_generation` of the base is the adapter's, which adds them.
     """
     owner = getattr(getattr(model, "prepare_inputs_for_generation", None), "__self__", None)
-    config = getattr(owner, "active_peft_config", None)
-    return "" if config is None or not config.is_prompt_learning else str(config.peft_type.value)
+    config: Any = getattr(owner, "active_peft_config", None)
+    return str(config.peft_type.value) if getattr(config, "is_prompt_learning", False) else ""
 
 
 @torch.inference_mode()
