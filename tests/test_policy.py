@@ -21,7 +21,10 @@ def test_sizes() -> None:
 FAULTS: dict[str, dict[str, Any]] = {
     "one node": {"nodes": 1},
     "more nodes than are traced": {"nodes": 255},
+    "half a node": {"nodes": 8.5},
+    "no number of nodes": {"nodes": "8"},
     "no depth": {"depth": 0},
+    "half a level": {"depth": 2.5},
     "no drafter": {"drafter": ""},
     "size_cost of other nodes": {"size_cost": ((1, 0.5), (4, 1.0))},
     "falling": {"size_cost": ((4, 0.5), (1, 0.6), (8, 1.0))},

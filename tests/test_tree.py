@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import MAX_FAULTS, Tree, as_tree, check_tree_fits
+from treeopt.files.trees import as_tree
+from treeopt.tree import MAX_FAULTS, Tree, check_tree_fits
 
 
 def refusal(paths: object, values: object = None) -> TreeoptError:

@@ -14,7 +14,7 @@ import errno
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -33,7 +33,7 @@ _TORCH_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", 
 # Number -> what to do, where a message has no remedy of its own.
 _FIXES = {
     "E101": "build again with a smaller --max-depth, or use heads with as many levels",
-    "E102": "calibrate with a larger --top-k, or build with a smaller --max-rank",
+    "E102": "build with a smaller --max-rank",
     "E103": "treeopt lint TREE names each fault, and lint --fix builds a tree again",
     "E104": "treeopt list prints the names",
     "E105": "another --to; treeopt lint --for ENGINE prints the rules",
@@ -199,11 +199,18 @@ def _one_line(text: str) -> str:
     return text.replace("\n", "\\n").replace("\r", "\\r")
 
 
-def check_counts(**counts: int) -> None:
-    """Raise ValueError, with its name, for a number that is not whole or is below 1."""
+def check_counts(least: int = 1, /, **counts: int) -> None:
+    """Raise ValueError, with its name, for a number that is not whole or is below `least`."""
     for name, value in counts.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} {value!r}: it is not a whole number from 1")
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} {value!r}: it is not a whole number from {least}")
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise ValueError, with its name and the choices, for a value that is none of them."""
+    listed = tuple(choices)
+    if value not in listed:
+        raise ValueError(f"{name} {value!r}: it is one of {', '.join(listed)}")
 
 
 def out_of_memory(error: BaseException) -> bool:

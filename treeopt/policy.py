@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from treeopt.defaults import STEP_SIZES as STEP_SIZES
@@ -61,8 +62,8 @@ class TreePolicy:
         fault = ""
         if not self.drafter:
             fault = "no drafter, whose estimates choose the nodes"
-        elif self.nodes < 2 or self.depth < 1 or self.nodes > STEP_SIZES[-1]:
-            fault = f"{self.nodes} nodes, {self.depth} deep: from 2 to {STEP_SIZES[-1]} nodes, 1 deep or more"
+        elif not (_is_whole(self.nodes, self.depth) and 2 <= self.nodes <= STEP_SIZES[-1] and self.depth >= 1):
+            fault = f"{self.nodes!r} nodes, {self.depth!r} deep: integers, from 2 to {STEP_SIZES[-1]} and from 1"
         elif sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.nodes or not set(sizes) <= set(STEP_SIZES)):
             fault = f"size_cost of {sizes} nodes; ascending, some of {list(STEP_SIZES)}, the last {self.nodes}"
         elif not all(0 <= cost < math.inf for _, cost in self.size_cost):
@@ -70,11 +71,17 @@ class TreePolicy:
         if fault:
             why = "a policy has the number of nodes of each step, and the drafter whose estimates choose them"
             raise TreeoptError(Code.TREE_INVALID, f"not a policy: {fault}", why=why)
+        object.__setattr__(self, "nodes", int(self.nodes))  # files and ids take no integers of numpy
+        object.__setattr__(self, "depth", int(self.depth))
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes that a step may have."""
         return tuple(size for size, _ in self.size_cost) or (self.nodes,)
+
+
+def _is_whole(*numbers: object) -> bool:
+    return all(isinstance(number, Integral) for number in numbers)
 
 
 Plan = Tree | TreePolicy  # one tree for all steps, or one for each step

@@ -160,15 +160,6 @@ def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
         raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {ranks - 1}")
 
 
-def as_tree(tree: Tree | Iterable[Sequence[int]]) -> Tree:
-    """A tree as it is, or the tree of a list of paths in any order (a `medusa_choices` list).
-
-    Raises:
-        TreeoptError: E103 where it is neither.
-    """
-    return tree if isinstance(tree, Tree) else Tree.from_paths(tree)
-
-
 def path_faults(paths: Sequence[Path]) -> list[tuple[int, str]]:
     """Why `paths` are not a tree, in the order of the paths: (index of the path, its fault)."""
     faults: list[tuple[int, str]] = []
@@ -200,10 +191,15 @@ def _as_paths(given: Any) -> tuple[Path, ...]:
             why="a tree is a list of paths such as [[0], [1], [0, 0]], or the result of treeopt.load_tree",
             fix="treeopt.load_tree(NAME) reads a file, or a tree of `treeopt list`",
         )
-    return tuple(map(_as_path, given))
+    return tuple(map(as_path, given))
 
 
-def _as_path(path: Any) -> Path:
+def as_path(path: Any) -> Path:
+    """A sequence of ranks as a tuple of int.
+
+    Raises:
+        TreeoptError: E103 where it is none.
+    """
     try:
         if not isinstance(path, (str, bytes, Mapping, set, frozenset)):
             ranks = tuple(path)

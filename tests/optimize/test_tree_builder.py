@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,11 +175,31 @@ def test_limits_that_allow_few_nodes_are_never_too_large() -> None:
         check_size(Limits(1 << 30, 253, 3), 5, "--nodes")
 
 
-@pytest.mark.parametrize("number", [{"nodes": 0}, {"top_k": 0}, {"max_rank": -1}, {"max_depth": -1}])
-def test_each_number_out_of_range_is_refused(number: dict[str, int]) -> None:
-    """One wrong number suffices."""
-    with pytest.raises(ValueError, match="out of range"):
-        build_tree(random_calibration(0), **{"nodes": 4, **number})
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"nodes": nodes} for nodes in (0, 4.5, True, math.nan, "8", None)),
+        *({"top_k": top_k} for top_k in (0, 1.5, True)),
+        *({"max_rank": rank} for rank in (-1, 1.5, True)),
+        *({"max_depth": depth} for depth in (-1, 2.5, True)),
+        *({"refine_seconds": seconds} for seconds in (-1, math.nan, math.inf, True)),
+        {"values": "jnt"},
+        {"weights": "visit"},
+        {"values": None},
+    ],
+    ids=str,
+)
+def test_each_wrong_argument_is_refused(wrong: dict[str, Any]) -> None:
+    """One suffices, and the error names it."""
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} "):
+        build_tree(random_calibration(0), **{"nodes": 4, **wrong})
+
+
+def test_integers_of_numpy_are_taken() -> None:
+    """They give the tree that plain integers give, and a file of it."""
+    calibration = random_calibration(0)
+    tree = build_tree(calibration, np.int64(4), top_k=np.int32(2))  # type: ignore[arg-type]
+    assert tree_yaml(tree) == tree_yaml(build_tree(calibration, 4, top_k=2))
 
 
 @pytest.mark.parametrize(("levels", "named"), [(0, None), (1, "level 1"), (2, "all levels")])

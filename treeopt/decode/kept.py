@@ -29,9 +29,10 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule
 from treeopt.drafter import Drafter
 from treeopt.files.policies import load_plan, load_plan_for
+from treeopt.files.trees import as_tree
 from treeopt.models.base import Base, shown_name
 from treeopt.policy import TreePolicy
-from treeopt.tree import Tree, as_tree
+from treeopt.tree import Tree
 from treeopt.verify.buffers import BUFFER_NAMES, Buffers
 from treeopt.verify.probe import check_trees
 

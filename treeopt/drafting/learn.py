@@ -70,8 +70,9 @@ class Learning:
         check_seed(self.seed)
         check_temperature(self.temperature)
         check_counts(levels=self.levels, top=self.top)
-        if self.tokens < 0 or self.levels > MAX_DEPTH:
-            raise ValueError(f"tokens is {self.tokens} and levels {self.levels}: from 0, and at most {MAX_DEPTH}")
+        check_counts(0, tokens=self.tokens)
+        if self.levels > MAX_DEPTH:
+            raise ValueError(f"levels {self.levels}: at most {MAX_DEPTH}")
         if self.window != 0 and not CONTEXT <= self.window <= MAX_WINDOW:
             raise ValueError(f"window is {self.window}: 0, or from {CONTEXT} to {MAX_WINDOW}")
 

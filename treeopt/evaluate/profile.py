@@ -26,7 +26,7 @@ from treeopt.defaults import PROFILE_CONTEXT, PROFILE_NODES, PROFILE_REPEATS
 from treeopt.drafter import HEADS, KINDS, UNTRAINED_TOP, Drafter
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import check_drafter
-from treeopt.errors import Code, TreeoptError, check_counts
+from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedRounds
 from treeopt.latency import (
@@ -81,8 +81,7 @@ class ProfileOptions:
 
     def __post_init__(self) -> None:
         _check_numbers(self.nodes, self.contexts, self.batches, self.repeats)
-        if self.kind not in KINDS:
-            raise ValueError(f"kind {self.kind!r}: it is one of {', '.join(KINDS)}")
+        check_choice("kind", self.kind, KINDS)
         for name in ("nodes", "contexts", "batches"):
             object.__setattr__(self, name, tuple(sorted({int(number) for number in getattr(self, name)})))
 

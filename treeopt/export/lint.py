@@ -15,9 +15,10 @@ from typing import TypeGuard
 
 from treeopt.drafter import HEADS, MODEL
 from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, MODEL_DRAFT, Engine
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.faults import shown
 from treeopt.files.drafters import load_drafter
+from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.contiguous import gaps
 from treeopt.tree import Path as RankPath
 from treeopt.tree import Tree
@@ -53,15 +54,22 @@ class Finding:
     count: int = 0
 
 
-def lint_tree(tree: Tree, engine: str, *, num_heads: int | None = None) -> list[Finding]:
+def lint_tree(tree: GivenTree, engine: str, *, num_heads: int | None = None) -> list[Finding]:
     """The rules of an engine that a tree breaks, errors first.
 
     Args:
         tree: the tree.
         engine: a name of `treeopt.engines.ENGINES`.
         num_heads: number of heads that the engine serves; None where it is not known.
+
+    Raises:
+        TreeoptError: as `treeopt.files.trees.as_tree`.
+        ValueError: where no engine has the name, or the number is out of range.
     """
-    known = ENGINES[engine]
+    check_choice("engine", engine, ENGINES)
+    if num_heads is not None:
+        check_counts(0, num_heads=num_heads)
+    tree, known = as_tree(tree), ENGINES[engine]
     found = [finding for rule in _RULES if (finding := rule(tree, known)) is not None]
     if num_heads is not None and known.drafts == HEADS_DRAFT and tree.depth > num_heads:
         deep = [path for path in tree.paths if len(path) > num_heads]

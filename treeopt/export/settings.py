@@ -13,7 +13,7 @@ from typing import Any
 
 from treeopt.calibration import Calibration
 from treeopt.engines import SETTINGS
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.settings_of import Found, Given, settings_of
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.budget import Budget
@@ -76,12 +76,15 @@ def engine_settings(
     Raises:
         TreeoptError: E220 and E223 as in replay, E230 where the profile lacks what is needed, E303 where the
             calibration holds no text, E103 where a number is out of range.
-        ValueError: where the engine takes no such number.
+        ValueError: where no engine has the name, it takes no such number, or the number is not whole.
     """
+    check_choice("engine", engine, SETTINGS)
     known = SETTINGS[engine]
     for name, value, taken in (("drafts", drafts, known.chains), ("nodes", nodes, known.trees)):
         if value is not None and taken is None:
             raise ValueError(f"{engine} takes no {name}")
+        if value is not None:
+            check_counts(**{name: value})
     if drafts is not None and nodes is not None:
         raise ValueError("drafts are of a chain and nodes of a tree: one of them")
     if not calibration.positions:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from treeopt.engines import ENGINES
+from treeopt.errors import check_choice
 from treeopt.export.adjacency import adjacency_text
 from treeopt.export.braces import braces_text
 from treeopt.export.growmaps import growmap_pt, growmap_text
 from treeopt.export.lint import Finding, check_exportable
 from treeopt.files.choices import choices_text
-from treeopt.tree import Tree, as_tree
+from treeopt.files.trees import GivenTree, as_tree
+from treeopt.tree import Tree
 
 PT = ".pt"
 
@@ -50,8 +52,8 @@ class Exported:
     warnings: tuple[Finding, ...]
 
 
-def export_tree(tree: Tree | Iterable[Sequence[int]], to: str, *, suffix: str = "") -> Exported:
-    """A tree, or a list of paths, in the format of an engine.
+def export_tree(tree: GivenTree, to: str, *, suffix: str = "") -> Exported:
+    """A tree in the format of an engine.
 
     Args:
         tree: the tree.
@@ -59,8 +61,10 @@ def export_tree(tree: Tree | Iterable[Sequence[int]], to: str, *, suffix: str = 
         suffix: of the file that is to be written; `.pt` for a growmap of `sequoia` as `torch.save` writes it.
 
     Raises:
-        TreeoptError: E105 where the engine would refuse or misread the tree; E103 where a list is not a tree.
+        TreeoptError: E105 where the engine would refuse or misread the tree; as `treeopt.files.trees.as_tree`.
+        ValueError: where no engine has the name.
     """
+    check_choice("to", to, ENGINES)
     tree = as_tree(tree)
     warnings = check_exportable(tree, to)
     binary = BINARY.get(to) if suffix.lower() == PT else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
@@ -20,6 +19,8 @@ from treeopt.files.tensors import canonical_json
 from treeopt.files.trees import (
     POLICY,
     DrafterLine,
+    GivenTree,
+    as_tree,
     drafter_fields,
     drafter_line,
     figure_faults,
@@ -29,10 +30,10 @@ from treeopt.files.trees import (
 )
 from treeopt.files.yaml_text import decimal, flow
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
-from treeopt.tree import Tree, as_tree
+from treeopt.tree import Tree
 
 SCHEMA = POLICY
-GivenPlan = Plan | str | os.PathLike[str] | Iterable[Sequence[int]]
+GivenPlan = GivenTree | TreePolicy
 
 
 class ExpectedLine(Schema):
@@ -92,11 +93,24 @@ def as_plan(tree: GivenPlan) -> Plan:
     """The tree or policy: given as a record, as a name of a file or of `treeopt list`, or as a list of paths.
 
     Raises:
-        TreeoptError: as `load_plan` and `treeopt.tree.as_tree`.
+        TreeoptError: as `load_plan` and `treeopt.files.trees.as_tree`.
     """
     if isinstance(tree, (str, os.PathLike)):
         return load_plan(tree)
     return tree if isinstance(tree, TreePolicy) else as_tree(tree)
+
+
+def as_policy(policy: TreePolicy | str | os.PathLike[str]) -> TreePolicy:
+    """A policy: given as a record, or as the name of a file.
+
+    Raises:
+        TreeoptError: as `load_plan`.
+        TypeError: where it is something else, such as a tree.
+    """
+    found = load_plan(policy) if isinstance(policy, (str, os.PathLike)) else policy
+    if not isinstance(found, TreePolicy):
+        raise TypeError(f"a policy is a TreePolicy, or the name of its file; this is a {type(found).__name__}")
+    return found
 
 
 def as_plan_for(
@@ -184,9 +198,9 @@ def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Plan, Drafter |
     return plan, None if file is None else load_drafter(file)
 
 
-def save_policy(policy: TreePolicy, path: str | os.PathLike[str]) -> None:
+def save_policy(policy: TreePolicy | str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     """Write a policy as YAML; `load_plan` returns an equal one. An existing file is replaced."""
-    write_marked(path, policy_yaml(policy, path), TREE)
+    write_marked(path, policy_yaml(as_policy(policy), path), TREE)
 
 
 def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:

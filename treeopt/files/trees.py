@@ -26,11 +26,12 @@ from treeopt.files.schemas import Schema, check, faults_error
 from treeopt.files.strict_yaml import Document
 from treeopt.files.tensors import canonical_json
 from treeopt.files.yaml_text import decimal, flow
-from treeopt.tree import MAX_RANK, Expected, Tree, as_tree, path_faults
+from treeopt.tree import MAX_RANK, Expected, Tree, path_faults
 from treeopt.tree import Path as RankPath
 
 SCHEMA = "treeopt.tree/1"
 POLICY = "treeopt.policy/1"  # of the files that `treeopt.files.policies` reads
+GivenTree = Tree | str | os.PathLike[str] | Iterable[Sequence[int]]
 _SUFFIXES = (".yaml", ".yml", ".json", ".py", ".txt")
 _ROUNDED = 1 + 1e-6  # figures of files have seven digits
 
@@ -103,6 +104,17 @@ def load_tree(name_or_path: str | os.PathLike[str]) -> Tree:
             fix="use it with treeopt validate and treeopt generate, or treeopt build --kind static makes one tree",
         )
     return tree_of(found)
+
+
+def as_tree(tree: GivenTree) -> Tree:
+    """A tree: given as a record, as a name of a file or of `treeopt list`, or as a list of paths in any order.
+
+    Raises:
+        TreeoptError: as `load_tree`; E103 where a list is not a tree.
+    """
+    if isinstance(tree, (str, os.PathLike)):
+        return load_tree(tree)
+    return tree if isinstance(tree, Tree) else Tree.from_paths(tree)
 
 
 def read_plan(name_or_path: str | os.PathLike[str]) -> Document | Tree:
@@ -233,8 +245,8 @@ def drafter_line(drafter: str, source: Mapping[str, Any], path: str | os.PathLik
     return f"drafter: {{{', '.join(f'{name}: {flow(value)}' for name, value in parts.items())}}}"
 
 
-def save_tree(tree: Tree | Iterable[Sequence[int]], path: str | os.PathLike[str]) -> None:
-    """Write a tree, or a list of paths, as YAML; `load_tree` returns an equal one. An existing file is replaced."""
+def save_tree(tree: GivenTree, path: str | os.PathLike[str]) -> None:
+    """Write a tree as YAML; `load_tree` returns an equal one. An existing file is replaced."""
     tree = as_tree(tree)
     text = tree_yaml(tree, path)
     if len(text) + LONGEST > strict_yaml.MAX_BYTES:

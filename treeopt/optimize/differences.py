@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.intervals import Interval, by_text, difference_interval
 from treeopt.optimize.replay import replay
 from treeopt.optimize.sums import TextSums
@@ -42,13 +43,14 @@ class TreeDifference:
     gain: Gain | None
 
 
-def compare_trees(first: Tree, second: Tree, calibration: Calibration | None = None) -> TreeDifference:
+def compare_trees(first: GivenTree, second: GivenTree, calibration: Calibration | None = None) -> TreeDifference:
     """How two trees differ; with a calibration also in tokens per step, by replay over its traces.
 
     Raises:
         TreeoptError: E101, E102 and E223 as `replay`; E223 where the trees are of different drafters; E303 where the
-            calibration holds no text.
+            calibration holds no text; as `treeopt.files.trees.as_tree`.
     """
+    first, second = as_tree(first), as_tree(second)
     if first.drafter != second.drafter:
         names = " and ".join(f"drafter {tree.drafter}" if tree.drafter else "the heads" for tree in (first, second))
         what = f"the trees are of {names}: equal ranks are different drafts"

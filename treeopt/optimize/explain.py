@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.differences import Gain, replayed_gain
 from treeopt.optimize.grow import grow
 from treeopt.optimize.methods import MEDUSA, Method
@@ -17,7 +18,7 @@ from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
 from treeopt.optimize.values import Values
-from treeopt.tree import Path, Tree
+from treeopt.tree import Path, Tree, as_path
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Explanation:
         return self.last.place is not None and self.last.place <= self.paths
 
 
-def explain_path(tree: Tree, path: Path, calibration: Calibration | None = None) -> Explanation:
+def explain_path(tree: GivenTree, path: Sequence[int], calibration: Calibration | None = None) -> Explanation:
     """Explain a path by the values in the tree's file or, with a calibration, by values estimated from its traces.
 
     Estimates are by the method of the tree's file, else by Medusa's (independent values, all positions alike). The
@@ -89,11 +90,13 @@ def explain_path(tree: Tree, path: Path, calibration: Calibration | None = None)
 
     Raises:
         TreeoptError: E106 where there is no calibration, and the tree has no values or not this path; with one, E101,
-            E102 and E223 as `treeopt.optimize.replay.replay`, and E303 where it holds no text.
+            E102 and E223 as `treeopt.optimize.replay.replay`, and E303 where it holds no text; E103 where
+            the path is not a list of ranks; as `treeopt.files.trees.as_tree`.
     """
-    if not path:
+    tree, ranks = as_tree(tree), as_path(path)
+    if not ranks:
         raise TreeoptError(Code.PATH_UNKNOWN, "[] is the root, which every tree has", fix="a path such as 0,2")
-    return _by_file(tree, path) if calibration is None else _by_traces(tree, path, calibration)
+    return _by_file(tree, ranks) if calibration is None else _by_traces(tree, ranks, calibration)
 
 
 def _by_file(tree: Tree, path: Path) -> Explanation:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treeopt.errors import check_choice
+
 STRENGTHS = (64.0, 256.0, 1024.0)
 VALUES = ("independent", "joint")
 WEIGHTS = ("uniform", "visits")
@@ -40,7 +42,12 @@ def candidates(values: str, weights: str, *, refined: bool, exactly: bool = Fals
 
     The Medusa tree is the first candidate, unless `exactly` these values and weights are to be used. Joint values are
     candidates with each strength.
+
+    Raises:
+        ValueError: where values or weights are not of `VALUES` or `WEIGHTS`.
     """
+    check_choice("values", values, VALUES)
+    check_choice("weights", weights, WEIGHTS)
     if values == "joint":
         found = [Method(values, weights, strength) for strength in STRENGTHS]
     else:

@@ -6,6 +6,7 @@ trace of the true path's positions in that order gives the accepted drafts for e
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration, StepTraces
 from treeopt.drafter import KINDS
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.policies import as_policy
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.budget import Budget, check_priced, drafting_seconds, step_seconds
 from treeopt.optimize.intervals import by_text, prediction_interval
@@ -29,12 +31,14 @@ _FEWEST_NODES = 2  # of a policy: the root and a draft
 Ints = NDArray[np.int64]
 
 
-def replay_policy(policy: TreePolicy, calibration: Calibration) -> Replay:
+def replay_policy(policy: TreePolicy | str | os.PathLike[str], calibration: Calibration) -> Replay:
     """Run a policy over the traces of `calibration`.
 
     Raises:
-        TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where it is of another drafter.
+        TreeoptError: E220 where the calibration has no traces of per-step trees; E223 where it is of another drafter;
+            as `treeopt.files.policies.as_policy`.
     """
+    policy = as_policy(policy)
     check_drafter(policy.drafter, calibration)
     steps = traced_steps(calibration)
     depth = min(policy.depth, calibration.num_heads)

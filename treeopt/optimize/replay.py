@@ -7,7 +7,6 @@ the rank `NONE`, which no path contains, so no step passes the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +14,11 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
+from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.children import Children
 from treeopt.optimize.sums import TextSums
 from treeopt.traces import Ranks, TargetTraces
-from treeopt.tree import Tree, as_tree, check_tree_fits
+from treeopt.tree import Tree, check_tree_fits
 
 _CHUNK = 1 << 16  # positions walked at once, so that the arrays fit into the processor's cache
 _DOUBLINGS = 4  # a walk advances 2 ** _DOUBLINGS steps at a time
@@ -75,12 +75,12 @@ class Replay:
         return at_least[1 : self.depth + 1] / max(self.steps, 1)
 
 
-def replay(tree: Tree | Iterable[Sequence[int]], calibration: Calibration) -> Replay:
-    """Replay `tree`, or the tree of a list of paths, over the traces of `calibration`.
+def replay(tree: GivenTree, calibration: Calibration) -> Replay:
+    """Replay a tree over the traces of `calibration`.
 
     Raises:
         TreeoptError: E101 where the tree is deeper than the traces; E102 where it has ranks that were not traced;
-            E103 where a list is not a tree; E223 where the traces are of another drafter.
+            E223 where the traces are of another drafter; as `treeopt.files.trees.as_tree`.
     """
     tree = as_tree(tree)
     check_drafter(tree.drafter, calibration)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,7 @@ class Fitter:
 
     Raises:
         TreeoptError: E303 where the calibration holds no text.
+        ValueError: where `refine_seconds` is not a finite number from 0.
     """
 
     def __init__(
@@ -78,6 +80,8 @@ class Fitter:
         refine_seconds: float = 0.0,
         progress: Progress = silent,
     ) -> None:
+        if isinstance(refine_seconds, bool) or not 0 <= refine_seconds < math.inf:
+            raise ValueError(f"refine_seconds {refine_seconds!r}: it must be a finite number from 0")
         self.calibration = calibration
         self.limits = limits
         self.refine_seconds = refine_seconds

@@ -11,7 +11,7 @@ from treeopt.calibration import Calibration
 from treeopt.defaults import DEFAULT_TOP_K as DEFAULT_TOP_K
 from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
 from treeopt.defaults import MAX_NODES as MAX_NODES
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.optimize.intervals import by_text, prediction_interval
 from treeopt.optimize.methods import Method, candidates
@@ -55,7 +55,7 @@ def build_tree(
         The tree with its values, expected tokens per step and source.
 
     Raises:
-        ValueError: where a number is out of range or a name unknown.
+        ValueError: where a number is not whole or out of range, or a name unknown.
     """
     limits = tree_limits(calibration, nodes, top_k=top_k, max_depth=max_depth, max_rank=max_rank)
     fitter = Fitter(calibration, limits, refine_seconds=refine_seconds)
@@ -73,10 +73,10 @@ def tree_limits(
 ) -> Limits:
     """The limits of a tree (K is all traced ranks where None); ValueError where a number is out of range."""
     top_k = calibration.top_k if top_k is None else top_k
-    if nodes < 1 or top_k < 1 or (max_rank or 0) < 0 or (max_depth or 0) < 0:
-        raise ValueError(f"nodes {nodes}, top_k {top_k}, max_rank {max_rank}, max_depth {max_depth}: out of range")
+    check_counts(nodes=nodes, top_k=top_k)
+    check_counts(0, max_rank=max_rank or 0, max_depth=max_depth or 0)
     ranks = min(top_k, calibration.top_k, top_k if max_rank is None else max_rank + 1)
-    return Limits(nodes, ranks, max_depth, contiguous)
+    return Limits(int(nodes), int(ranks), max_depth, contiguous)  # files take no integers of numpy
 
 
 def check_size(limits: Limits, levels: int, option: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from treeopt.calibration import Calibration
 from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
 from treeopt.drafter import HEADS, KINDS
+from treeopt.errors import check_choice, check_counts
 from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
 from treeopt.optimize.methods import candidates
 from treeopt.optimize.select_method import Fitter
@@ -34,6 +35,9 @@ class Acceptance:
         kind: of the trees, one of `KINDS`.
         provenance: entries of a latency profile that belong to the drafter.
         model: the base model of the calibration.
+
+    Raises:
+        ValueError: where the kind is unknown.
     """
 
     name: str = "logarithm"
@@ -42,6 +46,9 @@ class Acceptance:
     kind: str = KINDS[0]
     provenance: tuple[tuple[str, Any], ...] = ()
     model: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
 
     @property
     def largest(self) -> int | None:
@@ -70,7 +77,10 @@ def calibrated_acceptance(
 
     Raises:
         TreeoptError: as `measure_curve` and `policy_curve`.
+        ValueError: where the size is out of range, or the kind unknown.
     """
+    check_counts(largest=largest)
+    check_choice("kind", kind, KINDS)
     source = calibration.provenance
     shown = name or (PurePath(source.drafter).name or source.drafter_id if source.drafter_id else HEADS)
     if kind == KINDS[1]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from treeopt.errors import check_counts
+from treeopt.errors import check_choice, check_counts
 from treeopt.models.heads import MedusaHeads
 from treeopt.train.joint import CONSTANT, SCHEDULES, SINE
 from treeopt.train.lora import Lora
@@ -55,8 +55,8 @@ class JointSettings(Settings):
                 raise ValueError(f"{name} {value!r}: it must be a finite number above 0")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout {self.dropout!r}: it must be 0 or more, and below 1")
-        if self.heads_schedule not in (None, *SCHEDULES):
-            raise ValueError(f"heads_schedule {self.heads_schedule!r}: it is one of {', '.join(SCHEDULES)}")
+        if self.heads_schedule is not None:
+            check_choice("heads_schedule", self.heads_schedule, SCHEDULES)
 
     @property
     def lora(self) -> Lora:

@@ -68,8 +68,7 @@ class Settings:
         if not 0 <= self.warmup < 1 or not 0 <= self.weight_decay < math.inf:
             given = f"warmup {self.warmup!r}, weight_decay {self.weight_decay!r}"
             raise ValueError(f"{given}: both must be 0 or more, and warmup below 1")
-        if min(self.blocks, self.steps, self.holdout) < 0:
-            raise ValueError(f"blocks {self.blocks}, steps {self.steps}, holdout {self.holdout}: all must be 0 or more")
+        check_counts(0, blocks=self.blocks, steps=self.steps, holdout=self.holdout)
         if not self.blocks and self.shared_lm_head:
             raise ValueError("heads without blocks that share the base's LM head have nothing to train")
 

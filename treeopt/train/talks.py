@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.models.auto_batch import in_parts
 from treeopt.models.base import Base
 from treeopt.texts.answers import AnswerOptions, continue_texts
@@ -27,11 +27,17 @@ class SelfTalk:
         count: conversations, or openings where the model has no chat template.
         turns: user turns of each; more than one needs a chat template.
         opening_tokens: most tokens of a user turn or opening.
+
+    Raises:
+        ValueError: where a number is not whole or below 1.
     """
 
     count: int
     turns: int = 1
     opening_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        check_counts(count=self.count, turns=self.turns, opening_tokens=self.opening_tokens)
 
 
 @dataclass

@@ -14,7 +14,6 @@ Example, the tree {(0,), (1,), (0, 0)} with top_k 2; nodes are the root and thes
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,8 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.tree import MAX_DEPTH, MAX_RANK, ROOT, Tree, as_tree
+from treeopt.files.trees import GivenTree, as_tree
+from treeopt.tree import MAX_DEPTH, MAX_RANK, ROOT, Tree
 
 PAD = -1  # in `retrieve_indices` and `paths`, beyond the end of a short path
 MEDUSA_TOP_K = 10  # guesses of each head in the original code, for every tree
@@ -239,11 +239,11 @@ def _levels(tree: Buffers) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def compile_tree(tree: Tree | Iterable[Sequence[int]], device: torch.device | str = "cpu") -> Buffers:
-    """The tensors of a tree, or of a list of paths such as `[[0], [0, 0], [1]]`; see the example of the module.
+def compile_tree(tree: GivenTree, device: torch.device | str = "cpu") -> Buffers:
+    """The tensors of a tree, such as `[[0], [0, 0], [1]]`; see the example of the module.
 
     Raises:
-        TreeoptError: E103 where a list is not a tree, E105 where the tree was made for a drafter or is too large.
+        TreeoptError: E105 where the tree was made for a drafter or is too large; as `treeopt.files.trees.as_tree`.
     """
     tree = as_tree(tree)
     if tree.drafter:
