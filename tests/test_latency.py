@@ -54,7 +54,7 @@ def test_modelled_point_has_no_spread() -> None:
     ("points", "word"),
     [
         ([], "no points"),
-        ([point(1, 1.0), point(1, 1.0)], "1 nodes, batch 1, context 512 occurs twice"),
+        ([point(1, 1.0), point(1, 1.0)], "1 node, batch 1, context 512 occurs twice"),
         ([point(2, 1.0), point(1, 1.0)], "not sorted"),
         ([point(1, 1.0, batch=2), point(2, 1.0)], "not sorted"),
     ],

@@ -213,6 +213,12 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} {value!r}: it is one of {', '.join(listed)}")
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 leaf`, `2 leaves`, `16 nodes`."""
+    plural = "leaves" if noun == "leaf" else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory is used up: MemoryError, or that of torch on the CPU or a device."""
     return isinstance(error, MemoryError) or (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from treeopt.defaults import ONE_NODE as ONE_NODE
 from treeopt.drafter import KINDS
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 
 _FIX = "measure it: treeopt profile --sizes ... --context ... --batch ..."
 
@@ -176,7 +176,7 @@ def repeated(points: Sequence[LatencyPoint]) -> list[int]:
 
 def _named(key: tuple[int, int, int]) -> str:
     batch, context, nodes = key
-    return f"the point of {nodes} nodes, batch {batch}, context {context}"
+    return f"the point of {counted(nodes, 'node')}, batch {batch}, context {context}"
 
 
 def _invalid(fault: str) -> TreeoptError:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.defaults import MAX_DEPTH as MAX_DEPTH
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 
 Path = tuple[int, ...]
 
@@ -151,12 +151,12 @@ class Tree:
 def check_tree_fits(tree: Tree, *, heads: int, ranks: int, holder: str) -> None:
     """Raise E101 or E102 unless every path has at most `heads` ranks, each below `ranks`."""
     if tree.depth > heads:
-        what = f"the tree is {tree.depth} levels deep, and {holder} has {heads} levels"
+        what = f"the tree is {counted(tree.depth, 'level')} deep, and {holder} has {counted(heads, 'level')}"
         fix = f"treeopt build --max-depth {heads}"
         raise TreeoptError(Code.TREE_TOO_DEEP, what, at=str(list(tree.paths[-1])), fix=fix)
     if tree.max_rank >= ranks:
         path = next(path for path in tree.paths if max(path) >= ranks)
-        what = f"the tree has rank {max(path)}, but {holder} has {ranks} ranks, 0 to {ranks - 1}"
+        what = f"the tree has rank {max(path)}, but {holder} has {counted(ranks, 'rank')}, 0 to {ranks - 1}"
         raise TreeoptError(Code.RANK_TOO_LARGE, what, at=str(list(path)), fix=f"treeopt build --max-rank {ranks - 1}")
 
 

@@ -146,7 +146,7 @@ def test_profile_without_heads(base: Base, drafter: Drafter) -> None:
 def test_sizes_without_heads(base: Base, drafter: Drafter) -> None:
     """The largest tree is that of the drafter's levels and candidates."""
     one = dataclasses.replace(drafter, levels=drafter.levels[:1], lm_head_levels=1)
-    with pytest.raises(TreeoptError, match="1 levels of 23 tokens make 24"):
+    with pytest.raises(TreeoptError, match="no tree of 25 nodes: the largest has 24"):
         measure_profile(base, None, nodes=(25,), contexts=(8,), repeats=1, drafter=one)
 
 

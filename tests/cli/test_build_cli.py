@@ -162,7 +162,7 @@ def test_holdout_of_one_text_has_no_interval(calibration: Calibration) -> None:
     assert (judged["texts"], judged["distinct"]) == (1, 1)
     assert (judged["interval"], judged["medusa_interval"], judged["gain"]) == (None, None, None)
     text = treeopt("build", "--nodes", "8", "--holdout", "1").stdout
-    assert re.search(r"judged on 1 texts held out .*: \d\.\d{4}$", text, flags=re.MULTILINE)
+    assert re.search(r"judged on 1 text held out .*: \d\.\d{4}$", text, flags=re.MULTILINE)
     assert calibration.distinct == 60
 
 

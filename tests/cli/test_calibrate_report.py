@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
-from helpers import stretches
+from helpers import make_calibration, stretches
 
 from treeopt.calibrate.pipeline import CalibrationRun
 from treeopt.calibration import Calibration
@@ -27,11 +28,20 @@ def test_one_text_in_any_number_of_copies_has_no_error(hashes: str, capsys: pyte
     text = capsys.readouterr().out
     assert "±" not in text
     assert "nan" not in text
-    assert f"{len(hashes)} texts, 1 distinct, " in text
+    assert f"{len(hashes)} text{'s' if len(hashes) > 1 else ''}, 1 distinct, " in text
     report_calibration(Console(True, False), run_of(hashes), "c.safetensors", None)
     data = json.loads(capsys.readouterr().out)
     assert data["standard_error_top_1"] == [None] * 3
     assert (data["prompts"], data["texts_distinct"]) == (len(hashes), 1)
+
+
+def test_levels_that_no_text_reached_have_no_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    """A dash where there were no trials, not 0.0 %."""
+    run = run_of("ab")
+    short = make_calibration([np.zeros((3, 3), int)])  # the third level would guess the fourth token after the first
+    report_calibration(Console(False, False), dataclasses.replace(run, calibration=short), "c.safetensors", None)
+    *_, last = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("head")]
+    assert last == ["head", "3", "-", "-", "-", "-", "-", "0"]
 
 
 def test_error_is_that_of_different_texts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,11 +16,13 @@ import pytest
 from click.testing import CliRunner
 from program import all_commands, treeopt
 
+import treeopt as treeopt_package
 from treeopt.cli.common_options import QUIET_LIBRARIES, Shown
 from treeopt.cli.console import Console
 from treeopt.cli.generate_command import _streamed
 from treeopt.cli.help_text import COMMON
 from treeopt.decode.stream import Piece
+from treeopt.errors import Code, TreeoptError
 
 
 @pytest.fixture
@@ -38,6 +43,36 @@ def test_every_command_has_the_common_options() -> None:
     for name, one in all_commands():
         if not isinstance(one, click.Group):
             assert {parameter.name for parameter in one.params} >= set(COMMON), name
+
+
+_CLAUSES = re.compile(r"[,;:]|\\bor\\b|\\band\\b")
+
+
+def remedies() -> Iterator[tuple[str, str]]:
+    """Every remedy in the source and the defaults, with its place; its values are in braces."""
+    yield from ((code.value[0], TreeoptError(code, "").fix) for code in Code)
+    for path in sorted(Path(treeopt_package.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "fix":
+                yield f"{path.name}:{node.value.lineno}", ast.unparse(node.value)
+
+
+def test_remedies_name_options_that_exist() -> None:
+    """An option is one of a command, and of the command that is named before it in the same clause."""
+    options = {name: {word for one in command.params for word in one.opts} for name, command in all_commands()}
+    every = set().union(*options.values())
+    found = 0
+    for place, text in remedies():
+        for clause in _CLAUSES.split(text):
+            words = re.findall(r"(?<![\w-])(?:--[a-z][a-z-]*[a-z](?![\w-]|\d)|[a-z]+)", clause)
+            before = ["treeopt", *words]  # a command stands first, or after the program's name
+            commands = [
+                word for last, word in zip(before, words, strict=False) if last == "treeopt" and word in options
+            ]
+            for option in filter(re.compile("--").match, words):
+                found += 1
+                assert option in (options[commands[-1]] if commands else every), f"{place}: {text}"
+    assert found > 60
 
 
 def test_verbose_prints_messages_of_libraries(log: logging.Logger) -> None:

@@ -13,7 +13,7 @@ from report_pages import COMPARISON, DECODING, PROFILE, TREE, VALIDATION, Page
 
 from treeopt.calibration import Calibration
 from treeopt.cli.app import program
-from treeopt.files.calibrations import save_calibration
+from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.files.policies import plan_id, save_policy
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import save_tree
@@ -89,6 +89,45 @@ def test_report_has_the_commands_of_its_files() -> None:
     assert Page(page).data["tree"]["command"] == "treeopt build --nodes 9 -o nine.yaml"
     assert "treeopt build --nodes 9 -o nine.yaml" in page.split('id="provenance"')[1].split("report-data")[0]
     assert "configuration" not in Page(page).data["tree"]["source"]
+
+
+def test_report_has_no_local_path(tmp_path: Path) -> None:
+    """Title, commands, provenance and configuration name files and models without their folders; hub names stay."""
+    here = str(tmp_path)
+    read = load_calibration("calibration.safetensors")
+    made = replace(
+        read.provenance, model=f"{here}/models/small", prompts={"name": f"{here}/a b/p.jsonl"}, heads="lmsys/heads"
+    )
+    save_calibration(replace(read, provenance=made), "calibration.safetensors", overwrite=True)
+    given = [word if word.startswith("--") else str(tmp_path / word) for word in options("calibration", "profile")]
+    built = CliRunner().invoke(program, ["build", *given[:2], "--nodes", "9", "-o", f"{here}/nine.yaml"])
+    assert built.exit_code == 0, built.output
+    result = {**DECODING, "command": f"treeopt generate 'a b' --model {here}/models/small --tree=../t/x.yaml"}
+    result |= {"prompt": f"open {here}/p", "model": f"{here}/models/small"}
+    Path("generate.json").write_text(json.dumps(result))
+    report(*given, "--tree", f"{here}/nine.yaml", "--decoding", f"{here}/generate.json", "-o", f"{here}/r.html")
+    page = Path("r.html").read_text()
+    assert page.count(here) == page.count(f"open {here}/p") == 2  # the prompt, on the page and in its data
+    found = Page(page).data
+    assert found["title"].endswith(": small")
+    assert found["decoding"]["command"] == "treeopt generate 'a b' --model small --tree=x.yaml"
+    assert found["tree"]["command"] == "treeopt build --calibration calibration.safetensors --nodes 9 -o nine.yaml"
+    made_of = found["calibrations"][0]
+    assert (made_of["heads"], made_of["provenance"]["prompts"]) == ("lmsys/heads", {"name": "p.jsonl"})
+
+
+def test_a_report_of_a_moved_folder_is_reproduced(tmp_path: Path) -> None:
+    """The inputs of an absolute FOLDER are stored below its name, which `--map` finds elsewhere."""
+    Path("run").mkdir()
+    Path("tree.yaml").rename("run/tree.yaml")
+    Path("run/report-inputs.json").write_text('{"tree": "tree.yaml"}')
+    report(str(tmp_path / "run"), "-o", "one.html")
+    assert str(tmp_path) not in Path("one.html").read_text()
+    Path("run").rename("moved")
+    done = CliRunner().invoke(program, ["reproduce", "one.html", "--map", f"run={tmp_path / 'moved'}"])
+    assert (done.exit_code, "identical" in done.stdout) == (0, False), done.output
+    Path("moved").rename("run")
+    assert "identical: the same bytes" in CliRunner().invoke(program, ["reproduce", "one.html"]).stdout
 
 
 def test_report_of_a_policy() -> None:

@@ -191,7 +191,7 @@ def test_changed_and_missing_inputs_are_refused() -> None:
     for more in ([], ["--map", "calibration.safetensors=tree.yaml"]):
         result = treeopt("reproduce", "tree.yaml", *more, status=3)
         assert error_number(result) == "E207"
-        assert "have changed since it was made" in result.stderr
+        assert "changed since tree.yaml was made: 1 input\n" in result.stderr
     Path("calibration.safetensors").unlink()
     assert files() == before
 
@@ -258,6 +258,18 @@ def test_other_result_is_shown_with_its_place() -> None:
     assert "tree.yaml is different" in result.stdout
     found = reproduced("tree.yaml", status=6)
     assert [(one["place"], one["kind"]) for one in found["differences"]] == [("paths.0.value", "result")]
+
+
+@pytest.mark.usefixtures("calibration")
+def test_long_values_are_cut() -> None:
+    """A part of 9,500 characters is one line of about two hundred; --json has all of it."""
+    saved("show.json", "show", "mc_sim_7b_63")
+    found = json.loads(Path("show.json").read_text())
+    Path("show.json").write_text(json.dumps({**found, "reference": "x" * 9500}))
+    result = treeopt("reproduce", "show.json", status=6)
+    assert f"reference: {'x' * 99}… (9,500 characters)" in result.stdout
+    assert max(map(len, (result.stdout + result.stderr).splitlines())) < 300
+    assert "x" * 9500 in treeopt("reproduce", "show.json", "--json", status=6).stdout
 
 
 @pytest.mark.usefixtures("calibration")

@@ -89,8 +89,8 @@ def test_train_warns_of_cut_and_empty_rows(chat: str) -> None:
     with Path("data.jsonl").open("a") as stream:
         stream.write(json.dumps({"messages": [{"role": "user", "content": "w1"}]}) + "\n")
     result = treeopt("train", "--model", chat, "--data", "data.jsonl", *TINY, "--length", "6", "-q", "-o", "heads")
-    assert "8 texts were longer than 6 tokens" in result.stderr
-    assert "1 rows hold no answer" in result.stderr
+    assert "cut at 6 tokens (--length): 8 longer texts" in result.stderr
+    assert "hold no answer of two tokens or more: 1 row" in result.stderr
 
 
 def test_distill_prompts_and_train_on_them(chat: str) -> None:
@@ -100,7 +100,7 @@ def test_distill_prompts_and_train_on_them(chat: str) -> None:
     options = ("--model", chat, "--prompts", "p.jsonl", "--max-new-tokens", "16", "--device", "cpu")
     result = treeopt("distill", *options, "-o", "t.jsonl")
     assert "2 answers, 14 tokens (2 answers in this run)" in result.stdout
-    assert "skipped 1 prompts: row 1 (too long for the context" in result.stdout
+    assert "skipped 1 prompt: row 1 (too long for the context" in result.stdout
     assert "treeopt train --data t.jsonl" in result.stderr
     assert treeopt_json("distill", *options, "--limit", "1", "-o", "one.jsonl")["rows"] == 1
     treeopt("train", "--model", chat, "--data", "t.jsonl", *TINY, "--steps", "1", "-o", "heads")
@@ -240,7 +240,7 @@ def test_train_says_what_it_cannot_use_well(shared: Path) -> None:
     model = shared / "models" / "tinystories-260k"
     Path("other.jsonl").write_text('{"text": "Once", "output": " upon a time", "model_id": "elsewhere"}\n')
     line = ["train", "--model", model, "--data", "other.jsonl", "--steps", "1", "--device", "cpu"]
-    assert "warning: 1 rows are answers of another model" in treeopt(*line, "-o", "h").stderr
+    assert "warning: answers of another model, tokenised again: 1 row;" in treeopt(*line, "-o", "h").stderr
     assert "nothing to train" in treeopt(*line, "-o", "g", "--blocks", "0", "--shared-lm-head", status=2).stderr
     assert "is a file, not a folder" in treeopt(*line, "-o", "other.jsonl", status=3).stderr
 

@@ -259,7 +259,7 @@ def test_benchmark_rows_are_asked_turn_by_turn(validate: Callable[..., Result]) 
         ["turn 1", "3", "72"],
         ["turn 2", "1", "24"],
     ]
-    assert "skipped 1 prompts: row 2 turn 2 (too long for the context" in result.stdout
+    assert "skipped 1 prompt: row 2 turn 2 (too long for the context" in result.stdout
     data = json.loads(validate("--limit", "3", "--json", prompts="question.jsonl").stdout)
     assert (data["prompts"], data["texts"], data["skipped"], data["lossless"]) == (3, 4, 1, True)
     assert (

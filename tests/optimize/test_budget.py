@@ -90,7 +90,7 @@ def test_batch_and_context_choose_the_curve() -> None:
 
 def test_profile_without_the_one_node_step_is_refused() -> None:
     """Overheads refer to the one-node step: a profile without it is E230."""
-    with pytest.raises(TreeoptError, match="a tree of 1 nodes") as caught:
+    with pytest.raises(TreeoptError, match="a tree of 1 node") as caught:
         best_budget(np.array([1.0, 2.0]), profile_of({2: 1.0, 4: 2.0}))
     assert caught.value.code is Code.PROFILE_INVALID
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from treeopt.drafted_step import DraftedStep
+from treeopt.errors import counted
 from treeopt.tree import Tree
 from treeopt.view.layout import Item, Kind
 from treeopt.view.words import (
     accepted_words,
-    count,
     describe,
     describe_item,
     description,
@@ -56,7 +56,7 @@ def test_white_space_and_escapes() -> None:
 ])  # fmt: skip
 def test_counts(number: int, noun: str, words: str) -> None:
     """Singular and plural."""
-    assert count(number, noun) == words
+    assert counted(number, noun) == words
 
 
 def test_labels_of_nodes() -> None:

@@ -20,6 +20,7 @@ from treeopt.cli.options import calibrations_option, check_outputs, force_option
 from treeopt.cli.sampling_options import check_temperature_of, temperature_option
 from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, KINDS, MAX_NODES, STEP_SIZES
 from treeopt.engines import ALL_LEVELS, ENGINES
+from treeopt.errors import counted
 from treeopt.files.marks import TREE
 from treeopt.optimize.methods import VALUES, WEIGHTS
 from treeopt.progress import Progress, late
@@ -212,11 +213,12 @@ def _report(console: Console, built: Built, output: str) -> None:
     assert expected is not None
     if tree.nodes < built.budget:
         console.warn(
-            f"warning: {tree.nodes} nodes, not {built.budget}: no further path within the limits has a value above 0 "
-            f"(K = {expected.top_k})"
+            f"warning: {counted(tree.nodes, 'node')}, not {built.budget}: no further path within the limits has a "
+            f"value above 0 (K = {expected.top_k})"
         )
     console.say(
-        f"{tree.nodes} nodes = 1 root + {len(tree.paths)} drafts, depth {tree.depth}, {len(tree.leaves)} leaves, "
+        f"{counted(tree.nodes, 'node')} = 1 root + {counted(len(tree.paths), 'draft')}, depth {tree.depth}, "
+        f"{counted(len(tree.leaves), 'leaf')}, "
         f"K = {expected.top_k} ranks per {'level' if tree.drafter else 'head'}"
     )
     console.say(f"method                    {built.fit.method}")
@@ -276,8 +278,8 @@ def _report_judgement(console: Console, judgement: Judgement | None, medusa: str
     distinct = f", {judgement.distinct} distinct" if judgement.distinct != judgement.texts else ""
     between = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
     console.say(
-        f"judged on {judgement.texts} texts{distinct} held out ({judgement.dropped} that were also fitted dropped): "
-        f"{judgement.tokens_per_step:.4f}{between}"
+        f"judged on {counted(judgement.texts, 'text')}{distinct} held out ({judgement.dropped} that were also fitted "
+        f"dropped): {judgement.tokens_per_step:.4f}{between}"
     )
     between = "" if gain is None else f" ({gain.low:+.3f} to {gain.high:+.3f} tokens)"
     console.say(

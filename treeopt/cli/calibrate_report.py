@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 from treeopt.cli.console import Console, say_skipped
 from treeopt.cli.learn_report import learned_as_dict, report_reliability
 from treeopt.defaults import DEFAULT_TOP_K, HEADS
+from treeopt.errors import counted
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from treeopt.calibrate.results import CalibrationRun
     from treeopt.files.shards import AnswerShard
 
@@ -34,9 +38,15 @@ def report_answers(console: Console, part: AnswerShard, output: str) -> None:
     """Print what a shard of answers holds."""
     lengths = [length for arrays, _ in part.chunks.values() for length in arrays["lengths"].tolist()]
     texts, tokens = len(lengths), sum(lengths)
-    console.say(f"{texts} answers, {tokens} tokens, in {len(part.chunks)} of {part.batches} batches")
+    console.say(f"{counted(texts, 'answer')}, {tokens} tokens, in {len(part.chunks)} of {part.batches} batches")
     console.note(f"wrote {output}   next: treeopt merge, with all {part.shard.count} shards")
     console.result({"answers": texts, "tokens": tokens, "batches": len(part.chunks), "output": output})
+
+
+def _shares(accuracy: NDArray[np.float64], error: float, shown: int) -> list[str]:
+    """The first shares of a level, the first with its error, and the sum of all."""
+    first = f"{accuracy[0]:.1%}" + (f" ± {error:.1%}" if math.isfinite(error) else "")
+    return [first, *(f"{one:.1%}" for one in accuracy[1:shown]), f"{accuracy.sum():.1%}"]
 
 
 def _print_accuracy(console: Console, run: CalibrationRun) -> None:
@@ -50,17 +60,15 @@ def _print_accuracy(console: Console, run: CalibrationRun) -> None:
     rows = [
         [
             f"head {h + 1}" if h < run.heads else f"level {h + 1}",
-            f"{accuracy[h, 0]:.1%}" + (f" ± {errors[h, 0]:.1%}" if math.isfinite(errors[h, 0]) else ""),
-            *(f"{accuracy[h, r]:.1%}" for r in range(1, shown)),
-            f"{accuracy[h].sum():.1%}",
-            f"{calibration.trials[h]}",
+            *(_shares(accuracy[h], errors[h, 0], shown) if trials else ["-"] * (shown + 1)),
+            f"{trials}",
         ]
-        for h in range(calibration.num_heads)
+        for h, trials in enumerate(calibration.trials.tolist())
     ]
     console.table(["", *(f"rank {r}" for r in range(shown)), f"top-{top_k}", "trials"], rows)
     console.say(
-        f"{calibration.sequences} texts, {calibration.distinct} distinct, {calibration.positions} positions; accuracy "
-        "by rank" + ("; ± one standard error, clustered by text" if np.isfinite(errors).any() else "")
+        f"{counted(calibration.sequences, 'text')}, {calibration.distinct} distinct, {calibration.positions} positions"
+        "; accuracy by rank" + ("; ± one standard error, clustered by text" if np.isfinite(errors).any() else "")
     )
     if calibration.target is not None:
         console.say(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, say_skipped, spread_text, threads
+from treeopt.errors import counted
 
 if TYPE_CHECKING:
     from treeopt.evaluate.comparison import Comparison, Figures, Row
@@ -34,20 +35,22 @@ def report_comparison(console: Console, found: Comparison) -> None:
     )
     console.say(
         "lossless: texts that equal stock greedy generate token for token; "
-        f"learned from {found.learned} prompts, judged on {len(found.texts)} other texts"
+        f"learned from {counted(found.learned, 'prompt')}, judged on {len(found.texts)} other texts"
     )
     for row in found.rows:
         if row.left_out:
             console.say(f"{row.method} was left out: {row.left_out}")
         elif not row.lossless:
             differing = len(found.texts) - row.same
-            console.warn(f"warning: {row.method} differs on {differing} texts; treeopt validate finds the causes")
+            console.warn(
+                f"warning: {row.method} differs on {counted(differing, 'text')}; treeopt validate finds the causes"
+            )
     _report_parts(console, found, "category", {row.method: row.by_category for row in found.rows})
     by_turn = {row.method: {f"turn {turn}": one for turn, one in row.by_turn.items()} for row in found.rows}
     if any(len(parts) > 1 for parts in by_turn.values()):
         _report_parts(console, found, "turn", by_turn)
     if found.dropped:
-        console.say(f"{found.dropped} prompts equal learned ones and were not judged")
+        console.say(f"not judged, as they equal learned ones: {counted(found.dropped, 'prompt')}")
     say_skipped(console, found.skipped)
 
 

@@ -24,7 +24,7 @@ from treeopt.cli.help_text import write_examples, write_options
 from treeopt.cli.inputs import input_names, made_of
 from treeopt.cli.progress_lines import bar, heartbeat
 from treeopt.cli.terminal import echo, echo_json, printable_cell
-from treeopt.errors import EXIT_BUG, TreeoptError, error_of, system_error
+from treeopt.errors import EXIT_BUG, TreeoptError, counted, error_of, system_error
 from treeopt.files.configurations import MADE_BY
 from treeopt.progress import Progress, silent
 
@@ -230,7 +230,7 @@ def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
         return
     named = [f"{row_of(s.prompt_id)} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
     more = f" and {len(skipped) - _SHOWN_SKIPPED} more" if len(skipped) > _SHOWN_SKIPPED else ""
-    console.say(f"skipped {len(skipped)} prompts: {', '.join(named)}{more}")
+    console.say(f"skipped {counted(len(skipped), 'prompt')}: {', '.join(named)}{more}")
 
 
 def threads(number: int | str) -> str:

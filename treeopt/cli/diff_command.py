@@ -10,6 +10,7 @@ import click
 from treeopt.cli.console import Console, command
 from treeopt.cli.engine_report import gain_as_dict, gain_text
 from treeopt.cli.mismatch import warn_edited
+from treeopt.errors import counted
 
 if TYPE_CHECKING:
     from treeopt.tree import Path, Tree
@@ -37,8 +38,10 @@ def run(console: Console, first: str, second: str, calibration: str | None) -> N
     traces = None if calibration is None else load_calibration(calibration)
     found = compare_trees(one, other, traces)
     for sign, name, tree in (("-", first, one), ("+", second, other)):
-        console.say(f"{sign} {name}: {tree.nodes} nodes, depth {tree.depth}, {len(tree.leaves)} leaves")
-    console.say(f"{found.shared} paths in both, {len(found.first_only)} removed, {len(found.second_only)} added")
+        size = f"{counted(tree.nodes, 'node')}, depth {tree.depth}, {counted(len(tree.leaves), 'leaf')}"
+        console.say(f"{sign} {name}: {size}")
+    shared = counted(found.shared, "path")
+    console.say(f"{shared} in both, {len(found.first_only)} removed, {len(found.second_only)} added")
     _say_paths(console, "-", one, found.first_only)
     _say_paths(console, "+", other, found.second_only)
     gain = found.gain

@@ -22,6 +22,7 @@ from treeopt.cli.options import (
 )
 from treeopt.cli.processes import nproc_option
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_rows, resumable
+from treeopt.errors import counted
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
@@ -116,11 +117,10 @@ def _seeds(console: Console, options: dict[str, Any]) -> PromptSet | SelfTalk:
 
 def _report(console: Console, done: Distilled, output: str) -> None:
     """Print the numbers of answers and tokens."""
-    console.say(f"{done.rows} answers, {done.tokens} tokens ({done.new_rows} answers in this run)")
+    console.say(f"{counted(done.rows, 'answer')}, {done.tokens} tokens ({done.new_rows} answers in this run)")
     if done.ended_early:
-        console.warn(
-            f"{done.ended_early} conversations ended before their last turn: an answer reached --max-new-tokens"
-        )
+        ended = counted(done.ended_early, "conversation")
+        console.warn(f"ended before the last turn, as an answer reached --max-new-tokens: {ended}")
     say_skipped(console, done.skipped)
     console.note(f"wrote {output}   next: treeopt train --data {output} -o HEADS")
     console.result(

@@ -8,6 +8,7 @@ from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import check_outputs, force_option
+from treeopt.errors import counted
 from treeopt.files.marks import TREE
 
 
@@ -34,7 +35,8 @@ def run(console: Console, file: str, add_parents: bool, output: str, force: bool
     check_suffix(output, ".yaml", ".yml")
     save_tree(with_configuration(found.tree, console.configuration), output)
     tree = found.tree
-    console.say(f"{file} is {found.layout}: {tree.nodes} nodes, depth {tree.depth}, {len(tree.leaves)} leaves")
+    size = f"{counted(tree.nodes, 'node')}, depth {tree.depth}, {counted(len(tree.leaves), 'leaf')}"
+    console.say(f"{file} is {found.layout}: {size}")
     for name, lines in (("dropped", found.dropped), ("assumed", found.assumed)):
         for line in lines:
             console.say(f"{name:9} {line}")

@@ -13,7 +13,7 @@ from treeopt.cli.early_checks import check_belongs, check_suffix
 from treeopt.cli.engine_report import findings_as_list, gain_as_dict, gain_text, say_findings
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES
-from treeopt.errors import EXIT_INPUT
+from treeopt.errors import EXIT_INPUT, counted
 from treeopt.files.marks import TREE
 from treeopt.progress import late
 
@@ -75,7 +75,7 @@ def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]
     with console.progress("lint") as progress:
         fixed = fix_tree(name, engine, calibration, num_heads=options["num_heads"], progress=late(progress))
     save_tree(with_configuration(fixed.tree, console.configuration), output)
-    console.say(f"{fixed.tree.nodes} nodes, depth {fixed.tree.depth}, under the limits of {engine}")
+    console.say(f"{counted(fixed.tree.nodes, 'node')}, depth {fixed.tree.depth}, under the limits of {engine}")
     for label, gain in (("over the tree given", fixed.gain), ("over the tree without the limits", fixed.loss)):
         if gain is not None:
             console.say(f"{label}: {gain.first:.3f} to {gain.second:.3f} tokens per step, {gain_text(gain)}")

@@ -14,6 +14,7 @@ from treeopt.cli.console import Console
 from treeopt.cli.early_checks import given
 from treeopt.cli.plan_report import drafting_text
 from treeopt.defaults import ATTENTIONS, HEADS, KINDS, MODEL, MODEL_NGRAM, ONE_NODE
+from treeopt.errors import counted
 from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset, read_numbers
 from treeopt.progress import late
 from treeopt.shape import Drafting, ModelShape, shape_error
@@ -157,7 +158,8 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
             acceptance = dataclasses.replace(acceptance, name=f"{acceptance.name} ({file})")
         if drafting.heads and not model.drafting.heads:
             drafting = dataclasses.replace(drafting, head_rows=model.shape.lm_head.rows)
-            console.note(f"drafting  {acceptance.name}: {drafting.heads} heads with LM heads of their own are assumed")
+            heads = counted(drafting.heads, "head")
+            console.note(f"drafting  {acceptance.name}: LM heads of their own are assumed for {heads}")
         if drafter is None:  # the heads' guesses in a static tree: nothing is computed on the host
             drafting = dataclasses.replace(drafting, host_seconds=0.0)
         elif not given("host_seconds"):

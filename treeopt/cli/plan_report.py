@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.cli.build_dynamic import by_one_growth
 from treeopt.cli.console import Console
 from treeopt.defaults import KINDS, ONE_NODE
+from treeopt.errors import counted
 from treeopt.plan.devices import DEVICES
 from treeopt.shape import Drafting
 
@@ -97,9 +98,9 @@ def drafting_text(drafting: Drafting) -> str:
     parts = []
     if drafting.heads:
         lm_head = "LM heads of their own" if drafting.head_rows else "the base's LM head"
-        parts.append(f"{drafting.heads} heads with {lm_head}")
+        parts.append(f"{counted(drafting.heads, 'head')} with {lm_head}")
     if drafting.draft is not None:
-        parts.append(f"draft model {drafting.draft.name}, {drafting.levels} levels")
+        parts.append(f"draft model {drafting.draft.name}, {counted(drafting.levels, 'level')}")
     return f"{', '.join(parts) or 'none'}, {drafting.host_seconds:g} host seconds"
 
 

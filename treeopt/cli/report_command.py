@@ -60,16 +60,26 @@ def run(console: Console, folder: str | None, **options: Any) -> None:
     check_outputs(options, options["output"], kind=REPORT)
     check_suffix(options["output"], ".html")
     inputs = load_inputs(console, options)
+    from treeopt.view.local_paths import without_folders
     from treeopt.view.report import render_report
     from treeopt.view.report_data import PARTS, report_data
 
     data = report_data(inputs)
     page = render_report(data)
-    write_marked(options["output"], page, REPORT, console.configuration)
+    write_marked(options["output"], page, REPORT, without_folders(_within(folder, console.configuration)))
     written = Path(options["output"]).stat().st_size
     console.say(f"wrote {options['output']}: {written:,} bytes")
     sections = [name for name in PARTS if name in data]
     console.result({"output": options["output"], "bytes": written, "inputs": sections})
+
+
+def _within(folder: str | None, configuration: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with inputs of the folder named below its last name, so that `--map` finds them all."""
+    if folder is None:
+        return configuration
+    above = f"{Path(folder).parent}/"
+    inputs = {name.removeprefix(above): found for name, found in configuration[STORED_INPUTS].items()}
+    return {**configuration, STORED_INPUTS: inputs}
 
 
 command = run

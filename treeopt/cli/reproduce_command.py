@@ -13,13 +13,14 @@ from treeopt.cli.early_checks import check_apart
 from treeopt.cli.inputs import hashes_of
 from treeopt.cli.options import force_option
 from treeopt.cli.rerun import Remade, check_remade, line_of, rerun
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files.configurations import DEFAULTS, INPUTS, MADE_BY, NO_COMMANDS, command_lines
 
 if TYPE_CHECKING:
     from treeopt.evaluate.again import Comparison, Difference, Kind
 
 _SHOWN = 10  # of the differences of one kind
+_LONGEST = 100  # characters of a value that are printed
 _MOST_THREADS = 1 << 16
 _IDS = ("model_id", "heads_id", "draft_id")
 _WORDS = {
@@ -185,13 +186,13 @@ def _check_inputs(file: str, hashes: Mapping[str, str], mapping: Mapping[str, st
     found = hashes_of(names.values())
     missing = [now for now in names.values() if now not in found]
     if missing:
-        what = f"{len(missing)} inputs of {file} are missing"
+        what = f"missing of {file}: {counted(len(missing), 'input')}"
         fix = "run this in the folder in which the command was run, or give --map OLD=NEW"
         raise TreeoptError(Code.FILE_MISSING, what, at="\n".join(missing[:_SHOWN]), fix=fix)
     changed = [name for name, now in names.items() if found[now] != hashes[name]]
     if changed:
         lines = [f"{names[name]}: sha256 {found[names[name]][:12]}, was {hashes[name][:12]}" for name in changed]
-        what = f"{len(changed)} inputs of {file} have changed since it was made"
+        what = f"changed since {file} was made: {counted(len(changed), 'input')}"
         raise TreeoptError(Code.INPUT_CHANGED, what, at="\n".join(lines[:_SHOWN]), fix="restore them, or give --map")
 
 
@@ -234,7 +235,7 @@ def _report(console: Console, made: Remade, found: Comparison) -> None:
     for kind, title in _KINDS.items():
         some = found.of(kind)
         if some:
-            console.say(f"{len(some)} parts differ: {title}")
+            console.say(f"differing: {counted(len(some), 'part')}: {title}")
             for each in some[:_SHOWN]:
                 console.say(f"  {_line(each)}")
             if len(some) > _SHOWN:
@@ -244,7 +245,7 @@ def _report(console: Console, made: Remade, found: Comparison) -> None:
 def _different(made: Remade, found: Comparison) -> TreeoptError:
     """E506, with the first results that differ."""
     results = found.of("result")
-    what = f"{made.file} is not what its command makes now: {len(results)} parts of the result differ"
+    what = f"{made.file} is not what its command makes now: {counted(len(results), 'difference')}"
     why = "results are outside the tolerance" if found.rule else ""
     fix = "treeopt reproduce FILE -o AGAIN keeps what was made"
     if made.configuration[made.command].get("refine"):
@@ -253,7 +254,13 @@ def _different(made: Remade, found: Comparison) -> TreeoptError:
 
 
 def _line(one: Difference) -> str:
-    return f"{one.place}: {_plain(one.old)} -> {_plain(one.new, one.old)}"
+    return f"{one.place}: {_shown(one.old)} -> {_shown(one.new, one.old)}"
+
+
+def _shown(value: Any, other: Any = None) -> str:
+    """A value in words of bounded length; `--json` has the whole value."""
+    text = str(_plain(value, other))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}… ({len(text):,} characters)"
 
 
 def _plain(value: Any, other: Any = None) -> Any:
@@ -267,4 +274,4 @@ def _plain(value: Any, other: Any = None) -> Any:
     form = f"{value.dtype} {list(value.shape)}"
     if not isinstance(other, np.ndarray) or other.shape != value.shape:
         return form
-    return f"{form}, {int((value != other).sum())} values differ"
+    return f"{form}, {counted(int((value != other).sum()), 'different value')}"

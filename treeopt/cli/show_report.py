@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
 from treeopt.defaults import HEADS
+from treeopt.errors import counted
 
 if TYPE_CHECKING:
     from treeopt.policy import Plan, PolicyExpected, TreePolicy
@@ -28,10 +29,12 @@ def report(console: Console, plan: Plan) -> None:
     from treeopt.tree import Tree
 
     if isinstance(plan, Tree):
-        console.say(f"{plan.nodes} nodes, depth {plan.depth}, {len(plan.leaves)} leaves")
+        console.say(f"{counted(plan.nodes, 'node')}, depth {plan.depth}, {counted(len(plan.leaves), 'leaf')}")
     else:
         size = f"at most the {plan.nodes}" if plan.size_cost else f"the {plan.nodes}"
-        console.say(f"a tree for each step: {size} most likely nodes (root counted), {plan.depth} drafts deep")
+        console.say(
+            f"a tree for each step: {size} most likely nodes (root counted), {counted(plan.depth, 'draft')} deep"
+        )
     for label, text in _origin(plan):
         console.say(f"{label:{_LABEL}}{text}")
     _report_expected(console, plan)

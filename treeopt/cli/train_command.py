@@ -16,7 +16,7 @@ from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import base_options, loading_options, say_base
 from treeopt.cli.work_options import resumable
-from treeopt.errors import TreeoptError, system_error
+from treeopt.errors import TreeoptError, counted, system_error
 from treeopt.files.storing import storing
 
 if TYPE_CHECKING:
@@ -242,16 +242,16 @@ def _texts(console: Console, base: Base, files: Sequence[TextFile], options: dic
     length = min(options["length"], base.context)
     texts = load_texts(base, files, length=length, chat_template=options["chat_template"])
     tokens = sum(len(example.ids) for example in texts.examples)
-    console.note(f"data     {len(texts.examples)} texts, {tokens} tokens, of {', '.join(texts.names)}")
+    console.note(f"data     {counted(len(texts.examples), 'text')}, {tokens} tokens, of {', '.join(texts.names)}")
     if texts.cut:
-        console.warn(f"warning: {texts.cut} texts were longer than {length} tokens and were cut (--length)")
+        console.warn(f"warning: cut at {length} tokens (--length): {counted(texts.cut, 'longer text')}")
     if texts.foreign:
         console.warn(
-            f"warning: {texts.foreign} rows are answers of another model, and are tokenised again; heads draft "
-            "best after training on answers of their base (treeopt distill)"
+            f"warning: answers of another model, tokenised again: {counted(texts.foreign, 'row')}; heads draft best "
+            "after training on answers of their base (treeopt distill)"
         )
     if texts.empty:
-        console.warn(f"warning: {texts.empty} rows hold no answer of two tokens or more and are left out")
+        console.warn(f"warning: left out, as they hold no answer of two tokens or more: {counted(texts.empty, 'row')}")
     return texts
 
 
@@ -280,7 +280,7 @@ def _report(console: Console, trained: Trained, score: BaseScore | None, options
     if rows:
         tops = [f"top-{i}" for i in range(1, len(trained.held_out[0].top) + 1)]
         console.table(["", "loss", *tops, "trials"], rows)
-        console.say(f"{options['holdout']} texts held out; loss in nats; top-i accuracy")
+        console.say(f"{counted(options['holdout'], 'text')} held out; loss in nats; top-i accuracy")
     if score is not None:
         change = f"{score.original_loss:.4f} nats before, {score.loss:.4f} with the adapter"
         console.say(f"the base's loss on them: {change}; divergence from the base {score.divergence:.4f}")

@@ -19,6 +19,7 @@ from treeopt.cli.processes import division_of, nproc_option
 from treeopt.cli.tree_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
 from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
 from treeopt.cli.validate_rules_report import report_sample, report_typical
+from treeopt.errors import counted
 
 if TYPE_CHECKING:
     from treeopt.evaluate.validation import Measured, Validation
@@ -169,7 +170,7 @@ def _warn_prediction(console: Console, found: Measured, misses: int, tree: Plan)
         if _shared(found, tree)
         else ("two candidates of nearly equal logits changed ranks by rounding, or there is a bug")
     )
-    console.warn(f"warning: {misses} texts took another number of steps than predicted: {reason}")
+    console.warn(f"warning: another number of steps than predicted in {counted(misses, 'text')}: {reason}")
 
 
 def _warn_batches(console: Console, found: Measured, tree: Plan) -> None:

@@ -26,7 +26,7 @@ from treeopt.defaults import PROFILE_CONTEXT, PROFILE_NODES, PROFILE_REPEATS
 from treeopt.drafter import HEADS, KINDS, UNTRAINED_TOP, Drafter
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import check_drafter
-from treeopt.errors import Code, TreeoptError, check_choice, check_counts
+from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedRounds
 from treeopt.latency import (
@@ -268,7 +268,8 @@ def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: 
     growth = generic_growth(sizes[-1], levels, ranks)
     largest = len(growth.values) + 1
     if sizes[-1] > largest:
-        what = f"there is no tree of {sizes[-1]} nodes: {levels} levels of {ranks} tokens make {largest}"
+        most = f"{counted(levels, 'level')} of {counted(ranks, 'token')}"
+        what = f"there is no tree of {sizes[-1]} nodes: the largest has {largest} ({most})"
         raise TreeoptError(Code.PROFILE_INVALID, what, fix=f"--sizes up to {largest}")
     return [growth.tree(size) for size in sizes]
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
@@ -260,7 +260,8 @@ def save_tree(tree: GivenTree, path: str | os.PathLike[str]) -> None:
 def tree_yaml(tree: Tree, path: str | os.PathLike[str] = "tree.yaml") -> str:
     """The text of a tree file that is to be written to `path`."""
     lines = [
-        f"# {tree.nodes} nodes = 1 root + {len(tree.paths)} drafts, depth {tree.depth}, {len(tree.leaves)} leaves",
+        f"# {counted(tree.nodes, 'node')} = 1 root + {counted(len(tree.paths), 'draft')}, depth {tree.depth}, "
+        f"{counted(len(tree.leaves), 'leaf')}",
         f"schema: {SCHEMA}",
     ]
     for key in ("made_by", "reference"):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.drafter import HEADS
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.latency import ONE_NODE, LatencyProfile, unmeasured
 from treeopt.optimize.isotonic import isotonic
 
@@ -100,7 +100,7 @@ def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: i
     """
     sizes, medians = profile.curve(batch, context)
     if not sizes[0] <= nodes <= sizes[-1]:
-        raise unmeasured(f"a tree of {nodes} nodes", f"sizes from {sizes[0]} to {sizes[-1]} nodes")
+        raise unmeasured(f"a tree of {counted(nodes, 'node')}", f"sizes from {sizes[0]} to {sizes[-1]} nodes")
     return float(np.interp(nodes, sizes, isotonic(medians)))
 
 

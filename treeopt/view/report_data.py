@@ -20,6 +20,7 @@ from treeopt.optimize.intervals import LEVEL, Interval
 from treeopt.policy import Plan, TreePolicy
 from treeopt.version import VERSION
 from treeopt.view.drawing import drawing_data
+from treeopt.view.local_paths import without_folders
 
 SCHEMA = "treeopt.report/1"
 SHOWN_RANKS = 10  # columns of a heat map
@@ -52,7 +53,7 @@ class ReportInputs:
 
 
 def report_data(inputs: ReportInputs) -> dict[str, Any]:
-    """The object, in types of JSON; missing inputs have no key."""
+    """The object, in types of JSON; missing inputs have no key, and local paths are given by their last names."""
     calibrations = [_calibration(one) for one in inputs.calibrations]
     parts = (
         calibrations or None,
@@ -62,7 +63,8 @@ def report_data(inputs: ReportInputs) -> dict[str, Any]:
         _result(inputs.comparison),
         _decoding(inputs.decoding),
     )
-    found = {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}
+    whole = {name: part for name, part in zip(PARTS, parts, strict=True) if part is not None}
+    found: dict[str, Any] = without_folders(whole, commands=("command",), kept=("picture", "prompt", "steps"))
     return {
         "schema": SCHEMA,
         "treeopt": VERSION,

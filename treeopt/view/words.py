@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from treeopt.drafted_step import DraftedStep
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.tree import ROOT, Tree
 from treeopt.view.layout import Item, Kind
 
@@ -111,7 +111,7 @@ def describe_item(tree: Tree, item: Item, step: DraftedStep | None = None) -> st
         return f"token {step.bonus} '{visible(step.bonus_text)}': the base model's token after the accepted path"
     if item.kind is Kind.COLLAPSED:
         total = "" if item.value is None else f", sum of values {item.value:.4g}"
-        return f"{count(item.hidden, 'more node')} below {_named(tree, item.node)}{total}"
+        return f"{counted(item.hidden, 'more node')} below {_named(tree, item.node)}{total}"
     return describe(tree, item.node, step)
 
 
@@ -119,15 +119,9 @@ def _named(tree: Tree, node: int) -> str:
     return f"path {list(tree.paths[node - 1])}" if node else "the root"
 
 
-def count(number: int, noun: str) -> str:
-    """`1 leaf`, `2 leaves`, `16 nodes`."""
-    plural = "leaves" if noun == "leaf" else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
 def summary(tree: Tree) -> str:
     """`16 nodes, depth 4, 8 leaves`."""
-    return f"{count(tree.nodes, 'node')}, depth {tree.depth}, {count(len(tree.leaves), 'leaf')}"
+    return f"{counted(tree.nodes, 'node')}, depth {tree.depth}, {counted(len(tree.leaves), 'leaf')}"
 
 
 def heading(tree: Tree, title: str, drawn: int, step: DraftedStep | None = None) -> str:
@@ -160,13 +154,13 @@ def description(tree: Tree, items: Sequence[Item], step: DraftedStep | None = No
         parts.append(accepted_words(step))
     hidden = sum(item.hidden for item in items)
     if hidden:
-        parts.append(f"{count(hidden, 'node')} of them are collapsed.")
+        parts.append(f"{counted(hidden, 'node')} of them are collapsed.")
     return " ".join(parts)
 
 
 def accepted_words(step: DraftedStep) -> str:
     """The accepted path of a step in words."""
     root, *drafts = (f"'{visible(step.texts[node])}'" for node in step.accepted)
-    path = f", {count(len(drafts), 'draft')} accepted: {' '.join(drafts)}" if drafts else ", no draft accepted"
+    path = f", {counted(len(drafts), 'draft')} accepted: {' '.join(drafts)}" if drafts else ", no draft accepted"
     after = "" if step.bonus is None else f"; the next token is '{visible(step.bonus_text)}'"
     return f"Step {step.number}: after the root {root}{path}{after}."
