@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from report_pages import HOSTILE, whole_data
 
+from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 from treeopt.view import report_data
 from treeopt.view.report import render_report
@@ -117,6 +118,20 @@ def test_hover_shows_a_node(opened: Opened, files: dict[str, Path]) -> None:
     assert opened.page.locator("#tree g.node[data-node='4']").get_attribute("aria-label") == text
     assert "of n = " in opened.page.locator(".heat td").first.get_attribute("title")
     opened.check_quiet(files["whole"])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_root_of_a_large_tree_is_in_view(browser: Any, width: int, tmp_path: Path) -> None:
+    """Of a tree of 64 nodes the root, half way down the picture, is not cut off by the box around it."""
+    name = "mc_sim_7b_63"
+    data = {**report_data.report_data(report_data.ReportInputs(plan=(name, load_tree(name))))}
+    (tmp_path / "page.html").write_text(render_report(data), encoding="utf-8")
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((tmp_path / "page.html").as_uri())
+    box, root = (page.locator(one).bounding_box() for one in (".scroll.tree", "#tree g.node[data-node='0'] circle"))
+    assert box["x"] <= root["x"] <= root["x"] + root["width"] <= box["x"] + box["width"]
+    assert box["y"] <= root["y"] <= root["y"] + root["height"] <= box["y"] + box["height"]
+    page.close()
 
 
 def test_arrow_keys_move_between_nodes(opened: Opened, files: dict[str, Path]) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from helpers import make_calibration, random_calibration, stretches
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
+from treeopt.cli.app import program
 from treeopt.cli.console import Console
+from treeopt.engines import ENGINES
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
@@ -154,6 +158,17 @@ def test_one_text_in_any_number_of_copies_has_no_interval(texts: int) -> None:
     assert "an interval needs" in shown.stderr
     assert "\t-\t" in shown.stdout
     assert "nan" not in shown.stdout + shown.stderr + result.stdout + Path("curve.svg").read_text()
+
+
+@pytest.mark.usefixtures("calibration")
+def test_engines_that_refuse_the_tree_are_named() -> None:
+    """They are those that `export` refuses; with --for nothing is said of others."""
+    result = treeopt("build", "--nodes", "24", "--json", "-o", "tree.yaml")
+    refused = {one for one in ENGINES if CliRunner().invoke(program, ["lint", "tree.yaml", "--for", one]).exit_code}
+    assert {*json.loads(result.stdout)["not_exportable_to"]} == refused > set()
+    line = "treeopt build --for ENGINE builds within the limits of one"
+    assert line in treeopt("build", "--nodes", "24", "-o", "tree.yaml", "--force").stdout
+    assert line not in treeopt("build", "--nodes", "24", "--for", "medusa", "-o", "tree.yaml", "--force").stdout
 
 
 def test_holdout_of_one_text_has_no_interval(calibration: Calibration) -> None:

@@ -60,6 +60,19 @@ def test_json_has_a_row_for_each_method() -> None:
     assert "tree_id" not in made_with
 
 
+@pytest.mark.parametrize(("load", "busy"), [(0.1, False), (64.0, True)])
+def test_one_repeat_has_no_quartiles(load: float, busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Null in JSON; on a busy machine one repeat gives a warning, and several give none."""
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    for repeats in ("1", "2"):
+        found = treeopt_json("compare", *QUICK, "--limit", "2", "--methods", "lookup", "--repeats", repeats)
+        assert ("other programs use this machine" in str(found.get("warnings"))) is (busy and repeats == "1")
+        if repeats == "1":
+            assert all(row["quartiles"] == {"tokens_per_second": None, "speedup": None} for row in found["rows"])
+            assert all(row["speedup"] is not None for row in found["rows"])
+
+
 def test_methods_that_cannot_run_say_why() -> None:
     """With --model alone there are neither heads nor a draft model; the rows have the reason and no figures."""
     prompts = ("--model", "pocket", "--prompts", "pocket")
@@ -113,6 +126,24 @@ def test_picture_holds_every_figure_and_is_the_same_again() -> None:
     assert "1.50 (2.00 tokens/step), not lossless" in picture
     axes = bars_figure(bars, "title").axes[0]
     assert axes.yaxis_inverted(), "the first method is on top"
+
+
+def test_slower_methods_are_drawn_as_such() -> None:
+    """A bar below 1 has another color and the word, and its figures stand right of the dotted line."""
+    bars = [Bar("a", 4, 1.5, speed, speed, speed, True) for speed in (0.93, 1.5)]
+    [axes] = bars_figure(bars, "").axes
+    assert len({patch.get_facecolor() for patch in axes.patches}) == 2
+    [slow, fast] = axes.texts
+    assert (slow.get_text(), fast.get_text()) == ("0.93, slower (1.50 tokens/step)", "1.50 (1.50 tokens/step)")
+    assert [text.xy[0] for text in (slow, fast)] == [1.0, 1.5]  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_leave_room_for_the_bars() -> None:
+    """Names and headings are cut where they are drawn, and matplotlib has no warning; the description is whole."""
+    picture = render_bars([Bar("x" * 300, 4, 1.5, 1.5, None, None, True)], "y" * 300)
+    assert "x" * 300 in picture
+    assert f">{'x' * 19}…{'x' * 20}<" in picture
 
 
 def test_bar_that_was_not_timed_is_drawn() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from program import treeopt
 
 from treeopt.cli.app import program
 from treeopt.cli.console import Console
@@ -240,6 +241,19 @@ def test_speedup_that_was_not_timed_is_below_any(validate: Callable[..., Result]
 def test_not_lossless_comes_before_a_threshold(validate: Callable[..., Result]) -> None:
     """A wrong decoder's speed is not the news."""
     validate("--min-speedup", "1000", status=5)
+
+
+@pytest.mark.parametrize(("skip", "noted"), [("0", True), ("2", False)])
+def test_prompts_of_the_calibration_are_noted(skip: str, noted: bool) -> None:
+    """Texts that the tree was built from are named as such; those after them are not."""
+    Path("p.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in ("import os", "def f", "class A"))
+    )
+    short = ["--prompts", "p.jsonl", "--max-new-tokens", "8"]
+    treeopt("calibrate", *short, "--limit", "2", "-o", "c.safetensors")
+    treeopt("build", "--calibration", "c.safetensors", "--nodes", "4", "-o", "t.yaml")
+    result = treeopt("validate", "--tree", "t.yaml", *short, "--repeats", "1", "--skip", skip)
+    assert ("the tree was built from 2 texts of p.jsonl too; --skip 2 takes" in result.stderr) is noted
 
 
 def test_benchmark_rows_are_asked_turn_by_turn(validate: Callable[..., Result]) -> None:

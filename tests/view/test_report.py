@@ -82,6 +82,19 @@ def test_policy_allows_the_one_style_and_script_by_their_hashes(page: str) -> No
     assert "@import" not in style
 
 
+@pytest.mark.parametrize(("speedup", "slower"), [(0.93, True), (1.0, False), (2.16, False)])
+def test_slower_is_a_verdict(speedup: float, slower: bool) -> None:
+    """Below 1 the lead, the card, the table and the verdict say so; no figure looks like a win."""
+    data = whole_data()
+    data["validations"][0]["speedup"] = speedup
+    summary = (
+        render_report(data).split("<main")[0] + render_report(data).split('id="summary"')[1].split("</section>")[0]
+    )
+    assert ("slower than autoregressive decoding" in summary) is slower
+    assert ("✗ slower" in summary) is slower
+    assert (f'<span class="bad"><data value="{speedup}">' in summary) is slower
+
+
 def test_hostile_names_and_texts_are_text(hostile: Page) -> None:
     """A model name, a prompt, a token and a source with tags are shown as they are, and make no element."""
     assert not hostile.named("img")

@@ -110,7 +110,7 @@ def test_bars_by_hand() -> None:
         "1.50 (2.00 tokens/step)",
         "not timed (2.00 tokens/step), not lossless",
     ]
-    assert [text.xy for text in axes.texts] == [(2.0, 0), (0.0, 1)]
+    assert [text.xy for text in axes.texts] == [(2.0, 0), (1.0, 1)]
     [errors] = [one for one in axes.collections if len(one.get_segments()) == 2]
     assert errors.get_segments()[0].tolist() == [[1.25, 0.0], [2.0, 0.0]]
 

@@ -13,7 +13,7 @@ from treeopt.cli.build_dynamic import AUTO, by_one_growth, check_profile, run_dy
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix, given
-from treeopt.cli.engine_report import limits_as_dict, report_limits
+from treeopt.cli.engine_report import limits_as_dict, report_limits, report_refusing
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import calibrations_option, check_outputs, force_option
@@ -151,9 +151,12 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     _report_choice(console, built)
     if constrained is not None:
         report_limits(console, constrained, job.engine)
+    refusing = report_refusing(console, built.tree) if constrained is None else []
     _report_tasks(console, built, files)
     _report_judgement(console, judgement, _medusa(built))
-    limits = {} if constrained is None else {"limits": limits_as_dict(constrained, job.engine)}
+    limits: dict[str, Any] = {"not_exportable_to": refusing}
+    if constrained is not None:
+        limits = {"limits": limits_as_dict(constrained, job.engine)}
     console.result(_as_dict(built, judgement, options["output"]) | limits)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,6 +102,8 @@ def run(console: Console, **options: Any) -> None:
     chosen = _settings(options)
     profiles = [load_profile(path) for path in options["profile"]]
     division = division_of(options)
+    if options["repeats"] == 1:
+        _warn_busy(console)
     from treeopt.cli.compare_report import as_bars, as_csv, as_json, report_comparison
     from treeopt.evaluate.compare import compare
     from treeopt.texts.prompts import load_prompts
@@ -130,6 +133,17 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
+
+
+def _warn_busy(console: Console) -> None:
+    """Warn where other programs keep the cores busy: one repeat does not show how much they disturb."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # there is none on Windows
+    if load > cores / 2:
+        console.warn(
+            f"warning: other programs use this machine (load {load:.1f}, {cores} cores), and one repeat does not show "
+            "how much they disturb: give --repeats 3 or more"
+        )
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:

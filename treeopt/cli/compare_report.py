@@ -163,11 +163,12 @@ def _row_as_json(row: Row) -> dict[str, Any]:
 
 
 def _figures_as_json(figures: Figures) -> dict[str, Any]:
-    """Medians, and quartiles over the repeats."""
+    """Medians, and quartiles over the repeats; null where they are equal, as those of one repeat."""
     spreads = {"tokens_per_second": figures.tokens_per_second, "speedup": figures.speedup}
+    known = {name: spread for name, spread in spreads.items() if spread is not None and spread.low != spread.high}
     return {
         "texts": figures.texts,
         "mean_acceptance_length": figures.mean_acceptance_length,
         **{name: _ends(spread)[0] for name, spread in spreads.items()},
-        "quartiles": {name: None if spread is None else _ends(spread)[1:] for name, spread in spreads.items()},
+        "quartiles": {name: _ends(known[name])[1:] if name in known else None for name in spreads},
     }

@@ -76,7 +76,7 @@ def run(console: Console, **options: Any) -> None:
     if not follows():  # the first process may have begun the run already
         check_unfinished(target, resume=options["resume"], overwrite=options["force"])
     work = open_rows(options)
-    seeds = _seeds(console, options)
+    prompts = _prompts(console, options)
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
     base = load_base(options["model"], **loading_options(options, "adapter"))
     say_base(console, base)
@@ -88,7 +88,7 @@ def run(console: Console, **options: Any) -> None:
     with ending, console.progress("distill") as progress:
         done = distill(
             base,
-            seeds,
+            prompts,
             options["output"],
             exclude=exclude,
             progress=progress,
@@ -103,7 +103,7 @@ def run(console: Console, **options: Any) -> None:
 command = run
 
 
-def _seeds(console: Console, options: dict[str, Any]) -> PromptSet | SelfTalk:
+def _prompts(console: Console, options: dict[str, Any]) -> PromptSet | SelfTalk:
     """The prompts, or the self-talk, that the options describe."""
     from treeopt.texts.prompts import load_prompts
     from treeopt.train.talks import SelfTalk

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from treeopt.export.build_for import Constrained
     from treeopt.export.lint import Finding
     from treeopt.optimize.differences import Gain
+    from treeopt.tree import Tree
 
 
 def say_findings(console: Console, findings: Iterable[Finding]) -> None:
@@ -48,6 +49,16 @@ def report_limits(console: Console, constrained: Constrained, engine: str) -> No
     else:
         console.say("what the limits cost is printed for one --calibration")
     warn_findings(console, constrained.findings)
+
+
+def report_refusing(console: Console, tree: Tree) -> list[str]:
+    """Print the engines that a tree cannot be exported to, with the remedy; their names."""
+    from treeopt.export.lint import refusing_engines
+
+    found = refusing_engines(tree)
+    if found:
+        console.say(f"not exportable to {', '.join(found)}; treeopt build --for ENGINE builds within the limits of one")
+    return found
 
 
 def limits_as_dict(constrained: Constrained, engine: str) -> dict[str, Any]:

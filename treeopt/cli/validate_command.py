@@ -89,6 +89,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.evaluate.validate import validate
 
     used, encoded = load_with_prompts(console, options, chosen, source)
+    _note_calibrated(console, used.plan, source, options["skip"])
     with console.progress("validate") as progress:
         found = validate(
             used.base,
@@ -108,6 +109,17 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
+
+
+def _note_calibrated(console: Console, plan: Plan, source: str, skip: int) -> None:
+    """Say that the tree was built from these prompts: by their name and number, which are what its file has."""
+    made = plan.source.get("calibration", {})
+    count = made.get("sequences", 0)
+    if source in str(made.get("prompts", "")).split(", ") and skip < count:
+        console.note(
+            f"the tree was built from {counted(count, 'text')} of {source} too; --skip {count} takes prompts that it "
+            "was not fitted to"
+        )
 
 
 def _settings(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,11 @@ def lint_tree(tree: GivenTree, engine: str, *, num_heads: int | None = None) -> 
     return sorted(found, key=lambda finding: finding.severity != ERROR)
 
 
+def refusing_engines(tree: Tree) -> list[str]:
+    """The names of the engines that `check_exportable` refuses the tree for."""
+    return [name for name in ENGINES if any(finding.severity == ERROR for finding in lint_tree(tree, name))]
+
+
 def lint_list(paths: Sequence[object]) -> list[Finding]:
     """The rules of every tree that a list of candidate paths breaks; they need no engine."""
     found = []

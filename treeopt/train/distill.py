@@ -1,6 +1,6 @@
 """Self-distillation: answers of the base model, to train heads on (arXiv:2401.10774, section 2.3.2).
 
-The seeds are single prompts, conversations (whose user turns each follow the model's own answers), or none at all
+The prompts are single prompts, conversations (whose user turns each follow the model's own answers), or none at all
 (self-talk: the model also writes the user turns, or the opening of a text).
 
 Every answer is one row of the output, with the prompt exactly as the model read it, so that training sees the hidden
@@ -69,7 +69,7 @@ class Distilled:
         tokens: tokens of these answers.
         new_rows: answers of this run.
         ended_early: conversations of this run that ended before their last turn, with an answer that was cut.
-        skipped: seeds of this run without an answer, and the reasons.
+        skipped: prompts of this run without an answer, and the reasons.
     """
 
     rows: int
@@ -81,7 +81,7 @@ class Distilled:
 
 def distill(
     model: GivenModel,
-    seeds: GivenPrompts | SelfTalk,
+    prompts: GivenPrompts | SelfTalk,
     path: str | os.PathLike[str],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -96,11 +96,11 @@ def distill(
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
-        seeds: prompts and conversations: a file name or another name as for `load_prompts`, a list of requests, rows or
+        prompts: prompts and conversations: a file name or other name as for `load_prompts`, a list of requests, rows or
             conversations, or a `PromptSet`; or `SelfTalk`.
         path: the file to write.
         tokenizer: of the model; None takes the one beside the model's weights.
-        exclude: evaluation prompts: seeds with the same text, or the same first turn, are left out.
+        exclude: evaluation prompts: prompts with the same text, or the same first turn, are left out.
         progress: called after each batch.
         options: fields of `DistillOptions`: `max_new_tokens` (a conversation ends with an answer that reaches it),
             `batch_size`, `temperature`, `seed`, `chat_template`, `resume`, `overwrite`.
@@ -111,7 +111,7 @@ def distill(
             where several turns need a chat template and there is none, E303 where no seed gave an answer, E304 where
             there is no tokenizer, E403 where the disk is full, E503 where self-talk does not fit into the context; as
             `load_base` and `load_prompts`.
-        TypeError: where model or seeds are of another type, or there is no such option.
+        TypeError: where model or prompts are of another type, or there is no such option.
         ValueError: where a number is out of range.
 
     Examples:
@@ -123,12 +123,12 @@ def distill(
     chosen = DistillOptions(**options)
     target = check_writable(path, overwrite=chosen.overwrite)
     with _leading(target, chosen):
-        seeds = seeds if isinstance(seeds, SelfTalk) else as_prompt_set(seeds)
+        prompts = prompts if isinstance(prompts, SelfTalk) else as_prompt_set(prompts)
         excluded = None if exclude is None else as_prompt_set(exclude)
         base = as_base(model, tokenizer)
-        _check_seeds(base, seeds, chosen)
-        source = _source(base, seeds, excluded, chosen)
-        run = _Run(seeds, _writer(base, excluded, chosen), source)
+        _check_prompts(base, prompts, chosen)
+        source = _source(base, prompts, excluded, chosen)
+        run = _Run(prompts, _writer(base, excluded, chosen), source)
         kept = _write(run, target, chosen, progress)
     return Distilled(run.rows, run.tokens, run.rows - kept.rows, run.ended_early, tuple(run.skipped))
 
@@ -150,7 +150,7 @@ def _leading(target: Path, options: DistillOptions) -> Iterator[None]:
 
 def _write(run: _Run, target: Path, options: DistillOptions, progress: Progress) -> Kept:
     """Make the rows that an earlier run has not left, and rename the file when it has all; what that run has left."""
-    base, partial, place, work = run.writer.base, partial_of(target), _place(run.seeds), options.work
+    base, partial, place, work = run.writer.base, partial_of(target), _place(run.prompts), options.work
     made_by = {**run.source, "model_id": base.fingerprint}
     resumed = options.resume and partial.exists()
     kept = kept_of(partial, made_by, place, options.batch_size) if resumed else Kept()
@@ -167,8 +167,8 @@ def _write(run: _Run, target: Path, options: DistillOptions, progress: Progress)
     if not run.rows:
         partial.unlink()
         reasons = ", ".join(sorted({one.reason for one in run.skipped}))
-        what = f"none of {run.count} seeds gave an answer in a context of {base.context} tokens: {reasons}"
-        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="other seeds, or a lower --max-new-tokens")
+        what = f"none of {run.count} prompts gave an answer in a context of {base.context} tokens: {reasons}"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="other prompts, or a lower --max-new-tokens")
     os.replace(partial, target)
     return kept
 
@@ -177,7 +177,7 @@ def _write(run: _Run, target: Path, options: DistillOptions, progress: Progress)
 class _Run:
     """The batches of a run, and the counts of those that are written."""
 
-    seeds: PromptSet | SelfTalk
+    prompts: PromptSet | SelfTalk
     writer: Writer
     source: dict[str, Any]
     rows: int = 0
@@ -188,7 +188,7 @@ class _Run:
     @property
     def count(self) -> int:
         """Number of conversations."""
-        return self.seeds.count if isinstance(self.seeds, SelfTalk) else len(self.seeds.prompts)
+        return self.prompts.count if isinstance(self.prompts, SelfTalk) else len(self.prompts.prompts)
 
     def batches(self, first: int) -> Iterator[tuple[str, Make]]:
         """The batches from a number on, and the names of their chunks; self-talk can have more than memory holds."""
@@ -209,12 +209,12 @@ class _Run:
         seed, size = self.writer.options.seed, self.writer.options.batch_size
         torch.manual_seed(batch_seed(seed, number))
         first, last = number * size, min((number + 1) * size, self.count)
-        if isinstance(self.seeds, SelfTalk):
+        if isinstance(self.prompts, SelfTalk):
             talks = [Talk(_SELF.format(i)) for i in range(first, last)]
-            turns = [self.seeds.turns] * len(talks)
-            self.writer.write_all(talks, self.seeds)
+            turns = [self.prompts.turns] * len(talks)
+            self.writer.write_all(talks, self.prompts)
         else:
-            talks = [talk_of(prompt) for prompt in self.seeds.prompts[first:last]]
+            talks = [talk_of(prompt) for prompt in self.prompts.prompts[first:last]]
             turns = [user_turns(talk) for talk in talks]
             self.writer.answer_all(talks)
         common = {"model_id": self.writer.base.fingerprint, "source": self.source}
@@ -272,24 +272,24 @@ def _writer(base: Base, excluded: PromptSet | None, options: DistillOptions) -> 
     return Writer(base, base.tokenizer, options, openings)
 
 
-def _check_seeds(base: Base, seeds: PromptSet | SelfTalk, options: DistillOptions) -> None:
+def _check_prompts(base: Base, prompts: PromptSet | SelfTalk, options: DistillOptions) -> None:
     """Raise E503 where self-talk does not fit into the context, E302 where several turns have no chat template."""
     budget = options.max_new_tokens
-    if isinstance(seeds, SelfTalk) and 1 + seeds.opening_tokens + budget > base.context:
-        what = f"openings of {seeds.opening_tokens} tokens and {budget} new ones; the context holds {base.context}"
+    if isinstance(prompts, SelfTalk) and 1 + prompts.opening_tokens + budget > base.context:
+        what = f"openings of {prompts.opening_tokens} tokens and {budget} new ones; the context holds {base.context}"
         raise TreeoptError(Code.CONTEXT_FULL, what, fix="lower --opening-tokens or --max-new-tokens")
-    turns = seeds.turns if isinstance(seeds, SelfTalk) else max(user_turns(talk_of(one)) for one in seeds.prompts)
+    turns = prompts.turns if isinstance(prompts, SelfTalk) else max(user_turns(talk_of(one)) for one in prompts.prompts)
     if turns > 1 and not has_template(base, options.chat_template):
         what = f"{base.name} has no chat template in use, so it cannot talk in {turns} turns"
         why = "only a chat template makes one text of several messages"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=why, fix="give prompts of one turn, or --turns 1")
 
 
-def _place(seeds: PromptSet | SelfTalk) -> Callable[[str], int | None]:
+def _place(prompts: PromptSet | SelfTalk) -> Callable[[str], int | None]:
     """A function from a conversation's id to its index among all; None for an unknown id."""
-    if isinstance(seeds, PromptSet):
-        return {prompt.id: i for i, prompt in enumerate(seeds.prompts)}.get
-    count = seeds.count
+    if isinstance(prompts, PromptSet):
+        return {prompt.id: i for i, prompt in enumerate(prompts.prompts)}.get
+    count = prompts.count
 
     def place(name: str) -> int | None:
         digits = name.removeprefix(_SELF.partition("{")[0])
@@ -300,25 +300,25 @@ def _place(seeds: PromptSet | SelfTalk) -> Callable[[str], int | None]:
 
 
 def _source(
-    base: Base, seeds: PromptSet | SelfTalk, excluded: PromptSet | None, options: DistillOptions
+    base: Base, prompts: PromptSet | SelfTalk, excluded: PromptSet | None, options: DistillOptions
 ) -> dict[str, Any]:
     """The origin of the rows; equal in all rows of a run."""
     answers = "greedy" if options.temperature == 0 else f"sampled at {options.temperature}"
     source: dict[str, Any] = {"model": base.name, "answers": answers}
     if base.adapter is not None:
         source["adapter"] = base.adapter.name
-    if isinstance(seeds, SelfTalk):
-        source["self_talk"] = vars(seeds)
+    if isinstance(prompts, SelfTalk):
+        source["self_talk"] = vars(prompts)
     else:
-        source |= {"prompts": seeds.name, "sha256": seeds.sha256}
+        source |= {"prompts": prompts.name, "sha256": prompts.sha256}
     source |= {
         "max_new_tokens": options.max_new_tokens,
         "seed": options.seed,
         "batch_size": options.batches,
         "chat_template": has_template(base, options.chat_template),
     }
-    if isinstance(seeds, PromptSet) and seeds.prompts[0].row:
-        source["skip"] = seeds.prompts[0].row  # the first batch begins there
+    if isinstance(prompts, PromptSet) and prompts.prompts[0].row:
+        source["skip"] = prompts.prompts[0].row  # the first batch begins there
     if excluded:
         source["excluded"] = {"prompts": excluded.name, "sha256": excluded.sha256}
     return source

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.optimize.intervals import Interval
+from treeopt.view.words import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,8 @@ _COMMON = {
     "svg.fonttype": "none",
     "font.size": 9.0,
 }
-_TITLE_LENGTH = 70  # characters of the heading that are drawn
+TITLE_LENGTH = 70  # characters of the heading that are drawn
+_LABEL_LENGTH = 40  # characters of a name that are drawn
 _MOST_LABELS = 20  # sizes with a number on the x axis, about
 
 
@@ -63,8 +65,7 @@ def panels(count: int, heading: str, *, sharex: bool) -> tuple[Figure, Sequence[
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, count * PANEL_HEIGHT), layout="constrained")
-    shown = heading if len(heading) <= _TITLE_LENGTH else heading[: _TITLE_LENGTH - 1] + "…"
-    figure.suptitle(shown, x=0.01, ha="left", weight="bold").set_parse_math(False)
+    figure.suptitle(shortened(heading, TITLE_LENGTH), x=0.01, ha="left", weight="bold").set_parse_math(False)
     axes: Sequence[Axes] = figure.subplots(count, sharex=sharex, squeeze=False)[:, 0].tolist()
     return figure, axes
 
@@ -81,12 +82,25 @@ def draw_band(axes: Axes, known: Sequence[tuple[float, Interval]], *, opacity: f
     axes.fill_between(columns, lows, highs, alpha=opacity, linewidth=0, **look)
 
 
+def short_label(name: str) -> str:
+    """A name without its middle where it is too long to be drawn: matplotlib would leave no room for the panel."""
+    half = _LABEL_LENGTH // 2
+    return name if len(name) <= _LABEL_LENGTH else f"{name[: half - 1]}…{name[-half:]}"
+
+
 def add_legend(axes: Axes, *sources: Axes, most: int = 0) -> None:
     """Rows above the panel with the labels of all these axes: one row, or rows of `most` labels."""
     pairs = [pair for each in sources for pair in zip(*each.get_legend_handles_labels(), strict=True)]
     handles, labels = zip(*pairs, strict=True)
     columns = min(len(pairs), most or len(pairs))
-    axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2)
+    axes.legend(
+        handles,
+        list(map(short_label, labels)),
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        borderaxespad=0.2,
+    )
 
 
 def set_log2(axes: Axes, places: Sequence[int], label: str, best: int | None = None) -> None:

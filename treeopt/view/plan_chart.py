@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from treeopt.latency import ONE_NODE
 from treeopt.plan.operators import joined
 from treeopt.plan.planner import PlanPoint, SpeedPlan
-from treeopt.view.figure import LINES, NODES, panels, render_figure, set_log2
+from treeopt.view.figure import LINES, NODES, panels, render_figure, set_log2, short_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,8 @@ def plan_figure(plan: SpeedPlan, heading: str) -> Figure:
     upper.set_ylabel("speedup over autoregressive")
     lower.set_ylabel("overhead: one node = 1")
     lower.set_yscale("log")
-    figure.legend(*upper.get_legend_handles_labels(), loc="outside lower left", ncols=_COLUMNS)
+    handles, labels = upper.get_legend_handles_labels()
+    figure.legend(handles, list(map(short_label, labels)), loc="outside lower left", ncols=_COLUMNS)
     set_log2(lower, [point.nodes for point in plan.points], NODES, plan.best[0].nodes)
     return figure
 
