@@ -209,3 +209,12 @@ def test_source_names_the_levels_without_gaps(levels: int, named: str | None) ->
     fitter = Fitter(calibration, tree_limits(calibration, 6, contiguous=levels))
     source = describe(fitter, fitter.choose([MEDUSA])).source
     assert source["method"].get("contiguous") == named
+
+
+@pytest.mark.parametrize(("right", "end"), [(9, "high"), (1, "low")])
+def test_intervals_end_where_a_tree_does(right: int, end: str) -> None:
+    """With ten texts that are all right or all wrong the ends are 1 and 1 + depth, not beyond."""
+    texts = [np.full((20 + i, 1), 0 if i < right else 99) for i in range(10)]
+    expected = build_tree(make_calibration(texts), 2).expected
+    assert expected is not None
+    assert getattr(expected, end) == {"low": 1.0, "high": 2.0}[end]
