@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from treeopt.drafting.learn import Learning, learn
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.inputs import predict
 from treeopt.models.base import Base
+from treeopt.models.draft import as_draft, load_draft
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.answers import AnswerOptions
 from treeopt.tree import Tree
@@ -204,3 +206,13 @@ def test_models_and_records_that_do_not_fit() -> None:
     with pytest.raises(TreeoptError) as caught:
         TreeDecoder(base, None, plan, drafter=drafter, draft=recurrent)
     assert caught.value.code is Code.NO_TREES
+
+
+@pytest.mark.parametrize("load", [load_draft, as_draft])
+def test_missing_draft_model_is_named_as_such(load: Callable[..., Base | None]) -> None:
+    """By the loader of the command line and by the functions that take a model in any form."""
+    with pytest.raises(TreeoptError) as caught:
+        load("./missing", tiny_base("llama", 0))
+    assert caught.value.code is Code.FILE_MISSING
+    assert "there is no draft model ./missing" in caught.value.what
+    assert "--model" not in str(caught.value)

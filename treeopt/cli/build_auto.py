@@ -11,6 +11,7 @@ from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
 from treeopt.cli.sampling_options import check_temperature_of
 from treeopt.defaults import KINDS
+from treeopt.errors import counted
 from treeopt.files.marks import TREE
 from treeopt.progress import late
 
@@ -70,7 +71,8 @@ def _report(console: Console, choice: DrafterChoice, batch: int) -> None:
             console.say(f"left out: {one.group.name}, {_trees(one.kind)}: {one.missing}" + (one.fix and f"; {one.fix}"))
     best, expected = choice.best, choice.plan.expected
     assert expected is not None
-    console.say(f"fastest: {best.group.name}, {_trees(best.kind)}, {choice.plan.nodes} nodes, {choice.plan.depth} deep")
+    size = counted(choice.plan.nodes, "node")
+    console.say(f"fastest: {best.group.name}, {_trees(best.kind)}, {size}, {choice.plan.depth} deep")
     console.say(f"expected tokens per step  {expected.replay:.3f}  replay: a decoder on the texts of its calibrations")
     for warning in choice.warnings:
         console.warn(f"warning: {warning}")

@@ -252,7 +252,7 @@ def _report_choice(console: Console, built: Built) -> None:
     for label, budget in (("fastest", built.choice.best), ("64 nodes", built.choice.at_64)):
         if budget is not None:
             console.say(
-                f"{label:9} {budget.nodes} nodes: {budget.tokens_per_step:.3f} tokens per step, overhead "
+                f"{label:9} {counted(budget.nodes, 'node')}: {budget.tokens_per_step:.3f} tokens per step, overhead "
                 f"{budget.overhead:.2f}, speedup {budget.speedup:.2f} by the profile"
             )
     console.say(by_one_growth(built.choice.largest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treeopt.errors import counted
 from treeopt.evaluate.baselines import GENERATE, LOOKUP, TREE
 from treeopt.evaluate.validation import Validation
 
@@ -16,12 +17,13 @@ def _slower(found: Validation) -> str:
     if found.speedup is None or found.overhead is None or found.speedup >= 1:
         return ""
     batch = f" (batch {found.batch_size})" if found.batch_size > 1 else ""
+    size = counted(found.nodes, "node")
     text = (
-        f"the tree is slower than autoregressive decoding{batch}: a step of {found.nodes} nodes takes the time of "
+        f"the tree is slower than autoregressive decoding{batch}: a step of {size} takes the time of "
         f"{found.overhead:.2f} autoregressive steps and yields {found.tokens_per_step:.2f} tokens\n"
     )
     if found.smaller:
-        sizes = ", ".join(f"{nodes} nodes {tau:.2f}" for nodes, tau in found.smaller.items())
+        sizes = ", ".join(f"{counted(nodes, 'node')} {tau:.2f}" for nodes, tau in found.smaller.items())
         text += f"  the most used part of the tree yields, in tokens per step: {sizes}\n"
     if found.batch_size > 1:
         text += "  in a batch the device has less spare capacity for drafts than at batch 1\n"

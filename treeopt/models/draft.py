@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,21 +28,29 @@ def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "aut
     Raises:
         TreeoptError: as `load_base` and `check_draft`.
     """
-    try:
+    with _named_as_draft():
         draft = load_base(name, dtype=dtype, device=device)
+    check_draft(base, draft)
+    return draft
+
+
+@contextlib.contextmanager
+def _named_as_draft() -> Iterator[None]:
+    """Errors of loading call the model a draft model, and its option --draft."""
+    try:
+        yield
     except TreeoptError as error:
         error.what = error.what.replace("there is no base model", "there is no draft model", 1)
         error.at, error.fix = (part.replace("--model", "--draft") for part in (error.at, error.fix))
         raise
-    check_draft(base, draft)
-    return draft
 
 
 def as_draft(model: GivenModel | None, base: Base) -> Base | None:
     """The draft model from any accepted form of a model, after `check_draft`; None stays None."""
     if model is None:
         return None
-    draft = as_base(model, dtype=base.dtype_name)
+    with _named_as_draft():
+        draft = as_base(model, dtype=base.dtype_name)
     check_draft(base, draft)
     return draft
 
