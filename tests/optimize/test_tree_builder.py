@@ -180,8 +180,7 @@ def test_limits_that_allow_few_nodes_are_never_too_large() -> None:
     [
         *({"nodes": nodes} for nodes in (0, 4.5, True, math.nan, "8", None)),
         *({"top_k": top_k} for top_k in (0, 1.5, True)),
-        *({"max_rank": rank} for rank in (-1, 1.5, True)),
-        *({"max_depth": depth} for depth in (-1, 2.5, True)),
+        *({name: limit} for name in ("max_depth", "max_rank") for limit in (-1, 2.5, True, False)),
         *({"refine_seconds": seconds} for seconds in (-1, math.nan, math.inf, True)),
         {"values": "jnt"},
         {"weights": "visit"},

@@ -18,6 +18,8 @@ from treeopt.view.local_paths import last_name, without_folders
         ("../../data/p.jsonl", "p.jsonl"),
         ("C:\\models\\vicuna", "vicuna"),
         ("--tree=/trees/a.yaml", "--tree=a.yaml"),
+        ("/a b=c/t=1.yaml", "t=1.yaml"),
+        ("--tree=/a b=c/t=1.yaml", "--tree=t=1.yaml"),
         ("ngram=/trees/d.safetensors", "ngram=d.safetensors"),
         ("E201: /home/ann/x.yaml is missing", "E201: x.yaml is missing"),
         ("E201: '/home/ann/x.yaml', ../y/z.yaml", "E201: 'x.yaml', z.yaml"),

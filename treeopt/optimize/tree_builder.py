@@ -74,7 +74,8 @@ def tree_limits(
     """The limits of a tree (K is all traced ranks where None); ValueError where a number is out of range."""
     top_k = calibration.top_k if top_k is None else top_k
     check_counts(nodes=nodes, top_k=top_k)
-    check_counts(0, max_rank=max_rank or 0, max_depth=max_depth or 0)
+    limits = {"max_rank": max_rank, "max_depth": max_depth}
+    check_counts(0, **{name: limit for name, limit in limits.items() if limit is not None})
     ranks = min(top_k, calibration.top_k, top_k if max_rank is None else max_rank + 1)
     return Limits(int(nodes), int(ranks), max_depth, contiguous)  # files take no integers of numpy
 
