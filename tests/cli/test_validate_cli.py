@@ -253,6 +253,8 @@ def test_prompts_of_the_calibration_are_noted(skip: str, noted: bool) -> None:
     treeopt("calibrate", *short, "--limit", "2", "-o", "c.safetensors")
     treeopt("build", "--calibration", "c.safetensors", "--nodes", "4", "-o", "t.yaml")
     result = treeopt("validate", "--tree", "t.yaml", *short, "--repeats", "1", "--skip", skip)
+    Path("t.yaml").write_text(Path("t.yaml").read_text().replace("sequences: 2", 'sequences: "2"'))
+    assert "built from" not in treeopt("validate", "--tree", "t.yaml", *short, "--repeats", "1").stderr
     assert ("the tree was built from 2 texts of p.jsonl too; --skip 2 takes" in result.stderr) is noted
 
 

@@ -113,9 +113,10 @@ command = run
 
 def _note_calibrated(console: Console, plan: Plan, source: str, skip: int) -> None:
     """Say that the tree was built from these prompts: by their name and number, which are what its file has."""
-    made = plan.source.get("calibration", {})
-    count = made.get("sequences", 0)
-    if source in str(made.get("prompts", "")).split(", ") and skip < count:
+    made = plan.source.get("calibration") or {}
+    count = made.get("sequences")
+    named = source in str(made.get("prompts", "")).split(", ")
+    if named and isinstance(count, int) and skip < count:  # an edited file may have a text here
         console.note(
             f"the tree was built from {counted(count, 'text')} of {source} too; --skip {count} takes prompts that it "
             "was not fitted to"
