@@ -19,6 +19,7 @@ from treeopt.view.local_paths import last_name, without_folders
         ("C:\\models\\vicuna", "vicuna"),
         ("--tree=/trees/a.yaml", "--tree=a.yaml"),
         ("/a b=c/t=1.yaml", "t=1.yaml"),
+        ("=" * 5000 + "/a/b", "=" * 5000 + "b"),
         ("--tree=/a b=c/t=1.yaml", "--tree=t=1.yaml"),
         ("ngram=/trees/d.safetensors", "ngram=d.safetensors"),
         ("E201: /home/ann/x.yaml is missing", "E201: x.yaml is missing"),

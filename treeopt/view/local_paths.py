@@ -54,7 +54,7 @@ def last_name(text: str) -> str:
 
     A path after `=` is one too, as in `--tree=/trees/a.yaml`.
     """
-    if _WHOLE.match(text) and "\n" not in text:
-        return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
-    name, equals, path = text.partition("=")
-    return f"{name}={last_name(path)}" if equals and not _IN_TEXT.search(name) else _IN_TEXT.sub(r"\1", text)
+    name, equals, path = ("", "", text) if _WHOLE.match(text) else text.partition("=")
+    if _WHOLE.match(path) and "\n" not in text and not _IN_TEXT.search(name):
+        return f"{name}{equals}" + re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    return _IN_TEXT.sub(r"\1", text)
