@@ -105,7 +105,8 @@ def test_prompt_from_closed_standard_input_is_a_usage_error(monkeypatch: pytest.
 def bounds() -> dict[str, str]:
     """The lower bound of each dependency, by its normal name."""
     project = PYPROJECT["project"]
-    listed = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    listed = [*project["dependencies"], *extras["dev"], *extras["bench"]]
     matches = [re.fullmatch(r"([\w.-]+)>=([\w.]+)(?:,<\w+)?(?:; .+)?", one) for one in listed]
     assert all(matches), listed
     return {match[1].lower(): match[2] for match in matches if match}

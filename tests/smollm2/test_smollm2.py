@@ -1,0 +1,65 @@
+"""SmolLM2-135M-Instruct, a real chat model: texts are lossless in float32, and predicted equals measured."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import treeopt
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.models.base import Base, load_base
+from treeopt.texts.encode import Text, encode_prompts
+from treeopt.texts.prompts import load_prompts
+from treeopt.tree import Tree
+
+pytestmark = pytest.mark.smollm2
+
+NEW_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The model folder; tests are skipped without it."""
+    found = Path(os.environ.get("TREEOPT_SMOLLM2", "build/smollm2"))
+    if not (found / "model.safetensors").is_file():
+        pytest.skip(f"needs the model of `python bench/smollm2.py {found}` ({found} is absent)")
+    return found.resolve()
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def chat(request: pytest.FixtureRequest, folder: Path) -> Base:
+    """The model in each dtype."""
+    return load_base(str(folder), device="cpu", dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def texts(chat: Base, shared: Path) -> list[Text]:
+    """Four AlpacaEval prompts in the model's chat template."""
+    prompts = load_prompts(str(shared / "data" / "alpaca_eval.json"), skip=600, limit=4)
+    return encode_prompts(chat, prompts, NEW_TOKENS, chat_template=True).texts
+
+
+def stock(base: Base, text: Text) -> list[int]:
+    """The text of stock greedy `generate`."""
+    ids = torch.tensor([text.prompt])
+    found = base.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False)
+    return found[0, len(text.prompt) :].tolist()
+
+
+def test_none_is_stock_generate(chat: Base, texts: list[Text]) -> None:
+    """Plain decoding gives the texts of stock `generate` in every dtype: its forward calls are the same."""
+    decoder = TreeDecoder(chat, None, Tree(()))
+    for text in texts:
+        assert decoder.generate(text.prompt, NEW_TOKENS).tokens == stock(chat, text)
+
+
+def test_trees_of_the_text_are_lossless_and_as_predicted(chat: Base, texts: list[Text]) -> None:
+    """Static and per-step trees without anything learned: validate's own figures, at a size that pays."""
+    if chat.dtype != torch.float32:
+        pytest.skip("texts in half precision differ at near ties")
+    found = treeopt.validate(chat, None, None, texts, max_new_tokens=NEW_TOKENS)
+    assert found.lossless
+    assert found.predicted == found.measured > 1.1
