@@ -12,7 +12,7 @@ KINDS = ("static", "dynamic")  # of trees: one for all steps, or one chosen per 
 AUTO = "auto"  # a batch size
 AUTO_BATCH = 64  # prompts in a forward that `--batch-size auto` begins with
 LEARN_TOKENS = 400_000  # sampled tokens to learn a drafter from
-LEARN_SIZES = (8, 16, 32, 64)  # nodes of the trees that `learn` measures
+LEARN_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # nodes of the trees that `learn` and `compare` time
 LEVELS = 8  # of a drafter with an n-gram table, those of the heads included
 
 MAX_DEPTH = 127  # of a tree: replay counts accepted drafts in int8

@@ -46,6 +46,7 @@ from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.policy import Plan
 
 MAX_WINDOW = 1 << 16  # so that place and length of a match fit into one float32
+PLAN = "plan"  # the key of a drafter's source with the settings in which its plan was timed
 MAX_CANDIDATES = 1 << 12  # of one source
 MAX_MATCH = 12  # matches of this many tokens or more have the same weight
 CACHE_LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens of the contexts that the cache looks up in the text so far
@@ -210,6 +211,13 @@ class Drafter:
         if self.ngram_table is None:
             return HEADS
         return HEADS_NGRAM if self.num_heads else NGRAM
+
+    @property
+    def timed_dtype(self) -> str:
+        """The dtype in which the steps of the recommended plan were the fastest; empty where they were not timed."""
+        timed = self.source.get(PLAN)
+        found = timed.get("dtype") if isinstance(timed, Mapping) else None
+        return found if isinstance(found, str) else ""
 
     @property
     def levels_with_logits(self) -> int:

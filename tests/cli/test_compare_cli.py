@@ -161,7 +161,6 @@ def test_bar_that_was_not_timed_is_drawn() -> None:
         (("--repeats", "0"), 2, "repeats"),
         (("--svg", "c.png"), 3, ".svg"),
         (("--csv", "c.txt"), 3, ".csv"),
-        (("--profile", "absent.yaml"), 3, "absent.yaml"),
         (("--model", "somewhere"), 2, "--prompts"),
     ],
 )

@@ -91,10 +91,12 @@ def test_result_is_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """--json gives each size and kind, and the recommended one, which the file stores."""
     plant(monkeypatch, 0.02, 0.015)
     data = treeopt_json("learn", *MODEL, *FEW, *LITTLE, "-o", tmp_path / "d.safetensors")
-    assert [(one["nodes"], one["kind"]) for one in data["sizes"]] == [
+    none, *sizes = data["sizes"]
+    assert (none["nodes"], none["kind"], none["speedup"], none["dtype"]) == (1, "none", 1.0, "float32")
+    assert [(one["nodes"], one["kind"]) for one in sizes] == [
         (nodes, kind) for nodes in (4, 12) for kind in ("static", "dynamic")
     ]
-    for one in data["sizes"]:
+    for one in sizes:
         assert one["seconds"] == (0.02 if one["kind"] == "static" else 0.015)
         assert one["speedup"] == pytest.approx(one["tokens_per_step"] * 0.01 / one["seconds"])
     best = max(data["sizes"], key=lambda one: one["speedup"])
@@ -111,14 +113,15 @@ def test_table_and_next_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     plant(monkeypatch, 9.0, 0.0075)
     monkeypatch.chdir(tmp_path)
     result = treeopt("learn", *MODEL, *FEW, *LITTLE)
-    rows = re.findall(r"^(static|per step)\t(\d+)\t(\d+)\t(\d\.\d{3})\t([\d.]+) ms\t(\d\.\d\d)$", result.stdout, re.M)
+    pattern = r"^(none|static|per step)\t(\d+)\t(\d+)\t(\d\.\d{3})\t([\d.]+) ms\t[\d.]+\t(\d\.\d\d)$"
+    rows = re.findall(pattern, result.stdout, re.M)
     assert [(row[0], row[1], row[4]) for row in rows] == [
-        (kind, nodes, ms) for nodes in ("4", "12") for kind, ms in (("static", "9000.00"), ("per step", "7.50"))
+        ("none", "1", "10.00"),
+        *((kind, nodes, ms) for nodes in ("4", "12") for kind, ms in (("static", "9000.00"), ("per step", "7.50"))),
     ]
     fastest = max(rows, key=lambda row: float(row[5]))
     assert f"recommended: per step, {fastest[1]} nodes, depth {fastest[2]}\n" in result.stdout
     assert float(fastest[5]) == pytest.approx(float(fastest[3]) / 0.75, abs=0.01)
-    assert "faster than autoregressive" not in result.stderr
     following = re.search(r"next: treeopt (generate .*)$", result.stderr, re.M)
     assert following
     assert treeopt(*following[1].replace("'PROMPT'", "PROMPT").split()).stdout
@@ -129,15 +132,39 @@ def test_table_and_next_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Trees that are no faster than one node, and figures from too few texts, are warned of."""
+    """Figures from too few texts are warned of; where no tree is faster than one node, none is recommended."""
     plant(monkeypatch, 9.0, 9.0)
     line = ("learn", *MODEL, "--prompts", "pocket", "--max-new-tokens", "12", *LITTLE, "-o", tmp_path / "d.safetensors")
-    warnings = treeopt_json(*line, "--limit", "4")["warnings"]
-    assert "no size is faster than autoregressive decoding on this machine" in warnings
-    assert "tokens/step of 4 different texts are unreliable" in warnings
+    assert "recommended: none: no tree is faster" in (few := treeopt(*line, "--limit", "4")).stdout
+    assert "tokens/step of 4 different texts are unreliable" in few.stderr
     plant(monkeypatch, 0.001, 0.001)
-    warnings = treeopt_json(*line, "--limit", "6", "--force")["warnings"]
-    assert not any("no size is faster" in one or "different texts" in one for one in warnings)
+    data = treeopt_json(*line, "--limit", "6", "--force")
+    assert data["recommended"]["kind"] != "none"
+    assert not any("different texts" in one for one in data["warnings"])
+
+
+def test_several_dtypes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """--dtype A,B: learned in the first, timed in both; generate takes the faster one, and warns in the other."""
+
+    def seconds(step: TimedStep) -> float:
+        nodes = step.decoder.trees.nodes
+        return (0.02 if step.decoder.base.dtype_name == "float32" else 0.01) * (1 + 9 * (nodes > 4))
+
+    monkeypatch.setattr(TimedStep, "seconds", seconds)
+    file = tmp_path / "d.safetensors"
+    result = treeopt("learn", *MODEL, *FEW, *LITTLE, "--dtype", "float32,bfloat16", "-o", file)
+    assert re.search(r"^fastest without a drafter: bfloat16, 100.0 tokens/s$", result.stdout, re.M)
+    assert re.search(r"^recommended: .*4 nodes.*, in bfloat16$", result.stdout, re.M)
+    assert load_drafter(file).timed_dtype == "bfloat16"
+    line = ("generate", "import os", *MODEL, "--max-new-tokens", "4", "--drafter", file)
+    found = treeopt_json(*line)
+    assert found["made_by"]["dtype"] == "bfloat16"
+    assert not any("fastest in" in one for one in found.get("warnings", ()))
+    found = treeopt_json(*line, "--dtype", "float32")
+    assert found["made_by"]["dtype"] == "float32"
+    assert any("the drafter's tree is the fastest in bfloat16" in one for one in found["warnings"])
+    for wrong in ("float32,float32", "float32,auto", "float64", ""):
+        assert "auto, or one or several of" in treeopt("learn", *MODEL, "--dtype", wrong, status=2).stderr
 
 
 def test_nothing_counted(tmp_path: Path) -> None:

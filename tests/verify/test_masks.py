@@ -10,6 +10,7 @@ from helpers import random_tree
 from tiny import WINDOW, tiny_base
 from torch import Tensor
 
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.tree import Tree
 from treeopt.verify.buffers import Buffers, compile_parents, compile_tree
 from treeopt.verify.masks import Mask, TreeMasks
@@ -134,13 +135,6 @@ def test_autoregressive() -> None:
     assert both.autoregressive(9, 2) == {}
 
 
-def test_autoregressive_eager_attention() -> None:
-    """Eager attention gets our mask: the model would make one of its own, or not take None for a kind of layer."""
-    base = tiny_base("llama", attn_implementation="eager")
-    assert TreeMasks(base, 1, 0, {"full_attention": None}).autoregressive(5, 1) == {}
-    assert TreeMasks(base, 1, 0, WINDOWS[2]).autoregressive(5, 1) == {}
-
-
 def tensors(mask: Mask) -> list[Tensor]:
     """The tensors of a mask."""
     values = [mask] if mask is None or isinstance(mask, Tensor) else list(mask.values())
@@ -191,10 +185,12 @@ def test_autoregressive_steps_without_mask(family: str, given: int, rows: int) -
         assert tensors(session.inputs(torch.zeros(2, 1, dtype=torch.long), tree)["attention_mask"])
 
 
-def test_eager_attention_gets_a_mask_for_one_node() -> None:
-    """With eager attention each kind of layer has a mask: not every family's eager attention takes None for one."""
-    base = tiny_base("qwen3-mixed", attn_implementation="eager")
+@pytest.mark.parametrize("family", ["llama", "qwen3-mixed", "gemma3"])
+def test_eager_attention_makes_the_mask_of_one_node(family: str) -> None:
+    """Plain decoding is that of stock `generate`, beyond the windows too: the model gets no mask, and makes its own."""
+    base = tiny_base(family, attn_implementation="eager")
     session, _, _ = TreeForward(base, 1, 0).begin([torch.tensor([1, 2, 3])], 4)
-    given = session.inputs(torch.tensor([[4]]), compile_tree(Tree(()), base.device))["attention_mask"]
-    assert len(given) == 2
-    assert all(mask.shape[-1] >= 4 for mask in given.values())
+    assert session.inputs(torch.tensor([[4]]), compile_tree(Tree(()), base.device))["attention_mask"] is None
+    ids = torch.tensor([[1, 2, 3]])
+    stock = base.model.generate(ids, max_new_tokens=40, do_sample=False, pad_token_id=0)
+    assert TreeDecoder(base, None, Tree(())).generate(ids, 40).tokens == stock[0, 3:].tolist()

@@ -26,7 +26,8 @@ ALL = "all"  # the category of all texts, in CSV
 
 def report_comparison(console: Console, found: Comparison) -> None:
     """Print one line a method, the figures by category and turn, and what they are of."""
-    rows = [_cells(row) for row in found.rows]
+    best = found.recommended
+    rows = [*map(_cells, found.rows), [f"recommended: {_cells(best)[0]}", *_cells(best)[1:]]]
     console.table(["method", "nodes", "tokens/step", "tokens/s", "speedup", "lossless"], rows)
     repeats = f"median (quartiles) of {found.repeats} repeats" if found.repeats > 1 else "one repeat"
     console.say(
@@ -139,6 +140,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
     """The keys of `--json`."""
     return {
         "rows": [_row_as_json(row) for row in found.rows],
+        "recommended": found.recommended.method,
         "texts": len(found.texts),
         "learned": found.learned,
         "dropped": found.dropped,

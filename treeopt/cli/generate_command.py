@@ -104,12 +104,16 @@ command = run
 
 
 def _named_models(options: Mapping[str, Any], chosen: ChosenPlan) -> dict[str, Any]:
-    """The base and heads that the drafter's file names, where the options name none."""
-    given = [name for name in ("model", "heads") if options[name] is not None]
-    if given or chosen.drafter is None:
+    """What the drafter's file names where the options do not: base and heads, and the dtype of its tree."""
+    if chosen.drafter is None:
         return {}
-    named = chosen.drafter.source
-    return {"model": named.get("model"), "heads": named.get("heads") or None if chosen.drafter.num_heads else None}
+    named, found = chosen.drafter.source, {}
+    if options["model"] is None and options["heads"] is None:
+        heads = named.get("heads") or None if chosen.drafter.num_heads else None
+        found = {"model": named.get("model"), "heads": heads}
+    if options["dtype"] == "auto" and options["tree"] is None:
+        found["dtype"] = chosen.drafter.timed_dtype or "auto"
+    return found
 
 
 def _check_drawn(options: Mapping[str, Any], drawn: bool) -> None:

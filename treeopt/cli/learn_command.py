@@ -32,6 +32,7 @@ from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     check_outputs,
     chosen_prompts,
+    dtypes_of,
     force_option,
     load_models,
     model_options,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @command("learn")
-@functools.partial(model_options, dtype="auto")
+@functools.partial(model_options, dtype="auto", several=True)
 @prompt_options
 @click.option(
     "--drafter",
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     "--nodes",
     type=click.IntRange(2, STEP_SIZES[-1]),
     multiple=True,
-    help=f"Size to measure, repeatable [default: {' '.join(map(str, LEARN_SIZES))}].",
+    help=f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}].",
 )
 @nproc_option
 @resume_option
@@ -82,7 +83,9 @@ def run(console: Console, **options: Any) -> None:
 
     Then trees of several sizes are built, static and per step. Their tokens per step are measured on texts left out,
     their steps are timed on this machine, and the file stores the tree with the most tokens per second, which
-    `generate` and `validate` use without --tree.
+    `generate` and `validate` use without --tree; it is the root alone, plain decoding, where no tree is faster. With
+    --dtype float32,bfloat16 the drafter is learned in the first and the steps are timed in both; `generate` then uses
+    the faster one.
 
     For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts, or
     `treeopt calibrate --drafter heads+ngram`, or `ngram`, which learns and traces on the same prompts.
@@ -97,6 +100,7 @@ def run(console: Console, **options: Any) -> None:
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     check_inputs()
+    dtypes = dtypes_of(options)
     name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
     from treeopt.drafting.learn import Learning
     from treeopt.evaluate.learn_drafter import learn_drafter
@@ -122,6 +126,7 @@ def run(console: Console, **options: Any) -> None:
                 draft=draft,
                 work=work,
                 sizes=options["nodes"] or LEARN_SIZES,
+                dtypes=dtypes[1:],
                 progress=progress,
             )
         made = with_configuration(found.drafter, console.configuration)

@@ -6,12 +6,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
+from treeopt.errors import counted
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.drafter import Drafter
     from treeopt.drafting.learn import Learned, Learning
-    from treeopt.evaluate.learn_drafter import LearnedDrafter, PlanFigures
+    from treeopt.evaluate.learn_drafter import LearnedDrafter
+    from treeopt.evaluate.plan_figures import PlanFigures
     from treeopt.texts.prompts import PromptSet
 
 _FEW = 1000  # positions; fewer are too few for the weights and the calibration map of a level
@@ -69,40 +71,53 @@ def _say_weights(console: Console, drafter: Drafter) -> None:
 
 
 def report_plans(console: Console, found: LearnedDrafter) -> None:
-    """Print tokens per step and speed by size, and the recommended plan."""
+    """Print tokens per step and speed by dtype and size, and the recommended plan."""
     from treeopt.optimize.select_method import FOLDS
 
+    dtypes = list(dict.fromkeys(one.dtype for one in found.figures))
+    several = len(dtypes) > 1
     rows = [
         [
-            "per step" if one.kind == "dynamic" else one.kind,
+            *([one.dtype] if several else []),
+            _trees(one),
             str(one.nodes),
             str(one.plan.depth),
             f"{one.tokens_per_step:.3f}",
             f"{one.seconds * 1e3:.2f} ms",
+            f"{one.tokens_per_second:.1f}",
             f"{one.speedup:.2f}",
         ]
         for one in found.figures
     ]
-    console.table(["trees", "nodes", "depth", "tokens/step", "step", "speedup"], rows)
+    header = ["trees", "nodes", "depth", "tokens/step", "step", "tokens/s", "speedup"]
+    console.table([*(["dtype"] if several else []), *header], rows)
     console.say(
         "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
-        "autoregressive decoding in the same loop, without prefill"
+        f"autoregressive decoding in the same loop{' and dtype' if several else ''}, without prefill"
     )
     best = found.recommended
-    shown = f"{best.nodes} node{'s' if best.nodes > 1 else ''}, depth {best.plan.depth}"
-    console.say(f"recommended: {rows[found.figures.index(best)][0]}, {shown}")
-    if best.speedup <= 1:
-        console.warn("warning: no size is faster than autoregressive decoding on this machine")
+    if several:
+        plain = max((one for one in found.figures if one.kind == "none"), key=lambda one: one.tokens_per_second)
+        console.say(f"fastest without a drafter: {plain.dtype}, {plain.tokens_per_second:.1f} tokens/s")
+        console.say("texts in half precision can differ from those in float32; measure it: treeopt validate --dtype D")
+    shown = "none: no tree is faster than plain decoding on this machine"
+    if best.kind != "none":
+        shown = f"{_trees(best)}, {counted(best.nodes, 'node')}, depth {best.plan.depth}"
+    console.say(f"recommended: {shown}" + (f", in {best.dtype}" if several else ""))
     texts = found.run.calibration.distinct
     if texts < FOLDS:
-        console.warn(f"warning: tokens/step of {texts} different text{'s' if texts != 1 else ''} are unreliable")
+        console.warn(f"warning: tokens/step of {counted(texts, 'different text')} are unreliable")
+
+
+def _trees(one: PlanFigures) -> str:
+    return "per step" if one.kind == "dynamic" else one.kind
 
 
 def plans_as_dict(found: LearnedDrafter) -> dict[str, Any]:
     """The figures of `report_plans` for JSON."""
 
     def figures(one: PlanFigures) -> dict[str, Any]:
-        names = ("kind", "nodes", "tokens_per_step", "seconds", "speedup")
+        names = ("dtype", "kind", "nodes", "tokens_per_step", "seconds", "tokens_per_second", "speedup")
         return {name: getattr(one, name) for name in names}
 
     return {"sizes": [figures(one) for one in found.figures], "recommended": figures(found.recommended)}

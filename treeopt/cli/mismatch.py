@@ -71,6 +71,16 @@ def warn_other_drafter(
         )
 
 
+def warn_other_dtype(console: Console, drafter: Drafter | None, base: Base) -> None:
+    """Warn where the recommended tree of a drafter was chosen by steps in another dtype than the base's."""
+    timed = "" if drafter is None else drafter.timed_dtype
+    if timed not in ("", base.dtype_name):
+        console.warn(
+            f"warning: the drafter's tree is the fastest in {timed}; the model is in {base.dtype_name}, where another "
+            f"size may be faster, or none (--dtype {timed}, or treeopt learn --dtype {base.dtype_name})"
+        )
+
+
 def _id_of(loaded: LoadedHeads | None) -> str:
     """The id of heads; empty where there are none."""
     return "" if loaded is None else loaded.fingerprint

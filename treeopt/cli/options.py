@@ -25,13 +25,36 @@ if TYPE_CHECKING:
 EXPECTED_IDS = "treeopt.expected-ids"  # in a context's meta: kinds and the fingerprints that weights must have
 
 
-def device_options(function: Callable[..., Any], *, dtype: str = "auto") -> Callable[..., Any]:
-    """Options for a model's device and precision."""
-    dtypes = click.Choice(["auto", "float32", "bfloat16", "float16"])
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Dtypes(click.ParamType[str]):
+    """One dtype or several, separated by commas; the text itself, for `dtypes_of`."""
+
+    name = "[auto|float32|bfloat16|float16],..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = str(value).split(",")
+        if value != "auto" and (set(names) - {*_DTYPES} or len(set(names)) < len(names)):
+            self.fail(f"{value!r} is not auto, or one or several of {', '.join(_DTYPES)}.", param, ctx)
+        return str(value)
+
+
+def dtypes_of(options: dict[str, Any]) -> list[str]:
+    """The dtypes that `--dtype` names; the first of them is then the option's value."""
+    names: list[str] = options["dtype"].split(",")
+    options["dtype"] = names[0]
+    return names
+
+
+def device_options(function: Callable[..., Any], *, dtype: str = "auto", several: bool = False) -> Callable[..., Any]:
+    """Options for a model's device and precision; with `several`, --dtype may name several, for `dtypes_of`."""
+    dtypes = Dtypes() if several else click.Choice(["auto", *_DTYPES])
+    first = "; of several the first is loaded, and each is timed" if several else ""
     for option in (
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ..."),
         click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs."),
-        click.option("--dtype", type=dtypes, default=dtype, show_default=True, help="auto: float32 on a CPU."),
+        click.option("--dtype", type=dtypes, default=dtype, show_default=True, help=f"auto: float32 on a CPU{first}."),
     ):
         function = option(function)
     return function
@@ -74,7 +97,7 @@ def adapter_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--adapter", help=text)(function)
 
 
-def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., Any]:
+def model_options(function: Callable[..., Any], *, dtype: str, several: bool = False) -> Callable[..., Any]:
     """Options of commands that need a base model and perhaps its heads, for `load_models`."""
     for option in (
         adapter_option,
@@ -84,7 +107,7 @@ def model_options(function: Callable[..., Any], *, dtype: str) -> Callable[..., 
         click.option("--heads", help=f"Heads: folder, weights file or hub name [default: the built-in {POCKET}]."),
     ):
         function = option(function)
-    return device_options(function, dtype=dtype)
+    return device_options(function, dtype=dtype, several=several)
 
 
 def load_models(console: Console, options: Mapping[str, Any], *, with_heads: bool) -> tuple[Base, LoadedHeads | None]:

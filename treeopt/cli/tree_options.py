@@ -10,7 +10,7 @@ import click
 
 from treeopt.cli.console import Console
 from treeopt.cli.drafter_options import draft_option, drafter_file_option, load_draft_model, uses_heads
-from treeopt.cli.mismatch import warn_edited, warn_other_drafter, warn_other_tree
+from treeopt.cli.mismatch import warn_edited, warn_other_drafter, warn_other_dtype, warn_other_tree
 from treeopt.cli.options import load_models
 from treeopt.errors import Code, TreeoptError
 
@@ -96,6 +96,8 @@ def load_for_plan(console: Console, options: Mapping[str, Any], chosen: ChosenPl
     warn_other_tree(console, chosen.name, plan, base, loaded)
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
+    if options["tree"] is None:
+        warn_other_dtype(console, drafter, base)
     return LoadedPlan(base, loaded, plan, drafter, draft)
 
 

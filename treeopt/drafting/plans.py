@@ -110,7 +110,7 @@ def trees_for(
     drafter: Drafter | Proposer | None = None,
     draft: Base | None = None,
 ) -> TreeSource:
-    """The trees of a decoder.
+    """The trees of a decoder. The tree of the root alone, plain decoding, runs neither drafter, heads nor draft model.
 
     Args:
         base: the base model.
@@ -125,6 +125,8 @@ def trees_for(
     if isinstance(drafter, Drafter) or drafter is None:
         if not isinstance(plan, Buffers):
             check_plan(plan, drafter)
+        if plan.nodes == 1:
+            heads = drafter = draft = None
         proposer = proposer_for(base, heads, drafter, draft)
         if heads is None and drafter is None and (depth := plan.depth):
             what = f"no heads were given, and the tree drafts {depth} tokens ahead"

@@ -10,13 +10,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.compare_profiles import by_drafter, check_models
 from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row, halves, spread_evenly
 from treeopt.evaluate.contenders import Contender, Entry, Job, LeftOut, contenders
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.runs import Runs, decode_all
-from treeopt.latency import LatencyProfile
 from treeopt.models.base import Base
 from treeopt.models.draft import as_draft
 from treeopt.models.fit import check_heads_fit
@@ -34,7 +32,6 @@ def compare(
     prompts: GivenPrompts,
     *,
     draft: GivenModel | None = None,
-    profiles: Sequence[LatencyProfile] = (),
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: Progress = silent,
     **options: Any,
@@ -43,8 +40,10 @@ def compare(
 
     The methods are autoregressive decoding by our loop, stock `generate`, its prompt lookup and assisted generation,
     Token Recycling, the published tree mc_sim_7b_63 and the Medusa tree, and trees of each drafter, static and per
-    step. All trees have the same number of nodes, but for published ones. What a method must learn it learns from other
-    prompts than those that are judged; of prompts that equal learned ones none is judged.
+    step. All trees have the same number of nodes, but for published ones, and for one of each drafter that has the most
+    tokens per second: cross-validated tokens per step over the seconds of a step, as in `learn_drafter`. What a method
+    must learn it learns from other prompts than those that are judged; of prompts that equal learned ones none is
+    judged.
 
     Args:
         model: a causal language model of transformers, a `Base`, or a folder or hub name, then loaded in float32.
@@ -52,20 +51,17 @@ def compare(
         prompts: as for `run_calibration`. The second half of each category is judged, and where `prompts_learn` is
             given, all. A later turn follows the answer of stock generate to the turn before.
         draft: a draft model with the same tokenizer, in the forms of `model`; None for none.
-        profiles: seconds per step, each of one drafter and kind, from `measure_profile`. Trees of that drafter and kind
-            are then compared at their fastest size as well.
         tokenizer: the model's, where it is not in the folder of its weights.
         progress: called while methods learn, and after each text.
-        options: fields of `CompareOptions`: `methods`, `nodes`, `texts`, `max_new_tokens`, `repeats`, `learn_limit`,
-            `learn_tokens`, `seed`, `batch_size`, `chat_template`, `prompts_learn`.
+        options: fields of `CompareOptions`: `methods`, `nodes`, `sizes`, `texts`, `max_new_tokens`, `repeats`,
+            `learn_limit`, `learn_tokens`, `seed`, `batch_size`, `chat_template`, `prompts_learn`.
 
     Returns:
         The rows; methods that cannot run have the reason in theirs.
 
     Raises:
-        TreeoptError: as `run_calibration` and the loaders; E213 where the draft model has another tokenizer, E230 where
-            a profile is of no method, E303 where no prompt is left to learn from or to judge, E502 where the model
-            cannot verify trees.
+        TreeoptError: as `run_calibration` and the loaders; E213 where the draft model has another tokenizer, E303 where
+            no prompt is left to learn from or to judge, E502 where the model cannot verify trees.
         TypeError: where an argument has another type, or there is no such option.
         ValueError: where a number is out of range.
 
@@ -77,7 +73,6 @@ def compare(
         (['token recycling'], 2)
     """
     chosen = CompareOptions(**options)
-    priced = by_drafter(profiles, chosen.methods)
     base = as_base(model, tokenizer, dtype="float32")
     loaded = None if heads is None else as_heads(heads)
     if loaded is not None:
@@ -90,8 +85,7 @@ def compare(
     fitting = _fitting(base, learned, chosen)
     learned = dataclasses.replace(learned, prompts=tuple(spread_evenly(fitting, chosen.learn_limit)))
     encoded = encode_prompts(base, given, chosen.max_new_tokens, chat_template=chosen.chat_template)
-    job = Job(base, loaded, as_draft(draft, base), learned, priced, chosen, progress)
-    check_models(priced, base)
+    job = Job(base, loaded, as_draft(draft, base), learned, chosen, progress)
     texts = spread_evenly(_others(job, encoded), chosen.texts)
     job = dataclasses.replace(job, longest=_longest(texts, job))
     with memory_as_error("fewer new tokens, fewer nodes or a smaller batch"):

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from treeopt.defaults import LEARN_SIZES
 from treeopt.drafter import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.metrics import Metrics, Spread
 from treeopt.evaluate.validation import ValidateOptions
+from treeopt.optimize.budget import fastest
 from treeopt.policy import STEP_SIZES
 from treeopt.processes.division import ALONE, Division
 from treeopt.sampling import check_seed
@@ -42,6 +44,7 @@ class CompareOptions:
     Args:
         methods: some of `METHODS`; autoregressive and generate are always run, as speedup and lossless refer to them.
         nodes: the size of every tree, root counted, 2 to 254; published trees keep theirs.
+        sizes: numbers of nodes that are timed, for the fastest tree of each drafter, 2 to 254.
         texts: number of prompts that are judged, spread evenly over those that are not learned; all where fewer.
         max_new_tokens: maximum number of new tokens of each text.
         repeats: runs of each text by each method.
@@ -61,6 +64,7 @@ class CompareOptions:
 
     methods: Sequence[str] = METHODS
     nodes: int = 16
+    sizes: Sequence[int] = LEARN_SIZES
     texts: int = DEFAULT_TEXTS
     max_new_tokens: int = 64
     repeats: int = 3
@@ -73,12 +77,14 @@ class CompareOptions:
     division: Division = ALONE
 
     def __post_init__(self) -> None:
-        check_counts(nodes=self.nodes, texts=self.texts, max_new_tokens=self.max_new_tokens)
+        check_counts(texts=self.texts, max_new_tokens=self.max_new_tokens)
         check_counts(repeats=self.repeats, learn_limit=self.learn_limit, batch_size=self.batch_size)
         check_seed(self.seed)
         Learning(self.learn_tokens)  # raises ValueError
-        if not 2 <= self.nodes <= STEP_SIZES[-1]:
-            raise ValueError(f"nodes {self.nodes}: from 2 to {STEP_SIZES[-1]}")
+        for name, size in (("nodes", self.nodes), *(("sizes", size) for size in self.sizes)):
+            check_counts(**{name: size})
+            if not 2 <= size <= STEP_SIZES[-1]:
+                raise ValueError(f"{name} {size}: from 2 to {STEP_SIZES[-1]}")
         unknown = [name for name in self.methods if name not in METHODS]
         if unknown or not self.methods:
             raise ValueError(f"methods {', '.join(unknown) or 'is empty'}: some of {', '.join(METHODS)}")
@@ -167,6 +173,14 @@ class Comparison:
     skipped: tuple[Skipped, ...]
     repeats: int
     made_by: dict[str, str]
+
+    @property
+    def recommended(self) -> Row:
+        """The row with the most tokens per second; that of autoregressive decoding where none is faster by 2 %."""
+        plain, *others = [row for row in self.rows if row.figures is not None and row.method != REFERENCES[1]]
+        timed = [(row, row.figures.speedup.median) for row in others if row.figures and row.figures.speedup]
+        chosen = fastest([speedup for _, speedup in timed])
+        return plain if chosen is None else timed[chosen][0]
 
     def row(self, method: str) -> Row:
         """The row of a method; KeyError where there is none."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
-from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.rules import Rule
 from treeopt.drafter import HEADS, HEADS_NGRAM, KINDS, MODEL, MODEL_NGRAM, NGRAM, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.token_recycling import NAME as RECYCLING
@@ -26,25 +26,27 @@ from treeopt.evaluate.baselines import (
     with_generate,
     with_memory,
 )
-from treeopt.evaluate.compare_profiles import ProfileKey, fastest
 from treeopt.evaluate.comparison import MC_SIM, MEDUSA, CompareOptions
+from treeopt.evaluate.plan_figures import figures_of, plans_of, timed
 from treeopt.evaluate.recycling import recycle_texts
+from treeopt.evaluate.timed_step import AcceptDeepest
 from treeopt.files.policies import plan_id
 from treeopt.files.trees import load_tree
-from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.latency import ONE_NODE
 from treeopt.models.base import Base
 from treeopt.models.fit import heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
-from treeopt.policy import Plan
+from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import PromptSet
 from treeopt.tree import Tree
 
+FASTEST = ", fastest size"  # the end of a method's name
 PUBLISHED_RECYCLING = "token_recycling"  # among the bundled trees
 _KIND_NAMES = dict(zip(KINDS, ("static", "per step"), strict=True))
 _UNFIT = (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.NO_TREES)  # of a tree or draft model that cannot run here
@@ -90,7 +92,6 @@ class Job:
         loaded: its heads; None where there are none.
         draft: its draft model; None where there is none.
         prompts: to learn from.
-        profiles: seconds per step by drafter and kind.
         options: of the comparison.
         progress: called while methods learn.
         longest: tokens that a judged text may have; 0 if unknown.
@@ -100,7 +101,6 @@ class Job:
     loaded: LoadedHeads | None
     draft: Base | None
     prompts: PromptSet
-    profiles: Mapping[ProfileKey, LatencyProfile]
     options: CompareOptions
     progress: Progress
     longest: int = 0
@@ -126,9 +126,9 @@ class Job:
         ]
 
     @functools.cached_property
-    def by_heads(self) -> Calibration:
+    def by_heads(self) -> CalibrationRun:
         """The traces of the heads."""
-        return self.calibrated(HEADS).calibration
+        return self.calibrated(HEADS)
 
     def calibrated(self, drafter: str) -> CalibrationRun:
         """A drafter learned from the prompts, and the traces of it."""
@@ -154,7 +154,7 @@ class Job:
         """The progress callback with the name of a method in its notes."""
         return lambda done, total, note: self.progress(done, total, f"{name}: {note}")
 
-    def decoder(self, plan: Plan, drafter: Drafter | None = None) -> TreeDecoder:
+    def decoder(self, plan: Plan, drafter: Drafter | None = None, rule: Rule | None = None) -> TreeDecoder:
         """A decoder of ours with the heads or the draft model that its drafter needs."""
         needs_heads = drafter is None or drafter.num_heads > 0
         needs_draft = drafter is not None and drafter.draft
@@ -164,6 +164,7 @@ class Job:
             plan,
             drafter=drafter,
             draft=self.draft if needs_draft else None,
+            acceptance=rule,
             probe=False,
         )
 
@@ -235,7 +236,7 @@ def _published(job: Job) -> list[Entry]:
 def _medusa(job: Job) -> list[Entry]:
     if job.heads is None:
         return [LeftOut(_SHOWN[MEDUSA], NO_HEADS)]
-    tree = build_tree(job.by_heads, job.options.nodes, values="independent", weights="uniform")
+    tree = build_tree(job.by_heads.calibration, job.options.nodes, values="independent", weights="uniform")
     return [_ours(job, _SHOWN[MEDUSA], tree)]
 
 
@@ -253,20 +254,30 @@ def _learned(job: Job, drafter: str) -> list[Entry]:
         return [LeftOut(drafter, NO_DRAFT)]
     run = job.calibrated(drafter)
     assert run.learned is not None
-    return _sizes(job, drafter, run.calibration, run.learned.drafter)
+    return _sizes(job, drafter, run, run.learned.drafter)
 
 
-def _sizes(job: Job, name: str, traces: Calibration, drafter: Drafter | None) -> list[Entry]:
-    """A drafter's static tree and, where it is learned, its policy: of the chosen size and of the fastest one."""
-    found: list[Entry] = []
-    for kind in KINDS if drafter is not None else KINDS[:1]:
-        shown = f"{name}, {_KIND_NAMES[kind]}"
-        build: Callable[[Calibration, int], Plan] = build_tree if kind == KINDS[0] else build_policy
-        found.append(_ours(job, shown, build(traces, job.options.nodes), drafter))
-        profile = job.profiles.get((name, kind))
-        if profile is not None:
-            found.append(_ours(job, f"{shown}, fastest size", fastest(traces, profile, kind), drafter))
-    return found
+def _sizes(job: Job, name: str, run: CalibrationRun, drafter: Drafter | None) -> list[Entry]:
+    """A drafter's static tree and, where it is learned, its policy, of the chosen size, and its fastest plan."""
+    traces = run.calibration
+    found = [_ours(job, f"{name}, {_KIND_NAMES[KINDS[0]]}", build_tree(traces, job.options.nodes), drafter)]
+    if drafter is not None:
+        policy = build_policy(traces, job.options.nodes)
+        found.append(_ours(job, f"{name}, {_KIND_NAMES[KINDS[1]]}", policy, drafter))
+    plan = _fastest_plan(job, name, run, drafter)
+    if plan is not None:
+        found.append(_ours(job, f"{name}, {_KIND_NAMES[KINDS[isinstance(plan, TreePolicy)]]}{FASTEST}", plan, drafter))
+    return list(found)
+
+
+def _fastest_plan(job: Job, name: str, run: CalibrationRun, drafter: Drafter | None) -> Plan | None:
+    """The drafter's plan with the most tokens per second by timed steps; None where it has the chosen size."""
+    with_draft = drafter is not None and bool(drafter.draft)
+    plans = plans_of(run.calibration, job.options.sizes, with_draft=with_draft)
+    decoders = [job.decoder(plan, drafter, AcceptDeepest()) for plan in plans]
+    [seconds], _ = timed([decoders], run.texts, job.noted(name))
+    best = max(figures_of(plans, seconds, job.base.dtype_name)[1:], key=lambda one: one.speedup, default=None)
+    return None if best is None or best.nodes == job.options.nodes else best.plan
 
 
 def _ours(job: Job, name: str, plan: Plan, drafter: Drafter | None = None) -> Contender:

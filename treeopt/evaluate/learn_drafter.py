@@ -7,61 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
-from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.defaults import LEARN_SIZES
-from treeopt.drafter import KINDS, Drafter
+from treeopt.drafter import PLAN, Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import check_counts
 from treeopt.evaluate.memory import memory_as_error
-from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep
-from treeopt.latency import ONE_NODE
+from treeopt.evaluate.plan_figures import PlanFigures, fastest_of, figures_of, plans_of, timed
+from treeopt.evaluate.timed_step import AcceptDeepest
 from treeopt.models.base import Base
 from treeopt.models.draft import as_draft
 from treeopt.models.fit import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.leviathan import ChainPrediction, cost_ratio, predict_chains, sampled_acceptance
-from treeopt.optimize.per_step import build_policy
-from treeopt.optimize.tree_builder import build_tree
-from treeopt.policy import STEP_SIZES, Plan, TreePolicy
+from treeopt.policy import STEP_SIZES, Plan
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text
 from treeopt.texts.given_prompts import GivenPrompts
 from treeopt.tree import Tree
 
-_DEPTHS = (1, 2, 3, 4)  # of static trees of a draft model, beside those of any depth: each level costs it a forward
 _SAMPLED = 16  # answers by which the acceptance rate under sampling is estimated
-_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted
-_SECONDS = 1.5  # of all timed steps together, where that takes a number of rounds in between
-
-
-@dataclass(frozen=True)
-class PlanFigures:
-    """A tree or policy of a drafter and its figures.
-
-    Args:
-        plan: the tree or policy.
-        nodes: its size, root counted.
-        tokens_per_step: on texts left out of the fit.
-        seconds: of one step, the shortest of those that were timed.
-        speedup: tokens per second over those of autoregressive decoding in the same loop, without prefill.
-    """
-
-    plan: Plan
-    nodes: int
-    tokens_per_step: float
-    seconds: float
-    speedup: float
-
-    @property
-    def kind(self) -> str:
-        """`static` or `dynamic`."""
-        return KINDS[isinstance(self.plan, TreePolicy)]
 
 
 @dataclass(frozen=True)
@@ -70,7 +40,7 @@ class LearnedDrafter:
 
     Args:
         drafter: with the recommended plan.
-        figures: of each size and kind.
+        figures: in each dtype: of none, then of each size and kind.
         run: the calibration, each text traced by a drafter that was learned without it, and the folds' drafters.
         chains: with a draft model, what Leviathan's formulas say of chains, and replay; its cost ratio is measured.
         sampled_alpha: with a draft model, its acceptance rate under sampling at temperature 1, along some answers.
@@ -84,8 +54,8 @@ class LearnedDrafter:
 
     @property
     def recommended(self) -> PlanFigures:
-        """The figures of the recommended plan: the most tokens per second, and of equal ones the fewest nodes."""
-        return max(self.figures, key=lambda one: one.speedup)
+        """The figures of the plan and dtype with the most tokens per second; of none where no drafting pays."""
+        return fastest_of(self.figures)
 
 
 def learn_drafter(
@@ -96,14 +66,16 @@ def learn_drafter(
     tokenizer: PreTrainedTokenizerBase | None = None,
     learning: Learning | None = None,
     sizes: Sequence[int] = LEARN_SIZES,
+    dtypes: Sequence[str] = (),
     progress: Progress = silent,
     **options: Any,
 ) -> LearnedDrafter:
     """Learn a drafter from the model's own text, and recommend a tree or policy for it.
 
     The recommended plan is the one with the most tokens per second: cross-validated tokens per step over the seconds of
-    a step. With a draft model, which runs once for each level, static trees of limited depth are candidates too. The
-    steps are timed on this machine at batch 1, at the end of the text of median length.
+    a step; it is `Tree(())`, plain decoding, where no other is faster. With a draft model, which runs once for each
+    level, static trees of limited depth are candidates too. The steps are timed on this machine at batch 1, at the end
+    of the text of median length, all in turn.
 
     Args:
         model: the base model: a causal language model of transformers, a folder or hub name, or a `Base`.
@@ -111,8 +83,10 @@ def learn_drafter(
         heads: its heads, as for `run_calibration`; None for a drafter without heads.
         tokenizer: of the model; None takes the one beside the model's weights.
         learning: how the drafter is learned; None for the defaults.
-        sizes: numbers of nodes, root counted, at most 254. A static tree and per-step trees of each size are measured
-            (of one node the static tree alone). A tree is smaller where more nodes accept nothing more.
+        sizes: numbers of nodes, root counted, at most 254. Beside plain decoding, a static tree and per-step trees of
+            each size are measured. A tree is smaller where more nodes accept nothing more.
+        dtypes: further dtypes in which the same steps are timed, by copies of the model; the drafter's `source` has the
+            one of the recommended plan. A draft model keeps its dtype.
         progress: called after each batch, and after each round of timed steps.
         options: fields of `CalibrationOptions`.
 
@@ -135,26 +109,37 @@ def learn_drafter(
     )
     assert run.learned is not None
     used = None if loaded is None else heads_like(base, loaded.heads)
-    plans = _plans(run.calibration, sizes, _DEPTHS if draft is not None else ())
-    rule = AcceptDeepest()
-    with memory_as_error("smaller sizes"):
-        decoders = [
-            TreeDecoder(base, None, Tree(()), acceptance=rule),
-            *(
-                TreeDecoder(base, used, plan, drafter=run.learned.drafter, draft=draft, acceptance=rule, probe=False)
-                for plan in plans
-            ),
-        ]
-        plain, of_draft, *seconds = _timed(decoders, draft, run.texts, progress)
+    plans = plans_of(run.calibration, sizes, with_draft=draft is not None)
+    plain = TreeDecoder(base, None, Tree(()), acceptance=AcceptDeepest())
+    alone = None if draft is None else TreeDecoder(draft, None, Tree(()), acceptance=AcceptDeepest())
+    groups = [[plain, *_decoders(base, used, plans[1:], run.learned.drafter, draft)]]
+    with memory_as_error("smaller sizes, or fewer dtypes"):
+        for dtype in dtypes:
+            copy = base.in_dtype(dtype)
+            if copy is not base:
+                groups.append(_decoders(copy, used, plans, run.learned.drafter, draft))
+        seconds, of_draft = timed(groups, run.texts, progress, alone)
     figures = tuple(
-        PlanFigures(plan, plan.nodes, tau, one, tau * plain / one)
-        for plan, tau, one in zip(plans, map(_tokens_per_step, plans), seconds, strict=True)
+        one
+        for decoders, spent in zip(groups, seconds, strict=True)
+        for one in figures_of(plans, spent, decoders[0].base.dtype_name)
     )
-    chains = None if draft is None else predict_chains(run.calibration, cost_ratio(of_draft, plain))
+    chains = None if draft is None else predict_chains(run.calibration, cost_ratio(of_draft, seconds[0][0]))
     alpha = None if draft is None else _sampled_alpha(base, draft, run.texts[:_SAMPLED])
     found = LearnedDrafter(run.learned.drafter, figures, run, chains, alpha)
-    drafter = dataclasses.replace(found.drafter, plan=found.recommended.plan)
+    best = found.recommended
+    source = {**found.drafter.source, PLAN: {"dtype": best.dtype, "threads": torch.get_num_threads()}}
+    drafter = dataclasses.replace(found.drafter, plan=best.plan, source=source)
     return dataclasses.replace(found, drafter=drafter)
+
+
+def _decoders(
+    base: Base, heads: MedusaHeads | None, plans: Sequence[Plan], drafter: Drafter, draft: Base | None
+) -> list[TreeDecoder]:
+    """A decoder of each plan on a model; heads in the dtype of the model."""
+    used = None if heads is None else heads_like(base, heads)
+    options: dict[str, Any] = {"drafter": drafter, "draft": draft, "acceptance": AcceptDeepest(), "probe": False}
+    return [TreeDecoder(base, used, plan, **options) for plan in plans]
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:
@@ -164,19 +149,6 @@ def _check_sizes(sizes: Sequence[int]) -> None:
     check_counts(**{f"sizes[{i}]": size for i, size in enumerate(sizes)})
     if max(sizes) > STEP_SIZES[-1]:
         raise ValueError(f"sizes {list(sizes)}: at most {STEP_SIZES[-1]} nodes")
-
-
-def _plans(calibration: Calibration, sizes: Sequence[int], depths: Sequence[int]) -> list[Plan]:
-    """Trees of each size, of any depth and of at most these, and a policy; no tree twice, of one node a tree alone."""
-    plans: list[Plan] = []
-    for size in sorted(set(sizes)):
-        limits = [*(depth for depth in depths if depth < calibration.num_heads), None]
-        for tree in (build_tree(calibration, size, max_depth=limit) for limit in limits):
-            if tree not in plans:
-                plans.append(tree)
-        if size > ONE_NODE:
-            plans.append(build_policy(calibration, size))
-    return plans
 
 
 @torch.inference_mode()
@@ -194,48 +166,3 @@ def _sampled_alpha(base: Base, draft: Base, texts: Sequence[Text]) -> float:
         shares.append(keep * sampled_acceptance(p.numpy(force=True), q.numpy(force=True)))
         tokens += keep
     return sum(shares) / tokens
-
-
-def _timed(
-    decoders: Sequence[TreeDecoder], draft: Base | None, texts: Sequence[Text], progress: Progress
-) -> list[float]:
-    """Seconds of a step of the first decoder, of the draft model alone (0 where there is none), and of the others.
-
-    All take turns, at the end of the text of median length.
-    """
-    base = decoders[0].base
-    depth = max(decoder.trees.depth for decoder in decoders) + 1
-    known = sorted(([*text.prompt, *text.answer] for text in texts), key=len)[len(texts) // 2]
-    prompts = torch.tensor([known[: max(1, base.context - depth)]], device=base.device)
-    largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))
-    cached = largest.prefill(list(prompts), depth)
-    steps = [TimedStep(decoder, cached, prompts) for decoder in decoders]
-    if draft is None:
-        plain, *others = _shortest(steps, progress)
-        return [plain, 0.0, *others]
-    alone = TreeDecoder(draft, None, Tree(()), acceptance=decoders[0].acceptance)
-    last = prompts[:, -max(1, draft.context - 1) :].to(draft.device)
-    steps.insert(1, TimedStep(alone, alone.prefill(list(last), 1), last))
-    return _shortest(steps, progress)
-
-
-def _shortest(steps: Sequence[TimedStep], progress: Progress) -> list[float]:
-    """Seconds of each step, the shortest of several rounds.
-
-    All steps take turns. What else runs on the machine can only lengthen a step, and on a busy one it lengthens most.
-    """
-    warm_up = sum(step.after_lead_in() for step in steps)
-    rounds = min(max(_FEWEST_ROUNDS, int(_SECONDS / warm_up)), _MOST_ROUNDS)
-    spent = np.empty((rounds, len(steps)))
-    for row in range(rounds):
-        spent[row] = [step.after_lead_in() for step in steps]
-        progress(row + 1, rounds, "timed steps")
-    shortest: list[float] = spent.min(0).tolist()
-    return shortest
-
-
-def _tokens_per_step(plan: Plan) -> float:
-    """The plan's expected tokens per step: cross-validated, where there are enough texts for it."""
-    assert plan.expected is not None
-    cross_validated = getattr(plan.expected, "cross_validated", None)
-    return plan.expected.replay if cross_validated is None else cross_validated

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import functools
 import os
 import platform
@@ -21,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from treeopt.errors import Code, TreeoptError, first_line
+from treeopt.errors import Code, TreeoptError, check_choice, first_line
 from treeopt.models.adapters import Adapter, merge, read_adapter
 from treeopt.models.checkpoint import check_files, check_loaded, not_loadable, wrong_settings
 from treeopt.models.fingerprint import fingerprint
@@ -87,6 +89,20 @@ class Base:
     def dtype_name(self) -> str:
         """`float32`, `bfloat16`, ..."""
         return str(self.dtype).removeprefix("torch.")
+
+    def in_dtype(self, dtype: str) -> Base:
+        """The same model with its weights in another dtype, a copy in memory; itself in its own dtype.
+
+        Raises:
+            ValueError: where the dtype is none of `DTYPES`.
+        """
+        check_choice("dtype", dtype, DTYPES)
+        if dtype == self.dtype_name:
+            return self
+        model = copy.deepcopy(self.model).to(DTYPES[dtype])
+        if eagerly(self.device, DTYPES[dtype]):
+            model.set_attn_implementation("eager")
+        return dataclasses.replace(self, model=model)
 
     @property
     def lm_head(self) -> nn.Linear:
@@ -222,6 +238,11 @@ class Base:
         return logits.to(states.device)
 
 
+def eagerly(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention over few tokens is faster eagerly than through sdpa: in bfloat16 on a CPU, several times."""
+    return device.type == "cpu" and dtype is torch.bfloat16
+
+
 def load_base(
     name: str | os.PathLike[str],
     *,
@@ -256,8 +277,7 @@ def load_base(
     read = None if adapter is None else read_adapter(adapter)
     place, options = placement(device, device_map, load_in_4bit=load_in_4bit)
     torch_dtype = DTYPES.get(dtype) or (torch.float32 if place.type == "cpu" else "auto")
-    # Attention over few tokens in bfloat16 is several times slower through sdpa than eagerly on a CPU.
-    if place.type == "cpu" and torch_dtype is torch.bfloat16:
+    if isinstance(torch_dtype, torch.dtype) and eagerly(place, torch_dtype):
         options["attn_implementation"] = "eager"
     folder = find_base(name)
     local = built_in(name) is not None or here(name) is not None

@@ -18,13 +18,13 @@ from treeopt.drafter import HEADS, KINDS
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.optimize.auto_nodes import best_size
-from treeopt.optimize.budget import Budget, profile_command, step_seconds
+from treeopt.optimize.budget import Budget, fastest, profile_command, step_seconds
 from treeopt.optimize.build_job import Job, run_job
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.tree_builder import MAX_NODES, check_size, tree_limits
+from treeopt.optimize.tree_builder import MAX_NODES, build_tree, check_size, tree_limits
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 
@@ -76,7 +76,7 @@ class DrafterChoice:
     """The result of `choose_drafter`.
 
     Args:
-        plan: the tree or policy with the most tokens per second.
+        plan: the tree or policy with the most tokens per second; the tree of the root alone where none pays.
         best: the candidate that it is of.
         candidates: all of them: each drafter in the order of the calibrations, static before per-step trees.
         warnings: doubts about the comparison.
@@ -131,8 +131,12 @@ def choose_drafter(
     known = [(one, one.budget) for one in candidates if one.budget is not None]
     if not known:
         raise _nothing(candidates)
-    best, _ = max(known, key=lambda pair: (pair[1].tokens_per_second, -pair[1].nodes))
-    plan = _plan(best, job, progress)
+    known.sort(key=lambda pair: pair[1].nodes)  # of equally fast ones the smaller
+    speedups = [budget.speedup for _, budget in known]
+    # A given size is built even where it does not pay.
+    chosen = fastest(speedups) if job.nodes is None else int(np.argmax(speedups))
+    best = known[chosen or 0][0]
+    plan = _plan(best, job, progress) if chosen is not None else build_tree(best.group.joined, ONE_NODE)
     used = [one.group.profiles[one.kind] for one, _ in known]
     warnings = (*unused, *_doubts(used, job), *_slow([budget for _, budget in known]))
     return DrafterChoice(plan, best, candidates, warnings)
@@ -276,8 +280,8 @@ def _doubts(profiles: Sequence[LatencyProfile], job: Job) -> list[str]:
 
 
 def _slow(budgets: Sequence[Budget]) -> list[str]:
-    fastest = max(budgets, key=lambda budget: budget.tokens_per_second)
-    return ["no drafter is faster than autoregressive decoding on this machine"] if fastest.speedup <= 1 else []
+    slow = fastest([budget.speedup for budget in budgets]) is None
+    return ["no drafter is faster than autoregressive decoding on this machine"] if slow else []
 
 
 def _nothing(candidates: Sequence[Candidate]) -> TreeoptError:

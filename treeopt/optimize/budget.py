@@ -11,6 +11,7 @@ section 2.3.3 (the trade) and appendix G (its overhead and speedup).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ from treeopt.drafter import HEADS
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.latency import ONE_NODE, LatencyProfile, unmeasured
 from treeopt.optimize.isotonic import isotonic
+
+LEAST_GAIN = 0.02  # of tokens per second, with which drafting pays
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,24 @@ def drafting_seconds(
     return found
 
 
+def fastest(speedups: Sequence[float] | NDArray[np.float64]) -> int | None:
+    """The index of the greatest speedup, the first of equal ones; None where plain decoding is as fast.
+
+    `learn`, `compare` and `build` choose by it among chains, trees and policies of all sizes.
+
+    Args:
+        speedups: over autoregressive decoding, of plans that draft, the simplest first.
+
+    Returns:
+        None where no speedup is at least 1 + `LEAST_GAIN`: measured steps vary by as much, and without a drafter there
+        is nothing to keep.
+    """
+    if not len(speedups):
+        return None
+    best = int(np.argmax(speedups))
+    return best if speedups[best] >= 1 + LEAST_GAIN else None
+
+
 def budget_at(
     expected: NDArray[np.float64],
     profile: LatencyProfile,
@@ -149,7 +170,7 @@ def budget_at(
 def best_budget(
     expected: NDArray[np.float64], profile: LatencyProfile, batch: int = 1, context: int | None = None
 ) -> Budget:
-    """The number of nodes with the most tokens per second; the smaller tree where two are equal.
+    """The number of nodes with the most tokens per second by `fastest`; 1 where plain decoding is as fast.
 
     Args:
         expected: as `budget_at`; sizes beyond M or beyond the largest measured one are not considered.
@@ -165,5 +186,5 @@ def best_budget(
     if sizes[0] > ONE_NODE:
         step_seconds(profile, ONE_NODE, batch, context)  # raises E230 with what is missing
     seconds = np.interp(np.arange(1, largest + 1), sizes, isotonic(medians))
-    best = int(np.argmax(expected[:largest] / seconds)) + 1  # the smallest of equal sizes
-    return budget_at(expected, profile, best, batch, context)
+    best = fastest((expected[:largest] * seconds[0] / seconds)[ONE_NODE:])
+    return budget_at(expected, profile, ONE_NODE if best is None else best + ONE_NODE + 1, batch, context)

@@ -87,7 +87,7 @@ class TreeMasks:
         self._nodes, self._depth, self._windows, self._whole = nodes, depth, windows, whole
         self._device = base.device
         # With eager attention, models make a mask of zeros where they get none, or fail where it is one of a mapping.
-        self._makes_masks = base.model.config._attn_implementation != "sdpa"
+        self.made_by_model = base.model.config._attn_implementation != "sdpa"
         self._see = torch.zeros((), dtype=base.dtype, device=base.device)
         self._hide = torch.full((), torch.finfo(base.dtype).min, dtype=base.dtype, device=base.device)
         self._capacity, self._inference = -1, False
@@ -173,11 +173,9 @@ class TreeMasks:
     def autoregressive(self, length: int, rows: int) -> dict[str, None]:
         """The kinds of layers in which the token after `length` others needs no mask: it attends to all of them.
 
-        Attention without a mask is faster, and what an autoregressive baseline is compared with. Empty where the model
-        would make a mask of its own instead, and where a batch would need the masks of some kinds.
+        Attention without a mask is faster, and what an autoregressive baseline is compared with. Empty where a batch
+        would need the masks of some kinds.
         """
-        if self._makes_masks:
-            return {}
         kinds = {kind: None for kind, window in self._windows.items() if window is None or length < window}
         return kinds if rows == 1 or len(kinds) == len(self._windows) else {}
 

@@ -289,6 +289,9 @@ class Session:
         alone, fixed = len(self._lengths) == 1, forward.fixed
         unmasked = {}
         if nodes == 1 and not fixed and min(self._lengths) == longest:
+            if self._masks.made_by_model:  # as in stock `generate`, so that half precision rounds alike
+                self.cache.write_at(None, longest + 1)
+                return None
             unmasked = self._masks.autoregressive(longest, len(self._lengths))
         width = self.cache.capacity if fixed else longest + 1 if unmasked else aligned(longest + nodes)
         entries = None
