@@ -36,7 +36,7 @@ def made() -> Comparison:
         dropped=0,
         skipped=(),
         repeats=3,
-        made_by={},
+        made_by={"dtype": "float32"},
     )
 
 
@@ -73,6 +73,24 @@ def test_one_repeat_has_no_quartiles(load: float, busy: bool, monkeypatch: pytes
             assert all(row["speedup"] is not None for row in found["rows"])
 
 
+def test_several_dtypes() -> None:
+    """A table and a result for each; in half precision equal texts are counted, and none is called lossless."""
+    given = ("compare", *QUICK, "--methods", "recycling", "--dtype", "float32,bfloat16", "--csv", "d.csv")
+    text = treeopt(*given, "--force").stdout
+    one, other = text.split("equal in bfloat16: ")
+    assert "\tlossless\n" in one
+    assert "equal in bfloat16" in one
+    assert re.search(r"^stock generate\t1\t1\.000\t.*\t2/2$", one, flags=re.MULTILINE)
+    assert "lossless" not in other
+    assert re.search(
+        r"^fastest dtype, plain decoding: b?float\d\d, autoregressive, [\d.]+ tokens/s$", other, re.MULTILINE
+    )
+    assert re.search(r"^fastest dtype, recommended: b?float\d\d, .*, [\d.]+ tokens/s$", other, re.MULTILINE)
+    assert {line["dtype"] for line in csv.DictReader(Path("d.csv").read_text().splitlines())} == {"float32", "bfloat16"}
+    assert treeopt_json(*given, "--force")["dtypes"].keys() == {"float32", "bfloat16"}
+    assert "--nproc takes one --dtype" in treeopt(*given, "--force", "--nproc", "2", status=2).stderr
+
+
 def test_methods_that_cannot_run_say_why() -> None:
     """With --model alone there are neither heads nor a draft model; the rows have the reason and no figures."""
     prompts = ("--model", "pocket", "--prompts", "pocket")
@@ -100,7 +118,7 @@ def test_table_and_files() -> None:
 
 def test_csv_has_all_texts_and_the_parts() -> None:
     """One line for all texts, one a category and turn; a method that was left out has its reason."""
-    lines = list(csv.DictReader(as_csv(made()).splitlines()))
+    lines = list(csv.DictReader(as_csv([made()]).splitlines()))
     named = [(line["method"], line["category"]) for line in lines]
     assert named == [
         ("autoregressive", "all"),
@@ -116,7 +134,7 @@ def test_csv_has_all_texts_and_the_parts() -> None:
 
 def test_picture_holds_every_figure_and_is_the_same_again() -> None:
     """The bars are the methods that ran; a lossy one is named; equal figures give equal bytes."""
-    bars = as_bars(made())
+    bars = as_bars([made()])
     assert bars == [
         Bar("autoregressive", 1, 1.0, 1.0, 1.0, 1.0, lossless=True),
         Bar("ngram, static", 16, 2.0, 1.5, 1.4, 1.625, lossless=False),

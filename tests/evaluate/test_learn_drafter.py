@@ -231,7 +231,7 @@ def test_fastest_dtype_is_stored(base: Base, monkeypatch: pytest.MonkeyPatch) ->
     assert [one.speedup for one in found.figures[:half]] == pytest.approx([one.speedup for one in found.figures[half:]])
     assert (found.recommended.dtype, found.recommended.nodes, found.drafter.timed_dtype) == ("bfloat16", 4, "bfloat16")
     assert base.dtype_name == "float32"
-    with pytest.raises(ValueError, match="dtype 'int8'"):
+    with pytest.raises(ValueError, match="dtypes 'int8'"):
         learn_drafter(base, PROMPTS, learning=LITTLE, sizes=(4,), dtypes=("int8",), max_new_tokens=NEW)
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import draft_option, load_draft_model, model_alone
 from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.following import is_one_of_several
 from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED
 from treeopt.cli.options import (
     check_outputs,
     chosen_prompts,
+    dtypes_of,
     force_option,
     load_models,
     model_options,
@@ -31,6 +33,9 @@ from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.configurations import write_note
 from treeopt.files.marks import PICTURE, write_marked
 
+if TYPE_CHECKING:
+    from treeopt.evaluate.comparison import Comparison
+
 _METHODS_HELP = (
     "Comma-separated, of: autoregressive generate lookup recycling assisted mc_sim_7b_63 medusa heads heads+ngram "
     "ngram model model+ngram; the first two are always run [default: all]."
@@ -38,7 +43,7 @@ _METHODS_HELP = (
 
 
 @command("compare")
-@functools.partial(model_options, dtype="float32")
+@functools.partial(model_options, dtype="float32", several=True)
 @functools.partial(draft_option, default=f"{POCKET_DRAFT} for the built-in model, else none")
 @functools.partial(prompt_options, new_tokens=64)
 @click.option("--prompts-learn", help="Prompts to learn from [default: the first half of each category of --prompts].")
@@ -87,8 +92,46 @@ def run(console: Console, **options: Any) -> None:
 
     Steps of other sizes are timed, and of each drafter the tree with the most tokens per second by them is decoded as
     well. The last row, recommended, repeats the method with the highest measured speed; it is autoregressive decoding
-    where no method is faster by 2 %.
+    where no method is faster by 2 %. With --dtype float32,bfloat16 all of this is done in both, one after the other.
     """
+    _check_files(options)
+    source, dtypes = chosen_prompts(options), dtypes_of(options)
+    check_inputs()
+    chosen = _settings(options)
+    division = division_of(options)
+    if len(dtypes) > 1 and (options["nproc"] > 1 or is_one_of_several()):
+        raise click.UsageError("--nproc takes one --dtype")
+    if options["repeats"] == 1:
+        _warn_busy(console)
+    from treeopt.cli.compare_report import as_json, report_comparison, report_dtypes
+    from treeopt.evaluate.compare import compare
+    from treeopt.texts.prompts import load_prompts
+
+    prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
+    say_prompts(console, prompts)
+    found: list[Comparison] = []
+    for options["dtype"] in dtypes:
+        base, loaded = load_models(console, options, with_heads=not model_alone(options))
+        if options["heads"] is None and options["model"] is None and options["draft"] is None:
+            options["draft"] = POCKET_DRAFT
+        draft = load_draft_model(console, options, base)
+        with console.progress("compare") as progress:
+            one = compare(base, loaded, prompts, draft=draft, progress=progress, division=division, **chosen)
+        report_comparison(console, one)
+        found.append(one)
+    if len(found) > 1:
+        report_dtypes(console, found)
+    _write(console, options, found, f"{base.name}, {options['nodes']} nodes")
+    parts = [as_json(one) for one in found]
+    result = parts[0] if len(parts) == 1 else {"dtypes": dict(zip(dtypes, parts, strict=True))}
+    console.result({**result, **origin_of(base, loaded, draft)})
+
+
+command = run
+
+
+def _check_files(options: Mapping[str, Any]) -> None:
+    """Check that the files to write may be written."""
     from treeopt.files.outputs import check_distinct
 
     for name, suffix, kind in (("svg", ".svg", PICTURE), ("csv", ".csv", None)):
@@ -96,39 +139,21 @@ def run(console: Console, **options: Any) -> None:
             check_outputs(options, options[name], kind=kind)
             check_suffix(options[name], suffix, option=f"--{name}")
     check_distinct(options["svg"], options["csv"])
-    source = chosen_prompts(options)
-    check_inputs()
-    chosen = _settings(options)
-    division = division_of(options)
-    if options["repeats"] == 1:
-        _warn_busy(console)
-    from treeopt.cli.compare_report import as_bars, as_csv, as_json, report_comparison
-    from treeopt.evaluate.compare import compare
-    from treeopt.texts.prompts import load_prompts
 
-    prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
-    base, loaded = load_models(console, options, with_heads=not model_alone(options))
-    if options["heads"] is None and options["model"] is None and options["draft"] is None:
-        options["draft"] = POCKET_DRAFT
-    draft = load_draft_model(console, options, base)
-    say_prompts(console, prompts)
-    with console.progress("compare") as progress:
-        found = compare(base, loaded, prompts, draft=draft, progress=progress, division=division, **chosen)
-    report_comparison(console, found)
+
+def _write(console: Console, options: Mapping[str, Any], found: Sequence[Comparison], title: str) -> None:
+    """Write the picture and the figures of all dtypes."""
+    from treeopt.cli.compare_report import as_bars, as_csv
+
     if options["svg"] is not None:
         from treeopt.view.bars import render_bars
 
-        picture = render_bars(as_bars(found), f"{base.name}, {options['nodes']} nodes")
-        write_marked(options["svg"], picture, PICTURE, console.configuration)
+        write_marked(options["svg"], render_bars(as_bars(found), title), PICTURE, console.configuration)
         console.note(f"wrote {options['svg']}")
     if options["csv"] is not None:
         write_text(options["csv"], as_csv(found))
         write_note(options["csv"], console.configuration)
         console.note(f"wrote {options['csv']}")
-    console.result({**as_json(found), **origin_of(base, loaded, draft)})
-
-
-command = run
 
 
 def _warn_busy(console: Console) -> None:

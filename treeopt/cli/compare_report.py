@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, say_skipped, spread_text, threads
@@ -19,33 +20,36 @@ _NAMES = {"generate": "stock generate"}  # printed in place of a method's name
 _COLUMNS = (
     *("method", "nodes", "category", "texts", "mean_acceptance_length"),
     *("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high"),
-    *("speedup", "speedup_low", "speedup_high", "lossless", "same_texts", "left_out"),
+    *("speedup", "speedup_low", "speedup_high", "lossless", "same_texts", "left_out", "dtype"),
 )
 ALL = "all"  # the category of all texts, in CSV
 
 
 def report_comparison(console: Console, found: Comparison) -> None:
     """Print one line a method, the figures by category and turn, and what they are of."""
-    best = found.recommended
+    best, dtype = found.recommended, found.made_by["dtype"]
+    exact = dtype == "float32"
     rows = [*map(_cells, found.rows), [f"recommended: {_cells(best)[0]}", *_cells(best)[1:]]]
-    console.table(["method", "nodes", "tokens/step", "tokens/s", "speedup", "lossless"], rows)
+    equal = "lossless" if exact else f"equal in {dtype}"
+    console.table(["method", "nodes", "tokens/step", "tokens/s", "speedup", equal], rows)
     repeats = f"median (quartiles) of {found.repeats} repeats" if found.repeats > 1 else "one repeat"
     console.say(
         "tokens/step: all tokens / all steps, the mean acceptance length; speedup: over autoregressive decoding by our "
         f"loop, without prefill; {repeats}, batch 1, {found.made_by['device']}, {threads(found.made_by['threads'])}"
     )
     console.say(
-        "lossless: texts that equal stock greedy generate token for token; "
+        f"{equal}: texts that equal stock greedy generate token for token; "
         f"learned from {counted(found.learned, 'prompt')}, judged on {len(found.texts)} other texts"
     )
     for row in found.rows:
         if row.left_out:
             console.say(f"{row.method} was left out: {row.left_out}")
-        elif not row.lossless:
+        elif not row.lossless and exact:
             differing = len(found.texts) - row.same
             console.warn(
                 f"warning: {row.method} differs on {counted(differing, 'text')}; treeopt validate finds the causes"
             )
+    _report_gaps(console, found)
     _report_parts(console, found, "category", {row.method: row.by_category for row in found.rows})
     by_turn = {row.method: {f"turn {turn}": one for turn, one in row.by_turn.items()} for row in found.rows}
     if any(len(parts) > 1 for parts in by_turn.values()):
@@ -55,12 +59,35 @@ def report_comparison(console: Console, found: Comparison) -> None:
     say_skipped(console, found.skipped)
 
 
+def _report_gaps(console: Console, found: Comparison) -> None:
+    """Print how near ties are where texts in half precision differ."""
+    gaps = [gap for row in found.rows for gap in row.gaps]
+    if gaps:
+        console.say(
+            "where a text first differs, the logits of the two tokens by one forward are "
+            f"{min(gaps):.2g} to {max(gaps):.2g} apart; treeopt validate finds the causes"
+        )
+
+
+def report_dtypes(console: Console, found: Sequence[Comparison]) -> None:
+    """Print the dtype with the most tokens per second, without and with speculative decoding."""
+
+    def speed(pair: tuple[str, Row]) -> float:
+        figures = pair[1].figures
+        return 0.0 if figures is None or figures.tokens_per_second is None else figures.tokens_per_second.median
+
+    plain = max(((one.made_by["dtype"], one.rows[0]) for one in found), key=speed)
+    best = max(((one.made_by["dtype"], one.recommended) for one in found), key=speed)
+    for what, (dtype, row) in (("plain decoding", plain), ("recommended", best)):
+        console.say(f"fastest dtype, {what}: {dtype}, {_cells(row)[0]}, {speed((dtype, row)):.1f} tokens/s")
+
+
 def _cells(row: Row) -> list[str]:
     name, nodes = _NAMES.get(row.method, row.method), "-" if row.nodes is None else str(row.nodes)
     if row.figures is None:
         return [name, nodes, "-", "-", "-", "left out"]
     figures = row.figures
-    share = "yes" if row.lossless else f"{row.same}/{figures.texts}"
+    share = "yes" if row.lossless and row.exact else f"{row.same}/{figures.texts}"
     speeds = spread_text(figures.tokens_per_second, 0), spread_text(figures.speedup, 2)
     return [name, nodes, f"{figures.mean_acceptance_length:.3f}", *speeds, share]
 
@@ -85,31 +112,33 @@ def _short(figures: Figures) -> str:
     return f"{figures.mean_acceptance_length:.2f} ({speedup})"
 
 
-def as_bars(found: Comparison) -> list[Bar]:
-    """The methods that ran, for the picture."""
+def as_bars(found: Sequence[Comparison]) -> list[Bar]:
+    """The methods that ran, for the picture; of several dtypes with their names."""
     from treeopt.view.bars import Bar
 
     return [
         Bar(
-            _NAMES.get(row.method, row.method),
+            _NAMES.get(row.method, row.method) + (f", {one.made_by['dtype']}" if len(found) > 1 else ""),
             row.nodes or 1,
             row.figures.mean_acceptance_length,
             *_ends(row.figures.speedup),
             lossless=bool(row.lossless),
         )
-        for row in found.rows
+        for one in found
+        for row in one.rows
         if row.figures is not None
     ]
 
 
-def as_csv(found: Comparison) -> str:
-    """One line a method for all texts, and one for each category and turn."""
+def as_csv(found: Sequence[Comparison]) -> str:
+    """One line a method for all texts, and one for each category and turn; the last column is the dtype."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for row in found.rows:
-        for line in _lines(row):
-            writer.writerow({name: "" if value is None else value for name, value in line.items()})
+    for one in found:
+        for line in itertools.chain.from_iterable(map(_lines, one.rows)):
+            known = {**line, "dtype": one.made_by["dtype"]}
+            writer.writerow({name: "" if value is None else value for name, value in known.items()})
     return stream.getvalue()
 
 
@@ -158,6 +187,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         **(none if row.figures is None else _figures_as_json(row.figures)),
         "lossless": row.lossless,
         "same_texts": row.same,
+        "gaps": list(row.gaps),
         "by_category": {name: _figures_as_json(figures) for name, figures in row.by_category.items()},
         "by_turn": {str(turn): _figures_as_json(figures) for turn, figures in row.by_turn.items()},
         "left_out": row.left_out or None,

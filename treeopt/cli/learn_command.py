@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,6 +46,8 @@ from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRA
 
 if TYPE_CHECKING:
     from treeopt.evaluate.learn_drafter import LearnedDrafter
+    from treeopt.models.base import Base
+    from treeopt.models.layouts import LoadedHeads
 
 
 @command("learn")
@@ -94,9 +97,7 @@ def run(console: Console, **options: Any) -> None:
     """
     from treeopt.files.drafters import save_drafter
 
-    drafter = chosen_drafter(options, HEADS_NGRAM)
-    if drafter not in LEARNED:
-        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
+    drafter = _drafter(options)
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     check_inputs()
@@ -112,8 +113,8 @@ def run(console: Console, **options: Any) -> None:
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
     check_trees(base)
-    fields = {"seed": options["seed"], "ngram": drafter in WITH_TABLE, "levels": options["levels"]}
-    learning = Learning(options["learn_tokens"], options["temperature"], **fields)
+    fields = {name: options[name] for name in ("temperature", "seed", "levels")}
+    learning = Learning(options["learn_tokens"], ngram=drafter in WITH_TABLE, **fields)
     announce_learning(console, learning, prompts, options["max_new_tokens"])
     with ending_work(console, work):
         with console.progress("learn") as progress:
@@ -132,13 +133,24 @@ def run(console: Console, **options: Any) -> None:
         made = with_configuration(found.drafter, console.configuration)
         save_drafter(made, options["output"], overwrite=options["force"])
         work.remove()
-    where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
-    if base.adapter is not None:
-        where += f" --adapter {base.adapter.name}"
-    _report(console, found, options["output"], where)
+    _report(console, found, options["output"], _where(base, loaded))
 
 
 command = run
+
+
+def _drafter(options: Mapping[str, Any]) -> str:
+    """The drafter to learn, by name."""
+    drafter = chosen_drafter(options, HEADS_NGRAM)
+    if drafter not in LEARNED:
+        raise click.BadParameter(f"{drafter!r} is not {' or '.join(LEARNED)}", param_hint="--drafter")
+    return drafter
+
+
+def _where(base: Base, loaded: LoadedHeads | None) -> str:
+    """The options that name the models, for the next command."""
+    where = f"--heads {loaded.name}" if loaded is not None else f"--model {base.name}"
+    return where if base.adapter is None else f"{where} --adapter {base.adapter.name}"
 
 
 def _report(console: Console, found: LearnedDrafter, output: str, where: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,15 +16,16 @@ from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.inputs import check_inputs
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import numbers_option
-from treeopt.cli.options import check_outputs, force_option, load_models, model_options
+from treeopt.cli.options import check_outputs, dtypes_of, force_option, load_models, model_options
 from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
 
 if TYPE_CHECKING:
+    from treeopt.drafter import Drafter
     from treeopt.latency import LatencyProfile
 
 
 @command("profile")
-@functools.partial(model_options, dtype="auto")
+@functools.partial(model_options, dtype="auto", several=True)
 @numbers_option(
     "--sizes",
     default=[",".join(map(str, PROFILE_NODES))],
@@ -55,26 +58,54 @@ def run(console: Console, **options: Any) -> None:
     All sizes take turns in every round. The step of one node is autoregressive decoding by the same loop, without
     drafts; overheads refer to it. `build --nodes auto` takes a profile of its own --kind and of its calibration's
     drafter. With --model alone and no --drafter, drafts are those of an n-gram drafter with an empty table.
+
+    Of several dtypes the first is written to OUTPUT, and each other one to a file with the dtype before the suffix.
     """
     from treeopt.files.drafters import load_drafter
     from treeopt.files.profiles import save_profile
 
-    file = options["drafter"]
-    check_outputs(options, options["output"])
-    check_suffix(options["output"], ".yaml", ".yml")
+    file, dtypes = options["drafter"], dtypes_of(options)
+    outputs = [options["output"], *(_output_for(options["output"], dtype) for dtype in dtypes[1:])]
+    for output in outputs:
+        check_outputs(options, output)
+        check_suffix(output, ".yaml", ".yml")
     if not file and options["draft"] is not None:
         raise click.UsageError("--draft needs --drafter, from `treeopt learn --draft MODEL`")
     check_inputs()
     drafter = load_drafter(file) if file else None
+    profiles = []
+    for options["dtype"], output in zip(dtypes, outputs, strict=True):
+        profile = with_configuration(_measured(console, options, drafter), console.configuration)
+        save_profile(profile, output)
+        _report(console, profile)
+        console.note(f"wrote {output}")
+        profiles.append(profile)
+    if len(profiles) > 1:
+        _report_dtypes(console, profiles)
+    found = [_as_dict(profile, output) for profile, output in zip(profiles, outputs, strict=True)]
+    console.result(found[0] if len(found) == 1 else {"dtypes": dict(zip(dtypes, found, strict=True))})
+
+
+command = run
+
+
+def _output_for(output: str, dtype: str) -> str:
+    """The file of a further dtype: its name goes before the suffix."""
+    path = Path(output)
+    return str(path.with_name(f"{path.stem}.{dtype}{path.suffix}"))
+
+
+def _measured(console: Console, options: dict[str, Any], drafter: Drafter | None) -> LatencyProfile:
+    """The profile in the dtype of the options."""
     from treeopt.evaluate.profile import largest_context, measure_profile
 
-    base, loaded = load_models(console, options, with_heads=uses_heads(options, file, drafter))
+    base, loaded = load_models(console, options, with_heads=uses_heads(options, options["drafter"], drafter))
     draft = load_draft_model(console, options, base, drafter)
     warn_other_drafter(console, drafter, base, loaded, draft)
     room = largest_context(base, None if loaded is None else loaded.heads, options["sizes"], drafter, options["kind"])
     contexts = options["context"] or (max(1, min(PROFILE_CONTEXT, room)),)
     with console.progress("profile") as progress:
-        profile = measure_profile(
+        return measure_profile(
             base,
             loaded,
             nodes=options["sizes"],
@@ -86,15 +117,31 @@ def run(console: Console, **options: Any) -> None:
             draft=draft,
             progress=progress,
         )
-    profile = with_configuration(profile, console.configuration)
-    save_profile(profile, options["output"])
-    _report(console, profile, options["output"])
 
 
-command = run
+def _report_dtypes(console: Console, profiles: Sequence[LatencyProfile]) -> None:
+    """Print the seconds of all dtypes side by side, with the fastest one of each size."""
+    dtypes = [str(profile.provenance["dtype"]) for profile in profiles]
+    rows, fastest = [], dict[bool, list[str]]()
+    for points in zip(*(profile.points for profile in profiles), strict=True):
+        seconds = [point.seconds for point in points]
+        best = dtypes[seconds.index(min(seconds))]
+        fastest.setdefault(points[0].nodes == ONE_NODE, []).append(best)
+        sizes = (points[0].nodes, points[0].batch, points[0].context)
+        rows.append([*map(str, sizes), *(f"{one * 1e3:.3f}" for one in seconds), best])
+    console.table(["nodes", "batch", "context", *(f"ms, {dtype}" for dtype in dtypes), "fastest"], rows)
+    for alone, what in ((True, "without a drafter"), (False, "with one")):
+        console.say(f"fastest {what}: {' or '.join(dict.fromkeys(fastest.get(alone, ['not measured'])))}")
+    console.say("each dtype was measured after the one before it; treeopt learn times steps of all dtypes in turn")
 
 
-def _report(console: Console, profile: LatencyProfile, output: str) -> None:
+def _as_dict(profile: LatencyProfile, output: str) -> dict[str, Any]:
+    """The keys of `--json`."""
+    points = [vars(point) for point in profile.points]
+    return {"points": points, "provenance": profile.provenance, "output": output}
+
+
+def _report(console: Console, profile: LatencyProfile) -> None:
     ones = {(p.batch, p.context): p.seconds for p in profile.points if p.nodes == ONE_NODE}
     rows = [
         [
@@ -114,5 +161,3 @@ def _report(console: Console, profile: LatencyProfile, output: str) -> None:
         f"rounds ({source['dtype']}, {source['device']}, {threads(source['threads'])}, {source['attention']} "
         "attention); spread: quartile distance / median; overhead: to one node, without drafts"
     )
-    console.note(f"wrote {output}")
-    console.result({"points": [vars(point) for point in profile.points], "provenance": source, "output": output})

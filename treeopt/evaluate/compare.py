@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.comparison import CompareOptions, Comparison, Figures, Row, halves, spread_evenly
 from treeopt.evaluate.contenders import Contender, Entry, Job, LeftOut, contenders
+from treeopt.evaluate.divergence import ENDED, first_difference
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.runs import Runs, decode_all
@@ -95,7 +96,7 @@ def compare(
         runs = decode_all(baselines, base, texts, chosen.decoding, progress, content=content)
         chosen.division.leader_only()
     return Comparison(
-        rows=_rows(entries, runs),
+        rows=_rows(entries, runs, base),
         texts=runs.texts,
         learned=len(learned.prompts),
         dropped=len(encoded.texts) - len(_others(job, encoded)),
@@ -140,30 +141,44 @@ def _others(job: Job, encoded: Encoded) -> list[Text]:
     return others
 
 
-def _rows(entries: Sequence[Entry], runs: Runs) -> tuple[Row, ...]:
+def _rows(entries: Sequence[Entry], runs: Runs, base: Base) -> tuple[Row, ...]:
     trials = tuple(
         Trial(text.prompt_id, text.category, text.turn, by_name)
         for text, by_name in zip(runs.texts, runs.by_text, strict=True)
     )
-    return tuple(_row(entry, Metrics(trials), runs) for entry in entries)
+    return tuple(_row(entry, Metrics(trials), runs, base) for entry in entries)
 
 
-def _row(entry: Entry, metrics: Metrics, runs: Runs) -> Row:
+def _row(entry: Entry, metrics: Metrics, runs: Runs, base: Base) -> Row:
     """The figures of one method, or why there are none."""
-    name = entry.name
+    name, exact = entry.name, base.dtype == torch.float32
     if isinstance(entry, LeftOut):
         return Row(name, None, left_out=entry.why)
     if name in runs.left_out:
         return Row(name, entry.nodes, left_out=runs.left_out[name])
-    same = [
-        all(run.tokens == text.answer for run in by_name[name])
+    other = [
+        (text, [run.tokens for run in by_name[name] if run.tokens != text.answer])
         for text, by_name in zip(runs.texts, runs.by_text, strict=True)
     ]
+    differing = [(text, found[0]) for text, found in other if found]
     return Row(
         name,
         entry.nodes,
         Figures.of(metrics, name),
-        sum(same),
+        len(runs.texts) - len(differing),
         {part: Figures.of(of_part, name) for part, of_part in metrics.by_category.items()},
         {turn: Figures.of(of_turn, name) for turn, of_turn in metrics.by_turn.items()},
+        exact=exact,
+        gaps=() if exact else tuple(_gaps(base, name, differing)),
     )
+
+
+@torch.inference_mode()
+def _gaps(base: Base, name: str, differing: Sequence[tuple[Text, Sequence[int]]]) -> Iterator[float]:
+    """The difference of the logits of the two tokens where each text first differs, where neither has ended."""
+    for text, tokens in differing:
+        found = first_difference(text, name, tokens)
+        if ENDED not in (found.greedy_token, found.found_token):
+            prefix = torch.tensor([[*text.prompt, *text.answer[: found.position]]], device=base.device)
+            logits = base.forward(prefix, use_cache=False, logits_to_keep=1)[0][0, -1].float()
+            yield abs(float(logits[found.greedy_token] - logits[found.found_token]))

@@ -136,6 +136,9 @@ class Row:
         by_category: by the categories of the prompt file.
         by_turn: by the turns of dialogues, from 1.
         left_out: why the method cannot run; empty where it ran.
+        exact: whether the model is in float32. In half precision texts may differ at near ties.
+        gaps: in half precision, for each text that differs, the difference of the logits of the two tokens at its first
+            difference, by one forward over the text before it.
     """
 
     method: str
@@ -145,6 +148,8 @@ class Row:
     by_category: Mapping[str, Figures] = field(default_factory=dict)
     by_turn: Mapping[int, Figures] = field(default_factory=dict)
     left_out: str = ""
+    exact: bool = True
+    gaps: Sequence[float] = ()
 
     @property
     def lossless(self) -> bool | None:

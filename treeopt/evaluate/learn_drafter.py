@@ -15,11 +15,11 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.defaults import LEARN_SIZES
 from treeopt.drafter import PLAN, Drafter
 from treeopt.drafting.learn import Learning
-from treeopt.errors import check_counts
+from treeopt.errors import check_choice, check_counts
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.plan_figures import PlanFigures, fastest_of, figures_of, plans_of, timed
 from treeopt.evaluate.timed_step import AcceptDeepest
-from treeopt.models.base import Base
+from treeopt.models.base import DTYPES, Base
 from treeopt.models.draft import as_draft
 from treeopt.models.fit import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
@@ -66,7 +66,6 @@ def learn_drafter(
     tokenizer: PreTrainedTokenizerBase | None = None,
     learning: Learning | None = None,
     sizes: Sequence[int] = LEARN_SIZES,
-    dtypes: Sequence[str] = (),
     progress: Progress = silent,
     **options: Any,
 ) -> LearnedDrafter:
@@ -85,10 +84,10 @@ def learn_drafter(
         learning: how the drafter is learned; None for the defaults.
         sizes: numbers of nodes, root counted, at most 254. Beside plain decoding, a static tree and per-step trees of
             each size are measured. A tree is smaller where more nodes accept nothing more.
-        dtypes: further dtypes in which the same steps are timed, by copies of the model; the drafter's `source` has the
-            one of the recommended plan. A draft model keeps its dtype.
         progress: called after each batch, and after each round of timed steps.
-        options: fields of `CalibrationOptions`.
+        options: fields of `CalibrationOptions`; and `dtypes`, further dtypes in which the same steps are timed, by
+            copies of the model. The drafter's `timed_dtype` is that of the recommended plan; a draft model keeps its
+            dtype.
 
     Raises:
         TreeoptError: as `run_calibration`, `build_tree` and `TreeDecoder`.
@@ -102,6 +101,9 @@ def learn_drafter(
         (0, True)
     """
     _check_sizes(sizes)
+    dtypes: Sequence[str] = options.pop("dtypes", ())
+    for dtype in dtypes:
+        check_choice("dtypes", dtype, DTYPES)
     base, loaded = as_base(model, tokenizer), None if heads is None else as_heads(heads)
     draft = options["draft"] = as_draft(options.get("draft"), base)
     run = run_calibration(
