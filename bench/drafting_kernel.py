@@ -63,7 +63,7 @@ class Drafting:
         twin.head_logits = self._given
         self.numpy = twin.start(self.texts, LEVELS)
 
-    def _given(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+    def _given(self, states: torch.Tensor, depth: int, known: torch.Tensor | None = None) -> torch.Tensor:
         return self.logits
 
     def look(self) -> None:

@@ -241,7 +241,9 @@ def test_grown_trees_have_no_more_nodes_than_candidates(kernel: SimpleNamespace)
     session = of_heads(kernel)
     seen = session._step.seen.reshape(1, -1)
     asked = []
-    session.source.observe = lambda states, depth: asked.append((states, depth)) or torch.from_numpy(seen)[None]
+    session.source.observe = lambda states, depth, _logits: (
+        asked.append((states, depth)) or torch.from_numpy(seen)[None]
+    )
     drafts = session.grow(torch.tensor([2]), "states", Limits((64,), (0.0,), 2))
     assert asked == [("states", 2)]
     assert drafts.tokens.tolist() == [[2, 0, 1, 0, 0, 1, 1]]  # by depth, then by chance: 0.35, 0.21, 0.1, 0.06

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import random_heads, tiny_base
 
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting import compiled, model
 from treeopt.drafting.fit_drafter import Sample
@@ -56,6 +57,33 @@ def test_what_a_drafter_reads(drafter: Drafter, window: int, known: int, name: s
         assert torch.equal(made.logits(states, 3)[0], BASE.lm_head(states))
     first = made.shape(compile_ranks(Tree.chain(2)))
     assert (first.parents.tolist(), first.depths.tolist()) == ([0, 0, 1], [0, 1, 2])
+
+
+def test_lm_head_runs_once_a_step() -> None:
+    """A step's drafts come from the logits of its forward: the LM head, whose weights are many, is not run again."""
+    base = tiny_base("llama")
+    drafter = Drafter.untrained(base.vocab_size)
+    decoder = TreeDecoder(base, None, TreePolicy(6, drafter.depth, drafter.id), drafter=drafter)
+    decoder.generate([3], 3)  # whether the logits are those of the LM head is found out once
+    calls: list[torch.Size] = []
+    handle = base.lm_head.register_forward_hook(lambda _module, _given, found: calls.append(found.shape))
+    found = decoder.generate([3, 5, 9], 12)
+    handle.remove()
+    steps = found.step_lengths if found.step_lengths[-1] > 1 else found.step_lengths[:-1]  # the last root alone
+    assert len(calls) == 1 + len(steps)
+
+
+@pytest.mark.parametrize(("family", "config"), [("gemma2", {"final_logit_softcapping": 0.5}), ("llama", {})])
+def test_logits_that_a_model_caps_are_not_those_of_the_lm_head(family: str, config: dict[str, float]) -> None:
+    """Drafts are then those of the LM head's own outputs, as in tracing."""
+    base = tiny_base(family, **config)
+    assert base.logits_of_lm_head is (family == "llama")
+    made = RecordProposer(base, None, Drafter.untrained(base.vocab_size))
+    logits, states = base.forward(torch.tensor([[3, 5, 9]]), use_cache=False)
+    found = made.observe(states[0], 1, logits[0])
+    assert torch.equal(found, made.observe(states[0], 1))
+    other = made.observe(states[0], 1, logits[0] + torch.arange(len(logits[0, 0])))
+    assert torch.equal(found, other) is (family == "gemma2")
 
 
 def test_arrays_of_a_tree() -> None:

@@ -39,6 +39,7 @@ class Rows:
         roots: each row's first token.
         root: the same as int64 [B] on the model's device.
         hidden: float [B, d], the states that chose the roots.
+        logits: float [B, V], the base's logits there.
         generator: of random draws; None for torch's default.
 
     Attributes:
@@ -53,6 +54,7 @@ class Rows:
         roots: list[int],
         root: Tensor,
         hidden: Tensor,
+        logits: Tensor | None,
         generator: torch.Generator | None,
     ) -> None:
         self.indices = list(range(len(roots)))
@@ -60,7 +62,7 @@ class Rows:
         self.roots, self.root, self.hidden = roots, root, hidden
         self.generator = generator
         with torch.inference_mode():
-            observed = drafting.observe(hidden)
+            observed = drafting.observe(hidden, logits)
         if observed is not None:
             drafting.look(observed.numpy(force=True))
 
@@ -78,7 +80,7 @@ class Rows:
         """
         logits, hidden = verified
         self.hidden = _at(hidden, node)
-        observed = self.drafting.observe(self.hidden)
+        observed = self.drafting.observe(self.hidden, _at(logits, node))
         one_node = drafts.tokens.shape[1] == 1
         paths = node[:, None] if one_node else drafts.tree.paths_to(node)  # [B, D+1]
         parts = [root[:, None]] if one_node else _of_step(drafts, paths, root)

@@ -183,7 +183,7 @@ class TreeDecoder:
         window = self.trees.window
         texts = [prompt[max(0, len(prompt) + 1 - window) :].tolist() if window else [] for prompt in prompts]
         drafting = self.trees.start([[*text, first] for text, first in zip(texts, roots, strict=True)])
-        return Rows(session, drafting, roots, root, hidden, generator)
+        return Rows(session, drafting, roots, root, hidden, logits, generator)
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> list[Step]:

@@ -156,8 +156,8 @@ class HeadsSession(ProposerSession):
     def features(self, true: Ints) -> Features:
         return self._on_host().features(true)
 
-    def observe(self, states: Tensor) -> Tensor | None:
-        return None if self.static or not self._depth else self._scored.observe(states)
+    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
+        return None if self.static or not self._depth else self._scored.observe(states, logits)
 
     def look(self, observed: Observed) -> None:
         self._scored.look(observed)

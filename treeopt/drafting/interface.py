@@ -7,7 +7,7 @@ Each step of a decoder makes these calls, all for all rows of the batch:
     drafts = session.grow(roots, states, limits)     # for each row a tree of its likeliest nodes
     ...
     session.keep(kept)                               # the tokens that were accepted
-    observed = session.observe(states)               # on the device: what the host needs of the next states
+    observed = session.observe(states, logits)       # on the device: what the host needs of the next states
     session.look(host_copy_of_observed)              # the caller transfers it with the result of the step
 
 Tracing makes every position of a finished text a row, calls `begin`, and looks up the tokens that follow (`trace`,
@@ -248,8 +248,13 @@ class ProposerSession(ABC):
     def features(self, true: Ints) -> Features:
         """The terms of the candidates' scores after the true tokens int64 [B, depth], for fitting the weights."""
 
-    def observe(self, states: Tensor) -> Tensor | None:
-        """On the device, int32 [B, n]: what the host needs of the states of the next step; None if nothing."""
+    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor | None:
+        """On the device, int32 [B, n]: what the host needs of the states of the next step; None if nothing.
+
+        Args:
+            states: float [B, d].
+            logits: float [B, V], the base's logits at these states, if known.
+        """
         return None
 
     def look(self, observed: Observed) -> None:  # noqa: B027 - not all drafters read states on the host

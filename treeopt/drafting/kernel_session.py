@@ -19,7 +19,7 @@ from treeopt.verify.buffers import Buffers
 class Source(Scored, Protocol):
     """What a session reads of its drafter; see `RecordProposer`."""
 
-    def observe(self, states: Tensor, depth: int) -> Tensor: ...
+    def observe(self, states: Tensor, depth: int, logits: Tensor | None = None) -> Tensor: ...
 
     def shape(self, tree: Buffers) -> Shape: ...
 
@@ -29,8 +29,8 @@ class KernelSession(KernelRows, ProposerSession):
 
     source: Source
 
-    def observe(self, states: Tensor) -> Tensor:
-        return self.source.observe(states, self.depth).flatten(1)
+    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor:
+        return self.source.observe(states, self.depth, logits).flatten(1)
 
     def look(self, observed: Observed) -> None:
         self.looked = observed

@@ -74,8 +74,12 @@ class RecordProposer:
         note_compilation()
         return KernelSession(self, texts, depth, ends)
 
-    def logits(self, states: Tensor, depth: int) -> Tensor:
-        """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [0 or 1, B, V] of the LM head."""
+    def logits(self, states: Tensor, depth: int, known: Tensor | None = None) -> Tensor:
+        """Logits at states [B, d]: float [min(depth, H), B, V] of the heads, or [0 or 1, B, V] of the LM head.
+
+        `known` are the base's logits [B, V] there. Where they are the LM head's outputs, it is not run again: with one
+        text that would take as long as for all nodes of a step, whose time is that of reading its weights.
+        """
         if self.heads is not None or self.drafter.lm_head_levels:
             check_states_fit(self.base, states)
         if self.heads is not None:
@@ -83,11 +87,13 @@ class RecordProposer:
             return logits
         if not min(depth, self.drafter.lm_head_levels):
             return states.new_zeros(0, len(states), self.vocab_size)
+        if known is not None and self.base.logits_of_lm_head:
+            return known[None]
         return self.base.lm_logits(states)[None]
 
-    def observe(self, states: Tensor, depth: int) -> Tensor:
-        """`top_logprobs` of each level's logits at states [B, d]: int32 [B, H', 2 K + 1]."""
-        return top_logprobs(self.logits(states, depth), self.known).transpose(0, 1)
+    def observe(self, states: Tensor, depth: int, logits: Tensor | None = None) -> Tensor:
+        """`top_logprobs` of each level's logits at states [B, d]: int32 [B, H', 2 K + 1]; `logits` as `known` above."""
+        return top_logprobs(self.logits(states, depth, logits), self.known).transpose(0, 1)
 
     def shape(self, tree: Buffers) -> Shape:
         """The kernel's arrays of a tree; those of the last tree are stored."""

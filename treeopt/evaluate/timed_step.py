@@ -48,7 +48,7 @@ class TimedStep:
         self.decoder = decoder
         texts = [[*text, root] for text, root in zip(prompts.tolist(), cached.roots, strict=True)]
         drafting = decoder.trees.start(texts)
-        self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None)
+        self.rows = Rows(cached.session, drafting, cached.roots, cached.root, cached.hidden, None, None)
         self._start = self.rows.mark()
 
     def seconds(self) -> float:

@@ -232,6 +232,14 @@ class Base:
             out = self.model(ids, output_hidden_states=-1, **inputs)
         return out.logits, out.hidden_states[-1]
 
+    @functools.cached_property
+    def logits_of_lm_head(self) -> bool:
+        """Whether the logits of a forward are the outputs of the LM head: not where a model scales or caps them."""
+        ids = torch.arange(min(_TRIED, self.vocab_size, self.context), device=self.device)
+        with torch.no_grad():  # not inference_mode, as `check_runs`
+            logits, states = self.outputs(ids[None], use_cache=False)
+            return states.ndim == 3 and torch.equal(logits, self.lm_logits(states))
+
     def lm_logits(self, states: Tensor) -> Tensor:
         """The LM head's outputs for states [..., d], on their device: [..., V]. Some models scale or cap them."""
         logits: Tensor = self.lm_head(states)
