@@ -81,7 +81,7 @@ class TreePolicy:
 
 
 def _is_whole(*numbers: object) -> bool:
-    return all(isinstance(number, Integral) for number in numbers)
+    return all(isinstance(number, Integral) and not isinstance(number, bool) for number in numbers)
 
 
 Plan = Tree | TreePolicy  # one tree for all steps, or one for each step
