@@ -25,6 +25,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "no number of nodes": {"nodes": "8"},
     "no depth": {"depth": 0},
     "half a level": {"depth": 2.5},
+    "no number of levels": {"depth": True},
     "no drafter": {"drafter": ""},
     "size_cost of other nodes": {"size_cost": ((1, 0.5), (4, 1.0))},
     "falling": {"size_cost": ((4, 0.5), (1, 0.6), (8, 1.0))},
