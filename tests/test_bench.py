@@ -142,7 +142,7 @@ def test_exact_is_exact(bench: Bench, base: Base, loaded: LoadedHeads, shared: P
 def test_every_script_is_run() -> None:
     """Every script of bench/ is run here; every other module there is imported by one."""
     found = {path.stem: "__main__" in path.read_text() for path in BENCH.glob("*.py")}
-    assert {name for name, runs in found.items() if runs} == {*CALLS, "smollm2"}  # which make test-smollm2 runs
+    assert {name for name, runs in found.items() if runs} == {*CALLS, "smollm2"}  # which make test-chat-model runs
     assert {name for name, runs in found.items() if not runs} == PARTS
     used = {
         node.module

@@ -149,6 +149,7 @@ SEVERAL_KINDS = {
     "--batch": "profile and plan take lists",
     "--context": "profile and plan take lists",
     "--drafter": "build takes auto alone",
+    "--dtype": "profile, learn and compare take several",
     "--batch-size": "commands that store their batches take auto",
 }
 # Options that name the same kind of thing with another use in some commands, which their help describes.
@@ -156,7 +157,7 @@ SEVERAL_TEXTS = {
     *SEVERAL_KINDS,
     *("--calibration", "--profile", "--output", "--csv", "--kind", "--temperature", "--draft", "--heads", "--model"),
     *("--acceptance", "--to", "--for", "--force", "--resume", "--holdout", "--largest", "--num-heads", "--repeats"),
-    *("--seed", "--dtype", "--draws", "--learn-tokens", "--shared-lm-head", "--top-k"),
+    *("--seed", "--draws", "--learn-tokens", "--shared-lm-head", "--top-k"),
     *("--values", "--weights", "--tree", "--title"),
 }
 

@@ -364,7 +364,7 @@ LINES = {
     "dashes": ["generate", "--tree", "a tree.yaml", "--", "--nodes is no option here"],
     "stdin": ["generate", "-", "--no-chat-template"],
     "config": ["validate", "--config", "run.yaml", "--judge", "2"],
-    "repeated": ["compare", "--profile", "one.yaml", "--profile", "-two.yaml", "--config", "run.yaml"],
+    "repeated": ["learn", "--nodes", "4", "--nodes", "8", "--output", "-two.safetensors", "--config", "run.yaml"],
 }
 
 
@@ -373,13 +373,13 @@ def test_printed_command_has_the_same_parameters(line: list[str], monkeypatch: p
     """With a file and the environment in play, the command alone gives the same values."""
     write(
         "limit: 3\nvalidate: {tree: 'it''s.yaml', repeats: 2, chat-template: false}\n"
-        "compare: {methods: 'ngram, heads', seed: 7, force: false}\ndefaults: {dtype: bfloat16}\n"
+        "learn: {drafter: 'heads+ngram', seed: 7, force: false}\ndefaults: {dtype: bfloat16}\n"
     )
-    for name, value in (("VALIDATE_MAX_NEW_TOKENS", "9"), ("COMPARE_NODES", "12"), ("GENERATE_MODEL", "a b")):
+    for name, value in (("VALIDATE_MAX_NEW_TOKENS", "9"), ("LEARN_LEVELS", "12"), ("GENERATE_MODEL", "a b")):
         monkeypatch.setenv(f"TREEOPT_{name}", value)
     given = parsed(*line)
     command = command_line(given)
-    for name in ("VALIDATE_MAX_NEW_TOKENS", "COMPARE_NODES", "GENERATE_MODEL"):
+    for name in ("VALIDATE_MAX_NEW_TOKENS", "LEARN_LEVELS", "GENERATE_MODEL"):
         monkeypatch.delenv(f"TREEOPT_{name}")
     program_name, *words = shlex.split(command)
     again = parsed(*words)
@@ -387,7 +387,7 @@ def test_printed_command_has_the_same_parameters(line: list[str], monkeypatch: p
     assert again.params.pop("json")
     assert again.params == {name: value for name, value in given.params.items() if name != "json"}
     assert "--config" not in words
-    assert {"validate": "9", "compare": "12", "generate": "a b"}[words[0]] in words
+    assert {"validate": "9", "learn": "12", "generate": "a b"}[words[0]] in words
 
 
 def test_every_flag_of_a_command_is_written_as_it_is_typed() -> None:

@@ -12,11 +12,9 @@ from tiny import tiny_base
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import environment
 from treeopt.evaluate.baselines import Call
-from treeopt.evaluate.compare_profiles import by_drafter, check_models
 from treeopt.evaluate.environment import check_hub
 from treeopt.evaluate.profile import MOST_BATCH, _check_numbers
 from treeopt.evaluate.seeds import seeded
-from treeopt.latency import LatencyPoint, LatencyProfile
 
 
 def test_numbers_of_a_profile() -> None:
@@ -52,44 +50,6 @@ def test_seeds_differ_by_call_name_and_seed() -> None:
     assert all(0 <= seed < 1 << 63 for seed in seeds)
     assert max(seeds) > 1 << 62
     assert torch.initial_seed() == 5
-
-
-def profile(name: str = "ngram", kind: str = "static", batch: int = 1, **more: Any) -> LatencyProfile:
-    """A profile of one point."""
-    return LatencyProfile((LatencyPoint(1, batch, 8, 1.0, 1.0, 1.0),), {"drafter_name": name, "kind": kind, **more})
-
-
-def test_profiles_of_a_comparison() -> None:
-    """One for each drafter and kind; the heads have static trees alone."""
-    given = [profile("heads"), profile("ngram"), profile("ngram", "dynamic")]
-    found = by_drafter(given, ["heads", "ngram"])
-    assert list(found) == [("heads", "static"), ("ngram", "static"), ("ngram", "dynamic")]
-    assert list(found.values()) == given
-    for wrong, words in (
-        ([profile("")], "a profile does not name its drafter"),
-        ([profile("model")], "a profile is of drafter model, which is not among the methods"),
-        ([profile("medusa")], "a profile is of drafter medusa, which is not among the methods"),
-        ([profile(), profile()], "two profiles are of static trees of drafter ngram"),
-        ([profile("heads", "dynamic")], "a profile is of dynamic trees of the heads, which are not among the methods"),
-        (
-            [profile(batch=2)],
-            "the profile of static trees of drafter ngram has no batch of 1, in which texts are compared",
-        ),
-    ):
-        with pytest.raises(TreeoptError) as caught:
-            by_drafter(wrong, ["heads", "ngram", "medusa"])
-        assert (caught.value.code, caught.value.what) == (Code.PROFILE_INVALID, words)
-
-
-def test_profiles_of_another_model() -> None:
-    """Ids are compared in the same dtype alone."""
-    base = tiny_base("llama", vocab_size=7)
-    same = {"dtype": base.dtype_name, "model_id": base.fingerprint}
-    for source in (same, {"dtype": base.dtype_name}, {"dtype": "other", "model_id": "x"}, {"model_id": "x"}):
-        check_models({("ngram", "static"): profile(**source)}, base)
-    with pytest.raises(TreeoptError, match="the profile of static trees of drafter ngram is of the model m") as caught:
-        check_models({("ngram", "static"): profile(**{**same, "model_id": "x"}, model="m")}, base)
-    assert caught.value.code is Code.PROFILE_INVALID
 
 
 @pytest.mark.parametrize(("offline", "answers", "status", "words"), [

@@ -26,7 +26,7 @@ NEW_TOKENS = 24
 @pytest.fixture(scope="module")
 def folder() -> Path:
     """The model folder; tests are skipped without it."""
-    found = Path(os.environ.get("TREEOPT_SMOLLM2", "build/smollm2"))
+    found = Path(os.environ.get("TREEOPT_CHAT_MODEL", "build/smollm2"))
     if not (found / "model.safetensors").is_file():
         pytest.skip(f"needs the model of `python bench/smollm2.py {found}` ({found} is absent)")
     return found.resolve()

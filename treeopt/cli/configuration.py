@@ -29,7 +29,8 @@ NOT_STORED = {
     *("output", "csv", "svg", "chart", "merge"),
 }
 PREFIX = "TREEOPT_"  # of environment variables
-PROJECT_VARIABLES = {f"{PREFIX}{name}" for name in ("SHARED", "SITE", "SEEDS", "CASES")}  # of tests and the Makefile
+# Variables of tests and the Makefile.
+PROJECT_VARIABLES = {f"{PREFIX}{name}" for name in ("SHARED", "CHAT_MODEL", "SITE", "SEEDS", "CASES")}
 Faults = list[tuple[tuple[str | int, ...], str]]
 _DEFAULTED = "treeopt.defaulted"  # in a context's meta: parameters with a value under `defaults`
 R = TypeVar("R")
