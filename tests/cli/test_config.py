@@ -364,7 +364,7 @@ LINES = {
     "dashes": ["generate", "--tree", "a tree.yaml", "--", "--nodes is no option here"],
     "stdin": ["generate", "-", "--no-chat-template"],
     "config": ["validate", "--config", "run.yaml", "--judge", "2"],
-    "repeated": ["learn", "--nodes", "4", "--nodes", "8", "--output", "-two.safetensors", "--config", "run.yaml"],
+    "repeated": ["learn", "--nodes", "4", "--nodes", "8", "--prompts", "-two.jsonl", "--config", "run.yaml"],
 }
 
 
