@@ -151,7 +151,7 @@ def test_torchrun_with_nproc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def without_seconds(value: Any) -> Any:
     """A result of `--json` without all that depends on the clock."""
-    timed = ("seconds", "second", "speedup", "overhead", "prefill", "latency", "warnings")
+    timed = ("seconds", "second", "recommended", "speedup", "overhead", "prefill", "latency", "warnings")
     if isinstance(value, dict):
         kept = {name: without_seconds(one) for name, one in value.items()}
         return {name: one for name, one in kept.items() if not any(word in name for word in timed)}

@@ -45,6 +45,20 @@ def test_only_what_learn_times_is_seconds() -> None:
     assert len(found) == 15
 
 
+def test_sizes_that_compare_times_are_seconds() -> None:
+    """The row of a drafter's fastest size, and the method that is recommended, follow from the clock; others do not."""
+
+    def result(fastest: str, figure: float) -> dict[str, object]:
+        rows = [{"method": "ngram, static", "nodes": 16}, {"method": fastest, "nodes": figure}]
+        return {"rows": rows, "recommended": fastest}
+
+    old, new = result("ngram, static, fastest size", 4), result("ngram, per step, fastest size", 8)
+    found = kinds(old, new, "compare")
+    assert found == dict.fromkeys(("rows.1.method", "rows.1.nodes", "recommended"), "seconds")
+    new["rows"][0]["nodes"] = 17  # type: ignore[index]
+    assert kinds(old, new, "compare")["rows.0.nodes"] == "result"
+
+
 @pytest.mark.parametrize(
     ("suffix", "number", "verdict"),
     [("csv", "1.000001", "within"), ("csv", "1.001", "differs"), ("svg", "1.000001", "differs")],

@@ -18,8 +18,8 @@ from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
 from treeopt.evaluate import contenders
 from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate, with_memory
-from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, halves, spread_evenly
-from treeopt.evaluate.contenders import FASTEST, NO_DRAFT, NO_HEADS
+from treeopt.evaluate.comparison import FASTEST, METHODS, CompareOptions, Comparison, halves, spread_evenly
+from treeopt.evaluate.contenders import NO_DRAFT, NO_HEADS
 from treeopt.evaluate.metrics import Spread
 from treeopt.evaluate.recycling import recycle_texts
 from treeopt.evaluate.timed_step import TimedStep

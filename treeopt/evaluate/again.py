@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.comparison import FASTEST
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import KEY, MADE_BY
 from treeopt.files.parts import Place, parts_of
@@ -28,12 +29,12 @@ _SPEEDS = {"tokens_per_second", "prefill_seconds", "overhead", "speedup", "speed
 _SPEEDS |= {f"{name}_{end}" for name in ("tokens_per_second", "speedup") for end in ("low", "high")} | {"warnings"}
 _TIMED = {
     "validate": _SPEEDS,
-    "compare": _SPEEDS,
+    "compare": {*_SPEEDS, "recommended"},
     "generate": _SPEEDS,
     "demo": _SPEEDS,
     "calibrate": {"seconds"},
     "learn": {"seconds", "plan", "recommended", "cost_ratio"}
-    | {"speedup", "replayed_speedup", "best_drafts", "best_replayed_drafts"},
+    | {"tokens_per_second", "speedup", "replayed_speedup", "best_drafts", "best_replayed_drafts"},
     "profile": {"seconds", "low", "high", "drafting"},
 }
 _LINES = {".svg", ".dot", ".html"}  # formats whose lines are compared, and no numbers in them
@@ -136,10 +137,17 @@ def _check_prompts(file: Path, old: Mapping[Place, Any], new: Mapping[Place, Any
 def _differences(old: Mapping[Place, Any], new: Mapping[Place, Any], command: str) -> Iterator[Difference]:
     """The parts that differ, in the order of the file."""
     timed = _TIMED.get(command, set())
+    by_seconds = {
+        place[:-1]
+        for parts in (old, new)
+        for place, value in parts.items()
+        if command == "compare" and place[-1] == "method" and str(value).endswith(FASTEST)
+    }
     for place in dict.fromkeys([*old, *new]):
         one, other = old.get(place), new.get(place)
         if (place in old) != (place in new) or not _equal(one, other):
-            yield Difference(".".join(map(str, place)), _kind(place, timed), one, other)
+            chosen = any(place[:length] in by_seconds for length in range(1, len(place)))
+            yield Difference(".".join(map(str, place)), "seconds" if chosen else _kind(place, timed), one, other)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -25,6 +25,7 @@ from treeopt.texts.prompts import Prompt, PromptSet
 T = TypeVar("T")
 
 MC_SIM, MEDUSA = "mc_sim_7b_63", "medusa"
+FASTEST = ", fastest size"  # the end of the name of a method whose size is chosen by timed steps
 # What `--methods` takes. All but the first two are rows only where they are chosen.
 METHODS = (
     *("autoregressive", "generate", "lookup", "recycling", "assisted", MC_SIM, MEDUSA),

@@ -26,7 +26,7 @@ from treeopt.evaluate.baselines import (
     with_generate,
     with_memory,
 )
-from treeopt.evaluate.comparison import MC_SIM, MEDUSA, CompareOptions
+from treeopt.evaluate.comparison import FASTEST, MC_SIM, MEDUSA, CompareOptions
 from treeopt.evaluate.plan_figures import figures_of, plans_of, timed
 from treeopt.evaluate.recycling import recycle_texts
 from treeopt.evaluate.timed_step import AcceptDeepest
@@ -46,7 +46,6 @@ from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import PromptSet
 from treeopt.tree import Tree
 
-FASTEST = ", fastest size"  # the end of a method's name
 PUBLISHED_RECYCLING = "token_recycling"  # among the bundled trees
 _KIND_NAMES = dict(zip(KINDS, ("static", "per step"), strict=True))
 _UNFIT = (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.NO_TREES)  # of a tree or draft model that cannot run here
@@ -271,13 +270,14 @@ def _sizes(job: Job, name: str, run: CalibrationRun, drafter: Drafter | None) ->
 
 
 def _fastest_plan(job: Job, name: str, run: CalibrationRun, drafter: Drafter | None) -> Plan | None:
-    """The drafter's plan with the most tokens per second by timed steps; None where it has the chosen size."""
+    """The drafter's plan with the most tokens per second by timed steps; None where no tree drafts."""
     with_draft = drafter is not None and bool(drafter.draft)
     plans = plans_of(run.calibration, job.options.sizes, with_draft=with_draft)
     decoders = [job.decoder(plan, drafter, AcceptDeepest()) for plan in plans]
-    [seconds], _ = timed([decoders], run.texts, job.noted(name))
+    # One of several processes times the steps for all: each of them must decode the same trees.
+    [seconds] = job.options.division.each(1, lambda _: timed([decoders], run.texts, job.noted(name))[0][0])
     best = max(figures_of(plans, seconds, job.base.dtype_name)[1:], key=lambda one: one.speedup, default=None)
-    return None if best is None or best.nodes == job.options.nodes else best.plan
+    return None if best is None else best.plan
 
 
 def _ours(job: Job, name: str, plan: Plan, drafter: Drafter | None = None) -> Contender:
