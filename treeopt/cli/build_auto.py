@@ -10,7 +10,7 @@ from treeopt.cli.early_checks import check_belongs, check_static_only, check_suf
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
 from treeopt.cli.sampling_options import check_temperature_of
-from treeopt.defaults import KINDS
+from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
 from treeopt.files.marks import TREE
 from treeopt.progress import late
@@ -72,7 +72,8 @@ def _report(console: Console, choice: DrafterChoice, batch: int) -> None:
     best, expected = choice.best, choice.plan.expected
     assert expected is not None
     size = counted(choice.plan.nodes, "node")
-    console.say(f"fastest: {best.group.name}, {_trees(best.kind)}, {size}, {choice.plan.depth} deep")
+    shown = f"{best.group.name}, {_trees(best.kind)}, {size}, {choice.plan.depth} deep"
+    console.say(f"fastest: {'none: plain decoding' if choice.plan.nodes == ONE_NODE else shown}")
     console.say(f"expected tokens per step  {expected.replay:.3f}  replay: a decoder on the texts of its calibrations")
     for warning in choice.warnings:
         console.warn(f"warning: {warning}")
@@ -105,11 +106,11 @@ def _as_dict(choice: DrafterChoice, output: str) -> dict[str, Any]:
     plan = choice.plan
     return {
         "drafter": choice.best.group.name,
-        "kind": choice.best.kind,
+        "kind": "none" if plan.nodes == ONE_NODE else choice.best.kind,
         "nodes": plan.nodes,
         "depth": plan.depth,
         "expected_tokens_per_step": vars(plan.expected),
-        "rows": [{**_row(one), "chosen": one is choice.best} for one in choice.candidates],
+        "rows": [{**_row(one), "chosen": one is choice.best and plan.nodes > ONE_NODE} for one in choice.candidates],
         "output": output,
     }
 
