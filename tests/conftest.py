@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports the hub's client
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -68,3 +69,21 @@ def loaded(shared: Path) -> LoadedHeads:
 def small_tree() -> Tree:
     """A tree with two candidates of head 1, two of head 2 after the first, and one of head 3."""
     return Tree(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)), (0.5, 0.2, 0.25, 0.1, 0.125))
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Count what `torch.compile` captures, which then runs without generated code; `frame_count` is of graphs."""
+    from torch._dynamo.testing import CompileCounter  # takes a second
+
+    counter, compile = CompileCounter(), torch.compile
+
+    def counted(model: Any, **options: Any) -> Any:
+        assert "mode" not in options, "a mode of the code generator, which these tests leave out"
+        return compile(model, backend=counter, **options)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", lambda: "c++")
+    yield counter
+    torch._dynamo.reset()

@@ -220,6 +220,12 @@ class Drafter:
         return found if isinstance(found, str) else ""
 
     @property
+    def timed_compiled(self) -> bool:
+        """Whether the steps of the recommended plan were the fastest with a compiled forward."""
+        timed = self.source.get(PLAN)
+        return isinstance(timed, Mapping) and timed.get("compiled") is True
+
+    @property
     def levels_with_logits(self) -> int:
         """The number of first levels whose candidates have a probability by a head, the LM head or the draft model."""
         return self.depth if self.draft else self.num_heads or self.lm_head_levels

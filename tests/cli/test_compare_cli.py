@@ -83,11 +83,12 @@ def test_several_dtypes() -> None:
     assert re.search(r"^stock generate\t1\t1\.000\t.*\t2/2$", one, flags=re.MULTILINE)
     assert "lossless" not in other
     assert re.search(
-        r"^fastest dtype, plain decoding: b?float\d\d, autoregressive, [\d.]+ tokens/s$", other, re.MULTILINE
+        r"^fastest, plain decoding: b?float\d\d, autoregressive, [\d.]+ tokens/s$", other, re.MULTILINE
     )
-    assert re.search(r"^fastest dtype, recommended: b?float\d\d, .*, [\d.]+ tokens/s$", other, re.MULTILINE)
-    assert {line["dtype"] for line in csv.DictReader(Path("d.csv").read_text().splitlines())} == {"float32", "bfloat16"}
-    assert treeopt_json(*given, "--force")["dtypes"].keys() == {"float32", "bfloat16"}
+    assert re.search(r"^fastest, recommended: b?float\d\d, .*, [\d.]+ tokens/s$", other, re.MULTILINE)
+    both = {"float32", "bfloat16"}
+    assert {line["setting"] for line in csv.DictReader(Path("d.csv").read_text().splitlines())} == both
+    assert treeopt_json(*given, "--force")["settings"].keys() == both
     assert "--nproc takes one --dtype" in treeopt(*given, "--force", "--nproc", "2", status=2).stderr
 
 

@@ -5,11 +5,9 @@ The captures are counted by a backend that runs them without generating code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from decoding import HEADS, TREES, stock
 from random_trees import RandomTrees
 from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
@@ -30,21 +28,6 @@ SHORT = [[3, 8, 21], [40], list(range(5, 35))]  # these end in the first bucket
 def crossing(nodes: int) -> list[list[int]]:
     """Prompts of which the first crosses into the second bucket."""
     return [[5 + i % 50 for i in range(bucket(1) - nodes - NEW // 2)], [7, 9], list(range(30))]
-
-
-@pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
-    """Count what `torch.compile` captures; its `frame_count` is the number of graphs."""
-    counter, compile = CompileCounter(), torch.compile
-
-    def counted(model: Any, **options: Any) -> Any:
-        assert "mode" not in options, "a mode of the code generator, which these tests leave out"
-        return compile(model, backend=counter, **options)
-
-    torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", counted)
-    yield counter
-    torch._dynamo.reset()
 
 
 def long_base(family: str, seed: int = 1) -> Base:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from treeopt.cli.numbers import SEED
 from treeopt.cli.options import (
     check_outputs,
     chosen_prompts,
+    compile_option,
     dtypes_of,
     force_option,
     load_models,
@@ -75,6 +77,7 @@ _METHODS_HELP = (
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of sampling.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Of learning.")
+@compile_option
 @nproc_option
 @click.option("--svg", help="Write bars of the speedups.")
 @click.option("--csv", help="Write the figures, by category too.")
@@ -92,25 +95,27 @@ def run(console: Console, **options: Any) -> None:
 
     Steps of other sizes are timed, and of each drafter the tree with the most tokens per second by them is decoded as
     well. The last row, recommended, repeats the method with the highest measured speed; it is autoregressive decoding
-    where no method is faster by 2 %. With --dtype float32,bfloat16 all of this is done in both, one after the other.
+    where no method is faster by 2 %. With --dtype float32,bfloat16 all of this is done in both, one after the other,
+    and with --compile in each of them again, with compiled forwards over trees.
     """
     _check_files(options)
     source, dtypes = chosen_prompts(options), dtypes_of(options)
     check_inputs()
     chosen = _settings(options)
     division = division_of(options)
-    if len(dtypes) > 1 and (options["nproc"] > 1 or is_one_of_several()):
-        raise click.UsageError("--nproc takes one --dtype")
+    settings = [*itertools.product((False, True) if options["compile"] else (False,), dtypes)]
+    if len(settings) > 1 and (options["nproc"] > 1 or is_one_of_several()):
+        raise click.UsageError("--nproc takes one --dtype, and no --compile")
     if options["repeats"] == 1:
         _warn_busy(console)
-    from treeopt.cli.compare_report import as_json, report_comparison, report_dtypes
+    from treeopt.cli.compare_report import as_json, report_comparison, report_settings
     from treeopt.evaluate.compare import compare
     from treeopt.texts.prompts import load_prompts
 
     prompts = load_prompts(source, skip=options["skip"], limit=options["limit"])
     say_prompts(console, prompts)
     found: list[Comparison] = []
-    for options["dtype"] in dtypes:
+    for options["compile"], options["dtype"] in settings:
         base, loaded = load_models(console, options, with_heads=not model_alone(options))
         if options["heads"] is None and options["model"] is None and options["draft"] is None:
             options["draft"] = POCKET_DRAFT
@@ -120,10 +125,10 @@ def run(console: Console, **options: Any) -> None:
         report_comparison(console, one)
         found.append(one)
     if len(found) > 1:
-        report_dtypes(console, found)
+        report_settings(console, found)
     _write(console, options, found, f"{base.name}, {options['nodes']} nodes")
-    parts = [as_json(one) for one in found]
-    result = parts[0] if len(parts) == 1 else {"dtypes": dict(zip(dtypes, parts, strict=True))}
+    parts = {one.setting: as_json(one) for one in found}
+    result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
     console.result({**result, **origin_of(base, loaded, draft)})
 
 
@@ -142,7 +147,7 @@ def _check_files(options: Mapping[str, Any]) -> None:
 
 
 def _write(console: Console, options: Mapping[str, Any], found: Sequence[Comparison], title: str) -> None:
-    """Write the picture and the figures of all dtypes."""
+    """Write the picture and the figures of all settings."""
     from treeopt.cli.compare_report import as_bars, as_csv
 
     if options["svg"] is not None:

@@ -20,7 +20,7 @@ _NAMES = {"generate": "stock generate"}  # printed in place of a method's name
 _COLUMNS = (
     *("method", "nodes", "category", "texts", "mean_acceptance_length"),
     *("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high"),
-    *("speedup", "speedup_low", "speedup_high", "lossless", "same_texts", "left_out", "dtype"),
+    *("speedup", "speedup_low", "speedup_high", "lossless", "same_texts", "left_out", "setting"),
 )
 ALL = "all"  # the category of all texts, in CSV
 
@@ -69,17 +69,17 @@ def _report_gaps(console: Console, found: Comparison) -> None:
         )
 
 
-def report_dtypes(console: Console, found: Sequence[Comparison]) -> None:
-    """Print the dtype with the most tokens per second, without and with speculative decoding."""
+def report_settings(console: Console, found: Sequence[Comparison]) -> None:
+    """Print the dtype and forward with the most tokens per second, without and with speculative decoding."""
 
     def speed(pair: tuple[str, Row]) -> float:
         figures = pair[1].figures
         return 0.0 if figures is None or figures.tokens_per_second is None else figures.tokens_per_second.median
 
-    plain = max(((one.made_by["dtype"], one.rows[0]) for one in found), key=speed)
-    best = max(((one.made_by["dtype"], one.recommended) for one in found), key=speed)
-    for what, (dtype, row) in (("plain decoding", plain), ("recommended", best)):
-        console.say(f"fastest dtype, {what}: {dtype}, {_cells(row)[0]}, {speed((dtype, row)):.1f} tokens/s")
+    plain = max(((one.setting, one.rows[0]) for one in found), key=speed)
+    best = max(((one.setting, one.recommended) for one in found), key=speed)
+    for what, (setting, row) in (("plain decoding", plain), ("recommended", best)):
+        console.say(f"fastest, {what}: {setting}, {_cells(row)[0]}, {speed((setting, row)):.1f} tokens/s")
 
 
 def _cells(row: Row) -> list[str]:
@@ -113,12 +113,12 @@ def _short(figures: Figures) -> str:
 
 
 def as_bars(found: Sequence[Comparison]) -> list[Bar]:
-    """The methods that ran, for the picture; of several dtypes with their names."""
+    """The methods that ran, for the picture; of several settings with their names."""
     from treeopt.view.bars import Bar
 
     return [
         Bar(
-            _NAMES.get(row.method, row.method) + (f", {one.made_by['dtype']}" if len(found) > 1 else ""),
+            _NAMES.get(row.method, row.method) + (f", {one.setting}" if len(found) > 1 else ""),
             row.nodes or 1,
             row.figures.mean_acceptance_length,
             *_ends(row.figures.speedup),
@@ -131,13 +131,13 @@ def as_bars(found: Sequence[Comparison]) -> list[Bar]:
 
 
 def as_csv(found: Sequence[Comparison]) -> str:
-    """One line a method for all texts, and one for each category and turn; the last column is the dtype."""
+    """One line a method for all texts, and one for each category and turn; the last column is the setting."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
     writer.writeheader()
     for one in found:
         for line in itertools.chain.from_iterable(map(_lines, one.rows)):
-            known = {**line, "dtype": one.made_by["dtype"]}
+            known = {**line, "setting": one.setting}
             writer.writerow({name: "" if value is None else value for name, value in known.items()})
     return stream.getvalue()
 

@@ -15,7 +15,7 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.drafter_options import load_draft_model
 from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.inputs import check_inputs
-from treeopt.cli.options import load_models, model_options, text_options
+from treeopt.cli.options import compile_option, load_models, model_options, text_options
 from treeopt.cli.origin import origin_of
 from treeopt.cli.terminal import printable
 from treeopt.cli.tree_options import ChosenPlan, chosen_plan, load_for_plan, plan_options
@@ -40,6 +40,7 @@ _RULES = (GREEDY, SAMPLE, TYPICAL, REJECTION)
 @functools.partial(model_options, dtype="auto")
 @text_options
 @plan_options
+@compile_option
 @functools.partial(
     acceptance_options, rules=_RULES, what="rejection: speculative sampling, of a chain that is drawn from --draft."
 )
@@ -56,6 +57,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     every draft that is likely enough, is lossy. rejection needs --draft, and neither tree nor drafter.
 
     On a terminal the tokens of one step have the same color. In a pipe standard output is the answer, byte for byte.
+    With --compile the text is decoded twice, and only the second time is shown and timed.
     The last line on standard error gives tokens per step (all tokens / all steps) and speed.
     """
     text = _prompt(prompt)
@@ -75,6 +77,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     decoder, origin = make(console, options, rule)
     base = decoder.base
     ids, _ = encode(request(text), base.tokenizer, chat_template=options["chat_template"], vocab=base.vocab_size)
+    _compile(console, decoder, ids, options["max_new_tokens"])
     begin = now(base)
     decoding = decoder.start(ids, options["max_new_tokens"])
     ready = now(base)
@@ -152,6 +155,13 @@ def _drawn_decoder(console: Console, options: Mapping[str, Any], rule: Rule) -> 
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return TreeDecoder(base, None, chain, acceptance=rule), origin_of(base, None, draft)
+
+
+def _compile(console: Console, decoder: TreeDecoder, ids: Sequence[int], max_new_tokens: int) -> None:
+    """Decode the text, where the forward is to be compiled, so that what is timed is."""
+    if decoder.base.compile:
+        console.note("compiling, which takes up to a minute for each size of the cache")
+        decoder.generate(ids, max_new_tokens)
 
 
 def _measured(steps: Sequence[Sequence[int]], prefill_seconds: float, seconds: float) -> dict[str, Any]:

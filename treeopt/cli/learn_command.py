@@ -33,6 +33,7 @@ from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
     check_outputs,
     chosen_prompts,
+    compile_option,
     dtypes_of,
     force_option,
     load_models,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     multiple=True,
     help=f"Size to time, repeatable [default: {' '.join(map(str, LEARN_SIZES))}].",
 )
+@compile_option
 @nproc_option
 @resume_option
 @force_option
@@ -88,7 +90,7 @@ def run(console: Console, **options: Any) -> None:
     their steps are timed on this machine, and the file stores the tree with the most tokens per second, which
     `generate` and `validate` use without --tree; it is the root alone, plain decoding, where no tree is faster. With
     --dtype float32,bfloat16 the drafter is learned in the first and the steps are timed in both; `generate` then uses
-    the faster one.
+    the faster one. With --compile they are timed with compiled forwards as well.
 
     For traces to build other trees from, use `treeopt calibrate --drafter FILE` on other prompts, or
     `treeopt calibrate --drafter heads+ngram`, or `ngram`, which learns and traces on the same prompts.
@@ -109,6 +111,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.verify.probe import check_trees
 
     prompts = load_prompts(name, skip=options["skip"], limit=options["limit"])
+    with_compiled = options.pop("compile")  # the model itself answers and traces as it is
     base, loaded = load_models(console, options, with_heads=drafter == HEADS_NGRAM)
     draft = load_draft_model(console, options, base)
     say_prompts(console, prompts)
@@ -128,6 +131,7 @@ def run(console: Console, **options: Any) -> None:
                 work=work,
                 sizes=options["nodes"] or LEARN_SIZES,
                 dtypes=dtypes[1:],
+                compile=with_compiled,
                 progress=progress,
             )
         made = with_configuration(found.drafter, console.configuration)

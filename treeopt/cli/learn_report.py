@@ -74,11 +74,10 @@ def report_plans(console: Console, found: LearnedDrafter) -> None:
     """Print tokens per step and speed by dtype and size, and the recommended plan."""
     from treeopt.optimize.select_method import FOLDS
 
-    dtypes = list(dict.fromkeys(one.dtype for one in found.figures))
-    several = len(dtypes) > 1
+    several = len({one.setting for one in found.figures}) > 1
     rows = [
         [
-            *([one.dtype] if several else []),
+            *([one.setting] if several else []),
             _trees(one),
             str(one.nodes),
             str(one.plan.depth),
@@ -90,20 +89,21 @@ def report_plans(console: Console, found: LearnedDrafter) -> None:
         for one in found.figures
     ]
     header = ["trees", "nodes", "depth", "tokens/step", "step", "tokens/s", "speedup"]
-    console.table([*(["dtype"] if several else []), *header], rows)
+    console.table([*(["setting"] if several else []), *header], rows)
     console.say(
         "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
-        f"autoregressive decoding in the same loop{' and dtype' if several else ''}, without prefill"
+        f"autoregressive decoding in the same loop{' and setting' if several else ''}, without prefill"
     )
     best = found.recommended
     if several:
         plain = max((one for one in found.figures if one.kind == "none"), key=lambda one: one.tokens_per_second)
-        console.say(f"fastest without a drafter: {plain.dtype}, {plain.tokens_per_second:.1f} tokens/s")
+        console.say(f"fastest without a drafter: {plain.setting}, {plain.tokens_per_second:.1f} tokens/s")
+    if len({one.dtype for one in found.figures}) > 1:
         console.say("texts in half precision can differ from those in float32; measure it: treeopt validate --dtype D")
     shown = "none: no tree is faster than plain decoding on this machine"
     if best.kind != "none":
         shown = f"{_trees(best)}, {counted(best.nodes, 'node')}, depth {best.plan.depth}"
-    console.say(f"recommended: {shown}" + (f", in {best.dtype}" if several else ""))
+    console.say(f"recommended: {shown}" + (f", in {best.setting}" if several else ""))
     texts = found.run.calibration.distinct
     if texts < FOLDS:
         console.warn(f"warning: tokens/step of {counted(texts, 'different text')} are unreliable")
@@ -117,7 +117,7 @@ def plans_as_dict(found: LearnedDrafter) -> dict[str, Any]:
     """The figures of `report_plans` for JSON."""
 
     def figures(one: PlanFigures) -> dict[str, Any]:
-        names = ("dtype", "kind", "nodes", "tokens_per_step", "seconds", "tokens_per_second", "speedup")
+        names = ("dtype", "compiled", "kind", "nodes", "tokens_per_step", "seconds", "tokens_per_second", "speedup")
         return {name: getattr(one, name) for name in names}
 
     return {"sizes": [figures(one) for one in found.figures], "recommended": figures(found.recommended)}

@@ -79,6 +79,8 @@ def warn_other_dtype(console: Console, drafter: Drafter | None, base: Base) -> N
             f"warning: the drafter's tree is the fastest in {timed}; the model is in {base.dtype_name}, where another "
             f"size may be faster, or none (--dtype {timed}, or treeopt learn --dtype {base.dtype_name})"
         )
+    elif drafter is not None and drafter.timed_compiled and not base.compile:
+        console.note("the drafter's tree was timed with --compile, and is the fastest with it")
 
 
 def _id_of(loaded: LoadedHeads | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,12 @@ def adapter_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--adapter", help=text)(function)
 
 
+def compile_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--compile` of commands that decode with trees, or time their steps."""
+    text = "Run trees through torch.compile; each size takes up to a minute to compile."
+    return click.option("--compile", is_flag=True, help=text)(function)
+
+
 def model_options(function: Callable[..., Any], *, dtype: str, several: bool = False) -> Callable[..., Any]:
     """Options of commands that need a base model and perhaps its heads, for `load_models`."""
     for option in (
@@ -128,6 +135,8 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
             console.note(note)
     else:
         base = load_base(options["model"] or POCKET, **on)
+    if options.get("compile"):
+        base = dataclasses.replace(base, compile=True)
     if "output" in options:  # the heads' config may name the base
         check_no_input(options["output"], base.name, *([] if loaded is None else [loaded.name]))
     say_base(console, base)
@@ -160,7 +169,8 @@ def say_base(console: Console, base: Base) -> None:
 
         console.made_with["threads"] = torch.get_num_threads()  # sums depend on it
     adapter = "" if base.adapter is None else f" with adapter {base.adapter.name}"
-    console.note(f"model    {base.name}{adapter}  {base.dtype_name} on {', '.join(map(str, base.devices))}")
+    compiled = ", compiled" if base.compile else ""
+    console.note(f"model    {base.name}{adapter}  {base.dtype_name}{compiled} on {', '.join(map(str, base.devices))}")
     for warning in base.notes:
         console.warn(warning)
 

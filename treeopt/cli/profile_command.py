@@ -16,7 +16,7 @@ from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.inputs import check_inputs
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import numbers_option
-from treeopt.cli.options import check_outputs, dtypes_of, force_option, load_models, model_options
+from treeopt.cli.options import check_outputs, compile_option, dtypes_of, force_option, load_models, model_options
 from treeopt.defaults import KINDS, ONE_NODE, PROFILE_CONTEXT, PROFILE_FILE, PROFILE_NODES, PROFILE_REPEATS
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Rounds over all sizes; the quieter half counts.",
 )
+@compile_option
 @force_option
 @click.option("-o", "--output", default=PROFILE_FILE, show_default=True, help="File to write.")
 def run(console: Console, **options: Any) -> None:

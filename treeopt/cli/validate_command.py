@@ -13,7 +13,7 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import FiniteRange
-from treeopt.cli.options import chosen_prompts, model_options, prompt_options
+from treeopt.cli.options import chosen_prompts, compile_option, model_options, prompt_options
 from treeopt.cli.origin import origin_of
 from treeopt.cli.processes import division_of, nproc_option
 from treeopt.cli.tree_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
@@ -45,6 +45,7 @@ _BATCHES = "texts of a batch share the largest size that is best for one of them
     "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Prompts decoded together."
 )
 @nproc_option
+@compile_option
 @functools.partial(
     acceptance_options, rules=_RULES, what="sample and typical: what is validated differs, see the command's help."
 )

@@ -60,8 +60,9 @@ class TreeDecoder:
             the heads, and where the tree's file names its drafter.
         draft: the draft model of the drafter, in any form that `model` has elsewhere; None where it has none.
         acceptance: `Greedy()`, `Sample(...)`, `Rejection(...)` or the lossy `Typical(...)`.
-        compile: run the forward over trees through `torch.compile`. The first two steps then take many seconds, later
-            steps less time than without. Rounding differs from the eager forward.
+        compile: run the forward over trees through `torch.compile`, as is always done for a `Base` with `compile`. The
+            first two steps then take many seconds, later steps less time than without. Rounding differs from the eager
+            forward.
         probe: check that the base can verify trees (once for each model).
 
     Raises:
@@ -95,7 +96,7 @@ class TreeDecoder:
         self.tree = self.trees.tree
         if probe:
             check_trees(self.base)
-        self.forward = TreeForward(self.base, self.trees.nodes, self.trees.depth, compile=compile)
+        self.forward = TreeForward(self.base, self.trees.nodes, self.trees.depth, compile=compile or self.base.compile)
 
     @overload
     def generate(self, ids: Prompt, max_new_tokens: int) -> Decoded: ...

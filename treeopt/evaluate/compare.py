@@ -107,6 +107,7 @@ def compare(
             "threads": str(torch.get_num_threads()),
             "dtype": base.dtype_name,
             "attention": base.model.config._attn_implementation,
+            **({"compiled": "yes"} if base.compile else {}),
         },
     )
 

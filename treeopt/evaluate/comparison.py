@@ -13,6 +13,7 @@ from treeopt.drafter import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.metrics import Metrics, Spread
+from treeopt.evaluate.plan_figures import setting_of
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.optimize.budget import fastest
 from treeopt.policy import STEP_SIZES
@@ -169,7 +170,7 @@ class Comparison:
         dropped: number of prompts that were not judged because an equal one was learned.
         skipped: prompts and later turns that do not fit into the context.
         repeats: runs of each text by each method.
-        made_by: versions, device, threads, dtype, attention.
+        made_by: versions, device, threads, dtype, attention, and whether forwards over trees were compiled.
     """
 
     rows: tuple[Row, ...]
@@ -179,6 +180,11 @@ class Comparison:
     skipped: tuple[Skipped, ...]
     repeats: int
     made_by: dict[str, str]
+
+    @property
+    def setting(self) -> str:
+        """The dtype, and `compiled` where forwards over trees were."""
+        return setting_of(self.made_by["dtype"], compiled="compiled" in self.made_by)
 
     @property
     def recommended(self) -> Row:

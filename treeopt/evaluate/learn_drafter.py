@@ -85,9 +85,10 @@ def learn_drafter(
         sizes: numbers of nodes, root counted, at most 254. Beside plain decoding, a static tree and per-step trees of
             each size are measured. A tree is smaller where more nodes accept nothing more.
         progress: called after each batch, and after each round of timed steps.
-        options: fields of `CalibrationOptions`; and `dtypes`, further dtypes in which the same steps are timed, by
-            copies of the model. The drafter's `timed_dtype` is that of the recommended plan; a draft model keeps its
-            dtype.
+        options: fields of `CalibrationOptions`; `dtypes`, further dtypes in which the same steps are timed, by copies
+            of the model; and `compile`, to time them with compiled forwards as well, each of which takes up to a minute
+            to compile. The drafter's `timed_dtype` and `timed_compiled` are those of the recommended plan; a draft
+            model keeps its dtype and is not compiled.
 
     Raises:
         TreeoptError: as `run_calibration`, `build_tree` and `TreeDecoder`.
@@ -102,6 +103,7 @@ def learn_drafter(
     """
     _check_sizes(sizes)
     dtypes: Sequence[str] = options.pop("dtypes", ())
+    with_compiled = options.pop("compile", False)
     for dtype in dtypes:
         check_choice("dtypes", dtype, DTYPES)
     base, loaded = as_base(model, tokenizer), None if heads is None else as_heads(heads)
@@ -116,21 +118,22 @@ def learn_drafter(
     alone = None if draft is None else TreeDecoder(draft, None, Tree(()), acceptance=AcceptDeepest())
     groups = [[plain, *_decoders(base, used, plans[1:], run.learned.drafter, draft)]]
     with memory_as_error("smaller sizes, or fewer dtypes"):
-        for dtype in dtypes:
-            copy = base.in_dtype(dtype)
-            if copy is not base:
-                groups.append(_decoders(copy, used, plans, run.learned.drafter, draft))
+        copies = [copy for copy in (base.in_dtype(dtype) for dtype in dtypes) if copy is not base]
+        if with_compiled:
+            copies += [dataclasses.replace(one, compile=True) for one in (base, *copies)]
+        groups += [_decoders(copy, used, plans, run.learned.drafter, draft) for copy in copies]
         seconds, of_draft = timed(groups, run.texts, progress, alone)
     figures = tuple(
         one
         for decoders, spent in zip(groups, seconds, strict=True)
-        for one in figures_of(plans, spent, decoders[0].base.dtype_name)
+        for one in figures_of(plans, spent, decoders[0].base)
     )
     chains = None if draft is None else predict_chains(run.calibration, cost_ratio(of_draft, seconds[0][0]))
     alpha = None if draft is None else _sampled_alpha(base, draft, run.texts[:_SAMPLED])
     found = LearnedDrafter(run.learned.drafter, figures, run, chains, alpha)
     best = found.recommended
-    source = {**found.drafter.source, PLAN: {"dtype": best.dtype, "threads": torch.get_num_threads()}}
+    timing = {"dtype": best.dtype, "threads": torch.get_num_threads(), **({"compiled": True} if best.compiled else {})}
+    source = {**found.drafter.source, PLAN: timing}
     drafter = dataclasses.replace(found.drafter, plan=best.plan, source=source)
     return dataclasses.replace(found, drafter=drafter)
 

@@ -11,8 +11,9 @@ import torch
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import KINDS
-from treeopt.evaluate.timed_step import TimedStep
+from treeopt.evaluate.timed_step import TimedStep, prefilled
 from treeopt.latency import ONE_NODE
+from treeopt.models.base import Base
 from treeopt.optimize.budget import fastest
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
@@ -35,8 +36,10 @@ class PlanFigures:
         nodes: its size, root counted.
         tokens_per_step: on texts left out of the fit.
         seconds: of one step, the shortest of those that were timed.
-        speedup: tokens per second over those of autoregressive decoding in the same loop and dtype, without prefill.
+        speedup: tokens per second over those of autoregressive decoding in the same loop, dtype and forward, without
+            prefill.
         dtype: of the model.
+        compiled: whether the forward was compiled.
     """
 
     plan: Plan
@@ -45,6 +48,7 @@ class PlanFigures:
     seconds: float
     speedup: float
     dtype: str
+    compiled: bool = False
 
     @property
     def tokens_per_second(self) -> float:
@@ -52,23 +56,33 @@ class PlanFigures:
         return self.tokens_per_step / self.seconds
 
     @property
+    def setting(self) -> str:
+        """The dtype, and `compiled` where the forward was."""
+        return setting_of(self.dtype, compiled=self.compiled)
+
+    @property
     def kind(self) -> str:
         """`static`, `dynamic`, or `none` for plain decoding."""
         return NONE if self.nodes == ONE_NODE else KINDS[isinstance(self.plan, TreePolicy)]
 
 
+def setting_of(dtype: str, *, compiled: bool) -> str:
+    """A dtype, with `compiled` where the forward is."""
+    return f"{dtype}, compiled" if compiled else dtype
+
+
 def fastest_of(figures: Sequence[PlanFigures]) -> PlanFigures:
-    """The plan and dtype with the most tokens per second by `fastest`.
+    """The plan and setting with the most tokens per second by `fastest`.
 
     Args:
-        figures: those of the first dtype first; in each dtype those of none first.
+        figures: those of the first setting first; in each setting those of none first.
 
     Returns:
-        The figures of none where no plan of its dtype pays, and those of the first dtype where no other pays.
+        The figures of none where no plan of its setting pays, and those of the first setting where no other pays.
     """
     best: list[PlanFigures] = []
-    for dtype in dict.fromkeys(one.dtype for one in figures):
-        none, *others = [one for one in figures if one.dtype == dtype]
+    for setting in dict.fromkeys(one.setting for one in figures):
+        none, *others = [one for one in figures if one.setting == setting]
         chosen = fastest([one.speedup for one in others])
         best.append(none if chosen is None else others[chosen])
     first, *others = best
@@ -97,12 +111,12 @@ def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool
     return plans
 
 
-def figures_of(plans: Sequence[Plan], seconds: Sequence[float], dtype: str) -> tuple[PlanFigures, ...]:
-    """The figures of plans, the first of them none, with the seconds of their steps in a dtype."""
+def figures_of(plans: Sequence[Plan], seconds: Sequence[float], base: Base) -> tuple[PlanFigures, ...]:
+    """The figures of plans, the first of them none, with the seconds of their steps on a base."""
     plain = seconds[0]
     expected = [_tokens_per_step(plan) for plan in plans]
     return tuple(
-        PlanFigures(plan, plan.nodes, tau, one, tau * plain / one, dtype)
+        PlanFigures(plan, plan.nodes, tau, one, tau * plain / one, base.dtype_name, base.compile)
         for plan, tau, one in zip(plans, expected, seconds, strict=True)
     )
 
@@ -137,9 +151,10 @@ def _steps_after(text: Sequence[int], decoders: Sequence[TreeDecoder]) -> list[T
     base = decoders[0].base
     depth = max(decoder.trees.depth for decoder in decoders) + 1
     prompts = torch.tensor([text[-max(1, base.context - depth) :]], device=base.device)
-    largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))
-    cached = largest.prefill(list(prompts), depth)
-    return [TimedStep(decoder, cached, prompts) for decoder in decoders]
+    return [
+        TimedStep(decoder, cached, prompts)
+        for decoder, cached in zip(decoders, prefilled(decoders, prompts, depth), strict=True)
+    ]
 
 
 def _shortest(steps: Sequence[TimedStep], progress: Progress) -> list[float]:

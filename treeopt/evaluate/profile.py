@@ -310,5 +310,6 @@ def _provenance(
         "threads": torch.get_num_threads(),
         "attention": base.model.config._attn_implementation,
         "repeats": options.repeats,
+        **({"compiled": True} if base.compile else {}),
         "versions": {name: versions[name] for name in ("python", "torch", "transformers")},
     }

@@ -14,7 +14,7 @@ import torch
 
 from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.decode.rules import Greedy
-from treeopt.evaluate.baselines import GENERATE, STOCK, Baseline, Call, Run, warm_up
+from treeopt.evaluate.baselines import GENERATE, STOCK, WARMING, Baseline, Call, Run, warm_up
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.models.base import Base
 from treeopt.processes.division import Tally
@@ -57,9 +57,9 @@ def decode_all(
 ) -> Runs:
     """Decode all turns of all prompts by every baseline; a later turn follows the answer of stock generate.
 
-    Each baseline first decodes a few tokens of the first batch, which are not timed. Several processes divide the
-    batches; all of them get all runs, and E406 where they differ in what they decode or in `content`, ids of what
-    decodes.
+    Each baseline first decodes a few tokens of the first batch, which are not timed; of a compiled base, the first
+    turns of all batches, so that their sizes of the cache are compiled. Several processes divide the batches; all of
+    them get all runs, and E406 where they differ in what they decode or in `content`, ids of what decodes.
     """
     size = options.batch_size
     baselines, left_out = warm_up(
@@ -67,6 +67,9 @@ def decode_all(
     )
     options.division.check_same(lambda: _settings(base, prompts, options, [*left_out], content or {}))
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+    for number, batch in enumerate(batches if base.compile else ()):
+        again = dataclasses.replace(options, repeats=1)
+        decode_in_turns(baselines, [text.prompt for text in batch], again, Call(number, part=WARMING))
     reported = _reported(progress, options.division.tally(), prompts, exact=isinstance(options.acceptance, Greedy))
 
     def decode(number: int) -> list[list[dict[str, Any]]]:

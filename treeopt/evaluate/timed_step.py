@@ -82,6 +82,17 @@ class TimedStep:
         return min(self.seconds() for _ in range(_TIMED))
 
 
+def prefilled(decoders: Sequence[TreeDecoder], prompts: Tensor, max_new_tokens: int) -> list[Rows]:
+    """The texts [B, T] in the cache of the largest decoder, for all; of compiled ones, each in its own.
+
+    A compiled forward runs trees of one size, to which a session pads all trees.
+    """
+    largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))
+    if largest.base.compile:
+        return [decoder.prefill(list(prompts), max_new_tokens) for decoder in decoders]
+    return [largest.prefill(list(prompts), max_new_tokens)] * len(decoders)
+
+
 class TimedRounds:
     """Steps of several decoders after the same texts, timed in turn.
 
@@ -97,9 +108,10 @@ class TimedRounds:
         self._decoders, self._batch, self._context = decoders, batch, context
         reads = largest.trees.window > 0
         texts = (model_texts if reads else random_prompts)(largest.base, batch, context)
-        begin = max(1, context - rounds + 1) if reads else context
+        moves = reads and not largest.base.compile  # compiled steps share no cache that one of them could advance
+        begin = max(1, context - rounds + 1) if moves else context
         self._texts = texts[:, :begin]
-        self._cached = largest.prefill(list(self._texts), context - begin + largest.trees.depth + 1)
+        self._cached = prefilled(decoders, self._texts, context - begin + largest.trees.depth + 1)
         self._spent: list[list[float]] = []
         self._drafting: list[list[float]] = []
 
@@ -108,7 +120,10 @@ class TimedRounds:
 
         The text ends at the context, and the rounds that remain are all there.
         """
-        steps = [TimedStep(decoder, self._cached, _read(decoder, self._texts)) for decoder in self._decoders]
+        steps = [
+            TimedStep(decoder, cached, _read(decoder, self._texts))
+            for decoder, cached in zip(self._decoders, self._cached, strict=True)
+        ]
         spent, alone = [], []
         for step in steps:
             spent.append(step.after_lead_in())
@@ -116,9 +131,9 @@ class TimedRounds:
         self._spent.append(spent)
         self._drafting.append(alone)
         if self._texts.shape[1] < self._context:
-            self._texts = torch.cat([self._texts, self._cached.root[:, None]], dim=1)
+            self._texts = torch.cat([self._texts, self._cached[0].root[:, None]], dim=1)
             steps[0].advance()
-            self._cached = steps[0].rows
+            self._cached = [steps[0].rows] * len(steps)
 
     def points(self) -> list[LatencyPoint]:
         """Medians and quartiles of the quieter half of the rounds, the first left out; of drafting the median.

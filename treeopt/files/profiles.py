@@ -58,6 +58,7 @@ class ProvenanceBlock(Schema):
     dtype: str | None = None
     threads: int | None = Field(default=None, ge=1)
     attention: str | None = None
+    compiled: bool | None = Field(default=None, description="true where forwards over trees were compiled")
     repeats: int | None = Field(default=None, ge=1, description="rounds over all sizes; absent where modelled")
     modelled: str | None = Field(default=None, description="how, by treeopt plan; absent where measured")
     versions: VersionsBlock | None = None

@@ -62,6 +62,7 @@ class Base:
         name: folder or hub name, as given by the user.
         notes: warnings for the user, such as weights of the checkpoint that are not used.
         adapter: the adapter that is merged into the weights; None without.
+        compile: whether decoders run their forwards over trees through `torch.compile`.
     """
 
     model: PreTrainedModel
@@ -69,6 +70,7 @@ class Base:
     name: str
     notes: tuple[str, ...] = ()
     adapter: Adapter | None = None
+    compile: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -103,6 +105,11 @@ class Base:
         if eagerly(self.device, DTYPES[dtype]):
             model.set_attn_implementation("eager")
         return dataclasses.replace(self, model=model)
+
+    @functools.cached_property
+    def compiled(self) -> dict[int, Base]:
+        """This base with a compiled forward, by the number of nodes; filled by decoders, which share them."""
+        return {}
 
     @property
     def lm_head(self) -> nn.Linear:

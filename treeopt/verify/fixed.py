@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.placement import check_one_device
 from treeopt.verify.buffers import Buffers
@@ -22,13 +23,36 @@ from treeopt.verify.buffers import Buffers
 _CAPTURES = 64  # of one forward: a number of rows and a capacity each; torch's limit of 8 would end in eager mode
 
 
-def compiled(base: Base) -> Base:
-    """The model with a compiled forward, whose inputs must have fixed shapes.
+def compiled(base: Base, nodes: int) -> Base:
+    """The model with a compiled forward, whose inputs must have fixed shapes; on a CPU one for all trees of a size.
 
     Raises:
-        TreeoptError: E402 where the model is divided among devices.
+        TreeoptError: E401 where there is no C++ compiler, which code for a CPU needs; E402 where the model is divided
+            among devices.
     """
     check_one_device(base.model, "a compiled forward", fix="a device that holds the model, or compile=False")
+    if base.device.type == "cuda":  # a captured graph belongs to the buffers of one decoder
+        return _compiled(base)
+    if nodes not in base.compiled:
+        if base.device.type == "cpu":
+            _check_compiler()
+        base.compiled[nodes] = _compiled(base)
+    return base.compiled[nodes]
+
+
+def _check_compiler() -> None:
+    """Raise E401 where no C++ compiler is found."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        what = "there is no C++ compiler, which torch.compile needs on a CPU"
+        raise TreeoptError(Code.PROGRAM_MISSING, what, fix="install g++ or clang++, or leave out --compile") from error
+
+
+def _compiled(base: Base) -> Base:
     options: dict[str, Any] = {"dynamic": False, "recompile_limit": _CAPTURES, "isolate_recompiles": True}
     if base.device.type == "cuda":
         options["mode"] = "reduce-overhead"  # CUDA graphs: one launch replays the whole forward

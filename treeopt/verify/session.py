@@ -50,7 +50,7 @@ class TreeForward:
                 fix='from_pretrained(..., attn_implementation="sdpa")',
             )
         self.base = base
-        self.verifier = compiled(base) if compile else base
+        self.verifier = compiled(base, nodes) if compile else base
         self.fixed = compile
         config = base.model.config
         self.context = tree_context(base.context, config, nodes)  # read once: it takes longer than a mask

@@ -1,0 +1,84 @@
+"""`--compile`: what is decoded and timed with compiled forwards, and that texts and trees are those of without."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import error_number, treeopt, treeopt_json
+from torch._inductor.exc import InvalidCxxCompiler
+
+from treeopt.evaluate.timed_step import TimedStep
+from treeopt.files.drafters import load_drafter
+from treeopt.files.profiles import load_profile
+
+MODEL = ("--model", "pocket", "--prompts", "pocket")
+FEW = ("--limit", "4", "--max-new-tokens", "8")
+
+
+def test_learn_recommends_it(captures: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All sizes are timed both ways, each compiled once; the file names the faster way, and generate says so."""
+
+    def seconds(step: TimedStep) -> float:
+        step.decoder.step(step.rows)
+        step.rows.rewind(step._start)
+        return 0.001 if step.decoder.forward.fixed and step.decoder.trees.nodes == 3 else 0.01
+
+    monkeypatch.setattr(TimedStep, "seconds", seconds)
+    file = tmp_path / "d.safetensors"
+    line = ("learn", *MODEL, *FEW, "--learn-tokens", "300", "--nodes", "3", "--nodes", "4", "--compile", "-o", file)
+    found = treeopt_json(*line)
+    assert captures.frame_count == 3  # one, three and four nodes: static and per-step trees of a size share theirs
+    ways = [one["compiled"] for one in found["sizes"]]
+    assert ways == [False] * 5 + [True] * 5
+    assert found["recommended"]["compiled"]
+    assert found["recommended"]["nodes"] == 3
+    assert load_drafter(file).timed_compiled
+    again = ("generate", "import os", "--model", "pocket", "--max-new-tokens", "4", "--drafter", file)
+    eager, compiled = treeopt(*again), treeopt(*again, "--compile")
+    assert eager.stdout == compiled.stdout
+    assert "was timed with --compile" in eager.stderr
+    assert "was timed with --compile" not in compiled.stderr
+    assert "float32, compiled on cpu" in compiled.stderr
+
+
+def test_compare_does_both(captures: Any) -> None:
+    """A table for each way; the texts and tokens per step are the same, and the fastest way is named."""
+    line = ("compare", *MODEL, *FEW, "--repeats", "1", "--methods", "recycling", "--compile")
+    settings = treeopt_json(*line)["settings"]
+    assert list(settings) == ["float32", "float32, compiled"]
+    assert captures.frame_count == 3  # one node, 16 and 81
+    ways = [[(row["method"], row["mean_acceptance_length"]) for row in one["rows"]] for one in settings.values()]
+    assert ways[0] == ways[1]
+    assert all(row["lossless"] for row in settings["float32, compiled"]["rows"])
+    text = treeopt(*line).stdout
+    assert re.search(r"^fastest, recommended: float32.*, [\d.]+ tokens/s$", text, re.MULTILINE)
+    assert "--nproc takes one --dtype, and no --compile" in treeopt(*line, "--nproc", "2", status=2).stderr
+
+
+def test_validate_and_profile(captures: Any, tmp_path: Path) -> None:
+    """Validate decodes the same texts; a profile says that it is of compiled forwards."""
+    line = ("validate", *MODEL, *FEW)
+    eager, compiled = treeopt_json(*line), treeopt_json(*line, "--compile")
+    assert captures.frame_count == 2
+    assert compiled["lossless"]
+    assert compiled["tokens_per_step"] == eager["tokens_per_step"]
+    file = tmp_path / "p.yaml"
+    sizes = ("--sizes", "2,4", "--context", "12", "--repeats", "2")
+    treeopt("profile", "--model", "pocket", *sizes, "--compile", "-o", file)
+    assert captures.frame_count == 5
+    assert load_profile(file).provenance["compiled"] is True
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C++ compiler the error says what to install, before anything is decoded."""
+
+    def none() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
+    result = treeopt("generate", "import os", "--model", "pocket", "--compile", status=4)
+    assert error_number(result) == "E401"
+    assert "g++" in result.stderr
