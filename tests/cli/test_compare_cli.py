@@ -82,9 +82,7 @@ def test_several_dtypes() -> None:
     assert "equal in bfloat16" in one
     assert re.search(r"^stock generate\t1\t1\.000\t.*\t2/2$", one, flags=re.MULTILINE)
     assert "lossless" not in other
-    assert re.search(
-        r"^fastest, plain decoding: b?float\d\d, autoregressive, [\d.]+ tokens/s$", other, re.MULTILINE
-    )
+    assert re.search(r"^fastest, plain decoding: b?float\d\d, autoregressive, [\d.]+ tokens/s$", other, re.MULTILINE)
     assert re.search(r"^fastest, recommended: b?float\d\d, .*, [\d.]+ tokens/s$", other, re.MULTILINE)
     both = {"float32", "bfloat16"}
     assert {line["setting"] for line in csv.DictReader(Path("d.csv").read_text().splitlines())} == both

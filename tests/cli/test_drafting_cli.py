@@ -65,6 +65,19 @@ def test_validate_and_generate(name: str) -> None:
     assert made["tokens"] == plain["tokens"]
 
 
+def test_none_where_no_policy_pays() -> None:
+    """By a profile of dear steps the file has the root alone, which needs no drafter; the figures say why."""
+    seconds = {1: 1.0, 2: 9.0, 64: 9.5}
+    save_profile(LatencyProfile.from_points(LatencyPoint(n, 1, 512, s, s, s) for n, s in seconds.items()), "dear.yaml")
+    line = ("build", "--calibration", "c.safetensors", "--kind", "dynamic", "--nodes", "auto", "--profile", "dear.yaml")
+    assert treeopt(*line, "-o", "none.yaml").stdout.startswith("none: plain decoding is as fast")
+    data = treeopt_json(*line, "-o", "none.yaml", "--force")
+    assert (data["kind"], data["nodes"], data["depth"]) == ("none", 1, 0)
+    assert load_plan("none.yaml").paths == ()
+    made = treeopt_json("generate", "One day", "--tree", "none.yaml", "--max-new-tokens", "6")
+    assert made["step_lengths"] == [1] * 6
+
+
 def test_tree_in_another_folder_names_its_drafter() -> None:
     """A tree alone in a folder misses its drafter's file, until that is named."""
     Path("alone").mkdir()

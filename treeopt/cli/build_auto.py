@@ -26,12 +26,10 @@ _STATIC = ("values", "weights", "top_k", "max_rank", "max_depth")
 def run_auto(console: Console, options: dict[str, Any]) -> None:
     """The fastest tree or policy over the drafters of several calibrations."""
     from treeopt.files.calibrations import load_calibration
-    from treeopt.files.policies import save_policy
+    from treeopt.files.policies import save_plan
     from treeopt.files.profiles import load_profile
-    from treeopt.files.trees import save_tree
     from treeopt.optimize.auto_drafter import choose_drafter
     from treeopt.optimize.build_job import Job
-    from treeopt.policy import TreePolicy
 
     check_belongs(_ONE_DRAFTER, "a build without --drafter auto", holds=False)
     kinds = (options["kind"],) if given("kind") else KINDS
@@ -49,11 +47,8 @@ def run_auto(console: Console, options: dict[str, Any]) -> None:
     profiles = [load_profile(file) for file in options["profile"]]
     with console.progress("build") as progress:
         choice = choose_drafter(calibrations, profiles, job, kinds=kinds, progress=late(progress))
-    plan, output = with_configuration(choice.plan, console.configuration), options["output"]
-    if isinstance(plan, TreePolicy):
-        save_policy(plan, output)
-    else:
-        save_tree(plan, output)
+    output = options["output"]
+    save_plan(with_configuration(choice.plan, console.configuration), output)
     _report(console, choice, options["batch"])
     console.note(f"wrote {output}")
     console.result(_as_dict(choice, output))

@@ -13,6 +13,7 @@ from treeopt.cli.learn_report import report_reliability
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
 from treeopt.cli.sampling_options import check_temperature_of
+from treeopt.defaults import ONE_NODE
 from treeopt.files.marks import TREE
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ _STATIC_ONLY = (
 
 
 def run_dynamic(console: Console, options: dict[str, Any]) -> None:
-    """A policy from one calibration."""
+    """A policy from one calibration, or none where a profile says that plain decoding is as fast."""
     from treeopt.files.calibrations import load_calibration
-    from treeopt.files.policies import save_policy
+    from treeopt.files.policies import save_plan
     from treeopt.files.profiles import load_profile
-    from treeopt.optimize.per_step import build_policy, fastest_policy
+    from treeopt.optimize.budget import fastest
+    from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
     from treeopt.optimize.reliability import reliability
+    from treeopt.optimize.tree_builder import build_tree
 
     check_static_only(_STATIC_ONLY)
     if len(options["calibrations"]) > 1:
@@ -44,34 +47,39 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     check_suffix(options["output"], ".yaml", ".yml")
     calibration = load_calibration(file)
     check_temperature_of([calibration], options["temperature"])
+    pays = True
     if options["profile"]:
         profile = load_profile(options["profile"])
         warn_other_heads(console, calibration, profile)
         where = {"batch": options["batch"], "context": options["context"]}
         policy = fastest_policy(calibration, profile, **where)
+        pays = fastest([policy_budget(policy, calibration, profile, **where).speedup]) is not None
     else:
         policy = build_policy(calibration, options["nodes"])
-    save_policy(with_configuration(policy, console.configuration), options["output"])
-    _report(console, policy, calibration)
+    plan = policy if pays else build_tree(calibration, ONE_NODE)
+    save_plan(with_configuration(plan, console.configuration), options["output"])
+    _report(console, policy, calibration, pays=pays)
     console.note(f"wrote {options['output']}")
     errors = reliability(calibration).error.tolist()
     console.result(
         {
-            "kind": options["kind"],
-            "nodes": policy.nodes,
-            "depth": policy.depth,
-            "drafter": policy.drafter,
-            "size_cost": policy.size_cost,
-            "expected_tokens_per_step": vars(policy.expected),
+            "kind": options["kind"] if pays else "none",
+            "nodes": plan.nodes,
+            "depth": plan.depth,
+            "drafter": plan.drafter,
+            "size_cost": policy.size_cost if pays else (),
+            "expected_tokens_per_step": vars(plan.expected),
             "calibration_error": errors,
             "output": options["output"],
         }
     )
 
 
-def _report(console: Console, policy: TreePolicy, calibration: Calibration) -> None:
+def _report(console: Console, policy: TreePolicy, calibration: Calibration, *, pays: bool) -> None:
     expected = policy.expected
     assert expected is not None
+    if not pays:
+        console.say("none: plain decoding is as fast, by the profile, as the fastest per-step trees, which are these:")
     console.say(f"at every step the most likely nodes, at most {policy.nodes}, {policy.depth} drafts deep")
     console.say(f"expected tokens per step  {expected.replay:.3f}  replay: a decoder on {texts_of(calibration)}")
     console.say(f"                          {expected.estimated:.3f}  estimated by the drafter")

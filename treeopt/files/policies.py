@@ -25,6 +25,7 @@ from treeopt.files.trees import (
     drafter_line,
     figure_faults,
     read_plan,
+    save_tree,
     schema_of,
     tree_of,
 )
@@ -201,6 +202,14 @@ def load_plan_for(name_or_path: str | os.PathLike[str]) -> tuple[Plan, Drafter |
 def save_policy(policy: TreePolicy | str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     """Write a policy as YAML; `load_plan` returns an equal one. An existing file is replaced."""
     write_marked(path, policy_yaml(as_policy(policy), path), TREE)
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write a tree or a policy as YAML, which `load_plan` reads. An existing file is replaced."""
+    if isinstance(plan, TreePolicy):
+        save_policy(plan, path)
+    else:
+        save_tree(plan, path)
 
 
 def policy_yaml(policy: TreePolicy, path: str | os.PathLike[str] = "tree.yaml") -> str:
