@@ -163,6 +163,8 @@ def test_several_dtypes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     found = treeopt_json(*line, "--dtype", "float32")
     assert found["made_by"]["dtype"] == "float32"
     assert any("the drafter's tree is the fastest in bfloat16" in one for one in found["warnings"])
+    divided = ("--dtype", "float32,bfloat16", "--device-map", "auto")
+    assert "--device-map takes one --dtype" in treeopt("learn", *MODEL, *FEW, *divided, status=2).stderr
     for wrong in ("float32,float32", "float32,auto", "float64", ""):
         assert "auto, or one or several of" in treeopt("learn", *MODEL, "--dtype", wrong, status=2).stderr
 

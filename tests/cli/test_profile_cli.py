@@ -96,6 +96,8 @@ def test_several_dtypes_have_a_file_each(monkeypatch: pytest.MonkeyPatch, tmp_pa
     text = treeopt(*given, "--dtype", "bfloat16,float32").stdout
     files = {file: load_profile(file) for file in ("d.yaml", "d.float32.yaml")}
     assert [one.provenance["dtype"] for one in files.values()] == ["bfloat16", "float32"]
+    commands = [one.provenance["configuration"]["profile"]["dtype"] for one in files.values()]
+    assert commands == ["bfloat16", "float32"]  # each file is made again by its own
     seconds = [[point.seconds for point in one.points] for one in files.values()]
     fastest = ["bfloat16" if half <= single else "float32" for half, single in zip(*seconds, strict=True)]
     rows = re.findall(r"^(\d)\t1\t16\t[\d.]+\t[\d.]+\t(\w+)$", text, re.MULTILINE)

@@ -32,9 +32,6 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     """A policy from one calibration, or none where a profile says that plain decoding is as fast."""
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.policies import save_plan
-    from treeopt.files.profiles import load_profile
-    from treeopt.optimize.budget import fastest
-    from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
     from treeopt.optimize.reliability import reliability
     from treeopt.optimize.tree_builder import build_tree
 
@@ -47,15 +44,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     check_suffix(options["output"], ".yaml", ".yml")
     calibration = load_calibration(file)
     check_temperature_of([calibration], options["temperature"])
-    pays = True
-    if options["profile"]:
-        profile = load_profile(options["profile"])
-        warn_other_heads(console, calibration, profile)
-        where = {"batch": options["batch"], "context": options["context"]}
-        policy = fastest_policy(calibration, profile, **where)
-        pays = fastest([policy_budget(policy, calibration, profile, **where).speedup]) is not None
-    else:
-        policy = build_policy(calibration, options["nodes"])
+    policy, pays = _chosen(console, options, calibration)
     plan = policy if pays else build_tree(calibration, ONE_NODE)
     save_plan(with_configuration(plan, console.configuration), options["output"])
     _report(console, policy, calibration, pays=pays)
@@ -73,6 +62,21 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
             "output": options["output"],
         }
     )
+
+
+def _chosen(console: Console, options: dict[str, Any], calibration: Calibration) -> tuple[TreePolicy, bool]:
+    """The policy of the given size, or the fastest one by the profile, and whether it is faster than plain decoding."""
+    from treeopt.files.profiles import load_profile
+    from treeopt.optimize.budget import fastest
+    from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
+
+    if not options["profile"]:
+        return build_policy(calibration, options["nodes"]), True
+    profile = load_profile(options["profile"])
+    warn_other_heads(console, calibration, profile)
+    where = {"batch": options["batch"], "context": options["context"]}
+    policy = fastest_policy(calibration, profile, **where)
+    return policy, fastest([policy_budget(policy, calibration, profile, **where).speedup]) is not None
 
 
 def _report(console: Console, policy: TreePolicy, calibration: Calibration, *, pays: bool) -> None:

@@ -103,7 +103,7 @@ def run(console: Console, **options: Any) -> None:
     check_outputs(options, options["output"])
     check_suffix(options["output"], ".safetensors")
     check_inputs()
-    dtypes = dtypes_of(options)
+    further = _further_dtypes(options)
     name, batches, work = chosen_prompts(options), batch_settings(console, options), open_work(options)
     from treeopt.drafting.learn import Learning
     from treeopt.evaluate.learn_drafter import learn_drafter
@@ -130,7 +130,7 @@ def run(console: Console, **options: Any) -> None:
                 draft=draft,
                 work=work,
                 sizes=options["nodes"] or LEARN_SIZES,
-                dtypes=dtypes[1:],
+                dtypes=further,
                 compile=with_compiled,
                 progress=progress,
             )
@@ -141,6 +141,14 @@ def run(console: Console, **options: Any) -> None:
 
 
 command = run
+
+
+def _further_dtypes(options: dict[str, Any]) -> list[str]:
+    """The dtypes after the first, in which steps are timed too."""
+    _, *further = dtypes_of(options)
+    if further and options["device_map"] is not None:
+        raise click.UsageError("--device-map takes one --dtype: the model is copied for each further one")
+    return further
 
 
 def _drafter(options: Mapping[str, Any]) -> str:

@@ -76,7 +76,11 @@ def run(console: Console, **options: Any) -> None:
     drafter = load_drafter(file) if file else None
     profiles = []
     for options["dtype"], output in zip(dtypes, outputs, strict=True):
-        profile = with_configuration(_measured(console, options, drafter), console.configuration)
+        measured = _measured(console, options, drafter)
+        # The command of each file is that of its dtype alone, so that `reproduce` makes this file again.
+        stored = console.configuration
+        alone = {**stored, "profile": {**stored["profile"], "dtype": options["dtype"]}} if len(dtypes) > 1 else stored
+        profile = with_configuration(measured, alone)
         save_profile(profile, output)
         _report(console, profile)
         console.note(f"wrote {output}")
