@@ -383,7 +383,7 @@ def test_generate_to_context_end(family: str, prompt: int) -> None:
 @torch.inference_mode()
 def test_fixed_shapes_give_the_logits_of_any(monkeypatch: pytest.MonkeyPatch, lengths: list[int]) -> None:
     """Trees padded to the maximum, over the whole capacity and with ended rows, give the logits of the exact shapes."""
-    monkeypatch.setattr("treeopt.verify.session.compiled", lambda base: base)
+    monkeypatch.setattr("treeopt.verify.session.compiled", lambda base, _nodes: base)
     base, prompts = tiny_base("qwen2-mixed", 3), [tokens_of(row, length) for row, length in enumerate(lengths)]
     (fixed, one, _), (exact, other, _) = (
         TreeForward(base, 12, 4, compile=compile).begin(prompts, 40) for compile in (True, False)

@@ -103,7 +103,7 @@ def command_line(context: click.Context) -> str:
         if isinstance(one, click.Argument):
             arguments.append(key)
         # Those under `defaults` count as not given, but may be the defaults of another version.
-        if one.name in defaults and one.name not in NOT_STORED and value != one.type_cast_value(context, one.default):
+        if one.name in defaults and one.name not in NOT_STORED and value != _default(context, one):
             given[key] = _stored(value)
     [line] = command_lines({name: given}, "--json", arguments=arguments)
     return line
@@ -126,6 +126,11 @@ def config_option(function: Any) -> Any:
     return click.option(
         "--config", metavar="FILE", is_eager=True, expose_value=False, callback=_read, help="Options from a YAML file."
     )(function)
+
+
+def _default(context: click.Context, parameter: click.Parameter) -> Any:
+    """The default of a parameter, which click has no value for where it is a flag."""
+    return False if _is_unset(parameter, False) else parameter.type_cast_value(context, parameter.default)
 
 
 def _is_unset(parameter: click.Parameter, value: Any) -> bool:
