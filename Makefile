@@ -85,7 +85,7 @@ bench: venv
 	$(BIN)/python bench/decode.py --shared $(SHARED)
 	$(BIN)/python bench/forward.py --shared $(SHARED)
 	$(BIN)/python bench/drafting_kernel.py
-	$(BIN)/python bench/auto_nodes.py --shared $(SHARED)
+	$(BIN)/python bench/recommended.py --model pocket tinystories --shared $(SHARED)
 	$(BIN)/python bench/calls.py --shared $(SHARED)
 
 clean:

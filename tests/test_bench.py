@@ -29,7 +29,6 @@ EXACT = (
 )
 TABLE = "table --model tinystories --shared {shared} --decode"
 CALLS = {
-    "auto_nodes": ["--shared {shared} --model tinystories", "--shared {shared} --model random"],
     "build": [""],
     "calibrate": ["--repeats 1"],
     "calls": ["--shared {shared}"],
@@ -53,6 +52,7 @@ CALLS = {
     "hostile": [""],
     "intervals": [""],
     "learn": [""],
+    "learned_text": ["pocket --heads pocket --shared {shared}"],
     "lossless": ["", "--case 7"],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
@@ -60,6 +60,7 @@ CALLS = {
     "optimiser": ["table --calibration {file}", "coverage --calibration {file}", "speed --calibration {file}"],
     "pocket": [""],
     "readme": [""],
+    "recommended": ["--shared {shared} --model smollm2 tinystories"],
     "sampling": ["agree --shared {shared}", "loss --model pocket --shared {shared}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "step": ["pocket"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -12,7 +13,11 @@ import torch
 import treeopt
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
+from treeopt.files.bundled import data_root
+from treeopt.files.strict_yaml import load
 from treeopt.models.base import Base, load_base
+from treeopt.models.fit import heads_like
+from treeopt.models.layouts import load_heads
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import load_prompts
@@ -21,6 +26,7 @@ from treeopt.tree import Tree
 pytestmark = pytest.mark.smollm2
 
 NEW_TOKENS = 24
+HEADS = Path(__file__).resolve().parent.parent / "data" / "smollm2-heads"  # of calibration/recipes/smollm2.yaml
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +87,22 @@ def test_tokens_per_second_decide_in_each_dtype(chat: Base, shared: Path) -> Non
     best = max(found.figures, key=lambda one: one.tokens_per_second)
     assert found.recommended in (best, found.figures[0])
     assert found.recommended.speedup >= 1.0
+
+
+def test_heads_of_the_recipe(chat: Base, texts: list[Text]) -> None:
+    """The committed heads fit the model, rank its answers better than chance, and their tree is lossless."""
+    heads = heads_like(chat, load_heads(HEADS).heads)
+    tree = Tree(((0,), (1,), (2,), (0, 0), (0, 1)))
+    found = treeopt.validate(chat, heads, tree, texts, max_new_tokens=NEW_TOKENS)
+    assert not found.failures
+    assert found.prediction_misses == ()
+    assert found.tokens_per_step > 1.05
+    if chat.dtype == torch.float32:
+        assert found.lossless
+
+
+def test_recipe_is_that_of_the_heads() -> None:
+    """The options of the recipe are those that the heads were trained with; only the texts are named as in it."""
+    recipe = load(data_root("calibration") / "recipes" / "smollm2.yaml").data
+    stored = json.loads((HEADS / "config.json").read_text())["treeopt"]["configuration"]["train"]
+    assert {"model": recipe["model"], "dtype": recipe["dtype"], **recipe["train"]} == stored

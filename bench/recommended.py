@@ -1,0 +1,200 @@
+"""The plan that `learn` recommends against none and every other size: tokens per second of whole texts, in one run.
+
+    python bench/recommended.py [--model smollm2|pocket|tinystories] [--dtype float32 bfloat16] [--shared ../shared]
+
+The drafter is learned with heads where the model has them; `learn_drafter` times a step of none, and of static and
+per-step trees of each size, and recommends a plan for each dtype. Then other texts are decoded by all plans in turn:
+two rounds of all, then 20 repeats of none, the recommended plan, and those that came within `CLOSE` of the fastest. The
+figures are geometric means of paired ratios with their 90 % intervals (Student's t). Where an interval is wider than
+3 % to either side, 20 more repeats follow, at most twice. Times are CPU seconds of the one thread, so that other
+processes do not count. The model of smollm2 is that of `python bench/smollm2.py build/smollm2`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from decode import TINY_SHAPE, random_pair
+from scipy.stats import t as student
+from timing import add_tiny, judged, machine
+
+from treeopt.decode.decoder import TreeDecoder
+from treeopt.drafting.learn import Learning
+from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter
+from treeopt.evaluate.plan_figures import PlanFigures, fastest_of
+from treeopt.models.base import Base, load_base
+from treeopt.models.fit import heads_like
+from treeopt.models.layouts import LoadedHeads
+from treeopt.models.pair import load_pair
+from treeopt.texts.encode import encode
+from treeopt.texts.prompts import PromptSet, load_prompts
+
+PLAIN_GOAL, BEST_GOAL = 0.98, 0.97
+WIDEST = 0.03  # to either side of the mean, of a 90 % interval
+CLOSE = 0.9  # of the fastest plan's tokens per second in the first rounds
+MODELS = ("smollm2", "pocket", "tinystories")
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """Sizes of a run.
+
+    Args:
+        sizes: nodes of the plans.
+        known: prompts that the drafter is learned from.
+        learned: tokens that are sampled to learn from.
+        texts: prompts that are decoded.
+        new_tokens: of each text.
+        repeats: of the paired times.
+    """
+
+    sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
+    known: int = 96
+    learned: int = 50_000
+    texts: int = 8
+    new_tokens: int = 128
+    repeats: int = 20
+
+
+CHAT = Effort(known=48, learned=12_000, texts=3, new_tokens=48)
+TINY = Effort((2, 8), known=4, learned=100, texts=1, new_tokens=8, repeats=2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="learned in the first")
+    parser.add_argument("--folder", default="build/smollm2", help="of smollm2")
+    add_tiny(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{machine(1)}, torch {torch.__version__}")
+    for name in options.model:
+        measure(name, options)
+
+
+def measure(name: str, options: argparse.Namespace) -> None:
+    """Learn a drafter, and compare its plans in each dtype."""
+    effort = TINY if options.tiny else CHAT if name == "smollm2" else Effort()
+    base, loaded, prompts = prepared(name, options)
+    rows = prompts.prompts
+    known = dataclasses.replace(prompts, prompts=rows[: effort.known])
+    texts = [encode(one, base.tokenizer, chat_template=True)[0] for one in rows[-effort.texts :]]
+    found = learn_drafter(
+        base,
+        known,
+        loaded,
+        learning=Learning(effort.learned),
+        sizes=effort.sizes,
+        max_new_tokens=effort.new_tokens,
+        batch_size=32,
+        dtypes=options.dtype[1:],
+    )
+    for dtype in options.dtype:
+        figures = [one for one in found.figures if one.dtype == dtype]
+        print(f"\n{name}, {found.drafter.name}, {dtype}: recommended is {label(fastest_of(figures))}")
+        compare(base.in_dtype(dtype), loaded, found, figures, texts, effort)
+
+
+def prepared(name: str, options: argparse.Namespace) -> tuple[Base, LoadedHeads | None, PromptSet]:
+    """One of `MODELS` in the first dtype, its heads (None where it has none) and its prompts."""
+    folder, dtype = options.shared / "models" / "tinystories-260k", options.dtype[0]
+    stories = str(options.shared / "data" / "story_openings.json")
+    if name == "pocket":
+        return *load_pair("pocket", None, dtype=dtype, device="cpu"), load_prompts("pocket")
+    if name == "tinystories":
+        return *load_pair(f"{folder}-medusa", str(folder), dtype=dtype, device="cpu"), load_prompts(stories)
+    if options.tiny:
+        base, _, _ = random_pair(TINY_SHAPE, getattr(torch, dtype), "cpu", "eager")
+        tokenizer = load_base(str(folder), device="cpu").tokenizer
+        return dataclasses.replace(base, tokenizer=tokenizer), None, load_prompts(stories)
+    base = load_base(options.folder, dtype=dtype, device="cpu")
+    return base, None, load_prompts(str(options.shared / "data" / "alpaca_eval.json"))
+
+
+def label(one: PlanFigures) -> str:
+    """The kind and the nodes of a plan."""
+    return one.kind if one.nodes == 1 else f"{one.kind} {one.nodes}"
+
+
+def compare(
+    base: Base,
+    loaded: LoadedHeads | None,
+    found: LearnedDrafter,
+    figures: Sequence[PlanFigures],
+    texts: Sequence[list[int]],
+    effort: Effort,
+) -> None:
+    """Decode with every plan in turn, and judge the recommended one."""
+    heads = None if loaded is None else heads_like(base, loaded.heads)
+    drafter = found.drafter
+    plans = {label(one): one for one in figures}
+    decoders = {name: TreeDecoder(base, heads, one.plan, drafter=drafter) for name, one in plans.items()}
+    none, chosen = label(figures[0]), label(fastest_of(figures))
+    rates: dict[str, list[float]] = defaultdict(list)
+    taus: dict[str, float] = {}
+
+    def repeat(names: Iterable[str]) -> None:
+        for name in names:
+            taus[name], rate = decoded(decoders[name], texts, effort.new_tokens)
+            rates[name].append(rate)
+
+    repeat(plans)  # warm
+    rates.clear()
+    repeat(plans)
+    first = {name: rate for name, [rate] in rates.items()}
+    fastest = max(first.values())
+    rest = [name for name, rate in first.items() if name in (none, chosen) or rate >= CLOSE * fastest]
+    for _ in itertools.repeat(None, 3):
+        for _ in range(effort.repeats):
+            repeat(rest)
+        best = max(rest, key=lambda name: float(np.mean(np.log(rates[name][1:]))))
+        over = {name: interval(rates[chosen][1:], rates[name][1:]) for name in (none, best)}
+        if all(high / mean <= 1 + WIDEST for _, mean, high in over.values()):
+            break
+    print("plan         tokens/step  over none, measured  expected")
+    for name, one in plans.items():
+        measured = rates[name][1:] if name in rest else rates[name]
+        plain = rates[none][1:] if name in rest else rates[none][:1]
+        _, mean, _ = interval(measured, plain)
+        print(
+            f"{name:12} {taus[name]:11.3f}  {mean:19.3f}  {one.speedup:8.3f}{'' if name in rest else '  (one repeat)'}"
+        )
+    low, mean, high = over[none]
+    judged(f"{chosen} over none", mean, PLAIN_GOAL, f"90 % interval {low:.3f} to {high:.3f}")
+    low, mean, high = over[best]
+    outcome = "met   " if mean >= BEST_GOAL or high >= 1 else "MISSED"
+    goal = f"goal: at least {BEST_GOAL:g}, or 1 within the 90 % interval {low:.3f} to {high:.3f}"
+    print(f"{outcome}  {chosen} over {best}, the best: {mean:.4g} ({goal})")
+    print(f"{len(rates[none]) - 1} repeats of {len(texts)} texts")
+
+
+def decoded(decoder: TreeDecoder, texts: Sequence[list[int]], new_tokens: int) -> tuple[float, float]:
+    """Tokens per step and tokens per CPU second of all texts."""
+    begin = time.thread_time()
+    made = [decoder.generate(ids, new_tokens) for ids in texts]
+    spent = time.thread_time() - begin
+    tokens, steps = sum(len(one.tokens) for one in made), sum(len(one.step_lengths) for one in made)
+    return tokens / steps, tokens / spent
+
+
+def interval(rates: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """The geometric mean of paired ratios between the ends of its 90 % interval."""
+    logs = np.log(rates) - np.log(others)
+    mean, count = float(logs.mean()), len(logs)
+    half = 0.0 if count < 2 else float(student.ppf(0.95, count - 1) * logs.std(ddof=1) / math.sqrt(count))
+    return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
+
+
+if __name__ == "__main__":
+    main()
