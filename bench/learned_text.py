@@ -4,9 +4,10 @@
 
 The drafter is learned from the model's answers to the first prompts of AlpacaEval and from sampled ones, and judged by
 replay on its greedy answers to the others, and to first questions of each category of Spec-Bench. For each number of
-tokens: minutes of sampling (in proportion to the tokens) and of the rest, the n-gram table, top-1 accuracy of level 1,
-tokens per step of per-step trees of each size and of a static tree of 16 nodes (cross-validated), and tokens per step
-of the per-step tree of 16 nodes by category. With heads the Medusa tree of the heads alone is judged too.
+tokens: minutes of sampling (in proportion to the tokens) and of the rest (forwards over the learned texts in the first
+number only), the n-gram table, top-1 accuracy of level 1, tokens per step of per-step trees of each size and of a
+static tree of 16 nodes (cross-validated), and tokens per step of the per-step tree of 16 nodes by category. With heads
+the Medusa tree of the heads alone is judged too.
 
 Fewer tokens than a round of sampling has are those of prompts that are evenly spread over it; else they are its first.
 --keep stores the texts in a folder, from which the next run takes them; then no sampling is timed.
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +31,9 @@ import numpy as np
 import torch
 from timing import add_tiny, machine
 
+import treeopt.drafting.fit_drafter
 import treeopt.drafting.learn
+import treeopt.drafting.trace
 from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import NONE, Calibration, Provenance
 from treeopt.drafter import Drafter
@@ -46,6 +50,7 @@ from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all
 from treeopt.texts.encode import Text, encode_prompts
+from treeopt.texts.hidden_states import hidden_states
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.texts.samples import Drawing, draw
 
@@ -116,8 +121,25 @@ def main() -> None:
         if heads is not None:
             report_medusa(base, heads, texts, options)
         chunks: dict[str, Chunk] = {}
-        for tokens in options.tokens:
-            report(base, heads, texts, tokens, options, chunks)
+        with ExitStack() as stack:
+            once = kept_states()
+            for module in (treeopt.drafting.fit_drafter, treeopt.drafting.trace):
+                stack.enter_context(mock.patch.object(module, "hidden_states", once))
+            for tokens in options.tokens:
+                report(base, heads, texts, tokens, options, chunks)
+
+
+def kept_states() -> Callable[[Base, Sequence[Text]], list[torch.Tensor]]:
+    """`hidden_states` that computes those of the same texts once, as all drafters are fitted and judged on them."""
+    known: dict[tuple[tuple[str, int], ...], list[torch.Tensor]] = {}
+
+    def states(base: Base, texts: Sequence[Text]) -> list[torch.Tensor]:
+        key = tuple((text.prompt_id, len(text.answer)) for text in texts)
+        if key not in known:
+            known[key] = list(hidden_states(base, texts))
+        return known[key]
+
+    return states
 
 
 def stored(options: argparse.Namespace, name: str, make: Callable[[], Any]) -> Any:
