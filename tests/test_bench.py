@@ -53,6 +53,7 @@ CALLS = {
     "intervals": [""],
     "learn": [""],
     "learned_text": ["pocket --heads pocket --shared {shared}"],
+    "llama": ["pocket --shared {shared}"],
     "lossless": ["", "--case 7"],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
