@@ -38,6 +38,7 @@ from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import NONE, Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learned, Learning, learn
+from treeopt.drafting.ngram_counts import MAX_BYTES, ROW, NgramCounts
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import trace_texts
 from treeopt.errors import Code, TreeoptError
@@ -102,6 +103,8 @@ def main() -> None:
     parser.add_argument("--known", type=int, default=600, help="prompts to learn from")
     parser.add_argument("--new-tokens", type=int, nargs="+", default=[128], help="of each judged answer, at most")
     parser.add_argument("--questions", type=int, default=6, help="of each category")
+    parser.add_argument("--table-bytes", type=int, default=MAX_BYTES, help="of the n-gram table, at most")
+    parser.add_argument("--row", type=int, default=ROW, help="successors of a context in it, at most")
     parser.add_argument("--keep", type=Path, help="folder of the texts")
     add_tiny(parser)
     options = parser.parse_args()
@@ -121,7 +124,9 @@ def main() -> None:
         if heads is not None:
             report_medusa(base, heads, texts, options)
         chunks: dict[str, Chunk] = {}
+        limits = {"max_bytes": options.table_bytes, "row": options.row}
         with ExitStack() as stack:
+            stack.enter_context(mock.patch.dict(NgramCounts.table.__kwdefaults__, limits))
             once = kept_states()
             for module in (treeopt.drafting.fit_drafter, treeopt.drafting.trace):
                 stack.enter_context(mock.patch.object(module, "hidden_states", once))
