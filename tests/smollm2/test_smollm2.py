@@ -102,7 +102,9 @@ def test_heads_of_the_recipe(chat: Base, texts: list[Text]) -> None:
 
 
 def test_recipe_is_that_of_the_heads() -> None:
-    """The options of the recipe are those that the heads were trained with; only the texts are named as in it."""
+    """The options of the recipe are those that the heads were trained with; the texts are on the command line."""
     recipe = load(data_root("calibration") / "recipes" / "smollm2.yaml").data
     stored = json.loads((HEADS / "config.json").read_text())["treeopt"]["configuration"]["train"]
+    texts = stored.pop("data")
+    assert texts == ["answers.jsonl", "selftalk.jsonl"]
     assert {"model": recipe["model"], "dtype": recipe["dtype"], **recipe["train"]} == stored
