@@ -18,16 +18,28 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Baseline, Call, Run, with_generate
+from treeopt.evaluate.baselines import (
+    AUTOREGRESSIVE,
+    GENERATE,
+    LOOKUP,
+    MEASURED,
+    TREE,
+    WARMING,
+    Baseline,
+    Call,
+    Run,
+    with_generate,
+)
 from treeopt.evaluate.divergence import ENDED, Cause
 from treeopt.evaluate.metrics import predicted_histogram
-from treeopt.evaluate.runs import decode_in_turns
+from treeopt.evaluate.runs import decode_all, decode_in_turns
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validation import ValidateOptions, Validation
 from treeopt.models.base import Base
 from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import TreePolicy
+from treeopt.progress import silent
 from treeopt.texts.encode import Text, encode
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
 from treeopt.tree import Tree
@@ -194,6 +206,26 @@ def test_validate_dialogues(base: Base, loaded: LoadedHeads, tree: Tree) -> None
     assert (result.lossless, result.prediction_misses) == (True, ())
     assert [(trial.turn, trial.prompt_id) for trial in (first, second)] == [(1, asked.id), (2, f"{asked.id}.02")]
     assert [one.prompt_id for one in result.skipped] == [f"{asked.id}.03"]
+
+
+def test_each_turn_of_a_compiled_base_is_decoded_before_it_is_timed(base: Base) -> None:
+    """A later turn has another size of the cache, whose compilation would be timed with it."""
+    asked = Prompt("set:00000000", ({"role": "user", "content": "One day"},), None, None, later=("Then",))
+    ids, _ = encode(asked, base.tokenizer, chat_template=True)
+    calls: list[tuple[int, int, int]] = []
+
+    def stock(prompts: Sequence[Sequence[int]], new: int, call: Call) -> list[Run]:
+        calls.append((call.turn, call.part, len(prompts[0])))
+        return with_generate(base)(prompts, new, call)
+
+    compiled, options = dataclasses.replace(base, compile=True), ValidateOptions(max_new_tokens=4, repeats=2)
+    decode_all({GENERATE: stock}, compiled, [Text(asked.id, ids, [], asked)], options, silent)
+    turns = [[length for turn, _, length in calls if turn == number] for number in (0, 1)]
+    assert len(set(turns[0])) == len(set(turns[1])) == 1
+    assert [(turn, part) for turn, part, _ in calls] == [
+        (0, WARMING),
+        *((turn, part) for turn in (0, 1) for part in (WARMING, MEASURED, MEASURED)),
+    ]
 
 
 def test_validate_in_batches(base: Base, loaded: LoadedHeads, tree: Tree, texts: list[Text]) -> None:

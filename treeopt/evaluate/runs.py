@@ -57,8 +57,8 @@ def decode_all(
 ) -> Runs:
     """Decode all turns of all prompts by every baseline; a later turn follows the answer of stock generate.
 
-    Each baseline first decodes a few tokens of the first batch, which are not timed; of a compiled base, the first
-    turns of all batches, so that their sizes of the cache are compiled. Several processes divide the batches; all of
+    Each baseline first decodes a few tokens of the first batch, which are not timed; of a compiled base, each turn of
+    each batch, so that its size of the cache is compiled. Several processes divide the batches; all of
     them get all runs, and E406 where they differ in what they decode or in `content`, ids of what decodes.
     """
     size = options.batch_size
@@ -67,9 +67,7 @@ def decode_all(
     )
     options.division.check_same(lambda: _settings(base, prompts, options, [*left_out], content or {}))
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-    for number, batch in enumerate(batches if base.compile else ()):
-        again = dataclasses.replace(options, repeats=1)
-        decode_in_turns(baselines, [text.prompt for text in batch], again, Call(number, part=WARMING))
+    once = dataclasses.replace(options, repeats=1)
     reported = _reported(progress, options.division.tally(), prompts, exact=isinstance(options.acceptance, Greedy))
 
     def decode(number: int) -> list[list[dict[str, Any]]]:
@@ -77,6 +75,8 @@ def decode_all(
 
         def decoded(turn: int, prompts: Sequence[Sequence[int]]) -> list[RunsByName]:
             call = Call(number, turn, first_repeat)
+            if base.compile:
+                decode_in_turns(baselines, prompts, once, call._replace(repeat=0, part=WARMING))
             made.append(decode_in_turns(baselines, prompts, options, call))
             return made[-1]
 
