@@ -10,7 +10,7 @@ static tree of 16 nodes (cross-validated), and tokens per step of the per-step t
 the Medusa tree of the heads alone is judged too.
 
 Fewer tokens than a round of sampling has are those of prompts that are evenly spread over it; else they are its first.
---keep stores the texts in a folder, from which the next run takes them; then no sampling is timed.
+--keep stores the texts of a model in a folder, from which the next run takes them; then no sampling is timed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Texts:
         known: greedy answers to the prompts that drafters are learned from.
         drawn: sampled answers to them.
         drawing: minutes that it took to sample; None where the texts were stored.
-        judged: greedy answers to other prompts, by category.
+        judged: greedy answers to other prompts, by category; a shorter answer is the beginning of a longer one.
     """
 
     known: list[Text]
@@ -82,15 +82,20 @@ class Texts:
         whole = self.drawn[: len(self.known)] if rounds else self.drawn
         mean = statistics.mean(len(one.choices) for one in whole) if whole else 1
         needed = round(tokens / mean)
+        chosen = self.drawn
         if needed < len(whole):
-            chosen: Sequence[Drawn] = [whole[i * len(whole) // needed] for i in range(needed)]
-            chosen = [*chosen, *self.drawn[len(whole) :]]
-        else:
-            chosen = self.drawn
+            chosen = [*(whole[i * len(whole) // needed] for i in range(needed)), *self.drawn[len(whole) :]]
         for one in chosen:
             if tokens > 0:
                 yield Drawn(dataclasses.replace(one.text, answer=one.text.answer[:tokens]), one.choices[:tokens])
                 tokens -= len(one.choices)
+
+    def judged_to(self, new_tokens: int) -> dict[str, list[Text]]:
+        """The first tokens of the judged answers."""
+        return {
+            name: [dataclasses.replace(text, answer=text.answer[:new_tokens]) for text in rows]
+            for name, rows in self.judged.items()
+        }
 
 
 def main() -> None:
@@ -119,19 +124,18 @@ def main() -> None:
     else:
         base, loaded = load_pair(options.heads, options.model, dtype="float32", device="cpu")
         heads = loaded.heads
-    for new_tokens in options.new_tokens:
-        texts = made_texts(base, options, new_tokens)
+    texts = made_texts(base, options)
+    chunks: dict[str, Chunk] = {}
+    limits = {"max_bytes": options.table_bytes, "row": options.row}
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(NgramCounts.table.__kwdefaults__, limits))
+        once = kept_states()
+        for module in (treeopt.drafting.fit_drafter, treeopt.drafting.trace):
+            stack.enter_context(mock.patch.object(module, "hidden_states", once))
         if heads is not None:
             report_medusa(base, heads, texts, options)
-        chunks: dict[str, Chunk] = {}
-        limits = {"max_bytes": options.table_bytes, "row": options.row}
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch.dict(NgramCounts.table.__kwdefaults__, limits))
-            once = kept_states()
-            for module in (treeopt.drafting.fit_drafter, treeopt.drafting.trace):
-                stack.enter_context(mock.patch.object(module, "hidden_states", once))
-            for tokens in options.tokens:
-                report(base, heads, texts, tokens, options, chunks)
+        for tokens in options.tokens:
+            report(base, heads, texts, tokens, options, chunks)
 
 
 def kept_states() -> Callable[[Base, Sequence[Text]], list[torch.Tensor]]:
@@ -159,7 +163,7 @@ def stored(options: argparse.Namespace, name: str, make: Callable[[], Any]) -> A
     return made
 
 
-def made_texts(base: Base, options: argparse.Namespace, new_tokens: int) -> Texts:
+def made_texts(base: Base, options: argparse.Namespace) -> Texts:
     """The texts of a run; drafters are learned from answers of at most 128 tokens."""
     prompts = load_prompts(str(options.shared / "data" / "alpaca_eval.json")).prompts
     questions: dict[str, list[Prompt]] = defaultdict(list)
@@ -190,16 +194,15 @@ def made_texts(base: Base, options: argparse.Namespace, new_tokens: int) -> Text
         return found
 
     drawn = stored(options, f"drawn-{max(options.tokens)}", sampled)
+    longest = max(options.new_tokens)
     judged = stored(
-        options, f"judged-{new_tokens}", lambda: {n: answers(rows, new_tokens) for n, rows in groups.items()}
+        options, f"judged-{longest}", lambda: {name: answers(rows, longest) for name, rows in groups.items()}
     )
     return Texts(known, drawn, spent[0] if spent else None, judged)
 
 
-def traced(
-    base: Base, heads: MedusaHeads | None, texts: Sequence[Text], drafter: Drafter | None
-) -> tuple[Calibration, list[Text]]:
-    """The traces of texts, and the texts in their order."""
+def traced(base: Base, heads: MedusaHeads | None, texts: Sequence[Text], drafter: Drafter | None) -> Calibration:
+    """The traces of texts."""
     rows = sorted(texts, key=lambda text: text.prompt_id)
     proposer, found = proposer_for(base, heads, drafter), []
     for start in range(0, len(rows), BATCH // 4):
@@ -207,7 +210,7 @@ def traced(
         depth = 0 if drafter is None else drafter.depth
         found += trace_texts(base, [proposer] * len(part), part, TOP_K, step_depth=depth)
     source = Provenance("", "", "", "", {}, drafter_id="" if drafter is None else drafter.id)
-    return as_calibration(rows, found, TOP_K, source), rows
+    return as_calibration(rows, found, TOP_K, source)
 
 
 def learned_from(base: Base, heads: MedusaHeads | None, texts: Texts, tokens: int, chunks: dict[str, Chunk]) -> Learned:
@@ -247,19 +250,22 @@ def report(
     parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in learned.seconds.items())
     print(f"\n{drafter.name}, {tokens:,} sampled tokens: {sampling}{rest:.1f} of the rest ({parts}){size}")
     by_category = {}
-    for name, judged in texts.judged.items():
-        if not judged:
-            continue
-        found, _ = traced(base, heads, judged, drafter)
-        by_category[name] = tau(found, STATIC)
-        if name == OTHERS:
-            taus = "  ".join(f"{nodes}: {tau(found, nodes):.3f}" for nodes in options.nodes)
-            top = float(np.mean((found.ranks[:, 0] == 0)[found.ranks[:, 0] != NONE]))
-            static = build_tree(found, STATIC).expected
-            assert static is not None
-            print(f"{found.positions:,} tokens; level 1 top-1 {top:.1%}; per step by nodes  {taus}")
-            print(f"static, {STATIC} nodes: {static.cross_validated or static.replay:.3f}", flush=True)
-    print("  ".join(f"{name} {value:.3f}" for name, value in by_category.items()), flush=True)
+    for new_tokens in options.new_tokens:
+        for name, judged in texts.judged_to(new_tokens).items():
+            if not judged:
+                continue
+            found = traced(base, heads, judged, drafter)
+            by_category[name] = tau(found, STATIC)
+            if name == OTHERS:
+                taus = "  ".join(f"{nodes}: {tau(found, nodes):.3f}" for nodes in options.nodes)
+                top = float(np.mean((found.ranks[:, 0] == 0)[found.ranks[:, 0] != NONE]))
+                static = build_tree(found, STATIC).expected
+                assert static is not None
+                print(f"answers of {new_tokens} tokens, {found.positions:,} in all; level 1 top-1 {top:.1%}")
+                print(
+                    f"per step by nodes  {taus}; static, {STATIC} nodes: {static.cross_validated or static.replay:.3f}"
+                )
+        print("  ".join(f"{name} {value:.3f}" for name, value in by_category.items()), flush=True)
 
 
 def tau(calibration: Calibration, nodes: int) -> float:
@@ -269,13 +275,14 @@ def tau(calibration: Calibration, nodes: int) -> float:
 
 def report_medusa(base: Base, heads: MedusaHeads, texts: Texts, options: argparse.Namespace) -> None:
     """Accuracy of the heads, and tokens per step of their Medusa tree, built from the texts to learn from."""
-    fitted, _ = traced(base, heads, texts.known, None)
-    judged, _ = traced(base, heads, texts.judged[OTHERS], None)
-    top = (f"{np.mean((row == 0)[row != NONE]):.1%}" for row in judged.ranks.T)
-    print(f"\nheads alone: top-1 {' '.join(top)}")
-    for nodes in options.nodes:
-        tree = build_tree(fitted, nodes, values="independent", weights="uniform")
-        print(f"Medusa tree, {nodes} nodes: {replay(tree, judged).tokens_per_step:.3f}", flush=True)
+    fitted = traced(base, heads, texts.known, None)
+    trees = [build_tree(fitted, nodes, values="independent", weights="uniform") for nodes in options.nodes]
+    for new_tokens in options.new_tokens:
+        judged = traced(base, heads, texts.judged_to(new_tokens)[OTHERS], None)
+        top = (f"{np.mean((row == 0)[row != NONE]):.1%}" for row in judged.ranks.T)
+        print(f"\nheads alone, answers of {new_tokens} tokens: top-1 {' '.join(top)}")
+        taus = (f"{tree.nodes}: {replay(tree, judged).tokens_per_step:.3f}" for tree in trees)
+        print(f"Medusa tree by nodes  {'  '.join(taus)}", flush=True)
 
 
 if __name__ == "__main__":
