@@ -1,4 +1,4 @@
-"""The figures of README.md, made again: those of its table by `treeopt compare`, and the commands of the others.
+"""The figures of README.md, made again: those of pocket's table by `treeopt compare`, and the commands of the others.
 
 python bench/readme.py
 
@@ -19,17 +19,14 @@ from timing import add_tiny, machine
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 COMPARE = ["compare", "--texts", "10"]  # as in the README
-TINY = ["--texts", "2", "--max-new-tokens", "8", "--repeats", "1", "--methods", "lookup,recycling"]
+TINY = ["--texts", "2", "--max-new-tokens", "8", "--repeats", "1", "--methods", "lookup"]
 # First cell of a row of the README, without emphasis -> name of the method in the result.
 ROWS = {
     "stock generate": "generate",
     "prompt lookup of transformers": "prompt lookup",
-    "Token Recycling": "token recycling",
-    "the published tree mc_sim_7b_63, Medusa heads": "mc_sim_7b_63",
     "Medusa tree, heads": "Medusa tree",
     "heads+ngram, per step": "heads+ngram, per step",
     "ngram (no heads), static": "ngram, static",
-    "model+ngram (a draft model), per step": "model+ngram, per step",
 }
 OTHERS = {
     "calibration over the bare forward pass": "python bench/calibrate.py",
@@ -65,7 +62,7 @@ def main() -> None:
 
 
 def table() -> dict[str, tuple[str, str, str]]:
-    """Nodes, tokens per step and speedup of each row of the README's first table."""
+    """Nodes, tokens per step and speedup of each row of the README's table of pocket."""
     cells = re.findall(r"^\| (.+?) \| (\d+) \| (\d\.\d{3}) \| (\d\.\d\d) \|$", README.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[*`]", "", label): (nodes, tokens, speedup) for label, nodes, tokens, speedup in cells}
 
