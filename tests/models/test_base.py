@@ -267,6 +267,14 @@ def test_load_base_other_floats(folder: Path, tiny: Base, dtype: torch.dtype) ->
     assert torch.equal(found, tiny.lm_head.weight.to(dtype).float())
 
 
+@pytest.mark.parametrize(("dtype", "attention"), [("float32", "sdpa"), ("bfloat16", "eager"), ("float16", "sdpa")])
+def test_attention_by_dtype(folder: Path, tiny: Base, dtype: str, attention: str) -> None:
+    """Attention on a CPU is the one that is fast in the dtype, loaded in it or copied to it."""
+    loaded = load_base(str(folder), device="cpu", dtype=dtype)
+    for base in (loaded, tiny.in_dtype(dtype)):
+        assert (base.dtype_name, base.model.config._attn_implementation) == (dtype, attention)
+
+
 def test_load_base_half_that_overflows(folder: Path) -> None:
     """A model whose states overflow in its dtype is E504, and the way out is named."""
     rewrite(folder, lambda state: {**state, UP: state[UP] * 1e6})
