@@ -1,4 +1,4 @@
-"""Small training runs for tests: settings, random texts, kills, and what two equal runs have in common."""
+"""Small training runs for tests: settings, texts, bases, kills, and what two equal runs have in common."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny import VOCAB
+import pytest
+from tiny import VOCAB, tiny_base, walk
 
+from treeopt.errors import Code, TreeoptError
+from treeopt.models.base import Base
 from treeopt.train.data import Example, TrainingTexts
+from treeopt.train.joint_settings import JointSettings
+from treeopt.train.medusa2 import train_jointly
 from treeopt.train.run import METRICS_FILE
 from treeopt.train.settings import Settings
 
 SMALL = Settings(num_heads=2, steps=12, batch_size=2, log_every=2, saves=3, holdout=2, learning_rate=1e-2)
+JOINT = JointSettings(num_heads=2, steps=12, batch_size=2, log_every=2, saves=3, holdout=2, rank=4, alpha=8.0)
 
 
 class Cut(KeyboardInterrupt):
@@ -38,6 +44,17 @@ def noise(count: int, seed: int = 0, length: int = 12) -> TrainingTexts:
     return TrainingTexts(tuple(examples), ("noise",), (f"sha{seed}",), 0, 0)
 
 
+def walks(count: int, length: int = 24) -> TrainingTexts:
+    """Texts of `cycle_base`, each from another token on, answered from its third token on."""
+    examples = [Example(np.array(walk(i % VOCAB, length), np.int32), ((2, length),)) for i in range(count)]
+    return TrainingTexts(tuple(examples), ("walks",), ("sha",), 0, 0)
+
+
+def tied_base() -> Base:
+    """A tiny llama whose LM head is its embedding."""
+    return tiny_base("llama", tie_word_embeddings=True)
+
+
 def metrics(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's metrics, without what a clock measured and the Trainer's own sum, counted a process."""
     lines = [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
@@ -56,3 +73,11 @@ def assert_same_run(one: Path, other: Path) -> None:
     name = "medusa_lm_head.safetensors"
     assert (one / name).read_bytes() == (other / name).read_bytes()
     assert metrics(one) == metrics(other)
+
+
+def refused(code: Code, *given: Any, **options: Any) -> TreeoptError:
+    """The error of a Medusa-2 run, which has this code."""
+    with pytest.raises(TreeoptError) as caught:
+        train_jointly(*given, **options)
+    assert caught.value.code is code
+    return caught.value

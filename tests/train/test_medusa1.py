@@ -12,24 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import SMALL, Cut, assert_same_run, cut_at, metrics, noise
-from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base, walk
+from runs import SMALL, Cut, assert_same_run, cut_at, metrics, noise, walks
+from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base
 from torch import nn
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.layouts import load_heads
 from treeopt.models.pair import load_pair
-from treeopt.train.data import Example, TrainingTexts, collate
+from treeopt.train.data import Example, collate
 from treeopt.train.loss import IGNORED, targets
 from treeopt.train.medusa1 import new_heads, train_heads
 from treeopt.train.settings import Settings, trainer_arguments
-
-
-def walks(count: int, length: int = 24) -> TrainingTexts:
-    """Texts of `cycle_base`, each from another token on, answered from its third token on."""
-    examples = [Example(np.array(walk(i % VOCAB, length), np.int32), ((2, length),)) for i in range(count)]
-    return TrainingTexts(tuple(examples), ("walks",), ("sha",), 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -452,38 +446,6 @@ def test_checkpoints_fall_on_logged_steps(tmp_path: Path, steps: int, log_every:
     assert arguments.save_steps >= steps / saves
 
 
-@pytest.mark.parametrize("options", [{}, {"overwrite": True}])
-def test_base_is_never_replaced_by_heads(tmp_path: Path, options: dict[str, bool]) -> None:
-    """The folder of a base takes no heads, whatever is asked for, and stays byte for byte."""
-    chat = chat_base()
-    chat.model.save_pretrained(tmp_path / "base")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()}
-    with pytest.raises(TreeoptError) as caught:
-        train_heads(chat, walks(10), tmp_path / "base", SMALL, **options)
-    assert caught.value.code is Code.FILE_UNWRITABLE
-    assert {path.name: path.read_bytes() for path in (tmp_path / "base").iterdir()} == before
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "checkpoints/data.jsonl"])
-def test_data_is_never_replaced(tmp_path: Path, name: str) -> None:
-    """Texts that lie where the run would write are refused, and stay; elsewhere in the folder they may lie."""
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / name).write_text('{"medusa_num_heads": 2}')
-    texts = dataclasses.replace(noise(20), names=(str(tmp_path / name),))
-    with pytest.raises(TreeoptError) as caught:
-        train_heads(tiny_base("llama"), texts, tmp_path, SMALL, overwrite=True)
-    assert caught.value.code is Code.FILE_UNWRITABLE
-    assert (tmp_path / name).read_text() == '{"medusa_num_heads": 2}'
-
-
-def test_data_beside_the_heads(tmp_path: Path) -> None:
-    """Texts in the folder of the heads are no reason to refuse."""
-    (tmp_path / "data.jsonl").write_text("")
-    texts = dataclasses.replace(noise(20), names=(str(tmp_path / "data.jsonl"),))
-    train_heads(tiny_base("llama"), texts, tmp_path, dataclasses.replace(SMALL, steps=2))
-    assert (tmp_path / "data.jsonl").exists()
-
-
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
 def test_seeds_beyond_the_generators(seed: int) -> None:
     """Seeds that torch's generator does not take are a wrong value."""
@@ -495,37 +457,6 @@ def test_largest_seed(tmp_path: Path) -> None:
     """Seeds beyond the 32 bits of numpy's generator are taken too, and noted as given."""
     train_heads(tiny_base("llama"), noise(6), tmp_path, dataclasses.replace(SMALL, steps=1, seed=2**63 - 1))
     assert json.loads((tmp_path / "config.json").read_text())["treeopt"]["settings"]["seed"] == 2**63 - 1
-
-
-def test_base_among_the_checkpoints_is_kept(tmp_path: Path) -> None:
-    """A base in the folder that a run removes is an input: refused with and without overwriting."""
-    folder = tmp_path / "runs" / "checkpoints" / "checkpoint-100"
-    tiny_base("llama").model.save_pretrained(folder)
-    before = sorted(path.name for path in folder.iterdir())
-    for overwrite in (False, True):
-        with pytest.raises(TreeoptError) as caught:
-            train_heads(folder, noise(6), tmp_path / "runs", SMALL, overwrite=overwrite)
-        assert caught.value.code is Code.FILE_UNWRITABLE
-    assert sorted(path.name for path in folder.iterdir()) == before
-
-
-def test_foreign_checkpoints_are_kept(tmp_path: Path) -> None:
-    """A folder of that name without a note of ours is the user's."""
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "mine.txt").write_text("precious")
-    for overwrite in (False, True):
-        with pytest.raises(TreeoptError, match="treeopt train did not write"):
-            train_heads(tiny_base("llama"), noise(6), tmp_path, SMALL, overwrite=overwrite)
-    assert (tmp_path / "checkpoints" / "mine.txt").read_text() == "precious"
-
-
-def test_foreign_metrics_are_kept(tmp_path: Path) -> None:
-    """Metrics hold no mark, so a file of that name is replaced by overwriting alone."""
-    (tmp_path / "metrics.jsonl").write_text("mine")
-    with pytest.raises(TreeoptError) as caught:
-        train_heads(tiny_base("llama"), noise(6), tmp_path, SMALL)
-    assert caught.value.code is Code.FILE_EXISTS
-    assert (tmp_path / "metrics.jsonl").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

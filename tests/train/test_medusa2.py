@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import safetensors.torch
 import torch
-from conftest import ROOT_FOLDER
-from runs import SMALL, Cut, cut_at, metrics, noise
+from runs import JOINT, SMALL, Cut, cut_at, metrics, noise, refused, tied_base
 from tiny import HIDDEN, VOCAB, chat_base, cycle_base, random_heads, tiny_base, walk
 from torch import Tensor
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code
 from treeopt.files.atomic import write_files
 from treeopt.models.base import Base, load_base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.layouts import load_heads, save_heads
 from treeopt.models.pair import load_pair
 from treeopt.train import joint as joint_module
-from treeopt.train import lora as lora_module
 from treeopt.train import medusa2 as medusa2_module
 from treeopt.train.data import Example, collate
 from treeopt.train.joint import JointModel
 from treeopt.train.joint_settings import JointSettings
-from treeopt.train.lora import Lora, adapted, adapter_shares
+from treeopt.train.lora import Lora, adapted
 from treeopt.train.medusa1 import new_heads, train_heads
 from treeopt.train.medusa2 import train_jointly
 from treeopt.train.settings import Settings
 
-JOINT = JointSettings(num_heads=2, steps=12, batch_size=2, log_every=2, saves=3, holdout=2, rank=4, alpha=8.0)
 HEADS, WEIGHTS = "medusa_lm_head.safetensors", "adapter/adapter_model.safetensors"
 FILES = ("config.json", HEADS, "adapter/adapter_config.json", WEIGHTS)
-
-
-def tied_base() -> Base:
-    """A tiny llama whose LM head is its embedding."""
-    return tiny_base("llama", tie_word_embeddings=True)
 
 
 def assert_same_joint_run(one: Path, other: Path) -> None:
@@ -104,7 +94,7 @@ def test_resume_with_distillation_and_given_heads(tmp_path: Path) -> None:
     with pytest.raises(Cut):
         train_jointly(tied_base(), noise(20), tmp_path / "cut", settings, heads=given, progress=cut_at(6))
     other = random_heads(tied_base(), 2, seed=1)
-    error = refusal(Code.RESUME_INVALID, tied_base(), noise(20), tmp_path / "cut", settings, heads=other, resume=True)
+    error = refused(Code.RESUME_INVALID, tied_base(), noise(20), tmp_path / "cut", settings, heads=other, resume=True)
     assert {line.split(":")[0] for line in error.at.splitlines()} == {"heads", "settings.shared_lm_head"}
     train_jointly(tied_base(), noise(20), tmp_path / "cut", settings, heads=given, resume=True)
     assert_same_joint_run(tmp_path / "whole", tmp_path / "cut")
@@ -177,42 +167,6 @@ def test_loss_and_gradients_by_full_logits(self_distill: bool, shared: bool) -> 
     for one, other in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
         assert one.abs().max() > 0
-
-
-def test_adapter_is_on_every_linear_layer() -> None:
-    """All seven layers of each block and the LM head, with two factors each, and no other weight is trained."""
-    joined = adapted(tied_base(), Lora(4, 8.0, 0.05))
-    kinds = ("q_proj", "k_proj", "v_proj", "o_proj")
-    layers = [f"model.layers.{i}.self_attn.{kind}" for i in range(2) for kind in kinds]
-    layers += [f"model.layers.{i}.mlp.{kind}" for i in range(2) for kind in ("gate_proj", "up_proj", "down_proj")]
-    trained = {name for name, parameter in joined.base.model.named_parameters() if parameter.requires_grad}
-    assert trained == {f"{layer}.lora_{half}.default.weight" for layer in (*layers, "lm_head") for half in "AB"}
-    assert len(joined.dropouts) == 15
-    assert {module.p for module in joined.dropouts} == {0.05}
-    layers = [module for module in joined.base.model.modules() if hasattr(module, "lora_A")]
-    assert {module.scaling["default"] for module in layers} == {8.0 / 4}
-
-
-def test_plain_lm_head_has_the_update() -> None:
-    """The LM head with which accuracies are counted gives the logits of the LM head with its adapter."""
-    joined = adapted(tied_base(), Lora(4, 8.0, 0.05))
-    with torch.no_grad():
-        for weight in joined.weights:
-            weight.normal_(generator=torch.Generator().manual_seed(len(weight)))
-        hidden = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(0))
-        found, expected = joined.plain_lm_head()(hidden), joined.base.lm_head(hidden)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
-        assert (found - joined.original.lm_head(hidden)).abs().max() > 1
-
-
-def test_new_adapter_is_the_base(tmp_path: Path) -> None:
-    """At step 0 the divergence is exactly 0, in training with dropout, and the loss of the base is the original's."""
-    settings = dataclasses.replace(JOINT, self_distill=True, log_every=1, steps=3, warmup=0.5, dropout=0.5)
-    train_jointly(tiny_base("gpt2"), noise(20), tmp_path, settings)
-    steps = [line for line in metrics(tmp_path) if "kl" in line]
-    assert steps[0]["kl"] == 0
-    assert steps[-1]["kl"] > 0
-    assert metrics(tmp_path)[-1]["eval_kl"] > 0
 
 
 def movements(folder: Path, settings: JointSettings) -> tuple[float, float]:
@@ -373,28 +327,20 @@ def test_stage_two_begins_at_the_given_heads(tmp_path: Path) -> None:
         assert torch.equal(tensor, heads.state_dict()[name])
 
 
-def refusal(code: Code, *given: Any, **options: Any) -> TreeoptError:
-    """The error of a run."""
-    with pytest.raises(TreeoptError) as caught:
-        train_jointly(*given, **options)
-    assert caught.value.code is code
-    return caught.value
-
-
 def test_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of another size, the folder of the given heads, a foreign adapter folder and a missing peft."""
     base = tied_base()
     save_heads(random_heads(base, 2), tmp_path / "heads", base="x")
-    refusal(Code.FILE_UNWRITABLE, base, noise(6), tmp_path / "heads", JOINT, heads=tmp_path / "heads", overwrite=True)
+    refused(Code.FILE_UNWRITABLE, base, noise(6), tmp_path / "heads", JOINT, heads=tmp_path / "heads", overwrite=True)
     other = random_heads(tiny_base("llama", hidden_size=64, vocab_size=VOCAB + 2), 2)
-    refusal(Code.HEADS_MISMATCH, base, noise(6), tmp_path / "out", JOINT, heads=other)
+    refused(Code.HEADS_MISMATCH, base, noise(6), tmp_path / "out", JOINT, heads=other)
     (tmp_path / "mine" / "adapter").mkdir(parents=True)
     (tmp_path / "mine" / "adapter" / "adapter_model.safetensors").write_text("mine")
-    refusal(Code.FILE_UNWRITABLE, base, noise(6), tmp_path / "mine", JOINT, overwrite=True)
+    refused(Code.FILE_UNWRITABLE, base, noise(6), tmp_path / "mine", JOINT, overwrite=True)
     assert (tmp_path / "mine" / "adapter" / "adapter_model.safetensors").read_text() == "mine"
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    error = refusal(Code.PROGRAM_MISSING, base, noise(6), tmp_path / "out", JOINT)
+    error = refused(Code.PROGRAM_MISSING, base, noise(6), tmp_path / "out", JOINT)
     assert error.exit_status == 4
     assert error.fix == "pip install peft"
     assert not (tmp_path / "out").exists()
@@ -405,7 +351,7 @@ def test_tokenizer_of_a_model_object(tmp_path: Path) -> None:
     chat = chat_base()
     texts = [" ".join(f"w{token}" for token in walk(i, 12)) for i in range(6)]
     settings = dataclasses.replace(JOINT, steps=2)
-    refusal(Code.MODEL_INVALID, chat.model, texts, tmp_path / "bare", settings)
+    refused(Code.MODEL_INVALID, chat.model, texts, tmp_path / "bare", settings)
     train_jointly(chat, texts, tmp_path / "base", settings)
     train_jointly(chat.model, texts, tmp_path / "model", settings, tokenizer=chat.tokenizer)
     for name in (HEADS, WEIGHTS):
@@ -423,7 +369,7 @@ def test_heads_with_a_token_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     lm_head = made.lm_head.detach()[:, token_map]
     heads = MedusaHeads.from_tensors(made.weight.detach(), made.bias.detach(), lm_head, token_map, VOCAB)
     monkeypatch.setattr(medusa2_module, "as_base", None)
-    error = refusal(Code.HEADS_MISMATCH, "base", noise(6), tmp_path / "out", JOINT, heads=heads)
+    error = refused(Code.HEADS_MISMATCH, "base", noise(6), tmp_path / "out", JOINT, heads=heads)
     assert f"{tokens} of {VOCAB} tokens in their token_map" in error.what
     assert not (tmp_path / "out").exists()
 
@@ -433,7 +379,7 @@ def test_finished_run_is_not_replaced_unasked(tmp_path: Path) -> None:
     settings = dataclasses.replace(JOINT, steps=1)
     train_jointly(tied_base(), noise(6), tmp_path, settings)
     before = (tmp_path / WEIGHTS).read_bytes()
-    refusal(Code.FILE_EXISTS, tied_base(), noise(6), tmp_path, dataclasses.replace(settings, seed=1))
+    refused(Code.FILE_EXISTS, tied_base(), noise(6), tmp_path, dataclasses.replace(settings, seed=1))
     assert (tmp_path / WEIGHTS).read_bytes() == before
     train_jointly(tied_base(), noise(6), tmp_path, dataclasses.replace(settings, seed=1), overwrite=True)
     assert (tmp_path / WEIGHTS).read_bytes() != before
@@ -442,67 +388,8 @@ def test_finished_run_is_not_replaced_unasked(tmp_path: Path) -> None:
 def test_logits_that_are_not_the_lm_heads(tmp_path: Path) -> None:
     """A model that caps the logits of its LM head is refused: its losses would be of other logits."""
     base = tiny_base("gemma2", final_logit_softcapping=5.0)
-    assert "soft cap" in refusal(Code.MODEL_INVALID, base, noise(6), tmp_path / "out", JOINT).what
+    assert "soft cap" in refused(Code.MODEL_INVALID, base, noise(6), tmp_path / "out", JOINT).what
     assert not (tmp_path / "out").exists()
-
-
-def family_base(monkeypatch: pytest.MonkeyPatch, family: str) -> Base:
-    """A tiny random model of a family of bench/tiny_families.py."""
-    monkeypatch.syspath_prepend(str(ROOT_FOLDER / "bench"))
-    made: Any = importlib.import_module("tiny_families")
-    return Base(made.tiny_model(family, vocab=VOCAB), None, family)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.05])
-@pytest.mark.parametrize("family", ["deepseek_v3", "dots1", "glm4_moe"])
-def test_layers_that_peft_takes_for_experts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dropout: float
-) -> None:
-    """A base is refused before work where peft would leave linear layers out, as the MLP of the first block."""
-    base = family_base(monkeypatch, family)
-    settings = dataclasses.replace(JOINT, dropout=dropout)
-    error = refusal(Code.MODEL_INVALID, base, noise(6), tmp_path / "out", settings)
-    assert error.what == f"peft cannot put an adapter on every linear layer of {family}"
-    assert error.why is not None
-    assert error.why.startswith("it would leave out model.layers.0.mlp.down_proj, model.layers.0.mlp.gate_proj, ")
-    assert error.fix.startswith("--stage 1")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("left_out", "odd"), [({"lm_head"}, []), (set(), ["rank_pattern"])])
-def test_adapter_that_is_not_the_one_asked_for(
-    monkeypatch: pytest.MonkeyPatch, left_out: set[str], odd: list[str]
-) -> None:
-    """A layer without an adapter, and settings of peft that `read_adapter` refuses, are refused."""
-
-    def make(model: Any, settings: Any) -> Any:
-        return peft.PeftModel(model, peft.LoraConfig(r=4, target_modules=set(settings.target_modules) - left_out))
-
-    monkeypatch.setattr(peft, "get_peft_model", make)
-    monkeypatch.setattr(lora_module, "odd_settings", lambda _config: odd)
-    with pytest.raises(TreeoptError, match="peft cannot put an adapter") as caught:
-        adapted(tied_base(), Lora(4, 8.0, 0.0))
-    assert caught.value.code is Code.MODEL_INVALID
-    assert caught.value.why == ("it would leave out lm_head" if left_out else "it would also adapt or set rank_pattern")
-
-
-def test_experts_have_no_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mixtral's attention and LM head are adapted, its experts are not, and the adapter is read back."""
-    base = family_base(monkeypatch, "mixtral")
-    base.model.save_pretrained(tmp_path / "base")
-    # Two blocks: attention, four experts of three matrices, a router and two norms.
-    linear, experts = VOCAB * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16), 2 * 4 * 3 * 32 * 48
-    total = linear + experts + VOCAB * 32 + 2 * (4 * 32 + 2 * 32) + 32
-    assert adapter_shares(base) == (linear / total, experts / total)
-    given = load_base(str(tmp_path / "base"), device="cpu")
-    trained = train_jointly(given, noise(6), tmp_path / "out", dataclasses.replace(JOINT, steps=2))
-    merged = load_base(str(tmp_path / "base"), device="cpu", adapter=trained.adapter).model.state_dict()
-    before = given.model.state_dict()
-    changed = {name for name in merged if not torch.equal(merged[name], before[name])}
-    kinds = ("q_proj", "k_proj", "v_proj", "o_proj")
-    assert changed == {"lm_head.weight"} | {
-        f"model.layers.{i}.self_attn.{one}.weight" for i in range(2) for one in kinds
-    }
 
 
 @pytest.mark.parametrize(
@@ -531,7 +418,7 @@ def test_settings_of_stage_one_are_refused(tmp_path: Path) -> None:
 def test_loss_that_is_not_finite(tmp_path: Path) -> None:
     """A rate that destroys the base ends the run with an error, and nothing is written."""
     settings = dataclasses.replace(JOINT, learning_rate=1e30, warmup=0.0)
-    refusal(Code.NOT_FINITE, tied_base(), noise(20), tmp_path, settings)
+    refused(Code.NOT_FINITE, tied_base(), noise(20), tmp_path, settings)
     assert not (tmp_path / "adapter").exists()
     assert not (tmp_path / "medusa_lm_head.safetensors").exists()
 
