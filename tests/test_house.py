@@ -256,13 +256,14 @@ def retired_words(folder: Path) -> list[Fault]:
 CHECKS: tuple[Check, ...] = (long_files, long_functions, wide_functions, repeats, private_access, retired_words)
 
 
-BENCHES = Path(__file__).parent.parent / "bench"
-PLACES = [*((PACKAGE, check) for check in CHECKS), *((BENCHES, check) for check in CHECKS[:3])]
+BENCHES = ROOT_FOLDER / "bench"
+TESTS = ROOT_FOLDER / "tests"
+PLACES = [*((PACKAGE, check) for check in CHECKS), *((BENCHES, check) for check in CHECKS[:3]), (TESTS, long_files)]
 
 
 @pytest.mark.parametrize(("folder", "check"), PLACES, ids=lambda one: getattr(one, "__name__", None) or one.name)
 def test_house_keeps_its_limits(folder: Path, check: Check) -> None:
-    """No file of treeopt/ breaks a limit, and none of bench/ one of size."""
+    """No file of treeopt/ breaks a limit, none of bench/ one of size, and no test file is too long."""
     faults = check(folder)
     assert not faults, "\n".join([f"{len(faults)} faults", *faults])
 
