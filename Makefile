@@ -1,12 +1,12 @@
-# make venv | demo | test | test-bench | test-browser | test-chat-model | test-all | lint | docs | docs-commands |
-# bench | pocket | pocket-draft | clean. Each but the last makes .venv first if it is missing.
+# make venv | demo | test | test-slow | test-bench | test-browser | test-chat-model | test-all | lint | docs |
+# docs-commands | bench | pocket | pocket-draft | clean. Each but the last makes .venv first if it is missing.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: venv demo pocket pocket-draft test test-bench test-browser test-chat-model test-all lint docs docs-commands bench clean
+.PHONY: venv demo pocket pocket-draft test test-slow test-bench test-browser test-chat-model test-all lint docs docs-commands bench clean
 
 # The stamp is made again when the dependencies or the set of versions change.
 # CONSTRAINTS=constraints-min.txt installs the lowest versions; packages installed before are replaced.
@@ -40,6 +40,10 @@ pocket-draft: venv
 test: venv
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# What only a rare change breaks: the same kernel against other oracles, hostile files, torchrun, kills, the wheel.
+test-slow: venv
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+
 # Tests of pages in headless Chromium, which is installed where apt-get may do it; without it they are skipped.
 test-browser: venv
 	@command -v chromium >/dev/null || test "$$(id -u)" != 0 || ! command -v apt-get >/dev/null || \
@@ -58,7 +62,7 @@ test-chat-model: venv
 		test ! -d $(SHARED)/models/smollm2-135m-instruct
 	TREEOPT_CHAT_MODEL=$(SMOLLM2) $(BIN)/python -m pytest -n $(WORKERS) -m smollm2 tests/smollm2
 
-test-all: test test-bench test-browser test-chat-model docs docs-commands
+test-all: test test-slow test-bench test-browser test-chat-model docs docs-commands
 
 lint: venv
 	$(BIN)/ruff check .

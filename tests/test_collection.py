@@ -41,7 +41,7 @@ def test_every_marker_has_a_target(pytestconfig: pytest.Config) -> None:
     assert (
         set(re.findall(r"not (\w+)", " ".join(pytestconfig.getini("addopts"))))
         == markers
-        == {"bench", "browser", "docs", "smollm2"}
+        == {"slow", "bench", "browser", "docs", "smollm2"}
     )
     makefile = (ROOT_FOLDER / "Makefile").read_text()
     targets = re.search(r"^test-all: (.+)$", makefile, re.MULTILINE)
