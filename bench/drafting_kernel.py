@@ -21,7 +21,7 @@ from drafting_cost import HEADS, LEVELS, VOCAB, random_drafter
 from timing import add_tiny, interleaved, judged, machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from treeopt.drafting.interface import Limits
+from treeopt.drafting.interface import SizeLimits
 from treeopt.drafting.kernel_session import KernelSession
 from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.evaluate.profile import generic_growth
@@ -87,7 +87,7 @@ class Drafting:
 
     def per_step(self, nodes: int) -> tuple[Run, Run]:
         """Trees of the likeliest nodes: kernel and numpy. The kernel also compiles them."""
-        limits = Limits((nodes,), (), LEVELS)
+        limits = SizeLimits((nodes,), (), LEVELS)
 
         def kernel() -> None:
             self.look()

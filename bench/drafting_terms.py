@@ -13,7 +13,7 @@ from treeopt.calibrate.pipeline import CalibrationRun
 from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter, Level
-from treeopt.drafting.fit_drafter import Sample, fit_drafter
+from treeopt.drafting.fit_drafter import FitSample, fit_drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import VOTED, Learning
 from treeopt.drafting.ngram_counts import NgramCounts
@@ -150,7 +150,7 @@ def _variant(
     def with_table(drafter: Drafter, table: NgramTable | None) -> Drafter:
         return dataclasses.replace(drafter, ngram_table=table if variant.table else empty)
 
-    sample = Sample(pair.base, used, texts.first, learned.fold_of, 0, variant.without)
+    sample = FitSample(pair.base, used, texts.first, learned.fold_of, 0, variant.without)
     folds = fit_drafter(sample, [with_table(start, fold.ngram_table) for fold in learned.folds])
     by_fold = [proposer_for(pair.base, used, fold) for fold in folds]
     whole = proposer_for(pair.base, used, with_table(folds[0], learned.drafter.ngram_table))

@@ -22,7 +22,7 @@ from timing import add_tiny, machine
 from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.trace import Traced, trace_texts
+from treeopt.drafting.trace import TextTraces, trace_texts
 from treeopt.files.bundled import data_root
 from treeopt.files.strict_yaml import load
 from treeopt.models.base import Base
@@ -56,11 +56,11 @@ class Tracer:
         encoded = encode_prompts(self.base, prompts, self.new_tokens).texts
         texts = continue_texts(self.base, encoded, self.new_tokens)
         proposer = HeadsProposer(self.base, self.heads)
-        traced: list[Traced] = []
+        traced: list[TextTraces] = []
         for start in range(0, len(texts), BATCH):
             part = texts[start : start + BATCH]
             traced += trace_texts(self.base, [proposer] * len(part), part, MAX_RANKS)
-        bigrams = [Traced(bigram_ranks(text, self.followers, self.heads.num_heads)) for text in texts]
+        bigrams = [TextTraces(bigram_ranks(text, self.followers, self.heads.num_heads)) for text in texts]
         unknown = Provenance("", "", "", "", {})
         return as_calibration(texts, traced, MAX_RANKS, unknown), as_calibration(texts, bigrams, MAX_RANKS, unknown)
 

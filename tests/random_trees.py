@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.drafting.interface import Drafts, Kept, ProposerSession
+from treeopt.drafting.interface import AcceptedPart, Drafts, ProposerSession
 from treeopt.models.base import Base
 from treeopt.verify.buffers import compile_parents
 
@@ -23,7 +23,7 @@ class TextSession(ProposerSession):
         self.window = window
         self.texts = [list(text) for text in texts]
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: AcceptedPart) -> None:
         for text, tokens in zip(self.texts, kept.tokens, strict=True):
             text.extend(tokens)
 

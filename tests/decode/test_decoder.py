@@ -21,7 +21,7 @@ from treeopt.calibration import NONE, Provenance
 from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.drafting.heads import HeadsSession
 from treeopt.drafting.interface import Drafts
-from treeopt.drafting.trace import Traced
+from treeopt.drafting.trace import TextTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.inputs import predict
 from treeopt.models.base import Base, load_base
@@ -331,7 +331,7 @@ def test_generate_shuffled_traces(story: tuple[Base, MedusaHeads], story_texts: 
         shuffled.append(moved)
     measured = [len(TreeDecoder(base, heads, tree).generate(text.prompt, 96).step_lengths) for text in story_texts]
     nothing = Provenance("", "", "", "", {})
-    true, moved = (as_calibration(story_texts, list(map(Traced, one)), 253, nothing) for one in (rows, shuffled))
+    true, moved = (as_calibration(story_texts, list(map(TextTraces, one)), 253, nothing) for one in (rows, shuffled))
     assert replay(tree, true).steps_by_sequence().tolist() == measured
     assert replay(tree, moved).steps_by_sequence().tolist() != measured
 

@@ -14,8 +14,8 @@ from tiny import tiny_base, walk
 
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting import fit_drafter as module
-from treeopt.drafting.fit_drafter import CACHE_PRIORS, Sample, _reached, fit_drafter
-from treeopt.drafting.fit_weights import TERMS, Fit
+from treeopt.drafting.fit_drafter import CACHE_PRIORS, FitSample, _reached, fit_drafter
+from treeopt.drafting.fit_weights import TERMS, LevelFit
 from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.trace import Positions, positions_of, trace_texts
@@ -28,13 +28,13 @@ from treeopt.texts.encode import Text
 Bools = NDArray[np.bool_]
 
 
-def fit_of(right: Sequence[bool], known: Sequence[bool]) -> tuple[Fit, Bools]:
+def fit_of(right: Sequence[bool], known: Sequence[bool]) -> tuple[LevelFit, Bools]:
     """The fit of one level with these top-1 guesses, at the positions that are known."""
     there = np.array(known, np.bool_)
-    return Fit(Level(), 1.0, np.array(right, np.bool_)[there]), there
+    return LevelFit(Level(), 1.0, np.array(right, np.bool_)[there]), there
 
 
-def naive_reached(fits: Sequence[tuple[Fit, Bools]]) -> int:
+def naive_reached(fits: Sequence[tuple[LevelFit, Bools]]) -> int:
     """The same, position by position: a chain of top-1 guesses must get there from one position of a hundred."""
     depths = []
     for position in range(len(fits[0][1])):
@@ -84,9 +84,9 @@ def unfitted(base: Base, *, levels: int = 4, heads: int = 0, window: int = 64) -
     return Drafter((Level(),) * levels, heads, 4, window, table, voted=4, lm_head_levels=0 if heads else 2)
 
 
-def sample_of(base: Base, texts: Sequence[Text], without: Sequence[str] = ()) -> Sample:
+def sample_of(base: Base, texts: Sequence[Text], without: Sequence[str] = ()) -> FitSample:
     """All texts in one fold."""
-    return Sample(base, None, texts, {text.prompt_id: 0 for text in texts}, 0, without)
+    return FitSample(base, None, texts, {text.prompt_id: 0 for text in texts}, 0, without)
 
 
 def periodic(count: int, period: int, length: int = 80) -> list[Text]:
@@ -162,7 +162,7 @@ def unfitted_folds() -> tuple[Base, MedusaHeads, list[Text], Mapping[str, int], 
 def fitted_without(*terms: str) -> Drafter:
     """The drafter that is fitted without some terms."""
     base, heads, texts, fold_of, folds = unfitted_folds()
-    return fit_drafter(Sample(base, heads, texts, fold_of, 0, terms), folds)[0]
+    return fit_drafter(FitSample(base, heads, texts, fold_of, 0, terms), folds)[0]
 
 
 @pytest.mark.parametrize("term", TERMS)
@@ -240,15 +240,15 @@ def test_positions_are_a_share_of_long_texts(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("depth", "levels"), [(2, 2), (5, 3)])
 def test_the_prior_is_chosen_by_three_levels_at_most(depth: int, levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By all levels of a drafter that has fewer."""
-    base, fits = tiny_base("llama", 1), Sample.fits
+    base, fits = tiny_base("llama", 1), FitSample.fits
     asked: list[int] = []
 
     def noted(
-        self: Sample, folds: Sequence[Drafter], positions: int, levels: int
-    ) -> list[tuple[Fit, NDArray[np.bool_]]]:
+        self: FitSample, folds: Sequence[Drafter], positions: int, levels: int
+    ) -> list[tuple[LevelFit, NDArray[np.bool_]]]:
         asked.append(levels)
         return fits(self, folds, positions, levels)
 
-    monkeypatch.setattr(Sample, "fits", noted)
+    monkeypatch.setattr(FitSample, "fits", noted)
     fit_drafter(sample_of(base, noisy(2)), [unfitted(base, levels=depth)])
     assert asked == [levels] * len(CACHE_PRIORS) + [depth]

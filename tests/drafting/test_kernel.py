@@ -21,7 +21,7 @@ from numpy_draft.proposer import NgramSession
 from numpy_draft.scores import Scorer as NumpyScorer
 
 from treeopt.drafting import kernel_rows
-from treeopt.drafting.interface import Kept, Limits
+from treeopt.drafting.interface import AcceptedPart, SizeLimits
 from treeopt.drafting.kernel_session import KernelSession
 from treeopt.errors import Code, TreeoptError
 from treeopt.policy import STEP_SIZES
@@ -157,7 +157,7 @@ def test_a_text_that_grows_and_is_rewound(seed: int) -> None:
             marks.append((session.mark(), [list(text) for text in texts]))
         if rng.random() < 0.8:  # often right after a rewind, when the index still holds what was undone
             new = [rng.integers(vocab, size=rng.integers(1, 9)).tolist() for _ in texts]
-            session.keep(Kept(new, None, None, None, None))  # type: ignore[arg-type]
+            session.keep(AcceptedPart(new, None, None, None, None))  # type: ignore[arg-type]
             texts = [text + more for text, more in zip(texts, new, strict=True)]
         session.look(seen)
         session.begin(None, None)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def test_selected_rows_keep_their_texts() -> None:
     session = both(case)[0]
     seen = session._step.seen.reshape(3, -1)
     session.select([0, 2])
-    session.keep(Kept([[1], [0]], None, None, None, None))  # type: ignore[arg-type]
+    session.keep(AcceptedPart([[1], [0]], None, None, None, None))  # type: ignore[arg-type]
     session.look(seen[[0, 2]])
     session.begin(None, None)  # type: ignore[arg-type]
     texts = [[*row[row >= 0].tolist(), more] for row, more in zip(case.recent[[0, 2]], (1, 0), strict=True)]
@@ -200,7 +200,7 @@ def test_growth_ends_where_no_size_can_pay(seed: int, source: str) -> None:
     gain = [np.float32(total[min(size, len(total)) - 1]) - price for size, price in zip(sizes, cost, strict=True)]
     roots = torch.from_numpy(case.recent[:, -1].copy())
     session.look(session._step.seen.reshape(1, -1))
-    drafts = session.grow(roots, roots, Limits(sizes, tuple(cost), case.drafter.depth))
+    drafts = session.grow(roots, roots, SizeLimits(sizes, tuple(cost), case.drafter.depth))
     assert drafts.tokens.shape[1] == min(sizes[int(np.argmax(gain))], len(total))
 
 

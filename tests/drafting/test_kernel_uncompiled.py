@@ -22,7 +22,7 @@ from naive_draft import SOURCES, Case, bounds, random_case
 from treeopt.calibration import MISS
 from treeopt.drafter import Drafter
 from treeopt.drafting import compiled, kernel_data
-from treeopt.drafting.interface import NO_CANDIDATE, Limits
+from treeopt.drafting.interface import NO_CANDIDATE, SizeLimits
 from treeopt.drafting.record_proposer import _shape_of
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
@@ -244,12 +244,12 @@ def test_grown_trees_have_no_more_nodes_than_candidates(kernel: SimpleNamespace)
     session.source.observe = lambda states, depth, _logits: (
         asked.append((states, depth)) or torch.from_numpy(seen)[None]
     )
-    drafts = session.grow(torch.tensor([2]), "states", Limits((64,), (0.0,), 2))
+    drafts = session.grow(torch.tensor([2]), "states", SizeLimits((64,), (0.0,), 2))
     assert asked == [("states", 2)]
     assert drafts.tokens.tolist() == [[2, 0, 1, 0, 0, 1, 1]]  # by depth, then by chance: 0.35, 0.21, 0.1, 0.06
     assert drafts.void is None
     session.look(seen)
-    chosen = session.grow(torch.tensor([2]), "states", Limits((2, 4, 8), (0.0, 0.4, 2.0), 2))
+    chosen = session.grow(torch.tensor([2]), "states", SizeLimits((2, 4, 8), (0.0, 0.4, 2.0), 2))
     # 0.5 with two nodes; 0.5 + 0.35 + 0.3 with four, less 0.4; at most 1.72 with seven, less 2.
     assert chosen.tokens.tolist() == [[2, 0, 1, 0]]
 

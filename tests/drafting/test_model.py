@@ -15,7 +15,7 @@ from tiny import tiny_base
 
 from treeopt.calibration import NONE
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import Expansion, Kept, Limits
+from treeopt.drafting.interface import AcceptedPart, Expansion, SizeLimits
 from treeopt.drafting.kernel_data import MAX_PARENTS
 from treeopt.drafting.model import ModelProposer
 from treeopt.drafting.trace import trace_texts
@@ -212,7 +212,7 @@ def test_filled_trees(source: str) -> None:
                     chosen = dict(candidates)[tokens[node]]
                     assert abs(chosen - candidates[path[-1]][1]) < 1e-3
         new = [rng.integers(made.base.vocab_size, size=rng.integers(1, 5)).tolist() for _ in rows]
-        session.keep(Kept(new, torch.zeros(0), torch.zeros(0), torch.zeros(0), drafts))
+        session.keep(AcceptedPart(new, torch.zeros(0), torch.zeros(0), torch.zeros(0), drafts))
         rows = [row + more for row, more in zip(rows, new, strict=True)]
         if len(rows) == 3:
             session.select([0, 2])
@@ -229,7 +229,7 @@ def test_sizes_by_cost(source: str) -> None:
     """Of several sizes each row takes the one with the most estimated tokens less its cost."""
     made = world(9, source)
     rows = [[*text.prompt, *text.answer] for text in made.texts]
-    limits = Limits((2, 4, 12), (0.0, 0.3, 1.0), 3)
+    limits = SizeLimits((2, 4, 12), (0.0, 0.3, 1.0), 3)
     roots = torch.tensor([row[-1] for row in rows])
     for row, text in enumerate(rows):
         session = made.proposer.start([text], 3)

@@ -17,7 +17,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting import trace as trace_module
 from treeopt.drafting.interface import Ints
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import Traced, trace_texts
+from treeopt.drafting.trace import TextTraces, trace_texts
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import Text
@@ -57,7 +57,7 @@ def world(seed: int, source: str, window: int | None = None, *, mapped: bool = F
     return World(base, heads, table, drafter, texts)
 
 
-def traced(made: World, texts: Sequence[Text], *, steps: bool = False) -> list[Traced]:
+def traced(made: World, texts: Sequence[Text], *, steps: bool = False) -> list[TextTraces]:
     """The texts' traces."""
     proposer = proposer_for(made.base, made.heads, made.drafter)
     depth = made.drafter.depth if steps else 0
@@ -117,7 +117,7 @@ def test_batches_of_texts_change_nothing(source: str) -> None:
         assert_same_steps(found, alone, len(text.answer))
 
 
-def assert_same_steps(one: Traced, other: Traced, places: int) -> None:
+def assert_same_steps(one: TextTraces, other: TextTraces, places: int) -> None:
     """Whether the per-step trees of the first places are the same."""
     assert one.steps is not None
     assert other.steps is not None

@@ -11,7 +11,7 @@ from naive_draft import random_drafter
 from tiny import random_heads, tiny_base
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import Kept
+from treeopt.drafting.interface import AcceptedPart
 from treeopt.drafting.plans import proposer_for, trees_for
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -69,7 +69,7 @@ def test_static_trees_of_heads_store_no_text() -> None:
     """Nothing is read, stored, marked or rewound on the host; where trees are chosen per step all of it is."""
     base, _ = bases()
     heads = random_heads(base, 2)
-    kept = Kept([[3, 4]], None, None, None, None)  # type: ignore[arg-type]
+    kept = AcceptedPart([[3, 4]], None, None, None, None)  # type: ignore[arg-type]
     states = torch.zeros(1, base.hidden_size)
     static = trees_for(base, heads, Tree.chain(2)).start([[1, 2]])
     static.keep(kept)

@@ -14,7 +14,7 @@ from tiny import random_heads, tiny_base
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting import compiled, model
-from treeopt.drafting.fit_drafter import Sample
+from treeopt.drafting.fit_drafter import FitSample
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import check_plan
@@ -244,5 +244,5 @@ def test_machine_code_is_kept_where_a_folder_can_be_written(
 
 def test_fits_of_no_text_are_the_defaults() -> None:
     """No position, so no token that was found."""
-    found = Sample(BASE, None, [], {}, 0).fits([record()], 10, 2)
+    found = FitSample(BASE, None, [], {}, 0).fits([record()], 10, 2)
     assert [(fit.level, fit.loss, known.tolist()) for fit, known in found] == [(Level(), 0.0, [])] * 2

@@ -16,7 +16,7 @@ from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.record_proposer import RecordProposer
-from treeopt.drafting.trace import Target, Traced, trace_texts
+from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
@@ -34,7 +34,7 @@ def distribution(base: Base, text: Text, place: int) -> np.ndarray:
     return (logits / TEMPERATURE).softmax(-1).numpy()
 
 
-def check_probabilities(base: Base, text: Text, traced: Traced, candidates: np.ndarray) -> None:
+def check_probabilities(base: Base, text: Text, traced: TextTraces, candidates: np.ndarray) -> None:
     """Compare each probability with that of the token in candidates int64 [G, L, R]; 0 for -1 and past the end."""
     assert traced.target is not None
     found, length = traced.target.probability, len(text.answer)

@@ -7,7 +7,7 @@ import torch
 from tiny import tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.drafting.interface import Limits, Proposer
+from treeopt.drafting.interface import Proposer, SizeLimits
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
 from treeopt.files.trees import load_tree
@@ -147,7 +147,7 @@ def test_trees_per_step_and_traces_are_refused() -> None:
     none = torch.zeros(1, dtype=torch.long), torch.zeros(1, base.hidden_size)
     for call in (
         lambda: TreeDecoder(base, None, TreePolicy(8, 3, "x"), drafter=drafter).generate([5], 4),
-        lambda: session.grow(*none, Limits((4,), (0.0,), 2)),
+        lambda: session.grow(*none, SizeLimits((4,), (0.0,), 2)),
         lambda: session.expand(4, 2),
         lambda: session.trace(torch.zeros(1, 2, dtype=torch.long).numpy()),
         lambda: session.features(torch.zeros(1, 2, dtype=torch.long).numpy()),

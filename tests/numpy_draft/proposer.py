@@ -9,7 +9,7 @@ from torch import Tensor
 
 from numpy_draft.levels import Candidates, LevelSession, Nodes
 from numpy_draft.scores import Scorer
-from treeopt.drafting.interface import Features, Ints, Kept
+from treeopt.drafting.interface import AcceptedPart, Features, Ints
 from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.ngram_table import CONTEXT
 
@@ -71,7 +71,7 @@ class NgramSession(LevelSession):
     def follow(self, nodes: Nodes, parents: Ints, tokens: Ints) -> Nodes:
         return self._proposer.scorer.follow(self._step, nodes, parents, tokens)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: AcceptedPart) -> None:
         rows = [np.append(recent, tokens) for recent, tokens in zip(self._recent, kept.tokens, strict=True)]
         width = min(self._proposer.window, max(map(len, rows)))
         self._recent = np.full((len(rows), width), NO_TOKEN)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from treeopt.calibration import Calibration, Provenance
-from treeopt.drafting.trace import Traced
+from treeopt.drafting.trace import TextTraces
 from treeopt.texts.encode import Text
 from treeopt.traces import joined
 
 
 def as_calibration(
-    texts: Sequence[Text], traced: Sequence[Traced], top_k: int, provenance: Provenance, *, levels: int = 1
+    texts: Sequence[Text], traced: Sequence[TextTraces], top_k: int, provenance: Provenance, *, levels: int = 1
 ) -> Calibration:
     """The calibration of traced texts.
 

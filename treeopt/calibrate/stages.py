@@ -20,7 +20,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import Learned
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import Target, Traced, trace_texts
+from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.files.resume import damaged_part
 from treeopt.files.shards import answers_name
 from treeopt.files.work import Chunk, Keep, chunk_name, pack_rows, unpack_rows
@@ -97,7 +97,7 @@ def drafts_of(job: Job, texts: Sequence[Text], drafter: Learned | Drafter | None
     return Drafts(by_prompt, levels, depth if job.options.steps else 0, first)
 
 
-def traced_texts(job: Job, batches: Batches, texts: Sequence[Text], drafts: Drafts) -> list[Traced]:
+def traced_texts(job: Job, batches: Batches, texts: Sequence[Text], drafts: Drafts) -> list[TextTraces]:
     """The traces of all texts, in their order, as one part; none where there is no text.
 
     Each batch is traced with the later turns of its dialogues. Its rows are copied to arrays of all texts, so that no
@@ -161,9 +161,9 @@ def _put(
 
 def _trace(job: Job, batch: Sequence[Text], drafts: Drafts, target: Target | None) -> Chunk:
     """Traces of the texts of one batch; a few at a time, as later turns make them more than the batch size."""
-    traced: list[Traced] = []
+    traced: list[TextTraces] = []
 
-    def trace(texts: Sequence[Text]) -> list[Traced]:
+    def trace(texts: Sequence[Text]) -> list[TextTraces]:
         proposers = [drafts.proposers[text.prompt_id] for text in texts]
         return trace_texts(job.base, proposers, texts, job.top_k, step_depth=drafts.step_depth, target=target)
 
@@ -172,7 +172,7 @@ def _trace(job: Job, batch: Sequence[Text], drafts: Drafts, target: Target | Non
     return _packed(traced)
 
 
-def _packed(traced: Sequence[Traced]) -> Chunk:
+def _packed(traced: Sequence[TextTraces]) -> Chunk:
     """The traces of a batch as a chunk, without the target's entropy, which a calibration does not hold."""
     arrays: dict[str, NDArray[Any]] = {
         "ranks": np.concatenate([one.ranks for one in traced]),
@@ -184,8 +184,8 @@ def _packed(traced: Sequence[Traced]) -> Chunk:
     return arrays, {}
 
 
-def _traced(arrays: Mapping[str, NDArray[Any]]) -> Traced:
+def _traced(arrays: Mapping[str, NDArray[Any]]) -> TextTraces:
     """The traces in the arrays of a chunk, or of all texts."""
     steps = StepTraces(*(arrays[name] for name in _STEPS)) if _STEPS[0] in arrays else None
     target = TargetTraces(arrays["probability"], arrays.get("places")) if "probability" in arrays else None
-    return Traced(arrays["ranks"], steps, target)
+    return TextTraces(arrays["ranks"], steps, target)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treeopt.decode.accept import NOT_A_NUMBER
 from treeopt.decode.draft_metrics import Step
-from treeopt.drafting.interface import Drafts, Kept, ProposerSession
+from treeopt.drafting.interface import AcceptedPart, Drafts, ProposerSession
 from treeopt.models.base import Base
 from treeopt.models.finite import not_finite
 from treeopt.tree import ROOT
@@ -96,7 +96,7 @@ class Rows:
             known, emitted = _emitted(numbers, paths.shape[1], drafts)
         self.session.keep(known, paths)
         new = [[*step[1:], next_root] for step, next_root in zip(emitted, roots, strict=True)]
-        self.drafting.keep(Kept(new, paths, logits, hidden, drafts))
+        self.drafting.keep(AcceptedPart(new, paths, logits, hidden, drafts))
         if observed is not None:
             self.drafting.look(host[:, columns:])
         self.roots, self.root = roots, root

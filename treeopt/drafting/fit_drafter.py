@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.fit_weights import Evidence, Fit, evidence, fit_level
+from treeopt.drafting.fit_weights import Evidence, LevelFit, evidence, fit_level
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Positions, positions_of
 from treeopt.models.base import Base
@@ -34,7 +34,7 @@ _LEAST_REACH = 0.01  # of a level below the heads: share of positions where all 
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class FitSample:
     """Texts whose positions a drafter is fitted to.
 
     Args:
@@ -72,7 +72,7 @@ class Sample:
         """The share of the answers' positions that gives this many; those with a number below it are chosen."""
         return min(1.0, positions / max(1, sum(len(text.answer) for text in self.texts)))
 
-    def fits(self, folds: Sequence[Drafter], positions: int, levels: int) -> list[tuple[Fit, NDArray[np.bool_]]]:
+    def fits(self, folds: Sequence[Drafter], positions: int, levels: int) -> list[tuple[LevelFit, NDArray[np.bool_]]]:
         """The fits of the first levels, each with bool [n]: the positions of the sample that have a token there.
 
         Args:
@@ -106,7 +106,7 @@ class Sample:
             part.append(evidence(features, true).only(true >= 0).without(self.without))
 
 
-def fit_drafter(sample: Sample, folds: Sequence[Drafter]) -> list[Drafter]:
+def fit_drafter(sample: FitSample, folds: Sequence[Drafter]) -> list[Drafter]:
     """The drafters of the folds with fitted numbers, which are the same for all.
 
     Args:
@@ -123,7 +123,7 @@ def fit_drafter(sample: Sample, folds: Sequence[Drafter]) -> list[Drafter]:
     return [dataclasses.replace(fold, levels=levels, lm_head_levels=lm_head_levels) for fold in folds]
 
 
-def _with_prior(sample: Sample, folds: Sequence[Drafter]) -> list[Drafter]:
+def _with_prior(sample: FitSample, folds: Sequence[Drafter]) -> list[Drafter]:
     """The drafters with the prior of the cache that makes the sampled texts likeliest."""
     levels = min(_PRIOR_LEVELS, folds[0].depth)
 
@@ -136,7 +136,7 @@ def _with_prior(sample: Sample, folds: Sequence[Drafter]) -> list[Drafter]:
     return with_prior(min(CACHE_PRIORS, key=loss))
 
 
-def _reached(fits: Sequence[tuple[Fit, NDArray[np.bool_]]]) -> int:
+def _reached(fits: Sequence[tuple[LevelFit, NDArray[np.bool_]]]) -> int:
     """The number of levels down to which all top-1 candidates are right at enough positions."""
     right = np.ones(len(fits[0][1]), np.bool_)
     for level, (fit, known) in enumerate(fits):

@@ -72,7 +72,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class LevelFit:
     """The result of `fit_level`.
 
     Args:
@@ -107,14 +107,14 @@ def evidence(found: Features, true: NDArray[np.int64]) -> Evidence:
     return Evidence(features, excluded, np.where(hit.any(1), hit.argmax(1), slots))
 
 
-def fit_level(given: Evidence | None) -> Fit:
-    """Fit the weights and the calibration map of one level.
+def fit_level(given: Evidence | None) -> LevelFit:
+    """LevelFit the weights and the calibration map of one level.
 
     Args:
         given: evidence; where it is None or has no positions, the weights are the defaults.
     """
     if given is None or not len(given.targets):
-        return Fit(Level(), 0.0, np.zeros(0, np.bool_))
+        return LevelFit(Level(), 0.0, np.zeros(0, np.bool_))
     features = torch.from_numpy(given.features).double()
     excluded, targets = torch.from_numpy(given.excluded), torch.from_numpy(given.targets)
     weights = torch.zeros(features.shape[-1], dtype=torch.float64)
@@ -139,7 +139,7 @@ def fit_level(given: Evidence | None) -> Fit:
     hit = torch.nn.functional.one_hot(targets, features.shape[1])[:, :-1]
     likely, places = estimated.topk(min(_JUDGED, estimated.shape[1]), dim=1)
     calibration_map = fit_calibration_map(likely.numpy().ravel(), hit.gather(1, places).numpy().ravel())
-    return Fit(_as_level(weights.tolist(), calibration_map), -likelihood, (places[:, 0] == targets).numpy())
+    return LevelFit(_as_level(weights.tolist(), calibration_map), -likelihood, (places[:, 0] == targets).numpy())
 
 
 def _as_level(weights: list[float], calibration_map: tuple[tuple[float, float], ...]) -> Level:

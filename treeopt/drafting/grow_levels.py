@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treeopt.drafting.interface import Bools, Expansion, Floats, Ints, Limits
+from treeopt.drafting.interface import Bools, Expansion, Floats, Ints, SizeLimits
 from treeopt.drafting.kernel_data import MAX_PARENTS
 from treeopt.drafting.kernel_steps import Ranked
 from treeopt.drafting.kernel_trees import NO_TOKEN, Grown
@@ -105,7 +105,7 @@ class GrownLevels:
             chosen,
         )
 
-    def grown(self, limits: Limits) -> Grown:
+    def grown(self, limits: SizeLimits) -> Grown:
         """The expansion, with the size of each row that has the most estimated tokens - cost."""
         found = self.expansion()
         drafts = np.isfinite(found.log_probability).sum(1)

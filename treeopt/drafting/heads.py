@@ -15,15 +15,15 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.interface import (
     NO_CANDIDATE,
     NO_FLOATS,
+    AcceptedPart,
     Drafts,
     Expansion,
     Features,
     Floats,
     Ints,
-    Kept,
-    Limits,
     Observed,
     ProposerSession,
+    SizeLimits,
     ranks_by_name,
 )
 from treeopt.drafting.kernel_data import num_candidates
@@ -130,7 +130,7 @@ class HeadsSession(ProposerSession):
         candidates = torch.cat([roots[:, None], guesses.flatten(1)], dim=1)
         return Drafts(candidates.index_select(1, tree.tree_indices), tree)
 
-    def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
         return self._scored.grow(roots, states, limits)
 
     def expand(self, nodes: int, depth: int) -> Expansion:
@@ -162,7 +162,7 @@ class HeadsSession(ProposerSession):
     def look(self, observed: Observed) -> None:
         self._scored.look(observed)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: AcceptedPart) -> None:
         if not self.static:
             self._scored.keep(kept)
 

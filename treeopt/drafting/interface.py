@@ -89,7 +89,7 @@ class Drafts:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class AcceptedPart:
     """The accepted part of one step, for drafters whose drafts depend on it.
 
     Args:
@@ -127,7 +127,7 @@ class Expansion:
 
 
 @dataclass(frozen=True, eq=False)
-class Limits:
+class SizeLimits:
     """The trees that `ProposerSession.grow` may choose.
 
     Args:
@@ -200,7 +200,7 @@ class ProposerSession(ABC):
         """
 
     @abstractmethod
-    def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
         """Begin a step, and choose for each row the tree of its likeliest nodes; all rows have the largest size."""
 
     @abstractmethod
@@ -260,7 +260,7 @@ class ProposerSession(ABC):
     def look(self, observed: Observed) -> None:  # noqa: B027 - not all drafters read states on the host
         """Take the host's copy of `observe`; otherwise `begin` transfers it."""
 
-    def keep(self, kept: Kept) -> None:  # noqa: B027 - not all drafters read the text
+    def keep(self, kept: AcceptedPart) -> None:  # noqa: B027 - not all drafters read the text
         """Continue after the accepted tokens of a step."""
 
     def select(self, rows: Sequence[int]) -> None:  # noqa: B027

@@ -40,7 +40,7 @@ class Record(NamedTuple):
         kinds: int64, number of `CACHE_LENGTHS` that are at most a match's length, by the length.
         maps: float64 [2, total], the calibration maps of all levels; `map_ends` int64 [L+1] are their bounds.
         map_ends: see `maps`.
-        sources: int64 [L], the index of each level's logits in `Step.seen`; -1 where it has none.
+        sources: int64 [L], the index of each level's logits in `StepArrays.seen`; -1 where it has none.
         settings: int64 [5]: top, window, voted, 1 where votes are used, 1 where the n-gram table is empty.
         cache_prior: float64 [1].
     """
@@ -83,7 +83,7 @@ class Texts(NamedTuple):
     indexed: Ints
 
 
-class Step(NamedTuple):
+class StepArrays(NamedTuple):
     """One step of B rows.
 
     Args:
@@ -105,7 +105,7 @@ class Step(NamedTuple):
     frequent_ratios: Floats
 
 
-class Work(NamedTuple):
+class Scratch(NamedTuple):
     """Working memory of one thread; C is the maximum number of candidates of a node.
 
     Args:
@@ -116,7 +116,7 @@ class Work(NamedTuple):
         voted: int64 [n], tokens with votes; `votes` float64 [n] their weights.
         votes: see `voted`.
         likeliest: int64 [voted], indices into `voted`.
-        map_key: int64 [M], which of `Step.seen` is in each hash map: row * S + index; -1 for none.
+        map_key: int64 [M], which of `StepArrays.seen` is in each hash map: row * S + index; -1 for none.
         map_token: int32 [M, 2^k], tokens of the hash maps, -1 where empty; `map_value` their log-probabilities.
         map_value: see `map_token`.
         token: int64 [C], candidates of a node, all different.
@@ -146,7 +146,7 @@ class Work(NamedTuple):
     kind_weights: Doubles
 
 
-HEAD_TERM, PRIOR_TERM, RATIO_TERM, CACHE_TERM = range(4)  # rows of `Work.terms`
+HEAD_TERM, PRIOR_TERM, RATIO_TERM, CACHE_TERM = range(4)  # rows of `Scratch.terms`
 
 
 class Shape(NamedTuple):
@@ -171,9 +171,9 @@ class Kernel(NamedTuple):
     """All that the functions of the kernel read and write."""
 
     record: Record
-    step: Step
+    step: StepArrays
     texts: Texts
-    work: Work
+    work: Scratch
 
 
 def record_arrays(drafter: Drafter) -> Record:
@@ -240,13 +240,13 @@ def longer_texts(texts: Texts, capacity: int) -> Texts:
     return texts._replace(tokens=np.pad(texts.tokens, more), previous=np.pad(texts.previous, more))
 
 
-def new_work(record: Record, vocab_size: int, capacity: int, known: int) -> Work:
+def new_work(record: Record, vocab_size: int, capacity: int, known: int) -> Scratch:
     """Working memory for texts of `capacity` tokens, and `known` log-probabilities of the logits of each level."""
     maps = 1 + int(record.sources.max())
     successors = record.tokens.shape[1]
     width = int(record.settings[TOP]) + (successors + 1 + int(record.settings[VOTED]) if successors else 0)
     slots = 1 << (2 * max(known, 1) - 1).bit_length()
-    return Work(
+    return Scratch(
         slots=np.zeros(vocab_size, np.int32),
         voters=np.zeros(vocab_size, np.int32),
         places=np.zeros(capacity, np.int64),

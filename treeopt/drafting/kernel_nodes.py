@@ -25,8 +25,8 @@ from treeopt.drafting.kernel_data import (
     Ints,
     Kernel,
     Record,
-    Step,
-    Work,
+    Scratch,
+    StepArrays,
 )
 from treeopt.drafting.kernel_text import cache_terms, count_votes, likeliest_voted, matches
 from treeopt.ngram_table import CONTEXT, HASH_MASK, MULTIPLIERS, ORDER_BITS
@@ -115,7 +115,7 @@ def _first_candidates(k: Kernel, row: int, source: int) -> int:
 
 
 @compiled
-def _clear(work: Work, count: int) -> None:
+def _clear(work: Scratch, count: int) -> None:
     """Clear the map of the candidates."""
     for i in range(count):
         work.slots[work.token[i]] = 0
@@ -123,7 +123,7 @@ def _clear(work: Work, count: int) -> None:
 
 @compiled
 def _add(slots: NDArray[np.int32], tokens: Ints, token: int, count: int) -> int:
-    """Add a candidate that is not one yet to `Work.slots` and `Work.token`; returns the number of candidates."""
+    """Add a candidate that is not one yet to `Scratch.slots` and `Scratch.token`; returns the number of candidates."""
     if slots[token]:
         return count
     tokens[count] = token
@@ -151,7 +151,7 @@ def _head_terms(k: Kernel, row: int, source: int, count: int) -> None:
 
 
 @compiled
-def _map_logprobs(step: Step, work: Work, source: int, row: int, place: int) -> None:
+def _map_logprobs(step: StepArrays, work: Scratch, source: int, row: int, place: int) -> None:
     """Write log-probabilities of a row to one of the hash maps, if they are not in it."""
     key = row * step.seen.shape[1] + source
     if work.map_key[place] == key:
@@ -200,7 +200,7 @@ def context_row(k: Kernel, row: int, depth: int) -> int:
 
 
 @compiled
-def normalise(record: Record, work: Work, depth: int, count: int) -> tuple[float, float]:
+def normalise(record: Record, work: Scratch, depth: int, count: int) -> tuple[float, float]:
     """The largest score, that of all other tokens included, and the sum of exp(score - largest)."""
     other = record.weights[depth, OTHER]
     largest = other

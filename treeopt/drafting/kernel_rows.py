@@ -14,11 +14,11 @@ from torch import Tensor
 from treeopt.drafting import kernel_steps
 from treeopt.drafting.interface import (
     NO_FLOATS,
+    AcceptedPart,
     Drafts,
     Features,
     Floats,
     Ints,
-    Kept,
     Observed,
 )
 from treeopt.drafting.kernel_data import (
@@ -27,8 +27,8 @@ from treeopt.drafting.kernel_data import (
     WINDOW_OF,
     Kernel,
     Record,
-    Step,
-    Work,
+    Scratch,
+    StepArrays,
     longer_texts,
     new_texts,
     new_work,
@@ -87,7 +87,7 @@ class KernelRows:
         self._texts = new_texts(len(texts), max(map(len, texts), default=1), source.vocab_size)
         for row, text in zip(self._texts.tokens, texts, strict=True):
             row[: len(text)] = text
-        self._works: list[Work] = []
+        self._works: list[Scratch] = []
         self.looked: Observed | None = None
 
     def set_step(self, seen: Observed) -> None:
@@ -103,7 +103,7 @@ class KernelRows:
         if np.isnan(values[:, :, self.source.known :]).any():
             raise TreeoptError(Code.NOT_FINITE, f"{self.source.logits_of} gives logits that are not finite")
         width = record.tokens.shape[1] if record.settings[EMPTY] else 0
-        self._step = Step(
+        self._step = StepArrays(
             text=self._text,
             end=self._end,
             seen=seen,
@@ -199,7 +199,7 @@ class KernelRows:
             found=out.found,
         )
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: AcceptedPart) -> None:
         longest = int(self._end.max()) + max(map(len, kept.tokens))
         if longest > self._texts.tokens.shape[1]:
             self._texts = longer_texts(self._texts, 2 * longest)
@@ -242,10 +242,10 @@ class KernelRows:
         tree = Buffers(mask.view(torch.bool), depths, order, paths, top_k=0)
         return Drafts(with_roots(tokens, roots), tree, void.view(torch.bool) if made.void.any() else None)
 
-    def kernel(self, work: Work) -> Kernel:
+    def kernel(self, work: Scratch) -> Kernel:
         return Kernel(self.source.record, self._step, self._texts, work)
 
-    def working(self, threads: int) -> list[Work]:
+    def working(self, threads: int) -> list[Scratch]:
         """Working memory of so many threads."""
         while len(self._works) < threads:
             source, capacity = self.source, self._texts.tokens.shape[1]

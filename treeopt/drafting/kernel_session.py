@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from treeopt.drafting import kernel_steps
-from treeopt.drafting.interface import Drafts, Expansion, Limits, Observed, ProposerSession
+from treeopt.drafting.interface import Drafts, Expansion, Observed, ProposerSession, SizeLimits
 from treeopt.drafting.kernel_data import MAX_PARENTS, Kernel, Shape
 from treeopt.drafting.kernel_rows import KernelRows, Scored, with_roots
 from treeopt.drafting.kernel_trees import Grown, Sizes, new_parents
@@ -49,7 +49,7 @@ class KernelSession(KernelRows, ProposerSession):
         both = torch.from_numpy(np.stack([tokens, void])).to(roots.device)  # one transfer
         return Drafts(with_roots(both[0], roots), tree, both[1].bool())
 
-    def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
         self.begin(roots, states)
         sizes = Sizes(np.array(limits.sizes), np.array(limits.cost or (0.0,)), np.array([limits.depth]))
         grown = self._grown(sizes)

@@ -22,7 +22,7 @@ class Terms(NamedTuple):
 
     Args:
         tokens: int64 [P, C].
-        terms: float32 [4, P, C], the rows of `Work.terms`.
+        terms: float32 [4, P, C], the rows of `Scratch.terms`.
         width: int64 [P].
         looked_up: int64 [P], the candidate from prompt lookup.
         length: int64 [P], tokens of its match.

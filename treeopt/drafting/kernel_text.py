@@ -10,7 +10,7 @@ import numpy as np
 
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH
 from treeopt.drafting.compiled import compiled
-from treeopt.drafting.kernel_data import CACHE_TERM, PRIOR_TERM, RATIO_TERM, VOTED, WINDOW_OF, Kernel, Texts, Work
+from treeopt.drafting.kernel_data import CACHE_TERM, PRIOR_TERM, RATIO_TERM, VOTED, WINDOW_OF, Kernel, Scratch, Texts
 from treeopt.ngram_table import CONTEXT
 
 _LENGTHS = len(CACHE_LENGTHS)
@@ -116,7 +116,7 @@ def likeliest_voted(k: Kernel, voters: int) -> int:
 
 
 @compiled
-def cache_terms(work: Work, candidates: int, voters: int, rest: float) -> None:
+def cache_terms(work: Scratch, candidates: int, voters: int, rest: float) -> None:
     """Write log(P_last / P_0) of the candidates, and clear the map of the tokens with votes."""
     terms = work.terms
     without = np.float32(np.log(rest))

@@ -18,7 +18,7 @@ from typing import Any
 
 from treeopt.drafter import LEARN_TOKENS, LEVELS, LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
 from treeopt.drafting.count import count_drawn, count_texts
-from treeopt.drafting.fit_drafter import Sample, fit_drafter
+from treeopt.drafting.fit_drafter import FitSample, fit_drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
@@ -145,7 +145,7 @@ def learn(
         watch.lap("counting")
     unfitted = _unfitted(base, heads, draft, learning, whole)
     unfitted = dataclasses.replace(unfitted, source=source or {})
-    sample = Sample(base, heads, texts, fold_of, learning.seed, draft=draft)
+    sample = FitSample(base, heads, texts, fold_of, learning.seed, draft=draft)
     folds = fit_drafter(sample, [dataclasses.replace(unfitted, ngram_table=table) for table in tables])
     watch.lap("fitting")
     return Learned(

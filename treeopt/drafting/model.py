@@ -18,15 +18,15 @@ from torch import Tensor
 from treeopt.drafter import Drafter
 from treeopt.drafting.grow_levels import GrownLevels
 from treeopt.drafting.interface import (
+    AcceptedPart,
     Drafts,
     Expansion,
     Features,
     Floats,
     Ints,
-    Kept,
-    Limits,
     Observed,
     ProposerSession,
+    SizeLimits,
 )
 from treeopt.drafting.kernel_data import MAX_PARENTS, Record, num_candidates, record_arrays
 from treeopt.drafting.kernel_rows import KernelRows
@@ -212,7 +212,7 @@ class ModelSession(ProposerSession):
             with_void = torch.from_numpy(np.pad(missing, ((0, 0), (1, 0)))).to(roots.device)
         return Drafts(torch.cat([roots[:, None], drafts], dim=1), tree, with_void)
 
-    def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
         self.begin(roots, states)
         grown = self._grown(limits.sizes[-1], limits.depth).grown(limits)
         nodes = min(int(grown.size.max()), int(grown.drafts.max()) + 1)
@@ -259,7 +259,7 @@ class ModelSession(ProposerSession):
         along: Observed = np.concatenate([self._root, below], axis=1)
         return along
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: AcceptedPart) -> None:
         self._host.keep(kept)
 
     def select(self, rows: Sequence[int]) -> None:

@@ -121,7 +121,7 @@ class NgramCounts:
         frequency = (self.unigram + 1 / self.vocab_size) / (self.num_tokens + 1)
         prior = np.log(frequency).astype(np.float32)
         top = np.argsort(-frequency, kind="stable")[:row].astype(np.int32)
-        rows = _Rows(np.zeros(1, np.int64), top[None], np.zeros((1, row), np.float32), np.zeros(1, np.float32))
+        rows = _TableRows(np.zeros(1, np.int64), top[None], np.zeros((1, row), np.float32), np.zeros(1, np.float32))
         levels = [rows]
         for order in orders:
             rows = _rows(order, rows, prior, row)
@@ -146,7 +146,7 @@ class NgramCounts:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _TableRows:
     """Rows of an `NgramTable` for the contexts of one length, in float32."""
 
     keys: Ints
@@ -154,9 +154,9 @@ class _Rows:
     ratios: Floats
     backoff: Floats
 
-    def only(self, rows: Ints) -> _Rows:
+    def only(self, rows: Ints) -> _TableRows:
         """Some of the rows."""
-        return _Rows(self.keys[rows], self.tokens[rows], self.ratios[rows], self.backoff[rows])
+        return _TableRows(self.keys[rows], self.tokens[rows], self.ratios[rows], self.backoff[rows])
 
 
 def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
@@ -182,7 +182,7 @@ def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
     return result
 
 
-def _rows(order: _Order, above: _Rows, prior: Floats, width: int) -> _Rows:
+def _rows(order: _Order, above: _TableRows, prior: Floats, width: int) -> _TableRows:
     """The rows of the contexts of one length, from the rows of the shorter contexts."""
     keys, first = np.unique(order.keys, return_index=True)
     ends = np.append(first[1:], len(order.keys))
@@ -196,7 +196,7 @@ def _rows(order: _Order, above: _Rows, prior: Floats, width: int) -> _Rows:
         counted = _counted(order, first[part], ends[part], width)
         shorter = above.only(parent[part])
         tokens[part], ratios[part] = _interpolated(counted, shorter, total[part], free[part], prior)
-    return _Rows(keys, tokens, ratios, (above.backoff[parent] + free).astype(np.float32))
+    return _TableRows(keys, tokens, ratios, (above.backoff[parent] + free).astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _counted(order: _Order, first: Ints, ends: Ints, width: int) -> _Counted:
 
 
 def _interpolated(
-    counted: _Counted, shorter: _Rows, total: Ints, free: Floats, prior: Floats
+    counted: _Counted, shorter: _TableRows, total: Ints, free: Floats, prior: Floats
 ) -> tuple[NDArray[np.int32], Floats]:
     """The likeliest successors of each context, by its counts and its shorter context.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.interface import Drafts, Limits, Proposer, ProposerSession
+from treeopt.drafting.interface import Drafts, Proposer, ProposerSession, SizeLimits
 from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.errors import Code, TreeoptError
@@ -94,7 +94,7 @@ class PerStepTrees:
         self.proposer = proposer
         self.nodes, self.window = policy.nodes, proposer.window
         self.depth = min(policy.depth, proposer.depth)
-        self._limits = Limits(policy.sizes, tuple(cost for _, cost in policy.size_cost), self.depth)
+        self._limits = SizeLimits(policy.sizes, tuple(cost for _, cost in policy.size_cost), self.depth)
 
     def start(self, texts: Sequence[Sequence[int]]) -> ProposerSession:
         return self.proposer.start(texts, self.depth)

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from treeopt.drafter import LEVELS
 from treeopt.drafting.interface import (
+    AcceptedPart,
     Drafts,
     Expansion,
     Features,
     Floats,
     Ints,
-    Kept,
-    Limits,
     ProposerSession,
+    SizeLimits,
 )
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
@@ -120,7 +120,7 @@ class TokenRecyclingSession(ProposerSession):
             levels.append(successors[levels[-1].index_select(1, parents) * width + ranks])
         return Drafts(torch.cat(levels, dim=1), tree)
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: AcceptedPart) -> None:
         tokens, successors = kept.drafts.tokens, top_ids(kept.logits, self._proposer.num_candidates)
         # Beyond the end of a path the root is marked, which is always accepted.
         accepted = torch.zeros_like(tokens).scatter_(1, kept.paths.clamp(min=ROOT), 1)
@@ -132,7 +132,7 @@ class TokenRecyclingSession(ProposerSession):
     def rewind(self, mark: Tensor) -> None:
         self._proposer.matrix.copy_(mark)
 
-    def grow(self, roots: Tensor, states: Tensor, limits: Limits) -> Drafts:
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
         raise _static_only("chosen per step")
 
     def expand(self, nodes: int, depth: int) -> Expansion:

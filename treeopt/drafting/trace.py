@@ -48,7 +48,7 @@ class Target:
 
 
 @dataclass(frozen=True, eq=False)
-class Traced:
+class TextTraces:
     """The traces of one text of G tokens.
 
     Args:
@@ -86,7 +86,7 @@ def trace_texts(
     *,
     step_depth: int = 0,
     target: Target | None = None,
-) -> list[Traced]:
+) -> list[TextTraces]:
     """Ranks of the tokens of answers among the candidates of a drafter; one forward for all texts.
 
     Row i of a text is the step in which token g[i] of its answer is the root. Column h-1 is the rank of g[i+h] at level
@@ -104,7 +104,7 @@ def trace_texts(
         TreeoptError: E504 where states or scores are not finite.
     """
     states = hidden_states(base, texts)
-    traced: list[Traced] = []
+    traced: list[TextTraces] = []
     while len(traced) < len(texts):
         first = len(traced)
         run = slice(first, _end_of_run(proposers, first))
@@ -114,7 +114,7 @@ def trace_texts(
             for positions in positions_of(proposers[first], texts[run], states[run])
         ]
         ends = np.cumsum([len(text.answer) for text in texts[run]])[:-1]
-        whole = _Part.joined(found)
+        whole = _PositionTraces.joined(found)
         parts = itertools.starmap(slice, itertools.pairwise([0, *ends.tolist(), None]))
         traced += [
             _finished(base, text, whole.rows(part), target) for text, part in zip(texts[run], parts, strict=True)
@@ -123,7 +123,7 @@ def trace_texts(
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _PositionTraces:
     """Traces of some positions.
 
     Args:
@@ -138,9 +138,9 @@ class _Part:
     candidates: Ints
     places: Ranks | None
 
-    def rows(self, part: slice) -> _Part:
+    def rows(self, part: slice) -> _PositionTraces:
         steps, places = self.steps, self.places
-        return _Part(
+        return _PositionTraces(
             self.ranks[part],
             None if steps is None else steps.rows(part),
             self.candidates[part],
@@ -148,7 +148,7 @@ class _Part:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[_Part]) -> _Part:
+    def joined(cls, parts: Sequence[_PositionTraces]) -> _PositionTraces:
         places = [part.places for part in parts if part.places is not None]
         return cls(
             np.concatenate([part.ranks for part in parts]),
@@ -158,14 +158,14 @@ class _Part:
         )
 
 
-def _finished(base: Base, text: Text, part: _Part, target: Target | None) -> Traced:
+def _finished(base: Base, text: Text, part: _PositionTraces, target: Target | None) -> TextTraces:
     """The traces of one text."""
     if target is None:
-        return Traced(part.ranks, part.steps)
+        return TextTraces(part.ranks, part.steps)
     logits = answer_logits(base, text)
     probability, entropy = _probabilities(logits, torch.from_numpy(part.candidates).to(logits.device), target)
     traces = TargetTraces(probability.to(torch.float16).numpy(force=True), part.places)
-    return Traced(part.ranks, part.steps, traces, entropy.numpy(force=True))
+    return TextTraces(part.ranks, part.steps, traces, entropy.numpy(force=True))
 
 
 def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> tuple[Tensor, Tensor]:
@@ -241,14 +241,14 @@ def _true(text: Text, depth: int) -> Ints:
     return np.lib.stride_tricks.sliding_window_view(tokens, depth + 1)[:, 1:]
 
 
-def _trace(positions: Positions, top_k: int, step_depth: int, count: int) -> _Part:
+def _trace(positions: Positions, top_k: int, step_depth: int, count: int) -> _PositionTraces:
     """Traces of these positions, with so many candidates of each level."""
     true = positions.true
     rank, confidence = positions.session.trace(true, confidence=bool(step_depth))
     ranks = np.where(true < 0, NONE, np.where(rank < top_k, rank, MISS)).astype(np.uint8)
     candidates = positions.session.candidates(true, count) if count else np.zeros((*true.shape, 0), np.int64)
     if not step_depth:
-        return _Part(ranks, None, candidates, None)
+        return _PositionTraces(ranks, None, candidates, None)
     tree = positions.session.expand(_PLACES + 1, min(step_depth, true.shape[1]))
     nodes = node_ranks(tree, true)
     steps = StepTraces(
@@ -257,7 +257,7 @@ def _trace(positions: Positions, top_k: int, step_depth: int, count: int) -> _Pa
         np.exp(confidence).astype(np.float16),
     )
     places = _stored(child_ranks(tree, nodes, count), tree).astype(np.uint8) if count else None
-    return _Part(ranks, steps, candidates, places)
+    return _PositionTraces(ranks, steps, candidates, places)
 
 
 def _stored(nodes: Ints, tree: Expansion) -> Ints:

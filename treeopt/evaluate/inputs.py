@@ -17,7 +17,7 @@ from treeopt.decode.rules import Rule
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import Target, Traced, trace_texts
+from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.evaluate.baselines import TREE
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.runs import Runs
@@ -101,13 +101,13 @@ class Inputs:
         """The teacher-forced traces of these texts."""
         return self.record(texts, self.traced(texts))
 
-    def traced(self, texts: Sequence[Text], scores: Callable[[Tensor], Tensor] | None = None) -> list[Traced]:
+    def traced(self, texts: Sequence[Text], scores: Callable[[Tensor], Tensor] | None = None) -> list[TextTraces]:
         """The teacher-forced traces of each text; with `scores`, the probabilities that are their softmax, too."""
         target = None if scores is None else Target(scores, min(num_ranks(self.tree), self.base.vocab_size))
         proposer = proposer_for(self.base, self.heads, self.drafter, self.draft)
         return _traced(self.base, proposer, texts, step_depth(self.tree), target)
 
-    def record(self, texts: Sequence[Text], traced: Sequence[Traced]) -> Calibration:
+    def record(self, texts: Sequence[Text], traced: Sequence[TextTraces]) -> Calibration:
         """The traces of texts as a calibration."""
         return _record(self.base, self.drafter, texts, traced)
 
@@ -157,12 +157,12 @@ def trace(
 
 def _traced(
     base: Base, proposer: Proposer, texts: Sequence[Text], steps: int, target: Target | None = None
-) -> list[Traced]:
+) -> list[TextTraces]:
     top_k = min(MAX_RANKS, base.vocab_size)
     return [trace_texts(base, [proposer], [text], top_k, step_depth=steps, target=target)[0] for text in texts]
 
 
-def _record(base: Base, drafter: Drafter | None, texts: Sequence[Text], traced: Sequence[Traced]) -> Calibration:
+def _record(base: Base, drafter: Drafter | None, texts: Sequence[Text], traced: Sequence[TextTraces]) -> Calibration:
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
     return as_calibration(texts, traced, min(MAX_RANKS, base.vocab_size), provenance)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import MISS, NONE, Calibration, Provenance, Ranks
 from treeopt.drafting.token_recycling import TokenRecycling
-from treeopt.drafting.trace import Traced
+from treeopt.drafting.trace import TextTraces
 from treeopt.models.ranks import top_ids
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
@@ -46,7 +46,7 @@ def recycle_texts(drafter: TokenRecycling, texts: Sequence[Text], batch_size: in
             found = top_ids(base.lm_logits(states), width).numpy(force=True)
             rows.append(_recycled(matrix, np.asarray(text.answer, np.int64), found, drafter.depth))
     drafter.matrix.copy_(torch.from_numpy(matrix))
-    return as_calibration(texts, list(map(Traced, rows)), width, Provenance("", "", "", "", {}))
+    return as_calibration(texts, list(map(TextTraces, rows)), width, Provenance("", "", "", "", {}))
 
 
 def _recycled(matrix: Ints, answer: Ints, found: Ints, depth: int) -> Ranks:

@@ -87,7 +87,7 @@ class Buffers:
         return self.paths.gather(-1, above[..., None])[..., 0]
 
     @functools.cached_property
-    def levels(self) -> tuple[Level, ...]:
+    def levels(self) -> tuple[TreeLevel, ...]:
         """The drafts of one tree by depth, on the host."""
         assert not self.per_row, "one tree has levels, a batch of trees has none"
         return _levels(self)
@@ -210,7 +210,7 @@ class Buffers:
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
+class TreeLevel:
     """The n drafts of one depth, on the host.
 
     Args:
@@ -224,7 +224,7 @@ class Level:
     inner: np.ndarray
 
 
-def _levels(tree: Buffers) -> tuple[Level, ...]:
+def _levels(tree: Buffers) -> tuple[TreeLevel, ...]:
     depths, parents = tree.position_ids.numpy(force=True), tree.parents.numpy(force=True)
     ranks = (tree.tree_indices.numpy(force=True) - 1) % max(tree.top_k, 1)
     has_children = np.zeros(len(depths), np.bool_)
@@ -234,7 +234,7 @@ def _levels(tree: Buffers) -> tuple[Level, ...]:
     for depth in range(1, int(depths.max()) + 1):
         nodes = np.flatnonzero(depths == depth)
         inner = np.flatnonzero(has_children[nodes])
-        levels.append(Level(number[parents[nodes]], ranks[nodes], inner))
+        levels.append(TreeLevel(number[parents[nodes]], ranks[nodes], inner))
         number[nodes[inner]] = np.arange(len(inner))
     return tuple(levels)
 

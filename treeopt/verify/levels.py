@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treeopt.models.base import Base
-from treeopt.verify.buffers import Buffers, Level
+from treeopt.verify.buffers import Buffers, TreeLevel
 from treeopt.verify.cache import TreeCache, aligned, bucket
 from treeopt.verify.masks import TreeMasks, layer_windows
 
@@ -107,7 +107,7 @@ class StaticLevel:
         visible: bool [1, m, M], which of these each of the last m attends to.
     """
 
-    of: Level
+    of: TreeLevel
     depths: Tensor
     visible: Tensor
 
