@@ -1,4 +1,4 @@
-# make venv | demo | test | test-slow | test-bench | test-browser | test-chat-model | test-all | lint | docs |
+# make venv | demo | test | test-slow | test-bench | test-browser | test-chat-model | test-all | lint | counts | docs |
 # docs-commands | bench | pocket | pocket-draft | clean. Each but the last makes .venv first if it is missing.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -6,7 +6,7 @@ SHARED ?= $(or $(TREEOPT_SHARED),../shared)
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: venv demo pocket pocket-draft test test-slow test-bench test-browser test-chat-model test-all lint docs docs-commands bench clean
+.PHONY: venv demo pocket pocket-draft test test-slow test-bench test-browser test-chat-model test-all lint counts docs docs-commands bench clean
 
 # The stamp is made again when the dependencies or the set of versions change.
 # CONSTRAINTS=constraints-min.txt installs the lowest versions; packages installed before are replaced.
@@ -68,6 +68,10 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Lines, files, commands and words, beside their limits; status 1 where one is above its limit.
+counts: venv
+	$(BIN)/python bench/house.py
 
 # The pages of docs/ as a site in build/site, without a network; warnings are errors. Then the site is checked. Search
 # needs a server: python -m http.server -d build/site.

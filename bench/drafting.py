@@ -28,29 +28,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from drafting_halves import TOP_K, Pair, load, others, traces
+from drafting_terms import terms
 from timing import add_tiny, machine
 
-from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.baselines import LOOKUP_TOKENS, Call, with_generate
-from treeopt.models.base import Base
-from treeopt.models.layouts import LoadedHeads
-from treeopt.models.pair import load_pair
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.optimize.reliability import reliability
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import Text, encode_prompts
-from treeopt.texts.prompts import PromptSet, load_prompts
 from treeopt.tree import Tree
 
 SIZES = (8, 16, 32, 64)
-TOP_K = 32
-# Of heads+ngram: tokens per step over those of the Medusa tree, at each of SIZES.
 GOALS = {
     ("tinystories", "static"): (2.03, 2.15, 2.25, 2.31),
     ("tinystories", "dynamic"): (2.18, 2.40, 2.55, 2.61),
@@ -61,56 +56,6 @@ NO_HEADS_GOAL = 0.95  # of ngram: its tokens per step over those of heads+ngram
 LOOKUP_GOAL = 1.8  # of ngram with 16 nodes: its tokens per step over those of prompt lookup
 SPEED_GOALS = {"heads+ngram static": 1.25, "heads+ngram dynamic": 1.15}
 SPEED_NODES = 16
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A model with heads, and its prompts in two halves."""
-
-    base: Base
-    loaded: LoadedHeads
-    first_half: PromptSet
-    second_half: PromptSet
-    new_tokens: int
-
-
-def load(name: str, shared: Path, *, tiny: bool) -> Pair:
-    """tinystories with its heads and the story openings, or pocket with its heads and prompts."""
-    if name == "tinystories":
-        folder = shared / "models"
-        base, loaded = load_pair(
-            str(folder / "tinystories-260k-medusa"), str(folder / "tinystories-260k"), dtype="float32", device="cpu"
-        )
-        prompts, tokens = load_prompts(str(shared / "data" / "story_openings.json")), 160
-    else:
-        base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
-        prompts, tokens = load_prompts("pocket"), 128
-    half = len(prompts.prompts) // 2
-    count = 6 if tiny else half
-    parts = (prompts.prompts[:count], prompts.prompts[half : half + count])
-    first_half, second_half = (dataclasses.replace(prompts, prompts=part) for part in parts)
-    return Pair(base, loaded, first_half, second_half, 12 if tiny else tokens)
-
-
-def traces(
-    pair: Pair,
-    *,
-    evaluated: bool,
-    drafter: Drafter | None = None,
-    learning: Learning | None = None,
-    heads: bool = True,
-) -> CalibrationRun:
-    """A calibration of one half, with per-step trees where there is a drafter."""
-    return run_calibration(
-        pair.base,
-        pair.loaded if heads else None,
-        pair.second_half if evaluated else pair.first_half,
-        max_new_tokens=pair.new_tokens,
-        batch_size=64,
-        drafter=drafter,
-        learning=learning,
-        steps=drafter is not None or learning is not None,
-    )
 
 
 @dataclass(frozen=True)
@@ -148,12 +93,6 @@ def measured(pair: Pair, learning: Learning | None, *, heads: bool = True) -> Ha
     half = fitted(pair, learning, heads=heads)
     evaluated = traces(pair, evaluated=True, drafter=half.drafter, heads=heads).calibration
     return dataclasses.replace(half, evaluated=evaluated.select(others(half.fitted, evaluated)))
-
-
-def others(known: Calibration, evaluated: Calibration) -> list[int]:
-    """The texts of one calibration that are not in another."""
-    hashes = set(known.token_hashes)
-    return [text for text in range(evaluated.sequences) if evaluated.token_hashes[text] not in hashes]
 
 
 def table(pair: Pair, options: argparse.Namespace) -> None:
@@ -308,8 +247,6 @@ def main() -> None:
         return
     pair = load(options.model, options.shared, tiny=options.tiny)
     if options.what == "terms":
-        from drafting_terms import terms
-
         terms(pair, options.sizes, Learning(tokens=options.tokens), tiny=options.tiny)
         return
     {"table": table, "speed": speed}[options.what](pair, options)

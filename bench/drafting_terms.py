@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from drafting import TOP_K, Pair, others, traces
+from drafting_halves import TOP_K, Pair, others, traces
 
 from treeopt.calibrate.pipeline import CalibrationRun
 from treeopt.calibrate.record import as_calibration

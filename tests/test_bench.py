@@ -65,10 +65,12 @@ CALLS = {
     "sampling": ["agree --shared {shared}", "loss --model pocket --shared {shared}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "step": ["pocket"],
+    "walks": [""],
     "typical": ["--model pocket", "--model tinystories --kind dynamic --shared {shared}"],
 }
 PARTS = {
     "timing",
+    "drafting_halves",
     "drafting_cost",
     "drafting_terms",
     "hostile_damage",
@@ -144,7 +146,8 @@ def test_exact_is_exact(bench: Bench, base: Base, loaded: LoadedHeads, shared: P
 def test_every_script_is_run() -> None:
     """Every script of bench/ is run here; every other module there is imported by one."""
     found = {path.stem: "__main__" in path.read_text() for path in BENCH.glob("*.py")}
-    assert {name for name, runs in found.items() if runs} == {*CALLS, "smollm2"}  # which make test-chat-model runs
+    elsewhere = {"smollm2", "house"}  # run by make test-chat-model and make counts
+    assert {name for name, runs in found.items() if runs} == {*CALLS, *elsewhere}
     assert {name for name, runs in found.items() if not runs} == PARTS
     used = {
         node.module

@@ -1,0 +1,75 @@
+"""A model with prompts in two halves, and calibrations of either half: what the benches of drafting share."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
+from treeopt.calibration import Calibration
+from treeopt.drafter import Drafter
+from treeopt.drafting.learn import Learning
+from treeopt.models.base import Base
+from treeopt.models.layouts import LoadedHeads
+from treeopt.models.pair import load_pair
+from treeopt.texts.prompts import PromptSet, load_prompts
+
+TOP_K = 32
+# Of heads+ngram: tokens per step over those of the Medusa tree, at each of SIZES.
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model with heads, and its prompts in two halves."""
+
+    base: Base
+    loaded: LoadedHeads
+    first_half: PromptSet
+    second_half: PromptSet
+    new_tokens: int
+
+
+def load(name: str, shared: Path, *, tiny: bool) -> Pair:
+    """tinystories with its heads and the story openings, or pocket with its heads and prompts."""
+    if name == "tinystories":
+        folder = shared / "models"
+        base, loaded = load_pair(
+            str(folder / "tinystories-260k-medusa"), str(folder / "tinystories-260k"), dtype="float32", device="cpu"
+        )
+        prompts, tokens = load_prompts(str(shared / "data" / "story_openings.json")), 160
+    else:
+        base, loaded = load_pair("pocket", None, dtype="float32", device="cpu")
+        prompts, tokens = load_prompts("pocket"), 128
+    half = len(prompts.prompts) // 2
+    count = 6 if tiny else half
+    parts = (prompts.prompts[:count], prompts.prompts[half : half + count])
+    first_half, second_half = (dataclasses.replace(prompts, prompts=part) for part in parts)
+    return Pair(base, loaded, first_half, second_half, 12 if tiny else tokens)
+
+
+def traces(
+    pair: Pair,
+    *,
+    evaluated: bool,
+    drafter: Drafter | None = None,
+    learning: Learning | None = None,
+    heads: bool = True,
+) -> CalibrationRun:
+    """A calibration of one half, with per-step trees where there is a drafter."""
+    return run_calibration(
+        pair.base,
+        pair.loaded if heads else None,
+        pair.second_half if evaluated else pair.first_half,
+        max_new_tokens=pair.new_tokens,
+        batch_size=64,
+        drafter=drafter,
+        learning=learning,
+        steps=drafter is not None or learning is not None,
+    )
+
+
+def others(known: Calibration, evaluated: Calibration) -> list[int]:
+    """The texts of one calibration that are not in another."""
+    hashes = set(known.token_hashes)
+    return [text for text in range(evaluated.sequences) if evaluated.token_hashes[text] not in hashes]
