@@ -33,11 +33,10 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.models.named_shapes import named_shape
 from treeopt.models.pair import load_pair
 from treeopt.models.shapes import model_shape
-from treeopt.plan.acceptance import Acceptance
 from treeopt.plan.devices import device_of_spec, device_preset
 from treeopt.plan.fit import MeasuredSteps, extrapolated, fit_efficiency
 from treeopt.plan.operators import StepSetting, forward_operators
-from treeopt.plan.planner import PlanBest, PlanCandidate, plan_speedup
+from treeopt.plan.planner import Acceptance, PlanBest, PlanCandidate, plan_speedup
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import Drafting
 

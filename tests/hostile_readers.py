@@ -22,8 +22,8 @@ from treeopt.calibrate.shards import is_answers, merge_calibrations
 from treeopt.cli.configuration import _read as read_options
 from treeopt.cli.report_inputs import listed_inputs
 from treeopt.export.acceptance import read_acceptance
-from treeopt.export.lint_file import lint_file
-from treeopt.export.read_tree import import_tree
+from treeopt.export.lint import lint_file
+from treeopt.export.trees import import_tree
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration
 from treeopt.files.drafters import load_drafter
@@ -197,7 +197,7 @@ READERS: dict[str, Reader] = {
         "t.txt",
         seeds.engine_trees,
         damage_json,
-        ("export.read_tree.import_tree",),
+        ("export.trees.import_tree",),
     ),
     "growmap (.pt)": Reader(
         import_tree, "t.pt", seeds.growmaps, damage_zip, ("export.growmaps.read_growmap_pt",), slow=True

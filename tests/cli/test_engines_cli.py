@@ -16,7 +16,7 @@ from program import error_number, treeopt, treeopt_json
 from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
 from treeopt.errors import TreeoptError
-from treeopt.export.lint_file import fix_tree
+from treeopt.export.lint import fix_tree
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree

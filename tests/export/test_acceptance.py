@@ -12,7 +12,7 @@ import pytest
 from helpers import make_calibration, random_calibration
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.export.acceptance import Acceptance, Comparison, compare_acceptance, read_acceptance
+from treeopt.export.acceptance import AcceptanceComparison, MeasuredAcceptance, compare_acceptance, read_acceptance
 from treeopt.optimize.engine_replay import replay_chain
 from treeopt.optimize.intervals import Interval
 
@@ -82,7 +82,7 @@ def test_vllm_metrics(tmp_path: Path) -> None:
 def test_vllm_metrics_without_positions(tmp_path: Path) -> None:
     """Without positions the mean alone is known."""
     found = read_acceptance(write(tmp_path, "\n".join(line for line in METRICS.splitlines() if "per_pos" not in line)))
-    assert found == Acceptance(1 + 10 / 43, None)
+    assert found == MeasuredAcceptance(1 + 10 / 43, None)
 
 
 def test_sglang_records(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_sglang_records(tmp_path: Path) -> None:
         10,
     )
     server = {"internal_states": [{"avg_spec_accept_length": 2.5}], "version": "0.5"}
-    assert read_acceptance(write(tmp_path, server)) == Acceptance(2.5, None)
+    assert read_acceptance(write(tmp_path, server)) == MeasuredAcceptance(2.5, None)
     gauge = 'sglang:spec_accept_length{model_name="m"} 2.25\n'
-    assert read_acceptance(write(tmp_path, gauge)) == Acceptance(2.25, None)
+    assert read_acceptance(write(tmp_path, gauge)) == MeasuredAcceptance(2.25, None)
 
 
 RANKS = """sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.5
@@ -108,9 +108,9 @@ sglang:spec_accept_length{model_name="m",tp_rank="1"} 2.5
 
 def test_sglang_gauge_of_several_ranks_is_not_a_sum(tmp_path: Path) -> None:
     """Each rank of tensor parallelism has the same mean; different ones cannot be put together."""
-    assert read_acceptance(write(tmp_path, RANKS)) == Acceptance(2.5, None)
+    assert read_acceptance(write(tmp_path, RANKS)) == MeasuredAcceptance(2.5, None)
     means = [{"spec_accept_length": 2.0}, {"spec_accept_length": 2.0}]
-    assert read_acceptance(write(tmp_path, means)) == Acceptance(2.0, None)
+    assert read_acceptance(write(tmp_path, means)) == MeasuredAcceptance(2.0, None)
     with pytest.raises(TreeoptError, match="has 2 means and no histogram"):
         read_acceptance(write(tmp_path, RANKS.replace("2.5\n", "3.5\n", 1)))
 
@@ -119,8 +119,8 @@ def test_figures_of_several_records(tmp_path: Path) -> None:
     """Numbers of drafts are joined; other counters of vLLM are no means; a mean may be 1."""
     other = {"acceptance_histogram": [1, 1], "acceptance_histogram_by_draft_length": {"1": [1, 0], "2": [0, 1]}}
     assert read_acceptance(write(tmp_path, [VLLM, other])).draft_lengths == (1, 2, 3)
-    assert read_acceptance(write(tmp_path, {"spec_accept_length": 1})) == Acceptance(1.0, None)
-    assert read_acceptance(write(tmp_path, {"acceptance_histogram": [0, 1]})) == Acceptance(2.0, (0, 1))
+    assert read_acceptance(write(tmp_path, {"spec_accept_length": 1})) == MeasuredAcceptance(1.0, None)
+    assert read_acceptance(write(tmp_path, {"acceptance_histogram": [0, 1]})) == MeasuredAcceptance(2.0, (0, 1))
     rising = METRICS.replace('position="0"} 4.0', 'position="0"} 3.0').replace('position="1"} 3.0', 'position="1"} 4.0')
     with pytest.raises(TreeoptError, match="counts of positions that contradict"):
         read_acceptance(write(tmp_path, rising))
@@ -131,8 +131,8 @@ def test_figures_of_several_records(tmp_path: Path) -> None:
 def test_ends_of_the_interval_are_as_promised() -> None:
     """A figure at either end lies in the interval; without an interval nothing is said."""
     for measured, expected in ((1.4, False), (1.5, True), (2.0, True), (2.5, True), (2.6, False)):
-        assert Comparison(2.0, Interval(1.5, 2.5), measured, (), None).as_promised is expected
-    assert Comparison(2.0, None, 2.0, (), None).as_promised is None
+        assert AcceptanceComparison(2.0, Interval(1.5, 2.5), measured, (), None).as_promised is expected
+    assert AcceptanceComparison(2.0, None, 2.0, (), None).as_promised is None
 
 
 HOSTILE: list[Any] = [
@@ -206,7 +206,7 @@ def test_replay_compared_with_itself() -> None:
     for position, (visited, accepted) in enumerate(zip(replay.visited, replay.accepted.tolist(), strict=True)):
         counts[accepted] += bool(visited) and position not in ends
     mean = 1 + (counts[1] + 2 * counts[2] + 3 * counts[3]) / sum(counts)
-    found = compare_acceptance(replay, calibration, Acceptance(mean, tuple(counts)))
+    found = compare_acceptance(replay, calibration, MeasuredAcceptance(mean, tuple(counts)))
     assert found.promised == pytest.approx(mean)
     assert found.as_promised is True
     assert found.measured_rates == pytest.approx(found.promised_rates)
@@ -219,7 +219,7 @@ def test_other_acceptance_is_reported(factor: float, expected: bool) -> None:
     """A figure outside the interval of the promise is not as promised."""
     calibration = random_calibration(4, sequences=30)
     replay = replay_chain(calibration, 3)
-    found = compare_acceptance(replay, calibration, Acceptance(replay.tokens_per_step * factor, None))
+    found = compare_acceptance(replay, calibration, MeasuredAcceptance(replay.tokens_per_step * factor, None))
     assert found.as_promised is expected
     assert found.measured_rates is None
 
@@ -229,7 +229,7 @@ def test_interval_is_of_the_promised_figure() -> None:
     calibration = make_calibration([np.zeros((3, 2), int) + s % 2 for s in range(400)])
     calibration = dataclasses.replace(calibration, token_hashes=tuple(map(str, range(400))))
     replay = replay_chain(calibration, 1)
-    found = compare_acceptance(replay, calibration, Acceptance(1.5, None))
+    found = compare_acceptance(replay, calibration, MeasuredAcceptance(1.5, None))
     # Texts of three tokens: right drafts give steps of 2 and 1 (no forward), wrong ones 1, 1 and 1 (no forward).
     assert found.promised == pytest.approx(1 + 200 / 600)
     assert found.interval is not None
@@ -242,6 +242,6 @@ def test_one_text_has_no_interval() -> None:
     """Without an interval there is no verdict."""
     table = random_calibration(4, sequences=1, length=30).ranks
     calibration = make_calibration([table % 3])
-    found = compare_acceptance(replay_chain(calibration, 2), calibration, Acceptance(2.0, None))
+    found = compare_acceptance(replay_chain(calibration, 2), calibration, MeasuredAcceptance(2.0, None))
     assert found.interval is None
     assert found.as_promised is None

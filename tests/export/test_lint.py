@@ -13,10 +13,10 @@ import torch
 
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
-from treeopt.export import build_for, read_tree
-from treeopt.export.adjacency import adjacency_text
+from treeopt.export import lint, trees
+from treeopt.export.growmaps import adjacency_text
 from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, lint_list, lint_tree
-from treeopt.export.read_tree import import_tree
+from treeopt.export.trees import import_tree
 from treeopt.optimize.build_job import Job
 from treeopt.tree import MAX_DEPTH, Tree
 
@@ -107,7 +107,7 @@ def test_growmap_that_is_no_mapping(tmp_path: Path) -> None:
 
 def test_number_of_listed_paths_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With at most four nodes three paths are read, and four are refused for their number."""
-    monkeypatch.setattr(read_tree, "MAX_NODES", 4)
+    monkeypatch.setattr(trees, "MAX_NODES", 4)
     file = tmp_path / "tree"
     file.write_text("[[0], [1], [2]]")
     assert import_tree(file).tree.nodes == 4
@@ -143,8 +143,8 @@ def test_tree_is_built_flatter_until_it_is_read_rightly(monkeypatch: pytest.Monk
         depths.append(job.max_depth)
         return SimpleNamespace(tree=Tree.chain(job.max_depth or 4))
 
-    monkeypatch.setattr(build_for, "run_job", run_job)
-    monkeypatch.setattr(build_for, "lint_tree", lambda tree, engine: [other, *([rows] if tree.depth > 2 else [])])
-    made = build_for.build_for([None, None], Job(8, engine="eagle"))  # type: ignore[list-item]
+    monkeypatch.setattr(lint, "run_job", run_job)
+    monkeypatch.setattr(lint, "lint_tree", lambda tree, engine: [other, *([rows] if tree.depth > 2 else [])])
+    made = lint.build_for([None, None], Job(8, engine="eagle"))  # type: ignore[list-item]
     assert depths == [None, 3, 2]
     assert (made.built.tree.depth, made.findings, made.gain) == (2, (other,), None)

@@ -16,8 +16,7 @@ from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter
 from treeopt.engines import SETTINGS
 from treeopt.errors import Code, TreeoptError
-from treeopt.export.settings import engine_settings, promised
-from treeopt.export.settings_of import SETTINGS_OF
+from treeopt.export.settings import SETTINGS_OF, engine_settings, promised
 from treeopt.files.drafters import save_drafter
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.engine_choice import best_chains, best_stopped_chain, best_tree, chain_tokens

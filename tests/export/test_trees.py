@@ -23,8 +23,7 @@ from treeopt.drafter import Drafter
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.lint import ERROR, lint_tree
-from treeopt.export.read_tree import ADJACENCY, BRACES, GROWMAP, PATHS, import_tree
-from treeopt.export.trees import BINARY, WRITERS, Exported, export_tree
+from treeopt.export.trees import ADJACENCY, BINARY, GROWMAP, PATHS, WRITERS, Exported, export_tree, import_tree
 from treeopt.files.drafters import save_drafter
 from treeopt.tree import Tree
 
@@ -51,7 +50,7 @@ GOLDEN = {
     "eagle": "mc_sim_7b_63 = [[0], [1], [0, 0]]\n",
     "json": "[[0], [1], [0, 0]]\n",
 }
-LAYOUTS = {"nxdi-eagle": ADJACENCY, "triton": BRACES, "sequoia": GROWMAP}
+LAYOUTS = {"nxdi-eagle": ADJACENCY, "sequoia": GROWMAP}
 
 
 def read(exported: Exported) -> readers.Paths:
@@ -96,7 +95,7 @@ def test_running_example_is_golden(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", GOLDEN)
 def test_random_trees_are_read_back(engine: str, tmp_path: Path) -> None:
-    """The engine's reader drafts exactly the paths of each tree that is not refused; the importer reads it too."""
+    """The engine's reader drafts exactly the paths of each tree that is not refused; the importer reads all but Triton's."""
     legal = 0
     for i, tree in enumerate(trees()):
         if any(finding.severity == ERROR for finding in lint_tree(tree, engine)):
@@ -107,9 +106,10 @@ def test_random_trees_are_read_back(engine: str, tmp_path: Path) -> None:
             assert caught.value.fix
             continue
         legal += 1
-        text = written(tree, engine)
         assert read(export_tree(tree, engine)) == list(tree.paths)
-        (tmp_path / f"{i}.txt").write_text(text)
+        if engine == "triton":  # which is written only
+            continue
+        (tmp_path / f"{i}.txt").write_text(written(tree, engine))
         found = import_tree(tmp_path / f"{i}.txt")
         assert found.tree == tree
         assert found.layout == LAYOUTS.get(engine, PATHS)
@@ -245,12 +245,6 @@ PASTED = {
     "[[0], [1], [0, 0]]": (),
     "((0,), (1,), (0, 0))": (),
     "x: list = [\n[0],\n[1], [0, 0]]": ("the name x",),
-    'medusa_choices: "{0}, {1}, {0, 0}"': ("the name medusa_choices",),
-    "eagle_choices = '{0, 0},{1},{0}'": (
-        "the order of the list: paths are sorted by (length, path)",
-        "the name eagle_choices",
-    ),
-    " { 0 } , {1}, {0, 0},\n": (),
     "{'0': ['1', '2'], '1': ['3'], '2': []}": (),
     'tree = {"0": ["1", "2"], "1": ["3"]}  # NxDI': ("comments", "the name tree"),
 }
@@ -266,7 +260,7 @@ def test_pasted_text_is_the_running_example(text: str, tmp_path: Path) -> None:
     assert len(found.assumed) == 1
 
 
-@pytest.mark.parametrize("text", ["[[1, 0], [0, 0]]", "((0, 0), (1, 0), (1,))", "{1, 0}, {0, 0}"])
+@pytest.mark.parametrize("text", ["[[1, 0], [0, 0]]", "((0, 0), (1, 0), (1,))"])
 def test_parents_are_added_where_that_is_chosen(text: str, tmp_path: Path) -> None:
     """A list of leaves is refused, or completed, and the number of added paths is stated."""
     (tmp_path / "a.txt").write_text(text)
@@ -330,6 +324,7 @@ class _Evil:
 
 
 HOSTILE: dict[str, tuple[str | bytes, str]] = {
+    "Triton's braces": ("{0}, {1}, {0, 0}", "E203"),
     "nothing": ("", "E203"),
     "prose": ("Dear tree", "E203"),
     "a number": ("x = 3", "E203"),
@@ -347,19 +342,11 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "deep mapping": ('{"a":' * 50_000, "E203"),
     "large": ("[" + "[0], " * 2_000_000 + "]", "E203"),
     "many paths": ("[" + "[0], " * 140_000 + "[1]]", "E203"),
-    "many paths in braces": ("{0}, " * 140_000 + "{1}", "E203"),
     "many nodes": ('{"0": [' + ", ".join(f'"{i}"' for i in range(1, 140_000)) + "]}", "E206"),
     "a set": ("{(0,), (1,)}", "E203"),
     "not UTF-8": (b"[[0]] # \xff", "E203"),
     "a tree of treeopt": ("schema: treeopt.tree/1\nnodes: 1\npaths: []\n", "E203"),
-    "braces of words": ("{0}, {a}", "E206"),
-    "unclosed braces": ("{0}, {1", "E206"),
-    "empty braces": ("{0}, {}", "E206"),
-    "an orphan in braces": ("{0}, {1, 0}", "E203"),
-    "a separator of files in braces": ("{0}, {\x1c0}", "E206"),
-    "a huge rank in braces": ("{99999999999}", "E206"),
     "a tree of prompt tokens": ("{0: [[[0], 0.5, 3]]}", "E206"),
-    "spaces in braces": ("{0}" + " " * 1_000_000 + "x", "E206"),
     "a cycle": ('{"0": ["1"], "2": ["3"], "3": ["2"]}', "E206"),
     "a node above itself": ('{"0": ["1"], "1": ["2"], "2": ["1"]}', "E206"),
     "the root as a child": ('{"0": ["1"], "1": ["0"]}', "E206"),

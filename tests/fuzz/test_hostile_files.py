@@ -277,7 +277,6 @@ def test_prompts_may_have_numbers_that_are_not_finite(tmp_path: Path) -> None:
 LONG = {
     "choices": lambda n: "mc = [" + "#" * n,
     "spaces": lambda n: " " * n + "mc = [[0]]x",
-    "braces": lambda n: "{0}" + ", {0}" * (n // 5) + "!",
     "names": lambda n: "a" * n + " : " + "[" + "a" * 9,
     "quotes": lambda n: "['" * (n // 2),
 }

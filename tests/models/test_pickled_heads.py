@@ -18,7 +18,7 @@ from head_states import make_state
 from refusals import refusal_of
 
 from treeopt.errors import EXIT_INPUT, Code, TreeoptError
-from treeopt.export.read_tree import import_tree
+from treeopt.export.trees import import_tree
 from treeopt.models.layouts import load_heads
 
 

@@ -12,7 +12,7 @@ from treeopt.optimize.curve import default_sizes, measure_curve
 from treeopt.optimize.methods import candidates
 from treeopt.optimize.select_method import Fitter
 from treeopt.optimize.tree_builder import tree_limits
-from treeopt.plan.acceptance import Acceptance, calibrated_acceptance
+from treeopt.plan.planner import Acceptance, calibrated_acceptance
 
 
 def test_logarithm_begins_at_one() -> None:

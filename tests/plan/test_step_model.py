@@ -12,10 +12,9 @@ from hand_shape import SHAPE
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.named_shapes import named_shape
-from treeopt.plan.acceptance import Acceptance
 from treeopt.plan.devices import DEVICES, Device, device_of_spec, device_preset
 from treeopt.plan.operators import StepSetting
-from treeopt.plan.planner import PlanCandidate, SpeedPlan, plan_speedup
+from treeopt.plan.planner import Acceptance, PlanCandidate, SpeedPlan, plan_speedup
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import Drafting
 

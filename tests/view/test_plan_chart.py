@@ -8,10 +8,9 @@ import pytest
 from hand_shape import SHAPE
 from matplotlib.lines import Line2D
 
-from treeopt.plan.acceptance import Acceptance
 from treeopt.plan.devices import Device
 from treeopt.plan.operators import StepSetting
-from treeopt.plan.planner import PlanCandidate, SpeedPlan, plan_speedup
+from treeopt.plan.planner import Acceptance, PlanCandidate, SpeedPlan, plan_speedup
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import Drafting
 from treeopt.view.plan_chart import operators_figure, plan_figure, render_operators, render_plan

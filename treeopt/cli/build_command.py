@@ -27,7 +27,7 @@ from treeopt.progress import Progress, late
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
-    from treeopt.export.build_for import Constrained
+    from treeopt.export.lint import Constrained
     from treeopt.optimize.build_job import Built, Job
     from treeopt.optimize.held_out import Judgement
 
@@ -166,7 +166,7 @@ def _build(calibrations: list[Calibration], job: Job, progress: Progress) -> tup
 
     if not job.constrained:
         return run_job(calibrations, job, progress=progress), None
-    from treeopt.export.build_for import build_for
+    from treeopt.export.lint import build_for
 
     constrained = build_for(calibrations, job, progress=progress)
     return constrained.built, constrained

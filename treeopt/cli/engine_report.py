@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.cli.console import Console
 
 if TYPE_CHECKING:
-    from treeopt.export.build_for import Constrained
-    from treeopt.export.lint import Finding
+    from treeopt.export.lint import Constrained, Finding
     from treeopt.optimize.differences import Gain
     from treeopt.tree import Tree
 

@@ -12,7 +12,7 @@ from treeopt.files.atomic import write_text
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
-    from treeopt.export.acceptance import Comparison
+    from treeopt.export.acceptance import AcceptanceComparison
     from treeopt.export.settings import EngineSettings
 
 
@@ -71,7 +71,7 @@ def _report(console: Console, found: EngineSettings, output: str | None, *, tabl
         console.note(f"note      {note}")
 
 
-def _report_comparison(console: Console, comparison: Comparison) -> None:
+def _report_comparison(console: Console, comparison: AcceptanceComparison) -> None:
     interval = comparison.interval
     spread = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f} on as many new texts)"
     console.say(f"promised  {comparison.promised:.4f} tokens per step{spread}")
@@ -85,7 +85,7 @@ def _report_comparison(console: Console, comparison: Comparison) -> None:
     console.table(["drafts accepted, at least", "promised", "measured"], rows)
 
 
-def _as_dict(found: EngineSettings, comparison: Comparison | None, output: str | None) -> dict[str, Any]:
+def _as_dict(found: EngineSettings, comparison: AcceptanceComparison | None, output: str | None) -> dict[str, Any]:
     budgets = [
         {
             "batch": batch,

@@ -21,13 +21,13 @@ def run(console: Console, file: str, add_parents: bool, output: str, force: bool
     """Read the tree in FILE, which an engine wrote or reads, and write it as a tree of treeopt.
 
     The format is recognised by the content: a list of paths in JSON or Python (Medusa, Spec-Bench, EAGLE-1,
-    NxD Inference, TensorRT-LLM), paths in braces (Triton), a token tree of NxD Inference, a growmap of Sequoia (.pt or
-    .json). Nothing in the file is executed.
+    NxD Inference, TensorRT-LLM), a token tree of NxD Inference, a growmap of Sequoia (.pt or .json). Nothing in the
+    file is executed.
 
     The paths above each path must be listed. With --add-parents they are added, as TensorRT-LLM's Python runtime does
     for a list of leaves.
     """
-    from treeopt.export.read_tree import import_tree
+    from treeopt.export.trees import import_tree
     from treeopt.files.trees import save_tree
 
     found = import_tree(file, add_parents=add_parents)

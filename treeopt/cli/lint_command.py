@@ -39,7 +39,7 @@ def run(console: Console, tree: str, **options: Any) -> None:
     check_belongs(("calibration", "output", "force"), "--fix", holds=options["fix"])
     if options["fix"] and not (options["engine"] and options["calibration"]):
         raise click.UsageError("--fix needs --for and --calibration")
-    from treeopt.export.lint_file import lint_file
+    from treeopt.export.lint import lint_file
 
     names = [options["engine"]] if options["engine"] else list(ENGINES)
     report = lint_file(tree, names, num_heads=options["num_heads"])
@@ -70,7 +70,7 @@ def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]
     check_outputs({"tree": name, **options}, output, kind=TREE)
     check_suffix(output, ".yaml", ".yml")
     calibration = load_calibration(options["calibration"])
-    from treeopt.export.lint_file import fix_tree
+    from treeopt.export.lint import fix_tree
 
     with console.progress("lint") as progress:
         fixed = fix_tree(name, engine, calibration, num_heads=options["num_heads"], progress=late(progress))

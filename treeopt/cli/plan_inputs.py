@@ -134,8 +134,7 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
     """
     from treeopt.files.calibrations import load_calibration
     from treeopt.optimize.select_method import FOLDS
-    from treeopt.plan.acceptance import calibrated_acceptance
-    from treeopt.plan.planner import PlanCandidate
+    from treeopt.plan.planner import PlanCandidate, calibrated_acceptance
 
     if not options["calibrations"]:
         return [_by_logarithm(console, options, model)]
@@ -171,8 +170,7 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
 
 def _by_logarithm(console: Console, options: Mapping[str, Any], model: StepModel) -> PlanCandidate:
     """The paper's logarithm with the drafting that the options name."""
-    from treeopt.plan.acceptance import Acceptance
-    from treeopt.plan.planner import PlanCandidate
+    from treeopt.plan.planner import Acceptance, PlanCandidate
 
     if options["drafter"]:
         raise click.UsageError("--drafter belongs to --calibration")

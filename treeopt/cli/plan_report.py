@@ -13,10 +13,9 @@ from treeopt.plan.devices import DEVICES
 from treeopt.shape import Drafting
 
 if TYPE_CHECKING:
-    from treeopt.plan.acceptance import Acceptance
     from treeopt.plan.fit import EfficiencyFit, HeldOut
     from treeopt.plan.operators import Floats, Operator
-    from treeopt.plan.planner import PlanBest, PlanPoint, SpeedPlan
+    from treeopt.plan.planner import Acceptance, PlanBest, PlanPoint, SpeedPlan
     from treeopt.plan.step_model import StepModel
 
 

@@ -40,7 +40,7 @@ _POSITION = re.compile(r'(?:^|,)position="(\d{1,4})"')
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class MeasuredAcceptance:
     """Accepted drafts of an engine.
 
     Args:
@@ -55,7 +55,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class AcceptanceComparison:
     """Accepted drafts of an engine beside those that replay promised.
 
     Args:
@@ -78,7 +78,7 @@ class Comparison:
         return None if self.interval is None else self.interval.low <= self.measured <= self.interval.high
 
 
-def compare_acceptance(replay: Replay, calibration: Calibration, measured: Acceptance) -> Comparison:
+def compare_acceptance(replay: Replay, calibration: Calibration, measured: MeasuredAcceptance) -> AcceptanceComparison:
     """An engine's accepted drafts beside those of a replay over the texts of a calibration."""
     histogram = predicted_histogram(replay)
     verified = replay.visited.copy()
@@ -88,7 +88,7 @@ def compare_acceptance(replay: Replay, calibration: Calibration, measured: Accep
         for column in (verified, np.where(verified, replay.accepted, 0).astype(np.int64))
     )
     interval = prediction_interval(*by_text(calibration.token_hashes, steps + accepted, steps))
-    return Comparison(
+    return AcceptanceComparison(
         _mean(histogram),
         interval,
         measured.mean_acceptance_length,
@@ -97,7 +97,7 @@ def compare_acceptance(replay: Replay, calibration: Calibration, measured: Accep
     )
 
 
-def read_acceptance(path: str | os.PathLike[str]) -> Acceptance:
+def read_acceptance(path: str | os.PathLike[str]) -> MeasuredAcceptance:
     """The accepted drafts in a file of an engine.
 
     Raises:
@@ -117,21 +117,21 @@ def read_acceptance(path: str | os.PathLike[str]) -> Acceptance:
     if histograms:
         total = tuple(sum(column) for column in itertools.zip_longest(*histograms, fillvalue=0))
         lengths = {length for record in records for length in _draft_lengths(record, path)}
-        return Acceptance(_positive_mean(total, path), total, tuple(sorted(lengths)))
+        return MeasuredAcceptance(_positive_mean(total, path), total, tuple(sorted(lengths)))
     means = [_number(record[key], key, path) for record in records if (key := _key(record, _MEANS))]
     return _of_means(means, path)
 
 
-def _of_means(means: Sequence[float], path: str | os.PathLike[str]) -> Acceptance:
+def _of_means(means: Sequence[float], path: str | os.PathLike[str]) -> MeasuredAcceptance:
     """One mean, or several equal ones; others cannot be put together."""
     if not means:
         raise _invalid(path, "has no record of accepted drafts")
     if len(set(means)) > 1:
         raise _invalid(path, f"has {len(means)} means and no histogram: their numbers of steps are not known")
-    return Acceptance(_tokens(means[0], path), None)
+    return MeasuredAcceptance(_tokens(means[0], path), None)
 
 
-def _of_metrics(text: str, path: str | os.PathLike[str]) -> Acceptance:
+def _of_metrics(text: str, path: str | os.PathLike[str]) -> MeasuredAcceptance:
     """The counters of vLLM, or the gauge of SGLang, in metrics of Prometheus."""
     totals: dict[str, float] = {}
     positions: dict[int, float] = {}
@@ -152,14 +152,14 @@ def _of_metrics(text: str, path: str | os.PathLike[str]) -> Acceptance:
     if not drafts:
         raise _invalid(path, "counts no step with drafts")
     if not positions:
-        return Acceptance(_tokens(1 + accepted / drafts, path), None)
+        return MeasuredAcceptance(_tokens(1 + accepted / drafts, path), None)
     if sorted(positions) != list(range(len(positions))):
         raise _invalid(path, f"has positions {sorted(positions)}, not 0, 1, ...")
     reached = [drafts, *(positions[i] for i in range(len(positions))), 0.0]
     if any(one < other for one, other in itertools.pairwise(reached)) or sum(reached[1:]) != accepted:
         raise _invalid(path, "has counts of positions that contradict those of drafts or accepted tokens")
     histogram = tuple(int(one - other) for one, other in itertools.pairwise(reached))
-    return Acceptance(_positive_mean(histogram, path), histogram)
+    return MeasuredAcceptance(_positive_mean(histogram, path), histogram)
 
 
 def _parsed(text: str, path: str | os.PathLike[str]) -> Any:

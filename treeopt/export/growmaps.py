@@ -1,27 +1,119 @@
-"""Sequoia's growmap: the tree level by level, with its mask and depths, as a .pt file or as JSON.
+"""Trees by the children of each node: NxD Inference's token tree and Sequoia's growmap, written and read.
 
-roots       for each level the ids of its nodes; ids are given level by level, the root is 0
-branches    for each level the number of children of each node; those of the last level are 0
-Successors  for each node the ids of its children, in the order of their ranks
-mask        int64 [N, N], 1 where the column's node is on the row's path, the node itself and the root included
-depth       int64 [N]
-size        N, the root counted
+A token tree is `{"0": ["1", "2"], "1": ["3"]}`, without the nodes that have no children. A growmap, as a .pt file or as
+JSON, has for each level the ids of its nodes (roots) and their numbers of children (branches), for each node its
+children (Successors) and its depth, and `mask`, int64 [N, N]: 1 where the column's node is on the row's path, which
+includes the node itself and the root. Both number nodes level by level from the root, 0, and list children by rank.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import reprlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from treeopt.defaults import MAX_NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
-from treeopt.export.adjacency import tree_of_children
-from treeopt.export.faults import Fault, shown
-from treeopt.tree import Tree
+from treeopt.tree import MAX_DEPTH, Tree
+from treeopt.tree import Path as RankPath
+
+Fault = Callable[[str], TreeoptError]  # what is wrong -> the error, which names the file
+
+FORMATS = (
+    "read are paths such as [[0], [1], [0, 0]] in JSON or Python, token trees of NxD Inference, and growmaps of "
+    "Sequoia (.pt or .json)"
+)
+
+
+def fault_of(path: Path, layout: str) -> Fault:
+    """The function that makes the errors of a file in a layout: E206."""
+
+    def fault(what: str) -> TreeoptError:
+        fix = "correct it, or export it again from the program that made it"
+        return TreeoptError(Code.ENGINE_FILE_INVALID, f"{path} is not {layout}: it {what}", at=str(path), fix=fix)
+
+    return fault
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return f"a value of type {type(value).__name__}"
+
+
+_ID = re.compile(r"0|[1-9][0-9]{0,6}")
+
+
+def adjacency_text(tree: Tree) -> str:
+    """The tree as JSON; its siblings must be contiguous."""
+    children: dict[str, list[str]] = {}
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        children.setdefault(str(parent), []).append(str(node))
+    return json.dumps(children)
+
+
+def tree_of_adjacency(data: Mapping[Any, Any], fault: Fault) -> Tree:
+    """The tree of an adjacency mapping.
+
+    Raises:
+        TreeoptError: E206 where ids are not numbers in strings, out of range, used twice, in a cycle, or not numbered
+            level by level; where the tree is too deep.
+    """
+    children: dict[int, list[int]] = {}
+    for key, listed in data.items():
+        if not isinstance(listed, (list, tuple)):
+            raise fault(f"has {shown(listed)} as the children of {shown(key)}, not a list")
+        children[_id(key, fault)] = [_id(child, fault) for child in listed]
+    return tree_of_children(children, 1 + sum(map(len, children.values())), fault)
+
+
+def tree_of_children(children: Mapping[int, list[int]], nodes: int, fault: Fault) -> Tree:
+    """The tree of `nodes` nodes whose children are listed in the order of their ranks.
+
+    Raises:
+        TreeoptError: as `tree_of_adjacency`.
+    """
+    if nodes > MAX_NODES:
+        raise fault(f"has {nodes:,} nodes; a tree has {MAX_NODES:,} at most")
+    large = next((node for parent, listed in children.items() for node in (parent, *listed) if node >= nodes), None)
+    if large is not None:
+        raise fault(f"has node {large}, but {nodes} nodes, whose ids are 0 to {nodes - 1}")
+    paths: dict[int, RankPath] = {0: ()}
+    level = [0]
+    while level:
+        below: list[int] = []
+        for parent in level:
+            for rank, child in enumerate(children.get(parent, ())):
+                if child in paths:
+                    what = "the root as a child" if child == 0 else f"node {child} as a child twice"
+                    raise fault(f"has {what}, the second time at node {parent}")
+                if child != len(paths):
+                    raise fault(f"has node {child} where node {len(paths)} is due: ids are given level by level")
+                paths[child] = (*paths[parent], rank)
+                below.append(child)
+        level = below
+        if level and len(paths[level[0]]) > MAX_DEPTH:
+            raise fault(f"is more than {MAX_DEPTH} levels deep")
+    if len(paths) != nodes:
+        apart = min(set(range(nodes)) - set(paths))
+        raise fault(f"has nodes that are not below the root, such as {apart}: they are in a cycle or in another tree")
+    return Tree.from_paths(path for path in paths.values() if path)
+
+
+def _id(value: Any, fault: Fault) -> int:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise fault(f'has the id {shown(value)}: an id is a number in a string, such as "3"')
+    return int(value)
+
 
 KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
 TENSORS = ("mask", "depth")

@@ -1,11 +1,8 @@
-"""The rules of engines for trees: what an engine would refuse or misread, and how to mend it.
-
-A rule has an id, which stays the same. `error` marks a tree that the engine refuses or misreads, `warning` one that it
-reads rightly under a condition that the tree does not show.
-"""
+"""The rules of engines for trees: what an engine would refuse or misread, and trees built within its limits."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +10,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeGuard
 
+from treeopt.calibration import Calibration
 from treeopt.drafter import HEADS, MODEL
 from treeopt.engines import ANY_DRAFT, EAGLE_DRAFT, ENGINES, HEADS_DRAFT, MODEL_DRAFT, Engine
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts
-from treeopt.export.faults import shown
+from treeopt.export.growmaps import shown
+from treeopt.files.choices import is_choices, literal
 from treeopt.files.drafters import load_drafter
-from treeopt.files.trees import GivenTree, as_tree
+from treeopt.files.kinds import TREE_FORMATS, read_text
+from treeopt.files.trees import GivenTree, as_tree, load_tree
+from treeopt.optimize.build_job import Built, Job, run_job
 from treeopt.optimize.contiguous import gaps
+from treeopt.optimize.differences import Gain, gain_of_sums, replayed_gain
+from treeopt.progress import Progress, silent
 from treeopt.tree import Path as RankPath
 from treeopt.tree import Tree
 
@@ -291,3 +294,162 @@ def _named(paths: Sequence[RankPath]) -> str:
     """`1 path ([0, 10])`, `5 paths ([10], [11], [12], ...)`."""
     listed = ", ".join(shown(list(path)) for path in paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
     return f"{len(paths)} path{'' if len(paths) == 1 else 's'} ({listed})"
+
+
+@dataclass(frozen=True)
+class Constrained:
+    """A tree built under limits.
+
+    Args:
+        built: the tree.
+        gain: from the tree without the limits to this tree, in tokens per step; None for several tasks.
+        cross_validated: whether `gain` is from texts left out of the fit; else it is from the fitted texts.
+        findings: rules of the engine that the tree still breaks.
+    """
+
+    built: Built
+    gain: Gain | None
+    cross_validated: bool
+    findings: tuple[Finding, ...]
+
+
+def build_for(calibrations: Sequence[Calibration], job: Job, *, progress: Progress = silent) -> Constrained:
+    """Build the tree of a job that has limits for an engine, and the tree of the same size without them.
+
+    EAGLE-1 misreads some trees of three levels and more (`draft-rows`). For it the tree is built again with one level
+    less until it is read rightly.
+
+    Raises:
+        TreeoptError, ValueError: as `run_job`.
+    """
+    built = run_job(calibrations, job, progress=progress)
+    findings = lint_tree(built.tree, job.engine) if job.engine else []
+    while any(finding.rule == DRAFT_ROWS for finding in findings):
+        flatter = dataclasses.replace(job, max_depth=built.tree.depth - 1)
+        built = run_job(calibrations, flatter, progress=progress)
+        findings = lint_tree(built.tree, job.engine)
+    if len(calibrations) > 1:
+        return Constrained(built, None, False, tuple(findings))
+    return Constrained(built, *_loss(calibrations, job, built, progress), tuple(findings))
+
+
+def _loss(calibrations: Sequence[Calibration], job: Job, built: Built, progress: Progress) -> tuple[Gain, bool]:
+    """The gain over the tree of the same size without the limits, and whether it is cross-validated."""
+    same_size = dataclasses.replace(job.unconstrained, nodes=built.budget)
+    free = run_job(calibrations, same_size, progress=progress)
+    fitted = built.fitted
+    if free.fit.sums is None or built.fit.sums is None:
+        return replayed_gain(free.tree, built.tree, fitted), False
+    return gain_of_sums(fitted.token_hashes, free.fit.sums, built.fit.sums), True
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """The rules that the tree of a file breaks.
+
+    Args:
+        tree: the tree; None where the paths are not one.
+        nodes: number of nodes, root counted; of a list that is not a tree, 1 and the number of its entries.
+        findings: the broken rules.
+    """
+
+    tree: Tree | None
+    nodes: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that are errors."""
+        return tuple(finding for finding in self.findings if finding.severity == ERROR)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A tree that was grown again under the limits of an engine.
+
+    Args:
+        tree: the new tree.
+        gain: from the given tree to the new one, by replay over the calibration; None where it cannot be replayed.
+        loss: from the new tree without the limits to the new tree; cross-validated where there are enough texts.
+        replaced: why the given tree was not replayed; empty where it was.
+        findings: rules that the new tree breaks.
+        capped: why the new tree has fewer nodes than the given one; empty where the engine takes as many.
+    """
+
+    tree: Tree
+    gain: Gain | None
+    loss: Gain | None
+    replaced: str
+    findings: tuple[Finding, ...]
+    capped: str = ""
+
+
+def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None) -> LintReport:
+    """Check the tree of a file, or of `treeopt list`, by the rules of some engines.
+
+    A list of paths that is not a tree is reported with the rules that it breaks; other files must hold a tree.
+
+    Raises:
+        TreeoptError: as `treeopt.files.trees.load_tree`; E203 where a list is no literal.
+    """
+    entries = _entries(name)
+    if entries is not None:
+        found = lint_list(entries)
+        if found:
+            return LintReport(None, 1 + len(entries), tuple(found))
+    tree = load_tree(name)
+    broken = (finding for engine in engines for finding in lint_tree(tree, engine, num_heads=num_heads))
+    return LintReport(tree, tree.nodes, tuple(broken))
+
+
+def fix_tree(
+    name: str,
+    engine: str,
+    calibration: Calibration,
+    *,
+    num_heads: int | None = None,
+    progress: Progress = silent,
+) -> Fixed:
+    """The best tree of as many nodes as the tree of a file, or as the engine takes, under the limits of an engine.
+
+    Args:
+        name: the file, or a name of `treeopt list`; a list that is not a tree counts by its entries.
+        engine: a name of `treeopt.engines.ENGINES`.
+        calibration: the traces to grow from.
+        num_heads: number of heads that the engine serves, which limits the depth.
+        progress: called after each growth.
+
+    Raises:
+        TreeoptError: as `lint_file` and `build_for`.
+    """
+    report = lint_file(name, [engine])
+    nodes = min(report.nodes, ENGINES[engine].max_nodes or report.nodes)
+    job = Job(nodes=nodes, max_depth=num_heads, engine=engine)
+    try:
+        constrained = build_for([calibration], job, progress=progress)
+    except TreeoptError as error:
+        if error.code is not Code.TREE_NOT_EXPORTABLE:
+            raise
+        fix = f"treeopt build --for {engine} {error.fix}"  # the option of a smaller tree, which lint does not have
+        raise TreeoptError(error.code, error.what, why=error.why, fix=fix) from error
+    tree = constrained.built.tree
+    gain, replaced = None, "its paths are not a tree"
+    if report.tree is not None:
+        try:
+            gain, replaced = replayed_gain(report.tree, tree, calibration), ""
+        except TreeoptError as error:
+            if error.code not in (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.DRAFTER_MISMATCH):
+                raise
+            replaced = error.what
+    capped = f"the tree given has {report.nodes:,} nodes, and {engine} takes {nodes:,}" if nodes < report.nodes else ""
+    return Fixed(tree, gain, constrained.gain, replaced, constrained.findings, capped)
+
+
+def _entries(name: str) -> list[object] | None:
+    """The entries of a file with a list in JSON or Python; None for any other file or name."""
+    path = Path(name)
+    if not path.is_file():
+        return None
+    text = read_text(path, TREE_FORMATS).decode("utf-8-sig", errors="replace")
+    found = literal(path, text) if is_choices(text) else None
+    return list(found) if isinstance(found, (list, tuple)) else None

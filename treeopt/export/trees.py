@@ -1,19 +1,42 @@
-"""Trees in the formats of engines: one function for each format, by the names of `treeopt.engines`."""
+"""Trees to and from the formats of engines, by the names of `treeopt.engines`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from treeopt.defaults import MAX_NODES
 from treeopt.engines import ENGINES
-from treeopt.errors import check_choice
-from treeopt.export.adjacency import adjacency_text
-from treeopt.export.braces import braces_text
-from treeopt.export.growmaps import growmap_pt, growmap_text
+from treeopt.errors import Code, TreeoptError, check_choice
+from treeopt.export.growmaps import (
+    FORMATS,
+    KEYS,
+    MAX_PT,
+    adjacency_text,
+    fault_of,
+    growmap_pt,
+    growmap_text,
+    read_growmap_pt,
+    tree_of_adjacency,
+    tree_of_growmap,
+)
 from treeopt.export.lint import Finding, check_exportable
-from treeopt.files.choices import choices_text
+from treeopt.files.choices import choices_text, is_choices, literal, tree_of_literal
+from treeopt.files.kinds import read_text, refusal
+from treeopt.files.read import read_bytes
 from treeopt.files.trees import GivenTree, as_tree
-from treeopt.tree import Tree
+from treeopt.tree import MAX_DEPTH, Tree
+from treeopt.tree import Path as RankPath
+
+
+def braces_text(tree: Tree) -> str:
+    """The tree's paths in runtime order, as `medusa_choices` of Triton's config.pbtxt: `{0}, {1}, {0, 0}`."""
+    return ", ".join("{" + ", ".join(map(str, path)) + "}" for path in tree.paths)
+
 
 PT = ".pt"
 
@@ -71,3 +94,121 @@ def export_tree(tree: GivenTree, to: str, *, suffix: str = "") -> Exported:
     content = binary(tree) if binary else (WRITERS[to](tree) + "\n").encode()
     setting = ENGINES[to].setting.format(drafts=len(tree.paths), nodes=tree.nodes, depth=tree.depth)
     return Exported(to, content, setting, tuple(warnings))
+
+
+_PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+PATHS = "a list of paths"
+ADJACENCY, GROWMAP = "a token tree of NxD Inference", "a growmap of Sequoia"
+_MODEL_RANKS = (ADJACENCY, GROWMAP)  # layouts whose ranks are those of a draft model
+_DERIVED = ("roots, branches, mask and depth, which follow from the children",)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A tree of an engine's file.
+
+    Args:
+        tree: the tree; its source names the file.
+        layout: the name of the format.
+        dropped: what the file has and the tree has not.
+        assumed: what the file does not say.
+    """
+
+    tree: Tree
+    layout: str
+    dropped: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def import_tree(path: str | os.PathLike[str], *, add_parents: bool = False) -> Imported:
+    """Read a tree from the file of an engine, or from a file with a pasted Python or JSON literal.
+
+    No code of the file is executed, and pickles are read with `weights_only=True`.
+
+    Args:
+        path: the file.
+        add_parents: add the paths above those of a list, as TensorRT-LLM's Python runtime does for a list of leaves.
+
+    Raises:
+        TreeoptError: E201 where there is no file; E203 where it is not text of these formats; E206 where it breaks the
+            rules of its format; E210 where a .pt file holds code.
+    """
+    file = Path(path)
+    if _head(file).startswith(_PICKLES):
+        return _imported(file, tree_of_growmap(_pt(file), fault_of(file, GROWMAP)), GROWMAP, _DERIVED)
+    text = read_text(file, FORMATS).decode("utf-8-sig", errors="replace")
+    if "\ufffd" in text:
+        raise refusal(file, "is not UTF-8 text", FORMATS)
+    if "schema:" in text and "treeopt.tree/1" in text:
+        raise refusal(
+            file, "is a tree of treeopt already", FORMATS, fix="use it as it is; treeopt export writes others"
+        )
+    if not is_choices(text) and not text.lstrip().startswith("{"):
+        raise refusal(file, "holds no tree in a format that is known", FORMATS)
+    content = literal(file, text)
+    if not isinstance(content, Mapping):
+        return _of_list(file, text, content, add_parents)
+    if set(content) & set(KEYS):
+        return _imported(file, tree_of_growmap(content, fault_of(file, GROWMAP)), GROWMAP, (*_DERIVED, *_words(text)))
+    return _imported(file, tree_of_adjacency(content, fault_of(file, ADJACENCY)), ADJACENCY, tuple(_words(text)))
+
+
+def _of_list(file: Path, text: str, content: Any, add_parents: bool) -> Imported:
+    """The tree of the paths in a file."""
+    if isinstance(content, (list, tuple)) and len(content) >= MAX_NODES:
+        raise refusal(file, f"lists {len(content):,} paths; a tree has {MAX_NODES:,} nodes at most", FORMATS)
+    added = _above(file, content) if add_parents and isinstance(content, (list, tuple)) else []
+    content = [*content, *added] if added else content
+    tree = tree_of_literal(file, content)
+    order = [tuple(path) for path in content] != list(tree.paths)
+    sorted_again = ("the order of the list: paths are sorted by (length, path)",) if order else ()
+    found = _imported(file, tree, PATHS, (*sorted_again, *_words(text)))
+    return replace(found, assumed=(*found.assumed, f"{len(added)} paths above those listed")) if added else found
+
+
+def _above(file: Path, content: Sequence[Any]) -> list[RankPath]:
+    """The paths above those of a list that it does not have; entries that are no paths are refused later."""
+    paths = (path for path in content if isinstance(path, (list, tuple)) and len(path) <= MAX_DEPTH)
+    known = {tuple(path) for path in paths if all(type(rank) is int for rank in path)}
+    added: dict[RankPath, None] = {}
+    for path in known:
+        added.update(dict.fromkeys(above for n in range(1, len(path)) if (above := path[:n]) not in known))
+        if len(known) + len(added) >= MAX_NODES:
+            what = f"lists more than {MAX_NODES:,} nodes with the paths above those listed, which is the most of a tree"
+            raise refusal(file, what, FORMATS)
+    return list(added)
+
+
+def _words(text: str) -> Iterator[str]:
+    """What a text has beside its list or mapping."""
+    if "#" in text:
+        yield "comments"
+    name = re.match(r"(?:\s|#[^\n]*\n)*([A-Za-z_]\w*)\s*[:=]", text)
+    if name:
+        yield f"the name {name[1]}"
+
+
+def _imported(file: Path, tree: Tree, layout: str, dropped: tuple[str, ...]) -> Imported:
+    meaning = "the engine's draft model" if layout in _MODEL_RANKS else "the heads"
+    assumed = (f"the ranks are those of {meaning}: the file does not name a drafter",)
+    return Imported(Tree(tree.paths, source={"reference": f"{file.name}, {layout}"}), layout, dropped, assumed)
+
+
+def _head(file: Path) -> bytes:
+    """The first bytes of a regular file; empty for pipes, which can be read once."""
+    if not file.exists():
+        raise TreeoptError(Code.FILE_MISSING, f"there is no file {file}")
+    if not file.is_file():
+        return b""
+    with file.open("rb") as stream:
+        return stream.read(8)
+
+
+def _pt(file: Path) -> dict[str, Any]:
+    """The content of a .pt file."""
+    fault, size = fault_of(file, GROWMAP), file.stat().st_size
+    if size > MAX_PT:
+        raise fault(f"has {size:,} bytes; at most {MAX_PT:,} are read")
+    return read_growmap_pt(read_bytes(file), fault)
