@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from treeopt.calibrate import pipeline
 from treeopt.calibration import Calibration
-from treeopt.decode import accept
+from treeopt.decode import rules
 from treeopt.decode.rules import Sample
 from treeopt.drafting.count import choices_in
 from treeopt.drafting.heads import HeadsProposer
@@ -164,7 +164,7 @@ def _typical(vocab: int, positions: int) -> Callable[[], torch.Tensor]:
     values = _logits(vocab, positions)[None]
     tree = compile_tree(Tree.from_paths([(rank,) for rank in range(positions - 1)]))
     drafts = Drafts(torch.arange(positions)[None], tree)
-    return lambda: accept.typical(drafts, values, temperature=0.7)
+    return lambda: rules.typical(drafts, values, temperature=0.7)
 
 
 def _likelihood(vocab: int, positions: int) -> Callable[[], torch.Tensor]:

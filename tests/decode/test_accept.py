@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import random_tree
 
-from treeopt.decode import accept
+from treeopt.decode import rules
 from treeopt.drafting.interface import Drafts
 from treeopt.tree import ROOT, Tree
 from treeopt.verify.buffers import compile_parents, compile_tree
@@ -19,11 +19,11 @@ def drafts_of(trees: list[Tree], tokens: list[list[int]]) -> Drafts:
 
 
 def accepted(tree: Tree, tokens: list[int], choice: list[int]) -> int:
-    """The node that `accept.greedy` takes."""
-    found = accept.greedy(drafts_of([tree], [tokens]), torch.tensor([choice]))
+    """The node that `rules.greedy` takes."""
+    found = rules.greedy(drafts_of([tree], [tokens]), torch.tensor([choice]))
     assert found.shape == (1,)
     shared = Drafts(torch.tensor([tokens]), compile_tree(tree))  # the same tree, compiled for all rows
-    assert accept.greedy(shared, torch.tensor([choice])).equal(found)
+    assert rules.greedy(shared, torch.tensor([choice])).equal(found)
     return int(found)
 
 
@@ -66,7 +66,7 @@ def test_greedy_row_by_row(seed: int) -> None:
     tokens = [sibling_tokens(tree, vocab, seed + row) for row, tree in enumerate(trees)]
     choice = torch.randint(vocab, (6, 20), generator=torch.Generator().manual_seed(seed))
     wanted = [walked(*row) for row in zip(trees, tokens, choice.tolist(), strict=True)]
-    assert accept.greedy(drafts_of(trees, tokens), choice).tolist() == wanted
+    assert rules.greedy(drafts_of(trees, tokens), choice).tolist() == wanted
     assert len(set(wanted)) > 1
 
 
@@ -121,5 +121,5 @@ def test_greedy_inputs_unchanged(small_tree: Tree) -> None:
     drafts, choice = drafts_of([small_tree], [list(range(6))]), torch.arange(6)[None]
     given = (drafts.tokens, choice, drafts.tree.parents, drafts.tree.position_ids, drafts.tree.attention_mask)
     before = [tensor.clone() for tensor in given]
-    accept.greedy(drafts, choice)
+    rules.greedy(drafts, choice)
     assert all(map(torch.equal, before, given))

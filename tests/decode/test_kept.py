@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria
 
 from treeopt import tree_generate
-from treeopt.decode import kept as module
+from treeopt.decode import generate as module
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.drafting.plans import proposer_for

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT_FOLDER
 from torch import Tensor
 
-from treeopt.decode import accept
+from treeopt.decode import rules
 from treeopt.drafting.interface import Drafts
 
 BLOCKS = (5, 6, 8, 10, 11)  # five models: float32 and float64, eager and sdpa, with end tokens and without
@@ -49,12 +49,12 @@ def test_families(bench: Any, family: str, attention: str) -> None:
 
 def test_a_planted_fault_is_found_and_shrunk(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that accepts the first draft, right or wrong, fails; the simpler case fails too, and its command is it."""
-    greedy = accept.greedy
+    greedy = rules.greedy
 
     def first_draft(drafts: Drafts, choice: Tensor) -> Tensor:
         return greedy(drafts, choice).clamp(min=min(1, drafts.tokens.shape[1] - 1))
 
-    monkeypatch.setattr(accept, "greedy", first_draft)
+    monkeypatch.setattr(rules, "greedy", first_draft)
     run, draw = bench.lossless_run.run, bench.lossless_cases.draw
     found = (case for case in map(draw, range(241, 280)) if case.rows.count(",") and run(case).outcome == "FAILED")
     case = next(found)

@@ -9,9 +9,9 @@ import torch
 from tiny import chat_base, cycle_base, cycle_heads, random_heads, tiny_base, walk
 from torch import Tensor
 
-from treeopt.decode import one_step
+from treeopt.decode import stream
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.decode.one_step import draft_step, token_text
+from treeopt.decode.stream import draft_step, token_text
 from treeopt.drafter import Drafter
 from treeopt.drafting import plans
 from treeopt.drafting.interface import Drafts, ProposerSession
@@ -132,7 +132,7 @@ def test_step_is_that_of_the_decoder(base: Base) -> None:
 
 def test_texts_follow_the_text_before_them(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text of a token is decoded after the prompt, the steps before, and the path to its node."""
-    monkeypatch.setattr(one_step, "token_text", lambda _, before, token: " ".join(map(str, [*before, token][-4:])))
+    monkeypatch.setattr(stream, "token_text", lambda _, before, token: " ".join(map(str, [*before, token][-4:])))
     heads = cycle_heads(base, 3)
     earlier = [token for n in (1, 2) for token in draft_step(base, heads, TREE, PROMPT, number=n).accepted_tokens]
     step = draft_step(base, heads, TREE, PROMPT, number=3)

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from treeopt import tree_generate
-from treeopt.decode.processor_state import Watch, watched
+from treeopt.decode.processors import Watch, watched
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.heads import MedusaHeads
 from treeopt.tree import Tree

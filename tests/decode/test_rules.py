@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tiny import cycle_base, cycle_heads, random_heads
 from torch import Tensor
 
-from treeopt.decode import accept
+from treeopt.decode import rules
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafting.interface import Drafts
@@ -75,7 +75,7 @@ class GreedyNext(Sample):
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         node, _ = super().accept(drafts, logits, generator)
-        return node, accept.best(logits)[torch.arange(len(node)), node]
+        return node, rules.best(logits)[torch.arange(len(node)), node]
 
 
 class ColdInside(Sample):
@@ -165,9 +165,9 @@ def typical_by_hand(
 
 
 def taken(tree: Tree, tokens: Tensor, logits: Tensor, temperature: float, epsilon: float, delta: float) -> list[int]:
-    """The nodes that `accept.typical` takes for a batch."""
+    """The nodes that `rules.typical` takes for a batch."""
     drafts = Drafts(tokens, compile_tree(tree))
-    return accept.typical(drafts, logits, temperature=temperature, epsilon=epsilon, delta=delta).tolist()
+    return rules.typical(drafts, logits, temperature=temperature, epsilon=epsilon, delta=delta).tolist()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -204,7 +204,7 @@ def test_typical_brute_force_own_trees(seed: int) -> None:
     wanted = [typical_by_hand(*row, 0.7, 0.09, 0.3) for row in rows]
     compiled = compile_parents(torch.tensor([tree.parents for tree in trees]), 6)
     drafts = Drafts(torch.from_numpy(tokens), compiled)
-    found = accept.typical(drafts, torch.from_numpy(logits).float(), temperature=0.7, epsilon=0.09, delta=0.3)
+    found = rules.typical(drafts, torch.from_numpy(logits).float(), temperature=0.7, epsilon=0.09, delta=0.3)
     assert found.tolist() == wanted
     assert len(set(wanted)) > 1
 
@@ -276,17 +276,17 @@ def test_best_is_the_first_largest(vocab: int, dtype: torch.dtype) -> None:
     rng = torch.Generator().manual_seed(vocab)
     scores = torch.randint(-3, 4, (6, 5, vocab), generator=rng).to(dtype)  # full of ties
     wanted = torch.from_numpy(scores.float().numpy().argmax(-1))  # numpy promises the first
-    assert torch.equal(accept.best(scores), wanted)
+    assert torch.equal(rules.best(scores), wanted)
     scores[2, 3, vocab // 2] = torch.nan
     scores[4, 0] = -torch.inf
-    wanted[2, 3], wanted[4, 0] = accept.NOT_A_NUMBER, 0
-    assert torch.equal(accept.best(scores), wanted)
+    wanted[2, 3], wanted[4, 0] = rules.NOT_A_NUMBER, 0
+    assert torch.equal(rules.best(scores), wanted)
 
 
 def test_nan_is_never_a_token() -> None:
     """NaN among the scores gives the sentinel, for the best and for a draw; infinities are scores like others."""
     scores = torch.tensor([[0.0, 1.0, -torch.inf], [0.0, torch.nan, 9.0]])
-    assert accept.best(scores).tolist() == [1, accept.NOT_A_NUMBER]
-    assert accept.draw(scores[1:]).tolist() == [accept.NOT_A_NUMBER]
+    assert rules.best(scores).tolist() == [1, rules.NOT_A_NUMBER]
+    assert rules.draw(scores[1:]).tolist() == [rules.NOT_A_NUMBER]
     torch.manual_seed(0)
-    assert set(accept.draw(scores[:1].expand(200, 3)).tolist()) == {0, 1}
+    assert set(rules.draw(scores[:1].expand(200, 3)).tolist()) == {0, 1}

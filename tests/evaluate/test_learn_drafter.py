@@ -12,8 +12,7 @@ from drafters import planted
 from tiny import chat_base
 
 import treeopt
-from treeopt.decode.batch import Rows
-from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.decoder import Rows, TreeDecoder
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.evaluate import plan_figures as module

@@ -13,8 +13,7 @@ from drafters import quick_drafter
 from tiny import TREE_FAMILIES, VOCAB, cycle, cycle_base, random_heads, tiny_base
 from torch import Tensor
 
-from treeopt.decode.batch import Rows
-from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.decoder import Rows, TreeDecoder
 from treeopt.decode.rules import Greedy
 from treeopt.drafter import KINDS, Drafter, Level
 from treeopt.drafting.ngram_counts import NgramCounts

@@ -12,7 +12,7 @@ from scipy import stats
 from tiny import random_heads
 from torch import Tensor
 
-from treeopt.decode import accept
+from treeopt.decode import rules
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
 from treeopt.drafting.interface import Drafts
@@ -169,10 +169,10 @@ class AcceptsTooMuch(Sample):
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = self.choose(logits, drafts, generator)
-        best = accept.best(logits)
+        best = rules.best(logits)
         liked = (drafts.tree.at_parents(best) == drafts.tokens).any(1)
         used = torch.where((torch.rand(len(liked)) < 0.3) & liked, best.T, choice.T).T
-        node = accept.greedy(drafts, used)
+        node = rules.greedy(drafts, used)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 
@@ -181,7 +181,7 @@ class RootDrawAgain(Sample):
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = self.choose(logits, drafts, generator)
-        return accept.greedy(drafts, choice), choice[:, 0]
+        return rules.greedy(drafts, choice), choice[:, 0]
 
 
 class Warm(Sample):

@@ -11,7 +11,7 @@ from drafters import answered, planted, prompts_of
 from tiny import VOCAB, tiny_base
 from torch import Tensor
 
-from treeopt.decode import accept
+from treeopt.decode import rules
 from treeopt.decode.rules import Sample
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Drafts
@@ -55,7 +55,7 @@ def typical(*, shared: bool) -> Callable[[], object]:
             values[row, TREE.parents[node], tokens[row, node]] += 6
     tree = compile_tree(TREE) if shared else compile_parents(torch.tensor([TREE.parents] * 2), TREE.depth)
     drafts = Drafts(tokens, tree)
-    return lambda: accept.typical(drafts, values, temperature=0.7).tolist()
+    return lambda: rules.typical(drafts, values, temperature=0.7).tolist()
 
 
 def likelihood() -> Callable[[], object]:
@@ -128,7 +128,7 @@ def test_probabilities_are_made_for_a_few_rows(monkeypatch: pytest.MonkeyPatch) 
         return part.float()
 
     monkeypatch.setattr(module, "LOGITS_BYTES", 12 * VOCAB * 4)
-    accept.draw(logits_of(1, 7), None, noted)  # of memory for 12 rows, as top-p sorts the scores
+    rules.draw(logits_of(1, 7), None, noted)  # of memory for 12 rows, as top-p sorts the scores
     assert made == [3, 3, 1]
     made.clear()
     monkeypatch.setattr(module, "LOGITS_BYTES", 3 * VOCAB * 4)

@@ -23,11 +23,10 @@ from treeopt.defaults import MAX_DEPTH
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
-    from treeopt.decode.decoded_steps import DecodedStep
     from treeopt.decode.decoder import TreeDecoder
     from treeopt.decode.draft_metrics import Step
     from treeopt.decode.rules import Rule
-    from treeopt.decode.stream import Piece
+    from treeopt.decode.stream import DecodedStep, Piece
 
 # Of alternating steps. Foreground and background are both set, so that they are readable on any terminal.
 _SHADES = ("black on bright_cyan", "black on bright_yellow")
@@ -188,7 +187,7 @@ def _decoded_steps(
     console: Console, decoder: TreeDecoder, prompt: Sequence[int], steps: Sequence[Step]
 ) -> list[DecodedStep]:
     """Texts and sources of the tokens of each step, which only --json has."""
-    from treeopt.decode.decoded_steps import decoded_steps
+    from treeopt.decode.stream import decoded_steps
 
     return decoded_steps(decoder, prompt, steps) if console.for_programs else []
 

@@ -113,7 +113,7 @@ def _static(options: Mapping[str, Any]) -> Tree:
 
 def _step(console: Console, options: Mapping[str, Any], chosen: ChosenPlan) -> DraftedStep:
     """The step of the example that the options choose."""
-    from treeopt.decode.one_step import draft_step
+    from treeopt.decode.stream import draft_step
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
 

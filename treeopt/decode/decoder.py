@@ -1,8 +1,5 @@
 """The decoder: draft, verify, accept, keep, on a stock model, for one text or a batch and any acceptance rule.
 
-Exact rules are lossless: greedy text equals that of autoregressive greedy decoding (up to rounding of the model's
-forward), and sampled text has the distribution of autoregressive sampling. The typical rule is lossy.
-
 A custom decoding loop uses two methods:
 
     rows = decoder.prefill([[1, 403, 407], [1, 311]], max_new_tokens=64)
@@ -16,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from types import NoneType
 from typing import Any, overload
@@ -24,22 +22,170 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treeopt.decode.batch import Rows
 from treeopt.decode.draft_metrics import Decoded, Step
-from treeopt.decode.rules import Greedy, Rule
+from treeopt.decode.rules import NOT_A_NUMBER, Greedy, Rule
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import Proposer
+from treeopt.drafting.interface import AcceptedPart, Drafts, Proposer, ProposerSession
 from treeopt.drafting.plans import TreeSource, trees_for, untrained
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.drafters import load_drafter
 from treeopt.files.policies import GivenPlan, as_plan, as_plan_for
 from treeopt.models.base import Base, shown_name
 from treeopt.models.draft import as_draft
+from treeopt.models.finite import not_finite
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
-from treeopt.verify.buffers import Buffers
+from treeopt.tree import ROOT
+from treeopt.verify.buffers import PAD, Buffers
 from treeopt.verify.probe import check_ready, check_trees
-from treeopt.verify.session import TreeForward
+from treeopt.verify.session import Session, TreeForward
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """The place of rows in their texts, for `Rows.rewind`."""
+
+    lengths: list[int]
+    drafting: Any
+    roots: list[int]
+    root: Tensor
+    hidden: Tensor
+
+
+class Rows:
+    """Texts in progress; made by `TreeDecoder.prefill`, advanced by `TreeDecoder.step`.
+
+    Args:
+        session: the prompts, prefilled.
+        drafting: the drafter's session for the same rows.
+        roots: each row's first token.
+        root: the same as int64 [B] on the model's device.
+        hidden: float [B, d], the states that chose the roots.
+        logits: float [B, V], the base's logits there.
+        generator: of random draws; None for torch's default.
+
+    Attributes:
+        indices: the prompt of each row.
+        roots: each row's next token, chosen but not yet emitted; the next step emits it first.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        drafting: ProposerSession,
+        roots: list[int],
+        root: Tensor,
+        hidden: Tensor,
+        logits: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> None:
+        self.indices = list(range(len(roots)))
+        self.session, self.drafting = session, drafting
+        self.roots, self.root, self.hidden = roots, root, hidden
+        self.generator = generator
+        with torch.inference_mode():
+            observed = drafting.observe(hidden, logits)
+        if observed is not None:
+            drafting.look(observed.numpy(force=True))
+
+    def advance_(self, drafts: Drafts, verified: tuple[Tensor, Tensor], node: Tensor, root: Tensor) -> list[Step]:
+        """Keep each row's path to the accepted node, and continue after it. One synchronisation with the device.
+
+        Args:
+            drafts: the verified trees.
+            verified: logits [B, N, V] and hidden states [B, N, d] of all nodes.
+            node: int64 [B], the accepted nodes.
+            root: int64 [B], the tokens chosen after them.
+
+        Returns:
+            For each row its old root and the accepted drafts, with the number of its draft tokens.
+        """
+        logits, hidden = verified
+        self.hidden = _at(hidden, node)
+        observed = self.drafting.observe(self.hidden, _at(logits, node))
+        one_node = drafts.tokens.shape[1] == 1
+        paths = node[:, None] if one_node else drafts.tree.paths_to(node)  # [B, D+1]
+        parts = [root[:, None]] if one_node else _of_step(drafts, paths, root)
+        columns = sum(part.shape[1] for part in parts)
+        if observed is not None:
+            parts.append(observed)
+        host = torch.cat([part.int() for part in parts], dim=1).numpy(force=True)  # the only transfer to the host
+        numbers: list[list[int]] = host[:, :columns].tolist()
+        roots = [row[0] for row in numbers]
+        if one_node:
+            known, emitted = [[ROOT]] * len(roots), [Step([old]) for old in self.roots]
+        else:
+            known, emitted = _emitted(numbers, paths.shape[1], drafts)
+        self.session.keep(known, paths)
+        new = [[*step[1:], next_root] for step, next_root in zip(emitted, roots, strict=True)]
+        self.drafting.keep(AcceptedPart(new, paths, logits, hidden, drafts))
+        if observed is not None:
+            self.drafting.look(host[:, columns:])
+        self.roots, self.root = roots, root
+        return emitted
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Continue with these rows (0 .. B-1, ascending) only; they are renumbered from 0."""
+        if len(rows) == len(self.indices):
+            return
+        self.indices = [self.indices[row] for row in rows]
+        self.roots = [self.roots[row] for row in rows]
+        if rows:
+            self.drafting.select(rows)
+            self.session.select(rows)
+            self.root, self.hidden = self.root[list(rows)], self.hidden[list(rows)]
+
+    def mark(self) -> Mark:
+        """The place in the texts, for `rewind`."""
+        return Mark(self.session.lengths, self.drafting.mark(), self.roots, self.root, self.hidden)
+
+    def rewind(self, mark: Mark) -> None:
+        """Undo the steps since `mark`; the rows must be the same."""
+        self.session.rewind(mark.lengths)
+        self.drafting.rewind(mark.drafting)
+        self.roots, self.root, self.hidden = mark.roots, mark.root, mark.hidden
+
+    def check(self, base: Base) -> None:
+        """Raise E504, which names the base, where a row's next token was chosen from scores that are not finite."""
+        if NOT_A_NUMBER in self.roots:
+            row = self.roots.index(NOT_A_NUMBER)
+            where = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
+            error = not_finite(base, outputs="logits")
+            error.at = where
+            raise error
+
+
+def _at(states: Tensor, node: Tensor) -> Tensor:
+    """The state of one node of each row: [B, N, d] -> [B, d]."""
+    if states.shape[1] == 1:
+        return states[:, 0]
+    if len(node) == 1:
+        return states[0].index_select(0, node)
+    return states[torch.arange(len(node), device=node.device), node]
+
+
+def _of_step(drafts: Drafts, paths: Tensor, root: Tensor) -> list[Tensor]:
+    """The columns that the host reads: next root, accepted path, its tokens, and `_lost` where nodes are void."""
+    tokens = drafts.tokens.gather(1, paths.clamp(min=0))
+    lost = [] if drafts.void is None else [_lost(drafts.tree, drafts.void)]
+    return [root[:, None], paths, tokens, *lost]
+
+
+def _emitted(rows: list[list[int]], width: int, drafts: Drafts) -> tuple[list[list[int]], list[Step]]:
+    """The nodes of each row's accepted path, and its tokens, from the columns of `_of_step` with paths [B, width]."""
+    most = drafts.tokens.shape[1] - 1
+    known = [[node for node in row[1 : width + 1] if node != PAD] for row in rows]
+    steps = [
+        Step(row[width + 1 :][: len(path)], most if drafts.void is None else most - row[-1])
+        for row, path in zip(rows, known, strict=True)
+    ]
+    return known, steps
+
+
+def _lost(tree: Buffers, void: Tensor) -> Tensor:
+    """int64 [B, 1]: each row's nodes that are void or below a void node, which no rule can accept."""
+    return (tree.along_paths(void.float()) > 0).sum(1, keepdim=True)
+
 
 Prompt = Tensor | Sequence[int]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

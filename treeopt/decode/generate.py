@@ -2,12 +2,8 @@
 
     out = model.generate(**inputs, max_new_tokens=64, custom_generate=treeopt.tree_generate, heads=heads, tree=tree)
 
-`generate` prepares its inputs and calls `tree_generate` instead of its decoding loop. transformers 5.23 does not pass
-the streamer and the tokenizer to such a function: pass a streamer twice (`streamer=s, text_streamer=s`), and stop
-strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
-
-Heads, tree and drafter may be the same objects or file names at every call: what is made from them is kept with the
-model (`treeopt.decode.kept`), and a file is read again only after it has changed.
+transformers 5.23 does not pass the streamer and the tokenizer to such a function: pass a streamer twice (`streamer=s,
+text_streamer=s`), and stop strings as `stopping_criteria=[StopStringCriteria(tokenizer, strings)]`.
 """
 
 from __future__ import annotations
@@ -15,12 +11,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     GenerationMixin,
@@ -32,20 +31,216 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
-from treeopt.decode.batch import Rows
-from treeopt.decode.decoder import TreeDecoder, advance
+from treeopt.decode.decoder import Rows, TreeDecoder, advance
 from treeopt.decode.draft_metrics import DraftMetrics, Step
-from treeopt.decode.kept import kept_decoder
 from treeopt.decode.processors import Processed
+from treeopt.decode.rules import Greedy, Rule
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.policies import GivenPlan
+from treeopt.files.policies import GivenPlan, load_plan, load_plan_for
+from treeopt.files.trees import as_tree
+from treeopt.models.base import Base, shown_name
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
-from treeopt.verify.buffers import Buffers
-from treeopt.verify.probe import soft_prompt
+from treeopt.policy import TreePolicy
+from treeopt.tree import Tree
+from treeopt.verify.buffers import BUFFER_NAMES, Buffers
+from treeopt.verify.probe import check_trees, soft_prompt
+
+MOST_KEPT = 4  # decoders of a model; the one that was not used for the longest time is dropped
+
+Given = tuple[Any, Any, Any, Any]  # heads, tree, drafter and draft model, as for `TreeDecoder`
+Stamp = tuple[str, tuple[int, int, int] | None]  # a file; its time, size and inode, None where there is no file
+
+
+class BorrowedBase(Base):
+    """A `Base` that does not keep its model alive; whoever uses it holds the model."""
+
+    _model: weakref.ref[PreTrainedModel]
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        fields = {"_model": weakref.ref(model), "tokenizer": None, "name": shown_name(model), "notes": ()}
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)  # the record is frozen
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model."""
+        found = self._model()
+        assert found is not None, "the model was deleted"
+        return found
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What a decoder was made for.
+
+    Args:
+        setting: dtype, device and attention of the model.
+        heads: a weak reference to the heads, and the state of their weights.
+        tree: the tree's value, its file, or the identity of a compiled tree.
+        drafter: the identity of a record, or its file.
+        draft: the identity of a draft model, or its name.
+    """
+
+    setting: Hashable
+    heads: tuple[Any, ...] | None
+    tree: Hashable
+    drafter: Hashable
+    draft: Hashable
+
+    def serves(self, setting: Hashable) -> bool:
+        """Whether the model still has this setting, and the heads exist."""
+        return self.setting == setting and (self.heads is None or self.heads[0]() is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A decoder that no call uses."""
+
+    key: _Key
+    files: tuple[Stamp, ...]
+    decoder: TreeDecoder
+
+
+class _Same:
+    """An object, equal to itself alone."""
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+class _Idle:
+    """The decoders of one model that no call uses, the last used one first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[_Kept] = []
+
+    def take(self, key: _Key) -> _Kept | None:
+        """Remove and return a decoder for this key; those that can serve no call any more are dropped."""
+        with self._lock:
+            self._kept = [one for one in self._kept if one.key.serves(key.setting)]
+            for i, one in enumerate(self._kept):
+                if one.key == key:
+                    del self._kept[i]
+                    return one if all(_stamp(name) == stamp for name, stamp in one.files) else None
+        return None
+
+    def put(self, kept: _Kept) -> None:
+        """Keep a decoder."""
+        with self._lock:
+            self._kept = [kept, *self._kept][:MOST_KEPT]
+
+
+_idle: weakref.WeakKeyDictionary[PreTrainedModel, _Idle] = weakref.WeakKeyDictionary()
+_idle_lock = threading.Lock()
+
+
+@contextmanager
+def kept_decoder(model: PreTrainedModel, given: Given, acceptance: Rule) -> Iterator[TreeDecoder]:
+    """A decoder for one call: one that an earlier call returned, or a new one.
+
+    Args:
+        model: the model.
+        given: heads, tree, drafter and draft model, as for `TreeDecoder`. A `Proposer` and a `TreeSource` are objects
+            of the user that may hold the model, so their decoders are not kept.
+        acceptance: the rule of this call; it is not kept.
+
+    Raises:
+        TreeoptError: as `TreeDecoder`.
+    """
+    heads, tree, drafter, draft = given
+    if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers, type(None))) and _is_paths(tree):
+        tree = as_tree(tree)
+    key = _key(model, (heads, tree, drafter, draft))
+    if key is None:
+        yield TreeDecoder(model, heads, tree, drafter=drafter, draft=draft, acceptance=acceptance)
+        return
+    with _idle_lock:
+        idle = _idle.setdefault(model, _Idle())
+    kept = idle.take(key) or _made(model, key, (heads, tree, drafter, draft))
+    check_trees(kept.decoder.base)  # a kept decoder's model may be in training mode by now
+    kept.decoder.acceptance = acceptance
+    yield kept.decoder  # after an error it is not kept
+    kept.decoder.acceptance = Greedy()  # the call's rule holds its texts
+    idle.put(kept)
+
+
+def _made(model: PreTrainedModel, key: _Key, given: Given) -> _Kept:
+    """A new decoder, and the files that it was read from as they were before."""
+    heads, tree, drafter, draft = given
+    files = [_stamped(one) for one in (tree, drafter) if isinstance(one, (str, os.PathLike))]
+    if isinstance(tree, (str, os.PathLike)) and drafter is None:
+        named = load_plan(tree).source.get("drafter")
+        files += [_stamped(named)] if named else []
+        tree, drafter = load_plan_for(tree)
+    decoder = TreeDecoder(BorrowedBase(model), heads, tree, drafter=drafter, draft=draft)
+    return _Kept(key, tuple(files), decoder)
+
+
+def _key(model: PreTrainedModel, given: Given) -> _Key | None:
+    """The key of these arguments; None where a decoder is not kept, or refuses them."""
+    heads, tree, drafter, draft = given
+    known_heads = heads is None or isinstance(heads, nn.Module)
+    known_tree = tree is None or isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers))
+    known_drafter = drafter is None or isinstance(drafter, (str, os.PathLike, Drafter))
+    by_itself = draft is model or getattr(draft, "model", None) is model  # a kept decoder would keep its model alive
+    if by_itself or not (isinstance(model, PreTrainedModel) and known_heads and known_tree and known_drafter):
+        return None
+    by_heads = None if heads is None else (weakref.ref(heads), *map(_state, heads.parameters()))
+    by_tree: Hashable = tree
+    if isinstance(tree, Buffers):
+        tensors = (getattr(tree, name) for name in BUFFER_NAMES)
+        by_tree = (_Same(tree), *(_state(one) for one in tensors if isinstance(one, Tensor)))
+    elif isinstance(tree, (str, os.PathLike)):
+        by_tree = ("file", os.path.abspath(os.fsdecode(tree)))
+    by_drafter: Hashable = None if drafter is None else _Same(drafter)
+    if isinstance(drafter, (str, os.PathLike)):
+        by_drafter = os.path.abspath(os.fsdecode(drafter))
+    setting = (model.dtype, model.device, model.config._attn_implementation)
+    return _Key(setting, by_heads, by_tree, by_drafter, _draft_key(draft))
+
+
+def _draft_key(draft: Any) -> Hashable:
+    """The key of a draft model: its name, or itself with its dtype and device; None without one."""
+    if draft is None or isinstance(draft, (str, os.PathLike)):
+        return None if draft is None else os.fsdecode(draft)
+    return _Same(draft), getattr(draft, "dtype", None), getattr(draft, "device", None)
+
+
+def _state(tensor: Tensor) -> Hashable:
+    """Equal while a tensor has the same memory, and was not written in place."""
+    written = None if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), tensor.dtype, tensor.device, written
+
+
+def _is_paths(tree: Any) -> bool:
+    """Whether a tree is given as a list of paths, or as another iterable of them."""
+    return hasattr(tree, "__iter__") and not hasattr(tree, "draft")
+
+
+def _stamped(name: str | os.PathLike[str]) -> Stamp:
+    path = os.path.abspath(os.fsdecode(name))
+    return path, _stamp(path)
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    """Time, size and inode of a file, which a file that is written again does not have."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
 
 # Other arguments of `generate` that are replaced here or have no effect, after they were checked.
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from treeopt.decode.accept import NOT_A_NUMBER, best, draw
-from treeopt.decode.rules import Sample
+from treeopt.decode.rules import NOT_A_NUMBER, Sample, best, draw
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Drafts, ProposerSession
 from treeopt.drafting.model import ModelProposer, ModelSession

@@ -1,10 +1,12 @@
 """The acceptance rules: greedy and sample are exact, typical is lossy.
 
-A rule gets the base's logits after every node, and returns the accepted node and the token after it.
+A rule gets the base's logits after every node of every row, and returns the accepted node and the token after it.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,9 +17,131 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from treeopt.decode import accept
 from treeopt.drafting.interface import Drafts
+from treeopt.models.logits import rows_at_once
 from treeopt.sampling import check_seed, check_temperature
+
+NOT_A_NUMBER = -1  # in place of a chosen token where scores are NaN; no draft equals it
+_MANY = 1 << 17  # from this number of scores on, a CPU searches for the largest in two stages
+_SCORED = 4  # top-p sorts tokens with their ids, which takes so much more memory than other functions over logits
+EPSILON, DELTA = 0.09, 0.3  # the released defaults of typical acceptance
+
+
+def best(scores: Tensor) -> Tensor:
+    """The first largest score of each row: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN."""
+    part = _part(scores.shape[-1]) if scores.device.type == "cpu" and scores.numel() >= _MANY else 0
+    if not part:
+        top = scores.max(-1)  # like argmax; several times faster in bfloat16 on a CPU, and propagates NaN
+        return top.indices.masked_fill_(top.values.isnan(), NOT_A_NUMBER)
+    # On a CPU the largest value takes a tenth of the time of its index, so the index is searched in one part only.
+    parts = scores.float().reshape(*scores.shape[:-1], -1, part)  # [..., V / part, part]
+    top = parts.amax(-1).max(-1)
+    index = top.indices[..., None, None].expand(*top.indices.shape, 1, part)
+    place = parts.gather(-2, index)[..., 0, :].max(-1).indices + top.indices * part
+    return place.masked_fill_(top.values.isnan(), NOT_A_NUMBER)
+
+
+@functools.cache
+def _part(vocab: int) -> int:
+    """The divisor of the vocabulary size from 32 to 512 that is nearest above its root, or below; 0 without any."""
+    root, sizes = math.sqrt(vocab), [size for size in range(32, 513) if vocab % size == 0]
+    return min(sizes, key=lambda size: (size < root, abs(size - root)), default=0)
+
+
+def draw(
+    logits: Tensor, generator: torch.Generator | None = None, score: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """One sample of each row's softmax: float [..., V] -> int64 [...]; `NOT_A_NUMBER` where a row holds a NaN.
+
+    The argmax of p / e, with e exponentially distributed, is each token with its probability p. `torch.multinomial`
+    draws one sample in the same way, but raises an error for a NaN.
+
+    Args:
+        logits: float [..., V].
+        generator: of the noise, which is drawn for all rows; the scores are computed for a few rows at a time.
+        score: float [n, V] -> float32 [n, V], the scores of logits, whose softmax is sampled from; None for the logits.
+    """
+    rows = logits.reshape(-1, logits.shape[-1])
+    noise = torch.empty_like(rows, dtype=rows.dtype if score is None else torch.float32)
+    noise.exponential_(generator=generator).clamp_min_(torch.finfo(noise.dtype).tiny)
+    size = rows_at_once(rows.shape[-1], _SCORED)
+    parts = zip(torch.split(rows, size), torch.split(noise, size), strict=True)
+    found = [best((part if score is None else score(part)).softmax(-1).div_(of)) for part, of in parts]
+    return torch.cat(found).view(logits.shape[:-1])
+
+
+def greedy(drafts: Drafts, choice: Tensor) -> Tensor:
+    """The deepest node on whose path every draft equals the target's choice after its parent.
+
+    Siblings that are not void have different tokens, so all such nodes are on one path. Nodes are sorted by depth, so
+    the last of them is the deepest. Paths are not padded with tokens, so only drafts can be accepted.
+
+    Args:
+        drafts: the trees of all rows.
+        choice: int64 [B, N], the target's choice after each node, the same for all paths through it.
+
+    Returns:
+        int64 [B]: the accepted node; 0, the root, where no draft is accepted.
+    """
+    if drafts.tokens.shape[1] == 1:
+        return drafts.tokens.new_zeros(len(choice))
+    wrong = drafts.tokens != drafts.tree.at_parents(choice)
+    if drafts.void is not None:
+        wrong |= drafts.void
+    return drafts.tree.last_without(wrong)
+
+
+def typical(
+    drafts: Drafts, logits: Tensor, *, temperature: float, epsilon: float = EPSILON, delta: float = DELTA
+) -> Tensor:
+    """The end of the longest path of likely enough drafts (arXiv:2401.10774, section 2.3.1). LOSSY.
+
+    A draft is accepted where p(draft) > min(epsilon, delta * exp(-H(p))), with p the base's distribution after its
+    parent and H the entropy of p in nats. The root is always accepted. Of equally long paths the likeliest is taken,
+    of equally likely ones the first.
+
+    Args:
+        drafts: the trees of all rows.
+        logits: float [B, N, V], the base's logits after each node.
+        temperature: of p, above 0.
+        epsilon: upper bound of the threshold.
+        delta: factor of exp(-H), which is the probability of each token in a uniform distribution of entropy H.
+
+    Returns:
+        int64 [B]: the accepted node; 0, the root, where no draft is likely enough.
+    """
+    tree = drafts.tree
+    likely, entropy = _likely(drafts, logits, temperature)
+    threshold = (entropy.neg().exp() * delta).clamp_max(epsilon)  # [B, N]
+    wrong = ~(likely > tree.at_parents(threshold))
+    length = _right(wrong, drafts) * (tree.position_ids + 1)
+    longest = length == length.amax(-1, keepdim=True)
+    steps = torch.where(wrong, 0.0, likely.log())  # paths with a wrong node are excluded; -inf * 0 would be NaN
+    path = tree.along_paths(steps)  # log likelihood of each node's path
+    return torch.where(longest, path, -torch.inf).argmax(-1)
+
+
+def _likely(drafts: Drafts, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Each draft's probability after its parent, and the entropy after each node, float32 [B, N]; by a few nodes."""
+    rows, parents = torch.arange(len(drafts.tokens), device=logits.device)[:, None], drafts.tree.parents
+    likely = torch.zeros(drafts.tokens.shape, device=logits.device)
+    entropies: list[Tensor] = []
+    first = 0
+    for part in torch.split(logits, rows_at_once(logits.shape[-1], len(logits)), dim=1):
+        p = (part.float() / temperature).softmax(-1)
+        entropies.append(torch.special.entr(p).sum(-1))
+        end = first + part.shape[1]
+        after = p[rows, (parents - first).clamp(0, part.shape[1] - 1), drafts.tokens]
+        likely = torch.where((first <= parents) & (parents < end), after, likely)
+        first = end
+    return likely, torch.cat(entropies, dim=1)
+
+
+def _right(wrong: Tensor, drafts: Drafts) -> Tensor:
+    """bool [B, N]: whether no draft on a node's path is wrong; the root is not a draft."""
+    wrong = wrong if drafts.void is None else wrong | drafts.void
+    return drafts.tree.along_paths(wrong.float()) == 0  # a count, so exact
+
 
 Score = Callable[[Tensor], Tensor]
 
@@ -68,7 +192,7 @@ class Exact(ABC):
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         choice = self.choose(logits, drafts, generator)
-        node = accept.greedy(drafts, choice)
+        node = greedy(drafts, choice)
         return node, choice[:, 0] if choice.shape[1] == 1 else choice.gather(1, node[:, None])[:, 0]
 
 
@@ -77,7 +201,7 @@ class Greedy(Exact):
     """The base's most likely token after every node: the text of autoregressive greedy decoding."""
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
-        return accept.best(logits)
+        return best(logits)
 
 
 @dataclass(frozen=True)
@@ -125,8 +249,8 @@ class Sample(Exact):
 
     def choose(self, logits: Tensor, drafts: Drafts | None, generator: torch.Generator | None) -> Tensor:
         if self.temperature == 0:
-            return accept.best(logits)
-        return accept.draw(logits, generator, self.scores)
+            return best(logits)
+        return draw(logits, generator, self.scores)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits [..., V] after temperature, top-k and top-p, in float32; their softmax is sampled from."""
@@ -138,7 +262,7 @@ class Sample(Exact):
 
 @dataclass(frozen=True)
 class Typical:
-    """Accept drafts that are likely enough (`accept.typical`); roots are the base's most likely tokens. LOSSY.
+    """Accept drafts that are likely enough (`typical`); roots are the base's most likely tokens. LOSSY.
 
     Args:
         temperature: of the base's distribution; 0 is greedy, and exact.
@@ -150,8 +274,8 @@ class Typical:
     """
 
     temperature: float = 0.7
-    epsilon: float = accept.EPSILON
-    delta: float = accept.DELTA
+    epsilon: float = EPSILON
+    delta: float = DELTA
     seed: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
@@ -165,14 +289,14 @@ class Typical:
         return self.temperature > 0
 
     def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
-        return accept.best(logits)
+        return best(logits)
 
     def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        choice = accept.best(logits)
+        choice = best(logits)
         if self.temperature == 0:
-            node = accept.greedy(drafts, choice)
+            node = greedy(drafts, choice)
         else:
-            node = accept.typical(drafts, logits, temperature=self.temperature, epsilon=self.epsilon, delta=self.delta)
+            node = typical(drafts, logits, temperature=self.temperature, epsilon=self.epsilon, delta=self.delta)
         return node, choice.gather(1, node[:, None])[:, 0]
 
 

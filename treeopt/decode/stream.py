@@ -1,15 +1,35 @@
-"""Streaming: the text of each step as soon as its tokens are decoded."""
+"""A text while it is decoded: the text of each step, the sources of its drafts, and one step as a record."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
+from treeopt.decode.rejection import DrawnChain
+from treeopt.decode.rules import Greedy
+from treeopt.drafted_step import DraftedStep
+from treeopt.drafter import Drafter
+from treeopt.drafting.interface import DRAFTER, Drafts
+from treeopt.drafting.model import DRAFT_MODEL_SOURCE
+from treeopt.drafting.plans import PerStepTrees, StaticTree
+from treeopt.drafting.sources import BASE, draft_sources
+from treeopt.errors import check_counts
+from treeopt.files.policies import GivenPlan
+from treeopt.models.base import Base
+from treeopt.models.given import GivenModel
+from treeopt.models.heads import MedusaHeads
+from treeopt.tree import ROOT, Path, Tree
+from treeopt.verify.buffers import PAD
 
 
 @dataclass(frozen=True)
@@ -81,3 +101,227 @@ class _Incremental:
         except Exception:  # the library's only type: bytes that are not UTF-8 changed the text before them
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(backend, token) or ""
+
+
+Sources = Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class DecodedStep:
+    """One step of a text.
+
+    Args:
+        tokens: its root, which is the base model's own token, and the accepted drafts.
+        texts: what each token adds to the text; empty where a character of several bytes is not complete.
+        sources: of each token by name, with its rank in that source's list; see `treeopt.drafting.sources`. None is the
+            rank of a draft that was drawn at random, and of one whose source is not known.
+    """
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    sources: tuple[Sources, ...]
+
+
+def decoded_steps(decoder: TreeDecoder, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> list[DecodedStep]:
+    """The steps of a text that was decoded, by one more forward over the whole text.
+
+    Args:
+        decoder: the decoder of the text; its base has a tokenizer.
+        prompt: token ids.
+        steps: the tokens of each step.
+
+    Raises:
+        TreeoptError: E504 where states or scores are not finite.
+    """
+    tokenizer, trees = decoder.base.tokenizer, decoder.trees
+    assert tokenizer is not None
+    texts = iter(token_texts([token for step in steps for token in step], tokenizer))
+    found: Sequence[Sequence[Sources]]
+    if isinstance(trees, StaticTree | PerStepTrees):
+        found = draft_sources(decoder.base, trees.proposer, prompt, steps)
+    else:
+        name = DRAFT_MODEL_SOURCE if isinstance(trees, DrawnChain) else DRAFTER
+        found = [[{name: None}] * (len(step) - 1) for step in steps]
+    return [
+        DecodedStep(tuple(step), tuple(next(texts) for _ in step), ({BASE: 0}, *sources))
+        for step, sources in zip(steps, found, strict=True)
+    ]
+
+
+_CONTEXT = 8  # tokens before a token that its text may depend on
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the acceptance rule saw and chose in one step of one text.
+
+    Args:
+        drafts: the verified tree.
+        logits: float [1, N, V], the base's logits after each node.
+        node: int64 [1], the accepted node.
+        root: int64 [1], the token after it.
+    """
+
+    drafts: Drafts
+    logits: Tensor
+    node: Tensor
+    root: Tensor
+
+
+class Recorder:
+    """The greedy rule, which keeps what it saw and chose.
+
+    Attributes:
+        steps: the number of verified steps.
+        last: the last of them; None before the first.
+    """
+
+    lossy = False
+    seed: int | None = None
+
+    def __init__(self) -> None:
+        self._rule = Greedy()
+        self.steps = 0
+        self.last: Seen | None = None
+
+    def first(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self._rule.first(logits, generator)
+
+    def accept(self, drafts: Drafts, logits: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        node, root = self._rule.accept(drafts, logits, generator)
+        self.steps += 1
+        self.last = Seen(drafts, logits, node, root)
+        return node, root
+
+
+def draft_step(
+    base: Base,
+    heads: MedusaHeads | None,
+    tree: GivenPlan | None,
+    ids: Sequence[int],
+    *,
+    drafter: Drafter | str | os.PathLike[str] | None = None,
+    draft: GivenModel | None = None,
+    number: int = 1,
+    prompt: str = "",
+) -> DraftedStep:
+    """Decode a prompt greedily up to one step, and give that step.
+
+    Args:
+        base: the base model.
+        heads: as for `TreeDecoder`.
+        tree: as for `TreeDecoder`; a tree, a policy, or None for the plan of the drafter.
+        ids: token ids of the prompt.
+        drafter: as for `TreeDecoder`.
+        draft: as for `TreeDecoder`.
+        number: of the step, from 1.
+        prompt: the text of the prompt, for the record.
+
+    Raises:
+        TreeoptError: as `TreeDecoder` and `TreeDecoder.generate`.
+        ValueError: where the text ends before the step, or `number` is below 1.
+    """
+    check_counts(number=number)
+    recorder = Recorder()
+    decoder = TreeDecoder(base, heads, tree, drafter=drafter, draft=draft, acceptance=recorder)
+    before, emitted = list(ids), list[int]()
+    # One token more than these steps can emit: a last token alone is not verified. The text ends with the context.
+    most = number * (decoder.trees.depth + 1) + 1
+    for emitted in decoder.start(ids, max(1, min(most, base.context - len(before)))):
+        if recorder.steps == number:
+            break
+        before += emitted
+    if recorder.last is None or recorder.steps != number:
+        steps = f"{recorder.steps} step{'s' if recorder.steps != 1 else ''} with drafts"
+        raise ValueError(f"the text ends after {steps}; there is no step {number}")
+    record = _record(recorder.last, decoder.tree, base, before, len(emitted))
+    return dataclasses.replace(record, number=number, prompt=prompt)
+
+
+def _record(seen: Seen, static: Tree | None, base: Base, before: Sequence[int], length: int) -> DraftedStep:
+    """The record of a step that emitted `length` tokens after the tokens `before`."""
+    drafted: list[int] = seen.drafts.tokens[0].tolist()
+    chances = _probabilities(seen)
+    void = [False] * len(drafted) if seen.drafts.void is None else seen.drafts.void[0].tolist()
+    path = [node for node in seen.drafts.tree.paths_to(seen.node)[0].tolist() if node != PAD]
+    if static is None:
+        tree, order = _grown(seen.drafts.tree.parents[0].tolist(), void)
+    else:
+        tree, order = static, list(range(static.nodes))
+    tokens = tuple(None if void[node] else drafted[node] for node in order)
+    texts = _texts(base.tokenizer, before, tree, tokens)
+    accepted = tuple(order.index(node) for node in path[:length])
+    ended = tokens[accepted[-1]] in base.eos_ids
+    bonus = None if ended else int(seen.root)
+    line = [*before, *(token for node in accepted if (token := tokens[node]) is not None)]
+    return DraftedStep(
+        tree=tree,
+        tokens=tokens,
+        texts=texts,
+        probabilities=tuple(None if node == ROOT or void[node] else chances[node] for node in order),
+        accepted=accepted,
+        bonus=bonus,
+        bonus_text="" if bonus is None else token_text(base.tokenizer, line, bonus),
+    )
+
+
+def _probabilities(seen: Seen) -> list[float]:
+    """The base's probability of each node's token after its parent's path."""
+    tree, tokens = seen.drafts.tree, seen.drafts.tokens[0]
+    parents = tree.parents[0] if tree.per_row else tree.parents
+    logits = seen.logits[0].float()
+    chosen = logits[parents, tokens] - logits.logsumexp(-1)[parents]
+    found: list[float] = chosen.exp().tolist()
+    return found
+
+
+def _grown(parents: Sequence[int], void: Sequence[bool]) -> tuple[Tree, list[int]]:
+    """The tree of a row of per-step trees without its padding, and for each of its nodes the number in the row.
+
+    Siblings are in the order of their ranks, and a parent precedes its children.
+    """
+    paths: dict[int, Path] = {ROOT: ()}
+    children = [0] * len(parents)
+    for node in range(1, len(parents)):
+        above = parents[node]
+        if not void[node] and above in paths:
+            paths[node] = (*paths[above], children[above])
+            children[above] += 1
+    order = sorted(paths, key=lambda node: (len(paths[node]), paths[node]))
+    return Tree(tuple(paths[node] for node in order[1:])), order
+
+
+def _texts(
+    tokenizer: PreTrainedTokenizerBase | None, before: Sequence[int], tree: Tree, tokens: Sequence[int | None]
+) -> tuple[str, ...]:
+    """The text that each node's token adds to its path; empty for a node without a draft."""
+    lines: list[list[int]] = [list(before[-_CONTEXT:])]  # the text up to each node, the node included
+    texts = []
+    for node, token in enumerate(tokens):
+        above = lines[tree.parents[node]] if node else lines[ROOT]
+        texts.append("" if token is None else token_text(tokenizer, above, token))
+        line = above if token is None else [*above, token]
+        if node:
+            lines.append(line)
+        else:
+            lines[ROOT] = line
+    return tuple(texts)
+
+
+def token_text(tokenizer: PreTrainedTokenizerBase | None, before: Sequence[int], token: int) -> str:
+    """The text that a token adds after others, spaces included.
+
+    The token's own name where it completes no character, as for a part of one of several bytes; its id without a
+    tokenizer.
+    """
+    if tokenizer is None:
+        return str(token)
+    context = list(before[-_CONTEXT:])
+    shorter, longer = (
+        str(tokenizer.decode(line, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        for line in (context, [*context, token])
+    )
+    added = longer.removeprefix(shorter)
+    if not added or "\ufffd" in added or not longer.startswith(shorter):
+        return str(tokenizer.convert_ids_to_tokens(token))
+    return added

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.decode.batch import Rows
-from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.decoder import Rows, TreeDecoder
 from treeopt.decode.rules import Greedy
 from treeopt.drafting.interface import Drafts
 from treeopt.evaluate.profile_texts import model_texts, random_prompts
