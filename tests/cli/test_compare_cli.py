@@ -16,7 +16,7 @@ from treeopt.cli.app import program
 from treeopt.cli.compare_report import as_bars, as_csv
 from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, Figures, Row
 from treeopt.evaluate.metrics import Spread
-from treeopt.view.bars import Bar, bars_figure, render_bars
+from treeopt.view.charts import Bar, bars_figure, render_bars
 
 QUICK = ("--limit", "4", "--max-new-tokens", "8", "--repeats", "2", "--learn-tokens", "0")
 

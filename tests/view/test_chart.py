@@ -12,7 +12,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from treeopt.optimize.intervals import Interval
-from treeopt.view.chart import Panel, Series, chart_figure, render_chart
+from treeopt.view.charts import Panel, Series, chart_figure, render_chart
 
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 LINE = Series("line", [2, 8, 64], [1.5, 2.0, 2.5], [Interval(1.4, 1.6), None, Interval(2.4, 2.6)])

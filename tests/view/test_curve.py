@@ -24,7 +24,7 @@ import treeopt
 from treeopt.optimize.curve import Curve, CurvePoint
 from treeopt.optimize.intervals import Interval
 from treeopt.optimize.methods import Method
-from treeopt.view.curve import curve_figure, render_curve
+from treeopt.view.charts import curve_figure, render_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
@@ -195,7 +195,7 @@ def test_curve_bytes_are_equal_in_another_process(tmp_path: Path) -> None:
     """Neither the process, its hash seed nor the user's matplotlibrc changes the picture; pyplot is not imported."""
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nsvg.fonttype: path\naxes.facecolor: red\n")
     script = (
-        "import pickle, sys; from treeopt.view.curve import render_curve\n"
+        "import pickle, sys; from treeopt.view.charts import render_curve\n"
         "curve = pickle.load(sys.stdin.buffer); assert 'matplotlib' not in sys.modules\n"
         "print(end=render_curve(curve)); assert 'matplotlib.pyplot' not in sys.modules"
     )

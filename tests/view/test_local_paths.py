@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treeopt.view.local_paths import last_name, without_folders
+from treeopt.view.report_data import last_name, without_folders
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from treeopt.plan.operators import StepSetting
 from treeopt.plan.planner import Acceptance, PlanCandidate, SpeedPlan, plan_speedup
 from treeopt.plan.step_model import Efficiency, StepModel
 from treeopt.shape import Drafting
-from treeopt.view.plan_chart import operators_figure, plan_figure, render_operators, render_plan
+from treeopt.view.charts import operators_figure, plan_figure, render_operators, render_plan
 
 MODEL = StepModel(SHAPE, Device("a device", {"any": 100.0}, 50.0))
 

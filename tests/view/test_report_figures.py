@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from treeopt.view.bars import Bar, bars_figure
-from treeopt.view.chart import Panel, Series, chart_figure
-from treeopt.view.figure import panels, set_log2
-from treeopt.view.report_data import first_source
-from treeopt.view.report_figures import decoded_tokens, depth_rows, heat_rows, interval_rows, source_legend
-from treeopt.view.theme import SHADES, shade, style
+from treeopt.view.charts import Bar, Panel, Series, bars_figure, chart_figure, panels, set_log2
+from treeopt.view.report_figures import (
+    decoded_tokens,
+    depth_rows,
+    first_source,
+    heat_rows,
+    interval_rows,
+    source_legend,
+)
+from treeopt.view.svg import SHADES, shade, style
 
 
 def point(nodes: int, value: float, sampling: Any, prediction: Any) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
 from treeopt.view.graph import render_dot
-from treeopt.view.scene import scene_of
+from treeopt.view.scene import drawn_data, scene_of, short_probability, shortened, visible
 from treeopt.view.svg import render_svg
-from treeopt.view.words import short_probability, shortened, visible
 
 SVG = "{http://www.w3.org/2000/svg}"
 CHANCES = (None, 0.75, 0.125, 0.5, 0.25, 0.0625)
@@ -178,7 +177,7 @@ def test_dot_has_the_same_labels(step: DraftedStep) -> None:
 
 def test_json_has_what_is_drawn(step: DraftedStep) -> None:
     """Nodes with labels, tokens and the accepted path."""
-    data = scene_of(step.tree, label="token", step=step).as_dict()
+    data = drawn_data(step.tree, label="token", step=step)
     assert data["accepted"] == [0, 1, 4]
     assert data["accepted_tokens"] == [10, 11, 14]
     assert data["accepted_texts"] == ["a", " b", "e <&>"]

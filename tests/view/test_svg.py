@@ -11,9 +11,9 @@ from helpers import random_tree
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import load_tree
 from treeopt.tree import Tree
-from treeopt.view.picture import render
+from treeopt.view.graph import render
+from treeopt.view.scene import describe
 from treeopt.view.svg import render_svg
-from treeopt.view.words import describe
 
 SVG = "{http://www.w3.org/2000/svg}"
 

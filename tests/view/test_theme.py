@@ -8,8 +8,7 @@ import pytest
 from drafted_steps import random_step
 from helpers import random_tree
 
-from treeopt.view.svg import render_svg
-from treeopt.view.theme import STYLE, style
+from treeopt.view.svg import STYLE, render_svg, style
 
 DARK = "@media (prefers-color-scheme:dark){"
 

@@ -8,7 +8,7 @@ from treeopt.drafted_step import DraftedStep
 from treeopt.errors import counted
 from treeopt.tree import Tree
 from treeopt.view.layout import Item, Kind
-from treeopt.view.words import (
+from treeopt.view.scene import (
     accepted_words,
     describe,
     describe_item,

@@ -151,7 +151,7 @@ def _write(console: Console, options: Mapping[str, Any], found: Sequence[Compari
     from treeopt.cli.compare_report import as_bars, as_csv
 
     if options["svg"] is not None:
-        from treeopt.view.bars import render_bars
+        from treeopt.view.charts import render_bars
 
         write_marked(options["svg"], render_bars(as_bars(found), title), PICTURE, console.configuration)
         console.note(f"wrote {options['svg']}")

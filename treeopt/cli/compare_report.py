@@ -14,7 +14,7 @@ from treeopt.errors import counted
 if TYPE_CHECKING:
     from treeopt.evaluate.comparison import Comparison, Figures, Row
     from treeopt.evaluate.metrics import Spread
-    from treeopt.view.bars import Bar
+    from treeopt.view.charts import Bar
 
 _NAMES = {"generate": "stock generate"}  # printed in place of a method's name
 _COLUMNS = (
@@ -114,7 +114,7 @@ def _short(figures: Figures) -> str:
 
 def as_bars(found: Sequence[Comparison]) -> list[Bar]:
     """The methods that ran, for the picture; of several settings with their names."""
-    from treeopt.view.bars import Bar
+    from treeopt.view.charts import Bar
 
     return [
         Bar(

@@ -73,7 +73,7 @@ def run(console: Console, **options: Any) -> None:
         check_priced(timing.profile, calibration, options["kind"])
     warn_other_heads(console, calibration, timing.profile if timing else None)
     curve = _measure(console, calibration, timing, options)
-    from treeopt.view.curve import render_curve
+    from treeopt.view.charts import render_curve
 
     write_marked(options["output"], render_curve(curve), PICTURE, console.configuration)
     _report(console, curve)

@@ -141,7 +141,7 @@ def _write(console: Console, options: dict[str, Any], plan: SpeedPlan) -> dict[s
     written = {name: options[name] for name in ("output", "chart") if options[name] is not None}
     for file in written.values():
         if _is_chart(file):
-            from treeopt.view.plan_chart import render_operators, render_plan
+            from treeopt.view.charts import render_operators, render_plan
 
             model, first = plan.candidates[0].model, plan.best[0]
             title = f"{model.shape.name} on {model.device.name}, {model.setting.dtype}"

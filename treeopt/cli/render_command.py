@@ -15,7 +15,8 @@ from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.options import chat_template_option, check_outputs, force_option, model_options
 from treeopt.cli.tree_options import chosen_plan, load_for_plan
 from treeopt.errors import Code, TreeoptError
-from treeopt.view.looks import LABELS, THEMES
+from treeopt.view.scene import LABELS
+from treeopt.view.svg import THEMES
 
 if TYPE_CHECKING:
     from treeopt.cli.tree_options import ChosenPlan
@@ -74,7 +75,7 @@ def _draw(console: Console, options: dict[str, Any], target: str, file_format: s
     options["output"] = target
     if file_format not in _MARKED:
         from treeopt.tree import Tree
-        from treeopt.view.picture import render
+        from treeopt.view.graph import render
 
         render(Tree(()), file_format)  # a format that cannot be written is refused before a model is loaded
     step = None if chosen is None else _step(console, options, chosen)
@@ -138,9 +139,8 @@ def _write(
     from treeopt.files.atomic import write_bytes
     from treeopt.files.configurations import write_note
     from treeopt.files.marks import PICTURE, write_marked
-    from treeopt.view.picture import render
-    from treeopt.view.scene import scene_of
-    from treeopt.view.words import accepted_words
+    from treeopt.view.graph import render
+    from treeopt.view.scene import accepted_words, drawn_data
 
     label = options["label"] or ("rank" if step is None else "token")
     shown: dict[str, Any] = {"label": label, "step": step}
@@ -154,5 +154,5 @@ def _write(
         console.say(accepted_words(step))
     console.note(f"wrote {options['output']}")
     counts = {"nodes": tree.nodes, "depth": tree.depth, "leaves": len(tree.leaves), "output": options["output"]}
-    more = scene_of(tree, **shown).as_dict() if console.for_programs else {}
+    more = drawn_data(tree, **shown) if console.for_programs else {}
     console.result({**counts, "label": label, **more})

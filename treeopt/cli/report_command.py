@@ -60,9 +60,8 @@ def run(console: Console, folder: str | None, **options: Any) -> None:
     check_outputs(options, options["output"], kind=REPORT)
     check_suffix(options["output"], ".html")
     inputs = load_inputs(console, options)
-    from treeopt.view.local_paths import without_folders
     from treeopt.view.report import render_report
-    from treeopt.view.report_data import PARTS, report_data
+    from treeopt.view.report_data import PARTS, report_data, without_folders
 
     data = report_data(inputs)
     page = render_report(data)

@@ -161,7 +161,7 @@ def run(console: Console, **options: Any) -> None:
     check_once("calibrations", options["calibrations"])
     with not_resumable(console, options):
         report = _SWEEPS[sweep](console, options)
-    from treeopt.view.chart import render_chart
+    from treeopt.view.charts import render_chart
 
     write_text(options["csv"], as_csv(report))
     write_note(options["csv"], console.configuration)

@@ -11,7 +11,7 @@ from treeopt.cli.sweep_report import TOKENS, Report, ends, flat, model_name, nam
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.optimize.sweep_dense import DensePoint, DenseSweep, Verdict
-    from treeopt.view.chart import Panel
+    from treeopt.view.charts import Panel
 
 
 _SPEEDUP = "speedup over autoregressive"
@@ -77,8 +77,7 @@ def _fastest(found: DenseSweep) -> list[str]:
 
 
 def _dense_panel(found: DenseSweep, sparse: Mapping[str, Mapping[int, Any]], name: str, label: str) -> Panel:
-    from treeopt.view.chart import Panel, Series
-    from treeopt.view.figure import NODES
+    from treeopt.view.charts import NODES, Panel, Series
 
     dense = Series(
         "dense trees", [one.nodes for one in found.dense], [getattr(one, name) for one in found.dense], dots=True

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from treeopt.evaluate.sweep_epsilon import EpsilonPoint, EpsilonSweep
     from treeopt.optimize.intervals import Interval
     from treeopt.texts.encode import Skipped
-    from treeopt.view.chart import Panel
+    from treeopt.view.charts import Panel
 
 _EPSILON_PANELS = {
     "tokens_per_step": TOKENS,
@@ -65,7 +65,7 @@ def _epsilon_point(point: EpsilonPoint) -> dict[str, Any]:
 
 def _epsilon_panel(points: Sequence[Mapping[str, Any]], name: str, label: str) -> Panel:
     """A figure by epsilon; those of greedy and sampled texts as dashed lines."""
-    from treeopt.view.chart import Panel, Series
+    from treeopt.view.charts import Panel, Series
 
     typical = [point for point in points if point["epsilon"] is not None]
     places = [point["epsilon"] for point in typical]

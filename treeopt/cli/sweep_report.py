@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.optimize.intervals import Interval
     from treeopt.texts.encode import Skipped
-    from treeopt.view.chart import Panel
+    from treeopt.view.charts import Panel
 
 TOKENS = "tokens per step"  # the label of an axis
 MEDUSA_TREE = "Medusa tree"

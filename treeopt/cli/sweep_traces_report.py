@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from treeopt.optimize.sweep_levels import LevelSweep
     from treeopt.optimize.sweep_sizes import SizePoint, SizeSweep
     from treeopt.optimize.sweep_texts import TextsSweep
-    from treeopt.view.chart import Series
+    from treeopt.view.charts import Series
 
 
 def of_levels(found: LevelSweep, calibration: Calibration) -> Report:
     """Levels of trees of each size."""
-    from treeopt.view.chart import Panel
+    from treeopt.view.charts import Panel
 
     rows = [
         [
@@ -56,8 +56,7 @@ def of_levels(found: LevelSweep, calibration: Calibration) -> Report:
 
 def of_sizes(found: SizeSweep, calibrations: Mapping[str, Calibration]) -> Report:
     """Methods and drafters by nodes."""
-    from treeopt.view.chart import Panel
-    from treeopt.view.figure import NODES
+    from treeopt.view.charts import NODES, Panel
 
     rows = [
         [
@@ -96,7 +95,7 @@ def of_sizes(found: SizeSweep, calibrations: Mapping[str, Calibration]) -> Repor
 
 def of_texts(found: TextsSweep, calibration: Calibration) -> Report:
     """Tokens per step by the prompts of the calibration."""
-    from treeopt.view.chart import Panel, Series
+    from treeopt.view.charts import Panel, Series
 
     rows = [
         [
@@ -140,7 +139,7 @@ def _enough(found: TextsSweep, method: str) -> str:
 
 
 def _series(name: str, points: Sequence[Any], x: str, interval: str, y: str = "tokens_per_step") -> Series:
-    from treeopt.view.chart import Series
+    from treeopt.view.charts import Series
 
     return Series(
         name,

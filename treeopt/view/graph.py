@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import graphviz
-import networkx
+from typing import TYPE_CHECKING
 
+import graphviz
+
+from treeopt.drafted_step import DraftedStep
 from treeopt.errors import Code, TreeoptError
 from treeopt.tree import Tree
 from treeopt.view.layout import Kind
-from treeopt.view.scene import Scene
-from treeopt.view.theme import PALETTES
+from treeopt.view.scene import Scene, scene_of
+from treeopt.view.svg import PALETTES, render_svg
+
+if TYPE_CHECKING:
+    import networkx
 
 
 def to_graph(tree: Tree) -> networkx.DiGraph:
     """Nodes 0..N-1 with `path`, `label` and, where known, `value`; edges from parent to child."""
+    import networkx
+
     graph = networkx.DiGraph()
     graph.add_node(0, path=(), label="root")
     values = tree.values or (None,) * len(tree.paths)
@@ -26,6 +33,8 @@ def to_graph(tree: Tree) -> networkx.DiGraph:
 
 def render_text(tree: Tree) -> str:
     """The tree as text: one line for each node, `rank  value`, children below their parent."""
+    import networkx
+
     return "\n".join(networkx.generate_network_text(to_graph(tree), sources=[0])) + "\n"
 
 
@@ -64,13 +73,42 @@ def _digraph(scene: Scene, title: str) -> graphviz.Digraph:
     graph = {"rankdir": "LR"} | ({"label": shown, "labelloc": "t"} if shown else {})
     dot = graphviz.Digraph("tree", graph_attr=graph, node_attr={"shape": "box", "fontsize": "10"})
     red = "#{:02x}{:02x}{:02x}".format(*PALETTES["light"].accepted)
-    for i, (item, label) in enumerate(zip(scene.items, scene.labels, strict=True)):
-        look = {"style": "dashed"} if item.kind is not Kind.NODE or scene.void(i) else {}
-        look |= (
-            {"color": red, "penwidth": "3"} if scene.accepted(i) else {"color": red} if item.kind is Kind.BONUS else {}
-        )
-        text = graphviz.escape(label or ("root" if not i and scene.step is None else ""))
-        dot.node(str(i), text, tooltip=graphviz.escape(scene.tooltip(i)), **look)
+    for i, one in enumerate(scene.items):
+        look = {"style": "dashed"} if one.kind is not Kind.NODE or one.void else {}
+        look |= {"color": red, "penwidth": "3"} if one.accepted else {"color": red} if one.kind is Kind.BONUS else {}
+        text = graphviz.escape(one.label or ("root" if not i and not scene.of_step else ""))
+        dot.node(str(i), text, tooltip=graphviz.escape(one.tooltip), **look)
         if i:
-            dot.edge(str(item.parent), str(i), **{name: look[name] for name in look if name != "style"})
+            dot.edge(str(one.parent), str(i), **{name: look[name] for name in look if name != "style"})
     return dot
+
+
+def render(
+    tree: Tree,
+    file_format: str,
+    *,
+    title: str = "",
+    label: str = "rank",
+    step: DraftedStep | None = None,
+    theme: str = "auto",
+) -> bytes:
+    """The content of an .svg or .dot file, or of another format of the `dot` program.
+
+    Args:
+        tree: the tree; of a step `step.tree`.
+        file_format: a suffix without its dot.
+        title: the heading; where it is empty an .svg file has a summary, and other formats have none.
+        label: of `treeopt.view.scene.LABELS`.
+        step: one step of a text, whose tokens and accepted path are drawn.
+        theme: of `treeopt.view.svg.THEMES`, for .svg files.
+
+    Raises:
+        TreeoptError: E107 where the tree lacks what its labels show, E401 where the `dot` program is needed and
+            missing, E204 where it does not know the format.
+    """
+    if file_format == "svg":
+        return render_svg(tree, title, label=label, step=step, theme=theme).encode()
+    scene = scene_of(tree, label=label, step=step)
+    if file_format in ("dot", "gv"):
+        return render_dot(scene, title).encode()
+    return render_with_dot(scene, file_format, title)

@@ -17,6 +17,7 @@ from typing import Any
 from treeopt.errors import Code, TreeoptError
 from treeopt.view.report_data import PARTS
 from treeopt.view.report_figures import (
+    FILTERS,
     bars_svg,
     curve_svg,
     decoded_tokens,
@@ -26,8 +27,7 @@ from treeopt.view.report_figures import (
     source_legend,
     tree_svg,
 )
-from treeopt.view.report_numbers import FILTERS
-from treeopt.view.theme import STYLE
+from treeopt.view.svg import STYLE
 
 MAX_BYTES = 500_000
 _TEMPLATES = "treeopt.view.templates"

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ from treeopt.optimize.curve import Curve
 from treeopt.optimize.intervals import LEVEL, Interval
 from treeopt.policy import Plan, TreePolicy
 from treeopt.version import VERSION
-from treeopt.view.drawing import drawing_data
-from treeopt.view.local_paths import without_folders
+from treeopt.view.report_figures import first_source
+from treeopt.view.scene import scene_data
 
 SCHEMA = "treeopt.report/1"
 SHOWN_RANKS = 10  # columns of a heat map
@@ -140,7 +142,7 @@ def _plan(name: str, plan: Plan) -> dict[str, Any]:
         "leaves": len(plan.leaves),
         "paths": [list(path) for path in plan.paths[:DRAWN_NODES]],
         "values": None if plan.values is None else list(plan.values[:DRAWN_NODES]),
-        "picture": drawing_data(plan, DRAWN_NODES),
+        "picture": scene_data(plan, DRAWN_NODES),
     }
 
 
@@ -189,13 +191,6 @@ def _origin(file: str, source: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {name: found, **({"command": commands[0]} if commands else {})}
 
 
-def first_source(sources: Mapping[str, int | None]) -> str:
-    """The source that has a draft at the best place of its list; of equal places the one that is collected first."""
-    if not sources:
-        return "unknown"
-    return min(sources, key=lambda name: sources[name] or 0)  # min keeps the first of equal ones
-
-
 def plain(data: Any) -> Any:
     """Nested data in types of JSON; what is neither is written as text."""
     if isinstance(data, Mapping):
@@ -205,3 +200,52 @@ def plain(data: Any) -> Any:
     if isinstance(data, float) and data - data != 0:  # not finite
         return None
     return data if data is None or isinstance(data, (bool, int, float, str)) else str(data)
+
+
+_PART = r"[^\s'\"/\\]+"
+_IN_TEXT = re.compile(
+    rf"(?<![\w.~:<>/\\])(?:(?:[A-Za-z]:)?[/\\](?:{_PART}[/\\])+|(?:~\w*|\.\.)[/\\](?:{_PART}[/\\])*)({_PART})[/\\]?"
+)
+_WHOLE = re.compile(r"(?:[A-Za-z]:)?[/\\]|(?:~\w*|\.\.)(?:[/\\]|$)")
+
+
+def without_folders(data: Any, *, commands: Collection[str] = (), kept: Collection[str] = ()) -> Any:
+    """Nested data in types of JSON with the last names of local paths.
+
+    Args:
+        data: what is to be sent.
+        commands: keys of command lines, of which each word is taken as a text of its own.
+        kept: keys whose values stay as they are, such as texts that a model wrote.
+    """
+    if isinstance(data, str):
+        return last_name(data)
+    if isinstance(data, list):
+        return [without_folders(one, commands=commands, kept=kept) for one in data]
+    if not isinstance(data, Mapping):
+        return data
+    found = {}
+    for key, value in data.items():
+        if key in commands and isinstance(value, str):
+            value = _command(value)
+        elif key not in kept:
+            value = without_folders(value, commands=commands, kept=kept)
+        found[last_name(key)] = value
+    return found
+
+
+def _command(line: str) -> str:
+    try:
+        return shlex.join(map(last_name, shlex.split(line)))
+    except ValueError:  # not a command line: files of results are read as they are
+        return last_name(line)
+
+
+def last_name(text: str) -> str:
+    """The last name of a local path; of other text, the text with the last names of the local paths in it.
+
+    A path after `=` is one too, as in `--tree=/trees/a.yaml`.
+    """
+    name, equals, path = ("", "", text) if _WHOLE.match(text) else text.partition("=")
+    if _WHOLE.match(path) and "\n" not in text and not _IN_TEXT.search(name):
+        return f"{name}{equals}" + re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+    return _IN_TEXT.sub(r"\1", text)

@@ -1,22 +1,22 @@
-"""The figures of a report, from its data: SVG for pictures and charts, rows for tables that are figures themselves."""
+"""The figures on the page of a report, from its data: SVG of pictures and charts, rows of tables, formats of numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from treeopt.optimize.intervals import Interval
-from treeopt.view.bars import Bar, render_bars
-from treeopt.view.chart import Panel, Series, render_chart
-from treeopt.view.drawing import Drawing
-from treeopt.view.inline_svg import inline_svg
-from treeopt.view.report_data import first_source
-from treeopt.view.svg import drawing_svg
-from treeopt.view.words import visible
+from treeopt.view.charts import Bar, Panel, Series, render_bars, render_chart
+from treeopt.view.scene import Scene, visible
+from treeopt.view.svg import scene_svg
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
 
 HEAT_CLASSES = 10  # q0 .. q9 of the style sheet
 # Sources of drafts: class of the style sheet and letter, in the order in which candidates are collected.
@@ -116,11 +116,18 @@ def depth_rows(validation: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def first_source(sources: Mapping[str, int | None]) -> str:
+    """The source that has a draft at the best place of its list; of equal places the one that is collected first."""
+    if not sources:
+        return "unknown"
+    return min(sources, key=lambda name: sources[name] or 0)  # min keeps the first of equal ones
+
+
 def tree_svg(tree: Mapping[str, Any]) -> Markup | None:
     """The picture of a tree, for the script of the page; None for trees of each step."""
     if "picture" not in tree:
         return None
-    return _markup(drawing_svg(Drawing.from_data(tree["picture"]), with_style=False, name="tree"))
+    return _markup(scene_svg(Scene.from_data(tree["picture"]), with_style=False, name="tree"))
 
 
 def bars_svg(comparison: Mapping[str, Any]) -> Markup | None:
@@ -180,3 +187,126 @@ def _markup(svg: str) -> Markup:
     from markupsafe import Markup
 
     return Markup(svg)
+
+
+NONE = "\u2013"  # a dash
+
+
+def number(value: float | None, digits: int = 3) -> Any:
+    """A number with so many digits; a dash for None. Whole numbers have separators and no digits."""
+    if value is None:
+        return NONE
+    return _data(value, f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}")
+
+
+def percent(value: float | None, digits: int = 1) -> Any:
+    """A share in percent."""
+    return NONE if value is None else _data(value, f"{100 * value:.{digits}f} %")
+
+
+def times(value: float | None) -> Any:
+    """A speedup: `2.16x`, with the multiplication sign."""
+    return NONE if value is None else _data(value, f"{value:.2f}\u00d7")
+
+
+def milliseconds(value: float | None) -> Any:
+    """Seconds as milliseconds."""
+    return NONE if value is None else _data(value, f"{1000 * value:.2f} ms")
+
+
+def _data(value: float, shown: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup('<data value="{}">{}</data>').format(repr(value), shown)
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "number": number,
+    "percent": percent,
+    "times": times,
+    "milliseconds": milliseconds,
+}
+
+
+# Colors of our charts -> the variables of the page; the color itself serves where a page has no such variable.
+COLORS = {
+    "#0b4f8a": "line-1",
+    "#d9480f": "line-2",
+    "#2b8a3e": "line-3",
+    "#862e9c": "line-4",
+    "#0b7285": "line-5",
+    "#c2255c": "line-6",
+    "#5c940d": "line-7",
+    "#33414d": "line-8",
+    "#9aa7b2": "muted-line",
+    "#e3e8ed": "grid",
+    "#b0b0b0": "grid",
+    "#000000": "text",
+    "#ffffff": "page",
+}
+_FONT = re.compile(r"(?:(?P<weight>\d+|bold)\s+)?(?P<size>[\d.]+px)\s")
+_REFERENCE = re.compile(r"""(?:url\(#|href="#)([^)"]+)""")
+_URL = re.compile(r"url\(#")
+_DROPPED = {"metadata", "style", "title", "desc"}
+
+
+def inline_svg(picture: str, prefix: str, label: str) -> str:
+    """A picture as an element of an HTML page.
+
+    Args:
+        picture: an SVG file's text.
+        prefix: of all ids in it, so that they differ from those of other pictures on the page.
+        label: the text alternative.
+    """
+    root = ElementTree.fromstring(picture)
+    used = set(_REFERENCE.findall(picture))
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        for child in [child for child in element if _local(child.tag) in _DROPPED]:
+            element.remove(child)
+        element.attrib = dict(_attributes(element, prefix, used))
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.attrib |= {"class": "chart", "role": "img", "aria-label": label}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _local(name: str) -> str:
+    """A name without its namespace."""
+    return name.rpartition("}")[2]
+
+
+def _attributes(element: Element, prefix: str, used: set[str]) -> Iterator[tuple[str, str]]:
+    """The attributes of an element, those of its style attribute included."""
+    for given, value in element.attrib.items():
+        name = _local(given)
+        if name == "style":
+            yield from _declarations(value, prefix)
+        elif name == "id":  # others repeat names of series
+            if value in used:
+                yield name, prefix + value
+        elif name == "href":
+            yield name, value.replace("#", f"#{prefix}", 1)
+        else:
+            yield name, _value(value, prefix)
+    if element.tag == "text" and "fill" not in element.get("style", ""):
+        yield "fill", "var(--text, #000)"
+
+
+def _declarations(style: str, prefix: str) -> Iterator[tuple[str, str]]:
+    for declaration in filter(str.strip, style.split(";")):
+        name, _, value = (part.strip() for part in declaration.partition(":"))
+        if name == "font-family":  # the page chooses it
+            continue
+        if name != "font":
+            yield name, _value(value, prefix)
+        elif found := _FONT.match(value):  # the shorthand is no attribute
+            yield "font-size", found["size"]
+            if found["weight"]:
+                yield "font-weight", found["weight"]
+
+
+def _value(value: str, prefix: str) -> str:
+    """A value with its ids prefixed, and a color as the page's variable."""
+    color = COLORS.get(value.lower())
+    return _URL.sub(f"url(#{prefix}", value) if color is None else f"var(--{color}, {value})"

@@ -1,95 +1,233 @@
-"""What a picture of a tree shows, in any format: items, labels, tooltips, classes and shares."""
+"""What a picture of a tree shows, in any format: items with labels and tooltips, the heading, the picture in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from treeopt.drafted_step import DraftedStep
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.tree import ROOT, Tree
 from treeopt.view.layout import MAX_NODES, Item, Kind, items_of
-from treeopt.view.words import check_label, describe_item, label_of
+
+LABELS = ("rank", "probability", "token", "none")  # of nodes
+NO_DRAFT = "∅"
+_VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+_LONGEST = 16  # characters of a token in a label
+_LONGEST_HEADING = 90
+
+
+def check_label(label: str, tree: Tree, step: DraftedStep | None) -> None:
+    """Raise E107 where a tree lacks what its labels show."""
+    if label == "probability" and step is None and tree.values is None and tree.paths:
+        raise TreeoptError(
+            Code.LABEL_UNKNOWN,
+            "the tree has no values, and the labels are probabilities",
+            why="published trees and lists of paths have no values; treeopt build writes them",
+            fix="--label rank, or --example PROMPT for the probabilities of one step",
+        )
+    if label == "token" and step is None:
+        what = "the nodes of a tree have ranks, and no tokens"
+        raise TreeoptError(Code.LABEL_UNKNOWN, what, why="a token is drafted for a text", fix="--example PROMPT")
+
+
+def label_of(tree: Tree, item: Item, label: str, step: DraftedStep | None = None) -> str:
+    """The label of an item; empty where it has none."""
+    if item.kind is Kind.COLLAPSED:
+        return f"+{item.hidden}"
+    if label == "none":
+        return ""
+    if item.kind is Kind.BONUS:
+        return "" if step is None else shortened(visible(step.bonus_text))
+    if label == "token" and step is not None:
+        return shortened(visible(step.texts[item.node])) if step.tokens[item.node] is not None else NO_DRAFT
+    if item.node == ROOT:
+        return ""
+    if label == "rank":
+        return str(tree.paths[item.node - 1][-1])
+    value = tree.values[item.node - 1] if step is None and tree.values is not None else None
+    return short_probability(value if step is None else step.probabilities[item.node])
+
+
+def short_probability(value: float | None) -> str:
+    """A probability in at most five characters: `1`, `.53`, `.048`, `3e-4`; empty where there is none."""
+    if value is None:
+        return ""
+    if value >= 0.995:
+        return "1"
+    if value >= 0.0995:
+        return f"{value:.2f}"[1:]
+    if value >= 0.00095:
+        return f"{value:.3f}"[1:]
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"
+
+
+def visible(text: str) -> str:
+    """A token's text with visible white space; other characters that are not printed as their escapes."""
+    return "".join(_VISIBLE.get(one) or (one if _printed(one) else _escape(one)) for one in text)
+
+
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """The text, cut at a number of characters."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _printed(character: str) -> bool:
+    """Whether a character takes room of its own; marks that combine with others do not, and neither do unassigned."""
+    return character.isprintable() and unicodedata.category(character) not in ("Mn", "Me")
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def describe(tree: Tree, node: int, step: DraftedStep | None = None) -> str:
+    """The tooltip of a node: path, value and, of a step, its token."""
+    if node == ROOT:
+        text = "root: the base model's token"
+    else:
+        path = tree.paths[node - 1]
+        level = "level" if tree.drafter or step is not None else "head"
+        text = f"node {node}: path {list(path)}, rank {path[-1]} of {level} {len(path)}"
+        if tree.values is not None:
+            text += f", right with probability {tree.values[node - 1]:.4g}"
+    return text if step is None else f"{_token(step, node)}; {text}"
+
+
+def _token(step: DraftedStep, node: int) -> str:
+    """The token of a node in words, with the base model's probability."""
+    if step.tokens[node] is None:
+        return "no draft"
+    text = f"token {step.tokens[node]} '{visible(step.texts[node])}'"
+    if node in step.accepted:
+        text += " (accepted)" if node else ""
+    chance = step.probabilities[node]
+    return text if chance is None else f"{text}, probability {chance:.4g} in the base model"
+
+
+def describe_item(tree: Tree, item: Item, step: DraftedStep | None = None) -> str:
+    """The tooltip of an item."""
+    if item.kind is Kind.BONUS and step is not None:
+        return f"token {step.bonus} '{visible(step.bonus_text)}': the base model's token after the accepted path"
+    if item.kind is Kind.COLLAPSED:
+        total = "" if item.value is None else f", sum of values {item.value:.4g}"
+        return f"{counted(item.hidden, 'more node')} below {_named(tree, item.node)}{total}"
+    return describe(tree, item.node, step)
+
+
+def _named(tree: Tree, node: int) -> str:
+    return f"path {list(tree.paths[node - 1])}" if node else "the root"
+
+
+def summary(tree: Tree) -> str:
+    """`16 nodes, depth 4, 8 leaves`."""
+    return f"{counted(tree.nodes, 'node')}, depth {tree.depth}, {counted(len(tree.leaves), 'leaf')}"
+
+
+def heading(tree: Tree, title: str, drawn: int, step: DraftedStep | None = None) -> str:
+    """The heading of a picture, with the number of drawn nodes where it is not all."""
+    default = summary(tree)
+    if step is not None:
+        default = f"step {step.number} after “{shortened(visible_line(step.prompt), 40)}”: {default}"
+    text = "".join(filter(str.isprintable, title)) or default
+    text += f", of drafter {tree.drafter}" if tree.drafter else ""
+    return f"{text} ({drawn:,} drawn)" if drawn < tree.nodes else text
+
+
+def visible_line(text: str) -> str:
+    """A text on one line: white space but spaces is visible."""
+    return "".join(one if one == " " else visible(one) for one in text)
+
+
+def cut_heading(text: str) -> str:
+    """A heading as it is drawn."""
+    return shortened(text, _LONGEST_HEADING)
+
+
+def description(tree: Tree, items: Sequence[Item], step: DraftedStep | None = None) -> str:
+    """The picture in words: its size, the most probable path, the accepted path, and what is collapsed."""
+    parts = [f"A tree of {summary(tree)}."]
+    if tree.values:
+        leaf = max(tree.leaves, key=lambda node: tree.values[node - 1] if tree.values else 0.0)
+        parts.append(f"Most probable path: {list(tree.paths[leaf - 1])}, with probability {tree.values[leaf - 1]:.4g}.")
+    if step is not None:
+        parts.append(accepted_words(step))
+    hidden = sum(item.hidden for item in items)
+    if hidden:
+        parts.append(f"{counted(hidden, 'node')} of them are collapsed.")
+    return " ".join(parts)
+
+
+def accepted_words(step: DraftedStep) -> str:
+    """The accepted path of a step in words."""
+    root, *drafts = (f"'{visible(step.texts[node])}'" for node in step.accepted)
+    path = f", {counted(len(drafts), 'draft')} accepted: {' '.join(drafts)}" if drafts else ", no draft accepted"
+    after = "" if step.bonus is None else f"; the next token is '{visible(step.bonus_text)}'"
+    return f"Step {step.number}: after the root {root}{path}{after}."
+
+
+@dataclass(frozen=True)
+class DrawnItem(Item):
+    """An item with its texts.
+
+    Args:
+        label: beside the node; empty for none.
+        tooltip: shown where the pointer is on it.
+        share: 0 .. 1, the square root of its share of the greatest value, which spreads small values; of a step of the
+            probability of its path in the base model. None without values.
+        accepted: whether it is on the accepted path of a step.
+        void: whether it is a node of a step without a draft.
+    """
+
+    label: str = ""
+    tooltip: str = ""
+    share: float | None = None
+    accepted: bool = False
+    void: bool = False
+
+
+_STORED = ("kind", "node", "parent", "depth", "label", "tooltip", "share")  # of an item, in reports
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The items of a picture.
+    """What a picture of a tree shows in any format, with all of its texts.
 
     Args:
-        tree: the tree.
-        step: one step of a text with this tree; None for the tree alone.
-        items: what is drawn.
-        labels: of each item; empty for none.
-        shares: for each item 0 .. 1, the square root of its share of the greatest value, which spreads small values;
-            None without values.
+        heading: with the number of all nodes.
+        description: the picture in words.
+        level: what a column is: `level`, or `head` in a tree of heads alone.
+        of_step: whether it is one step of a text.
+        items: in the order of `items_of`.
     """
 
-    tree: Tree
-    step: DraftedStep | None
-    items: tuple[Item, ...]
-    labels: tuple[str, ...]
-    shares: tuple[float | None, ...]
+    heading: str
+    description: str
+    level: str
+    of_step: bool
+    items: tuple[DrawnItem, ...]
 
-    @property
-    def nodes(self) -> int:
-        """The number of nodes of the tree that are drawn."""
-        return sum(item.kind is Kind.NODE for item in self.items)
-
-    def accepted(self, i: int) -> bool:
-        """Whether an item is on the accepted path."""
-        return self.step is not None and self.items[i].kind is Kind.NODE and self.items[i].node in self.step.accepted
-
-    def void(self, i: int) -> bool:
-        """Whether an item is a node without a draft."""
-        item = self.items[i]
-        return self.step is not None and item.kind is Kind.NODE and self.step.tokens[item.node] is None
-
-    def tooltip(self, i: int) -> str:
-        """The tooltip of an item."""
-        return describe_item(self.tree, self.items[i], self.step)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The drawn nodes, and of a step its tokens and the accepted path, for JSON."""
-        drawn = [self._row(i) for i in range(len(self.items)) if self.items[i].kind is not Kind.BONUS]
-        if self.step is None:
-            return {"drawn": drawn}
-        step = self.step
-        return {
-            "drawn": drawn,
-            "step": step.number,
-            "prompt": step.prompt,
-            "accepted": list(step.accepted),
-            "accepted_tokens": list(step.accepted_tokens),
-            "accepted_texts": [step.texts[node] for node in step.accepted],
-            "bonus": None if step.bonus is None else {"token": step.bonus, "text": step.bonus_text},
-        }
-
-    def _row(self, i: int) -> dict[str, Any]:
-        item = self.items[i]
-        above = item.node if item.kind is Kind.COLLAPSED else self.tree.parents[item.node]
-        row: dict[str, Any] = {"kind": item.kind.value, "label": self.labels[i]}
-        if item.kind is Kind.COLLAPSED:
-            return {**row, "parent": above, "nodes": item.hidden, "value": item.value}
-        path = self.tree.paths[item.node - 1] if item.node != ROOT else ()
-        values = self.tree.values
-        value = values[item.node - 1] if values is not None and item.node != ROOT else None
-        row |= {"node": item.node, "parent": None if item.node == ROOT else above, "path": list(path), "value": value}
-        if self.step is None:
-            return row
-        step, node = self.step, item.node
-        more = {"token": step.tokens[node], "text": step.texts[node], "probability": step.probabilities[node]}
-        return {**row, **more, "accepted": self.accepted(i)}
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Scene:
+        """That of the data of `scene_data`."""
+        items = (DrawnItem(**{**one, "kind": Kind(one["kind"])}) for one in data["items"])
+        return cls(data["heading"], data["description"], data["level"], False, tuple(items))
 
 
-def scene_of(tree: Tree, *, label: str = "rank", step: DraftedStep | None = None, most: int = MAX_NODES) -> Scene:
-    """The picture of a tree, or of one step.
+def scene_data(tree: Tree, most: int) -> dict[str, Any]:
+    """The scene of a tree in types of JSON, for reports; of more than `most` nodes the rest is collapsed."""
+    scene = scene_of(tree, most=most)
+    items = [{name: getattr(one, name) for name in _STORED} for one in scene.items]
+    return {"heading": scene.heading, "description": scene.description, "level": scene.level, "items": items}
 
-    Args:
-        tree: the tree; of a step `step.tree`.
-        label: of `treeopt.view.looks.LABELS`.
-        step: one step of a text.
-        most: items that are drawn; larger trees are collapsed.
+
+def scene_of(
+    tree: Tree, title: str = "", *, label: str = "rank", step: DraftedStep | None = None, most: int = MAX_NODES
+) -> Scene:
+    """The scene of a tree, or of one step, with arguments as those of `treeopt.view.svg.render_svg`.
 
     Raises:
         TreeoptError: E107 where the labels are probabilities or tokens, and the tree has none.
@@ -97,15 +235,26 @@ def scene_of(tree: Tree, *, label: str = "rank", step: DraftedStep | None = None
     check_label(label, tree, step)
     red = () if step is None else step.accepted
     items = items_of(tree, most=most, accepted=red, bonus=step is not None and step.bonus is not None)
-    labels = tuple(label_of(tree, item, label, step) for item in items)
     shares = _shares(tree, step)
-    return Scene(
-        tree, step, tuple(items), labels, tuple(shares[one.node] if one.kind is Kind.NODE else None for one in items)
-    )
+    drawn = [
+        DrawnItem(
+            **vars(item),
+            label=label_of(tree, item, label, step),
+            tooltip=describe_item(tree, item, step),
+            share=shares[item.node] if item.kind is Kind.NODE else None,
+            accepted=item.kind is Kind.NODE and item.node in red,
+            void=item.kind is Kind.NODE and step is not None and step.tokens[item.node] is None,
+        )
+        for item in items
+    ]
+    nodes = sum(item.kind is Kind.NODE for item in items)
+    level = "level" if tree.drafter or step is not None else "head"
+    words = heading(tree, title, nodes, step), description(tree, items, step)
+    return Scene(*words, level, step is not None, tuple(drawn))
 
 
 def _shares(tree: Tree, step: DraftedStep | None) -> Sequence[float | None]:
-    """Of each node; of a step by the probability of its path in the base model."""
+    """Of each node."""
     if step is not None:
         chances = [1.0] * tree.nodes
         for node in range(1, tree.nodes):
@@ -115,3 +264,34 @@ def _shares(tree: Tree, step: DraftedStep | None) -> Sequence[float | None]:
         return [None] * tree.nodes
     greatest = max(tree.values, default=1.0) or 1.0
     return [1.0, *((value / greatest) ** 0.5 for value in tree.values)]
+
+
+def drawn_data(tree: Tree, *, label: str = "rank", step: DraftedStep | None = None) -> dict[str, Any]:
+    """The drawn nodes, and of a step its tokens and the accepted path, for JSON."""
+    items = scene_of(tree, label=label, step=step).items
+    drawn = [_row(tree, one, step) for one in items if one.kind is not Kind.BONUS]
+    if step is None:
+        return {"drawn": drawn}
+    return {
+        "drawn": drawn,
+        "step": step.number,
+        "prompt": step.prompt,
+        "accepted": list(step.accepted),
+        "accepted_tokens": list(step.accepted_tokens),
+        "accepted_texts": [step.texts[node] for node in step.accepted],
+        "bonus": None if step.bonus is None else {"token": step.bonus, "text": step.bonus_text},
+    }
+
+
+def _row(tree: Tree, one: DrawnItem, step: DraftedStep | None) -> dict[str, Any]:
+    node, shared = one.node, {"kind": one.kind.value, "label": one.label}
+    if one.kind is Kind.COLLAPSED:
+        return {**shared, "parent": node, "nodes": one.hidden, "value": one.value}
+    found: dict[str, Any] = {**shared, "node": node, "parent": None, "path": [], "value": None}
+    if node != ROOT:
+        found |= {"parent": tree.parents[node], "path": list(tree.paths[node - 1])}
+        found["value"] = None if tree.values is None else tree.values[node - 1]
+    if step is None:
+        return found
+    token = {"token": step.tokens[node], "text": step.texts[node], "probability": step.probabilities[node]}
+    return {**found, **token, "accepted": one.accepted}

@@ -1,27 +1,141 @@
-"""The tree as SVG, without any program; equal trees give equal bytes.
-
-The root is on the left, with one column for each level and one row for each leaf; a parent is at the mean of its
-children. Line width and color follow the node's value, and hovering shows path and value. Without values all nodes look
-alike. Of a step, whose tokens are known, the accepted path is red and thick, and width and color follow the probability
-of each path in the base model.
+"""The tree as SVG, without any program; equal trees give equal bytes. Colors are CSS, for light and dark backgrounds.
 
 Nodes are `<g class="node ...">`, edges `<path class="edge ...">`, with `data-node`; further classes are `accepted`,
 `bonus`, `collapsed`, `void` (without a draft) and `s0` to `s9` (the value). There are neither `style` attributes nor
-scripts, so that a page with a strict Content-Security-Policy can embed pictures; `treeopt.view.theme.STYLE` is then
-part of the page.
+scripts, so that a page with a strict Content-Security-Policy can embed pictures with `STYLE` in its style sheet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from treeopt.drafted_step import DraftedStep
 from treeopt.tree import Tree
-from treeopt.view.drawing import Drawing, DrawnItem
 from treeopt.view.layout import MAX_NODES, RADIUS, Kind, Layout, place
-from treeopt.view.scene import scene_of
-from treeopt.view.theme import style
-from treeopt.view.words import cut_heading
+from treeopt.view.scene import DrawnItem, Scene, cut_heading, scene_of
+
+THEMES = ("auto", "light", "dark")
+SHADES = 10  # classes s0 .. s9 of edges and nodes, by value
+
+Color = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colors of a theme, sRGB.
+
+    Args:
+        background: of the picture.
+        text: of headings and labels.
+        muted: of the names of columns.
+        low: of nodes and edges of value 0.
+        high: of the greatest value.
+        neutral: of nodes and edges without values.
+        accepted: of the accepted path and the bonus token.
+    """
+
+    background: Color
+    text: Color
+    muted: Color
+    low: Color
+    high: Color
+    neutral: Color
+    accepted: Color
+
+
+PALETTES: Mapping[str, Palette] = {
+    "light": Palette(
+        background=(0xFF, 0xFF, 0xFF),
+        text=(0x24, 0x29, 0x2F),
+        muted=(0x57, 0x60, 0x6A),
+        low=(0x84, 0x94, 0xA4),
+        high=(0x0B, 0x4F, 0x8A),
+        neutral=(0x5B, 0x70, 0x83),
+        accepted=(0xC9, 0x2A, 0x2A),
+    ),
+    "dark": Palette(
+        background=(0x0D, 0x11, 0x17),
+        text=(0xE6, 0xED, 0xF3),
+        muted=(0x9D, 0xA7, 0xB1),
+        low=(0x5F, 0x73, 0x88),
+        high=(0x79, 0xC0, 0xFF),
+        neutral=(0x8B, 0x9D, 0xAF),
+        accepted=(0xFF, 0x7B, 0x72),
+    ),
+}
+_PICTURE = ".treeopt-tree"
+_SHAPES = (
+    "text{font:10px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}",
+    ".title{font:600 13px system-ui,sans-serif}",
+    ".column{font:10px system-ui,sans-serif}",
+    ".edge{fill:none}",
+    ".collapsed rect,.bonus circle,.void circle{stroke-width:1.5}",
+    ".bonus.edge{stroke-dasharray:4 3}",
+    ".accepted .label,.bonus .label{font-weight:700}",
+    ".node:hover circle,.node:hover rect{stroke-width:3}",
+)
+
+
+def style(theme: str = "auto") -> str:
+    """The CSS of a theme: the colors of light, dark or, with `auto`, those that the reader's system prefers."""
+    shapes = _scoped(_SHAPES)
+    if theme != "auto":
+        return shapes + _colors(PALETTES[theme])
+    dark = _colors(PALETTES["dark"])
+    return f"{shapes}{_colors(PALETTES['light'])}@media (prefers-color-scheme:dark){{{dark}}}"
+
+
+def shade(share: float) -> int:
+    """The class number of a share from 0 to 1."""
+    return min(SHADES - 1, int(share * SHADES))
+
+
+def _colors(palette: Palette) -> str:
+    """The rules of a palette."""
+    accepted, neutral, background = (_hex(color) for color in (palette.accepted, palette.neutral, palette.background))
+    rules = [
+        f".background{{fill:{background}}}",
+        f"text{{fill:{_hex(palette.text)}}}",
+        f".column{{fill:{_hex(palette.muted)}}}",
+        f".edge{{stroke:{neutral}}}",
+        f".node circle,.node rect{{fill:{neutral};stroke:{background}}}",
+    ]
+    for i in range(SHADES):
+        color = _hex(_mixed(palette.low, palette.high, i / (SHADES - 1)))
+        rules += [f".s{i}.edge{{stroke:{color}}}", f".s{i} circle{{fill:{color}}}"]
+    rules += [
+        f".collapsed rect,.void circle{{fill:{background};stroke:{neutral}}}",
+        f".accepted.edge,.bonus.edge{{stroke:{accepted}}}",
+        f".accepted circle{{fill:{accepted}}}",
+        f".bonus circle{{fill:{background};stroke:{accepted}}}",
+        f".accepted .label,.bonus .label{{fill:{accepted}}}",
+        f".node:hover circle,.node:hover rect{{stroke:{accepted}}}",
+    ]
+    return _scoped(rules)
+
+
+def _scoped(rules: list[str] | tuple[str, ...]) -> str:
+    """The rules for what is inside a picture."""
+    scoped = []
+    for rule in rules:
+        selectors, _, rest = rule.partition("{")
+        scoped.append(",".join(f"{_PICTURE} {one}" for one in selectors.split(",")) + "{" + rest)
+    return "".join(scoped)
+
+
+def _mixed(low: Color, high: Color, share: float) -> Color:
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def _hex(color: Color) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*color)
+
+
+STYLE = style()
+
 
 _PLAIN, _ACCEPTED = 1.5, 5.0  # widths of edges; by value 1 to 6
 _TITLE_X, _TITLE_Y, _COLUMNS_Y = 14, 17, 34
@@ -44,10 +158,10 @@ def render_svg(
     Args:
         tree: the tree; of a step `step.tree`.
         title: the heading; nodes, depth and leaves where it is empty.
-        label: of `treeopt.view.looks.LABELS`. `probability` is the value of a node; of a step that of its token in the
+        label: of `treeopt.view.scene.LABELS`. `probability` is the value of a node; of a step that of its token in the
             base model.
         step: one step of a text, whose tokens and accepted path are drawn.
-        theme: of `treeopt.view.looks.THEMES`; `auto` follows the reader's system.
+        theme: of `THEMES`; `auto` follows the reader's system.
         with_style: whether the picture contains its CSS.
         most: nodes that are drawn; larger trees are collapsed.
         name: beginning of the ids of the text alternative; pictures of one page need different names.
@@ -55,36 +169,36 @@ def render_svg(
     Raises:
         TreeoptError: E107 where the labels are probabilities or tokens, and the tree has none.
     """
-    scene = scene_of(tree, label=label, step=step, most=most)
-    return drawing_svg(Drawing.of(scene, title), theme=theme, with_style=with_style, name=name)
+    scene = scene_of(tree, title, label=label, step=step, most=most)
+    return scene_svg(scene, theme=theme, with_style=with_style, name=name)
 
 
-def drawing_svg(drawing: Drawing, *, theme: str = "auto", with_style: bool = True, name: str = "treeopt") -> str:
-    """The picture of a drawing as text, with arguments as those of `render_svg`."""
-    layout = place([one.item for one in drawing.items], [one.label for one in drawing.items])
-    text = drawing.heading
+def scene_svg(scene: Scene, *, theme: str = "auto", with_style: bool = True, name: str = "treeopt") -> str:
+    """The picture of a scene as text, with arguments as those of `render_svg`."""
+    layout = place(scene.items, [one.label for one in scene.items])
+    text = scene.heading
     width = max(layout.width, 2 * _TITLE_X + _TITLE_CHARACTER * len(cut_heading(text)))
-    edges = sorted(range(1, len(drawing.items)), key=lambda i: _height(drawing.items[i]))
+    edges = sorted(range(1, len(scene.items)), key=lambda i: _height(scene.items[i]))
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="treeopt-tree" width="{width:.0f}" '
         f'height="{layout.height:.0f}" viewBox="0 0 {width:.0f} {layout.height:.0f}" role="img" '
         f'aria-labelledby="{name}-title {name}-desc">',
         f'<title id="{name}-title">{escape(text)}</title>',
-        f'<desc id="{name}-desc">{escape(drawing.description)}</desc>',
+        f'<desc id="{name}-desc">{escape(scene.description)}</desc>',
         *([f"<style>{escape(style(theme))}</style>"] if with_style else []),
         '<rect class="background" width="100%" height="100%"/>',
         f'<text class="title" x="{_TITLE_X}" y="{_TITLE_Y}">{escape(cut_heading(text))}</text>',
-        *_columns(drawing, layout),
-        *(_edge(drawing, layout, i) for i in edges),
-        *(_node(drawing.items[i], layout, i) for i in range(len(drawing.items))),
+        *_columns(scene, layout),
+        *(_edge(scene, layout, i) for i in edges),
+        *(_node(scene.items[i], layout, i) for i in range(len(scene.items))),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _columns(drawing: Drawing, layout: Layout) -> list[str]:
+def _columns(scene: Scene, layout: Layout) -> list[str]:
     """The names of the columns."""
-    names = ["root", *(f"{drawing.level} {depth}" for depth in range(1, len(layout.columns)))]
+    names = ["root", *(f"{scene.level} {depth}" for depth in range(1, len(layout.columns)))]
     return [
         f'<text class="column" x="{x - RADIUS:.1f}" y="{_COLUMNS_Y}">{name}</text>'
         for x, name in zip(layout.columns, names, strict=True)
@@ -95,32 +209,42 @@ def _height(one: DrawnItem) -> tuple[int, float]:
     """The order in which edges are drawn over each other: by value, then the bonus token, then the accepted path."""
     if one.accepted:
         return 2, 0.0
-    return int(one.item.kind is Kind.BONUS), one.share or 0.0
+    return int(one.kind is Kind.BONUS), one.share or 0.0
 
 
-def _edge(drawing: Drawing, layout: Layout, i: int) -> str:
+def _edge(scene: Scene, layout: Layout, i: int) -> str:
     """The line from the label of the item above: horizontal, a curve in its zone, and horizontal again."""
-    one = drawing.items[i]
-    item, share = one.item, one.share
-    begin, end = layout.curves[item.depth - 1]
-    y0, y1 = layout.y[item.parent], layout.y[i]
+    one = scene.items[i]
+    share = one.share
+    begin, end = layout.curves[one.depth - 1]
+    y0, y1 = layout.y[one.parent], layout.y[i]
     middle = (begin + end) / 2
-    line = f"M{layout.begin[item.parent]:.1f} {y0:.1f}H{begin:.1f}"
+    line = f"M{layout.begin[one.parent]:.1f} {y0:.1f}H{begin:.1f}"
     line += f"C{middle:.1f} {y0:.1f} {middle:.1f} {y1:.1f} {end:.1f} {y1:.1f}H{layout.x[i] - RADIUS:.1f}"
     width = _ACCEPTED if one.accepted else _PLAIN if share is None else 1 + 5 * share
-    if drawing.of_step and not one.accepted:
+    if scene.of_step and not one.accepted:
         width = min(width, _ACCEPTED / 2)
-    classes = " ".join(("edge", *one.classes))
-    return f'<path class="{classes}" data-node="{item.node}" d="{line}" stroke-width="{width:.2f}"/>'
+    classes = " ".join(("edge", *_classes(one)))
+    return f'<path class="{classes}" data-node="{one.node}" d="{line}" stroke-width="{width:.2f}"/>'
 
 
 def _node(one: DrawnItem, layout: Layout, i: int) -> str:
-    item, label = one.item, one.label
     x, y = layout.x[i], layout.y[i]
     shape = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{RADIUS:.0f}"/>'
-    if item.kind is Kind.COLLAPSED:
+    if one.kind is Kind.COLLAPSED:
         shape = f'<rect x="{x - RADIUS:.1f}" y="{y - RADIUS:.1f}" width="{2 * RADIUS:.0f}" height="{2 * RADIUS:.0f}"/>'
-    text = f'<text class="label" x="{layout.label[i]:.1f}" y="{y + 3.5:.1f}">{escape(label)}</text>' if label else ""
+    text = (
+        f'<text class="label" x="{layout.label[i]:.1f}" y="{y + 3.5:.1f}">{escape(one.label)}</text>'
+        if one.label
+        else ""
+    )
     tooltip = f"<title>{escape(one.tooltip)}</title>"
-    classes = " ".join(("node", *one.classes))
-    return f'<g class="{classes}" data-node="{item.node}">{tooltip}{shape}{text}</g>'
+    classes = " ".join(("node", *_classes(one)))
+    return f'<g class="{classes}" data-node="{one.node}">{tooltip}{shape}{text}</g>'
+
+
+def _classes(one: DrawnItem) -> list[str]:
+    """Classes beside `node` or `edge`."""
+    found = [] if one.share is None else [f"s{shade(one.share)}"]
+    found += [] if one.kind is Kind.NODE else [one.kind.value]
+    return [*found, *(["accepted"] if one.accepted else []), *(["void"] if one.void else [])]
