@@ -40,7 +40,8 @@ from broken_disk import BrokenDisk
 from fault_runs import CHEAP, DEAR, DEMO, Run, contents, faults_of, invoke, make_inputs, make_older
 
 from treeopt.cli import main as program
-from treeopt.evaluate import plan_figures, timed_step
+from treeopt.evaluate import learn_drafter as learn_module
+from treeopt.evaluate import timed_step
 from treeopt.models import clock
 
 TINY = 40  # with --tiny, one fault of so many
@@ -281,7 +282,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in ("_FEWEST_ROUNDS", "_MOST_ROUNDS"):
-        setattr(plan_figures, name, 2)
+        setattr(learn_module, name, 2)
     timed_step._TIMED = 1
     ticks = itertools.count()
     ticking = SimpleNamespace(perf_counter=lambda: float(next(ticks)))

@@ -19,7 +19,7 @@ from treeopt.decode.rules import Sample, Typical
 from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.divergence import Cause, Judge, first_difference, tolerated
-from treeopt.evaluate.text_distribution import p_of_counts, text_cells
+from treeopt.evaluate.validate_sample import p_of_counts, text_cells
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text
 from treeopt.verify.probe import check_trees

@@ -29,8 +29,7 @@ from timing import add_tiny, judged, machine
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.learn import Learning
-from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter
-from treeopt.evaluate.plan_figures import PlanFigures, fastest_of
+from treeopt.evaluate.learn_drafter import LearnedDrafter, PlanFigures, fastest_of, learn_drafter
 from treeopt.models.base import Base, load_base
 from treeopt.models.fit import heads_like
 from treeopt.models.layouts import LoadedHeads

@@ -16,7 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of programs that tests sta
 import pytest
 import torch
 
-from treeopt.evaluate import plan_figures, timed_step
+from treeopt.evaluate import learn_drafter as learn_module
+from treeopt.evaluate import timed_step
 from treeopt.models.base import Base, load_base
 from treeopt.models.layouts import LoadedHeads, load_heads
 from treeopt.tree import Tree
@@ -40,7 +41,7 @@ def _little_timing() -> Iterator[None]:
     """Steps are timed once or twice: no test depends on the clock, and timing was a quarter of the commands' tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_FEWEST_ROUNDS", "_MOST_ROUNDS"):
-            patch.setattr(plan_figures, name, 2)
+            patch.setattr(learn_module, name, 2)
         patch.setattr(timed_step, "_TIMED", 1)
         yield
 

@@ -11,7 +11,7 @@ import pytest
 from program import treeopt, treeopt_json
 
 from treeopt.evaluate import validate_sample as module
-from treeopt.evaluate.text_distribution import DistributionTest
+from treeopt.evaluate.validate_sample import DistributionTest
 from treeopt.files.trees import save_tree
 from treeopt.tree import Tree
 

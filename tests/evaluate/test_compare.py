@@ -16,12 +16,11 @@ from treeopt.calibration import MISS, NONE
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.errors import TreeoptError
-from treeopt.evaluate import contenders
+from treeopt.evaluate import compare as module
 from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate, with_memory
+from treeopt.evaluate.compare import NO_DRAFT, NO_HEADS, recycle_texts
 from treeopt.evaluate.comparison import FASTEST, METHODS, CompareOptions, Comparison, halves, spread_evenly
-from treeopt.evaluate.contenders import NO_DRAFT, NO_HEADS
 from treeopt.evaluate.metrics import Spread
-from treeopt.evaluate.recycling import recycle_texts
 from treeopt.evaluate.timed_step import TimedStep
 from treeopt.models.base import Base
 from treeopt.models.ranks import top_ids
@@ -148,7 +147,7 @@ def test_a_text_that_differs_in_one_repeat_is_counted(model: Base, monkeypatch: 
 
         return run if options else stock
 
-    monkeypatch.setattr(contenders, "with_generate", wrong_once)
+    monkeypatch.setattr(module, "with_generate", wrong_once)
     found = compare(model, None, rows(6), methods=["lookup"], **SMALL)
     texts = len(found.texts)
     assert [(row.same, row.lossless) for row in found.rows] == [(texts, True), (texts, True), (texts - 1, False)]

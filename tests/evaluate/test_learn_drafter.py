@@ -15,7 +15,7 @@ import treeopt
 from treeopt.decode.decoder import Rows, TreeDecoder
 from treeopt.drafting.learn import Learning
 from treeopt.drafting.record_proposer import RecordProposer
-from treeopt.evaluate import plan_figures as module
+from treeopt.evaluate import learn_drafter as module
 from treeopt.evaluate import timed_step
 from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter
 from treeopt.evaluate.timed_step import TimedStep

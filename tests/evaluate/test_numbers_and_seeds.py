@@ -11,10 +11,9 @@ from tiny import tiny_base
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import environment
-from treeopt.evaluate.baselines import Call
+from treeopt.evaluate.baselines import Call, seeded
 from treeopt.evaluate.environment import check_hub
 from treeopt.evaluate.profile import MOST_BATCH, _check_numbers
-from treeopt.evaluate.seeds import seeded
 
 
 def test_numbers_of_a_profile() -> None:

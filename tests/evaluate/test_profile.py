@@ -21,8 +21,7 @@ from treeopt.drafting.plans import PerStepTrees, StaticTree
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import profile as profile_module
 from treeopt.evaluate.profile import generic_growth, largest_context, measure_profile
-from treeopt.evaluate.profile_texts import model_texts
-from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep
+from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, model_texts
 from treeopt.models.base import Base
 from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads

@@ -16,9 +16,8 @@ from treeopt.decode import rules
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample
 from treeopt.drafting.interface import Drafts
-from treeopt.evaluate.baselines import Baseline, with_decoder, with_generate
-from treeopt.evaluate.seeds import seeded
-from treeopt.evaluate.text_distribution import (
+from treeopt.evaluate.baselines import Baseline, seeded, with_decoder, with_generate
+from treeopt.evaluate.validate_sample import (
     ALPHA,
     DistributionTest,
     adjusted_p,

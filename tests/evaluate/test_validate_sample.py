@@ -17,9 +17,8 @@ from tiny import random_heads, tiny_base
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
 from treeopt.decode.rules import Rule, Sample, Typical
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Call, Run
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Call, Run, seeded
 from treeopt.evaluate.metrics import Metrics
-from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validate_sample import SampleValidation, z_score
 from treeopt.models.base import Base

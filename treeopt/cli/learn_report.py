@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.drafter import Drafter
     from treeopt.drafting.learn import Learned, Learning
-    from treeopt.evaluate.learn_drafter import LearnedDrafter
-    from treeopt.evaluate.plan_figures import PlanFigures
+    from treeopt.evaluate.learn_drafter import LearnedDrafter, PlanFigures
     from treeopt.texts.prompts import PromptSet
 
 _FEW = 1000  # positions; fewer are too few for the weights and the calibration map of a level

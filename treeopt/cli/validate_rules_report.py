@@ -10,8 +10,7 @@ from treeopt.cli.validate_report import measured_json, say_depths, say_drafts, s
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.text_distribution import DistributionTest
-    from treeopt.evaluate.validate_sample import SampleValidation
+    from treeopt.evaluate.validate_sample import DistributionTest, SampleValidation
     from treeopt.evaluate.validate_typical import TypicalValidation
     from treeopt.texts.encode import Skipped
 
@@ -96,7 +95,7 @@ def _say_estimates(console: Console, found: SampleValidation) -> None:
 
 def _say_tests(console: Console, found: SampleValidation) -> None:
     """Print the tests of the distribution of texts."""
-    from treeopt.evaluate.text_distribution import ALPHA
+    from treeopt.evaluate.validate_sample import ALPHA
 
     rows = [
         [
@@ -124,7 +123,7 @@ def _say_tests(console: Console, found: SampleValidation) -> None:
 
 def _distribution_error(found: SampleValidation) -> TreeoptError:
     """E501 with the prompts whose texts have another distribution."""
-    from treeopt.evaluate.text_distribution import ALPHA
+    from treeopt.evaluate.validate_sample import ALPHA
 
     limit = ALPHA / (2 * len(found.tests))
     wrong = [one for one in found.tests if min(one.p_base, one.p_stock) < limit]

@@ -5,11 +5,13 @@ They are timed like our own loop with a tree.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -200,3 +202,23 @@ class _Forwards(StoppingCriteria):
             self.first = now(self._base)
         self.lengths.append(input_ids.shape[1])
         return self._continue
+
+
+def seeded(base: Base, baseline: Baseline, seed: int, name: str) -> Baseline:
+    """The baseline with a seed for each call, which depends on `seed`, its name and the call."""
+
+    def run(prompts: Sequence[Sequence[int]], max_new_tokens: int, call: Call) -> list[Run]:
+        sequence = np.random.SeedSequence([seed, *name.encode()], spawn_key=call)
+        with _generators_kept(base):
+            torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+            return baseline(prompts, max_new_tokens, call)
+
+    return run
+
+
+@contextlib.contextmanager
+def _generators_kept(base: Base) -> Iterator[None]:
+    """A context after which torch's generators are as before."""
+    devices = [base.device] if base.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        yield

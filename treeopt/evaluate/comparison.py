@@ -12,8 +12,8 @@ from treeopt.defaults import LEARN_SIZES
 from treeopt.drafter import HEADS, HEADS_NGRAM, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError, check_counts
+from treeopt.evaluate.learn_drafter import setting_of
 from treeopt.evaluate.metrics import Metrics, Spread
-from treeopt.evaluate.plan_figures import setting_of
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.optimize.budget import fastest
 from treeopt.policy import STEP_SIZES

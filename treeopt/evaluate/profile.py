@@ -7,7 +7,7 @@ one that is not counted: right after the step of a large tree the processor's ca
 step of a small model is then a quarter slower, and every overhead too small).
 
 Where the drafter reads the text, its time depends on it. Then each round is one token further in a text of the model
-(`treeopt.evaluate.profile_texts`), and the last round has the context that is measured.
+(`treeopt.evaluate.timed_step`), and the last round has the context that is measured.
 """
 
 from __future__ import annotations

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Typical
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Baseline, with_decoder, with_generate
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Baseline, seeded, with_decoder, with_generate
 from treeopt.evaluate.inputs import Inputs, parts
 from treeopt.evaluate.metrics import Trial
 from treeopt.evaluate.quality import Quality, quality
 from treeopt.evaluate.runs import Runs, decode_all
-from treeopt.evaluate.seeds import seeded
 from treeopt.evaluate.typical_replay import typical_replay
 from treeopt.evaluate.validation import Measured
 from treeopt.models.base import Base
