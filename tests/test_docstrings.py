@@ -1,8 +1,9 @@
-"""The examples in the docstrings of the functions that take models and prompts run as pasted."""
+"""The docstrings of public names: every parameter of a wide function is named, and examples run as pasted."""
 
 from __future__ import annotations
 
 import doctest
+import inspect
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,18 @@ FUNCTIONS = (
     "measure_profile",
     "plan_speedup",
 )
+
+
+def test_public_functions_say_what_they_take() -> None:
+    """Each public name has a docstring; that of a function of more than three parameters names them."""
+    for name in set(treeopt.__all__) - {"__version__"}:
+        one = getattr(treeopt, name)
+        said = one.__doc__ or ""
+        assert len(said.split()) > 5, name
+        parameters = [] if inspect.isclass(one) else inspect.signature(one).parameters
+        if len(parameters) > 3:
+            assert [each for each in parameters if each not in said] == [], name
+            assert "Args:" in said, name
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -1,4 +1,4 @@
-"""The limits of the house: sizes of files and functions, repeats, private attributes, retired words, and the map.
+"""The limits of the house: sizes of files and functions, repeats, private attributes, names of classes, the map.
 
 Each check is a function from a folder of sources to a list of faults; each has a test on a planted fault.
 """
@@ -27,7 +27,6 @@ PARAMETERS = 8  # self and cls not counted
 # which takes them by the names in this signature alone. `train_jointly` has the parameters of `train_heads`, and heads.
 WIDE = {"decode/generate.py tree_generate", "train/medusa2.py train_jointly"}
 REPEATED_LINES = 6
-WALKS = {"From a prompt to the trace file": 10, "From `build` to `accept`": 14}  # heading -> most files
 
 # Attributes of other libraries' objects that have no public name.
 FOREIGN_PRIVATE = {
@@ -38,55 +37,12 @@ FOREIGN_PRIVATE = {
     "_version",  # torch, a tensor: how often it was written in place
 }
 
-# Words that gave way to a term of the field, with the rooms and records in which one of them means something else.
-RETIRED_NAMES = {
-    "one_by_one": (),  # autoregressive
-    "way": (),  # baseline
-    "ways": (),
-    "transition": (),  # n-gram table
-    "transitions": (),
-    "corrected": (),  # heads+ngram
-    "copied": (),  # prompt lookup
-    "extra_levels": (),  # extra depth
-    "orders": ("ngram_table.py", "drafting"),  # node_rank; in these: lengths of n-grams
-    "mass": (),  # expected_tokens
-    "prices": (),  # size_cost
-    "outside": (),  # other_logit
-    "odds": (),  # calibration_map
-    "unseen": ("train",),  # cross_validated; in train/: modules that the built-in model never saw
-    "sink": (),  # text_streamer
-    "told": (),
-    "wanted": (),
-    "own": (),
-    "came": (),
-    "asked": (),
-    "seven": (),
-}
-STANDARD_NAMES = {"log_odds", "own_lm_head"}  # terms of the field that hold a retired word
-RETIRED_PHRASES = (  # in docstrings and messages, too; each exempt in the same rooms as the name
-    "one by one",
-    "transitions",
-    "corrected",
-    "unseen",
-    "paper's tree",
-    "levels beyond the heads",
-    "plain drafter",
+# Classes that are still defined in several places; the list ends empty.
+SEVERAL = re.findall(
+    r"\w+",
+    "Job Drafts Named Report Step Sample Level Fit Kept Limits Work _Rows Traced _Part Difference Check Comparison "
+    "Acceptance Header ExpectedLine Document Layout _Level Matrix Drawing",
 )
-# Names in 0.x of fields and of a drafter: a reader in files/ may name them, as a whole string or in backquotes.
-OLD_FIELDS = {
-    "orders",
-    "mass",
-    "prices",
-    "outside",
-    "odds",
-    "transition",
-    "transitions",
-    "copied",
-    "corrected",
-    "of",
-    "unseen",
-    "seen",
-}
 
 Fault = str
 Check = Callable[[Path], list[Fault]]
@@ -214,48 +170,19 @@ def private_access(folder: Path) -> list[Fault]:
     return faults
 
 
-def names_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of every identifier."""
-    for node in ast.walk(tree):
-        line = getattr(node, "lineno", 0)
-        for field in ("id", "attr", "arg", "name", "asname"):
-            value = getattr(node, field, None)
-            if isinstance(value, str):
-                yield line, value
-
-
-def strings_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of every string, docstrings among them."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.lineno, node.value
-
-
-def retired_words(folder: Path) -> list[Fault]:
-    """Identifiers, and strings that name a field, with a retired word; strings with a retired phrase."""
-    faults = []
+def class_names(folder: Path) -> list[Fault]:
+    """Classes with the name of another one, each after the first."""
+    faults, first = [], {}
     for name, _, tree in sources(folder):
-        room = name.split("/")[0]
-        words = {word for word, rooms in RETIRED_NAMES.items() if room not in rooms}
-        phrases = [phrase for phrase in RETIRED_PHRASES if room not in RETIRED_NAMES.get(phrase, ())]
-        strings = [one for one in strings_of(tree) if not (room == "files" and one[1] in OLD_FIELDS)]
-        fields = [(line, text) for line, text in strings if re.fullmatch(r"[A-Za-z_]+", text)]
-        for line, text in [*names_of(tree), *fields]:
-            parts = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower().strip("_")
-            if parts not in STANDARD_NAMES and any(f"_{word}_" in f"_{parts}_" for word in words):
-                faults.append(f"{name}:{line} {text}")
-        for line, text in strings:
-            said = " ".join(text.lower().split())
-            if room == "files":
-                said = re.sub(r"`(\w+)`", lambda code: "" if code[1] in OLD_FIELDS else code[0], said)
-            found = [phrase for phrase in phrases if re.search(rf"\b{phrase}\b", said)]
-            faults += [f"{name}:{line} {phrase!r}" for phrase in found if said not in words]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name not in SEVERAL:
+                place = f"{name}:{node.lineno}"
+                if first.setdefault(node.name, place) != place:
+                    faults.append(f"{place} {node.name}: also {first[node.name]}")
     return faults
 
 
-CHECKS: tuple[Check, ...] = (long_files, long_functions, wide_functions, repeats, private_access, retired_words)
-
-
+CHECKS: tuple[Check, ...] = (long_files, long_functions, wide_functions, repeats, private_access, class_names)
 BENCHES = ROOT_FOLDER / "bench"
 TESTS = ROOT_FOLDER / "tests"
 PLACES = [*((PACKAGE, check) for check in CHECKS), *((BENCHES, check) for check in CHECKS[:3]), (TESTS, long_files)]
@@ -299,13 +226,7 @@ PLANTED: tuple[tuple[Check, str, str], ...] = (  # check, a source at the limit,
     (repeats, "from a import (\n    b,\n    c,\n    d,\n    e,\n)\n" * 2, f"if a:\n{SAME}else:\n{SAME}"),
     (private_access, "self._a = cls._b = a.__b__ = config._attn_implementation\n", "a._b = 1\n"),
     (private_access, "self._a.b()\n", "self._a._b()\n"),
-    (retired_words, "toll = brown = wayside = {}\n", "x_told = 1\n"),
-    (retired_words, "a.order = 'own words'\n", "a.own = 1\n"),
-    (retired_words, "f(other_logit=1)\n", "f(outside=1)\n"),
-    (retired_words, "x = {'ngram_table': 1}\n", "x = {'transitions': 1}\n"),
-    (retired_words, "class NgramCounts: ...\n", "class TransitionCounts: ...\n"),
-    (retired_words, "x = 'transitional; uncorrected'\n", "x = 'Unseen: texts left out'\n"),
-    (retired_words, "x = f'the Medusa tree of {y}'\n", "x = f'{y} of the paper\\'s\\ntree'\n"),
+    (class_names, "class A: ...\nclass B: ...\n", "class A: ...\ndef f():\n    class A: ...\n"),
 )
 
 
@@ -319,16 +240,6 @@ def test_check_finds_a_planted_fault(check: Check, allowed: str, fault: str, tmp
     assert [one.split(":")[0] for one in check(tmp_path)] == ["planted.py"]
 
 
-def test_retired_words_know_their_rooms(tmp_path: Path) -> None:
-    """A word that means something else in a room passes there; files/ may name fields of 0.x, as whole strings."""
-    for room, text in (("train", "unseen = 'unseen modules'\n"), ("files", "x = {'prices': 'not `unseen`'}\n")):
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "planted.py").write_text(text)
-    assert retired_words(tmp_path) == []
-    (tmp_path / "files" / "planted.py").write_text("prices = {'prices': 'unseen `of`'}\n")
-    assert retired_words(tmp_path) == ["files/planted.py:1 prices", "files/planted.py:1 'unseen'"]
-
-
 def section(text: str, heading: str) -> str:
     """The lines below a heading, up to the next heading."""
     found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, flags=re.MULTILINE | re.DOTALL)
@@ -336,13 +247,8 @@ def section(text: str, heading: str) -> str:
     return found[1]
 
 
-def walk_files(text: str, heading: str) -> list[str]:
-    """The files of a walk, in its order: the code at the start of each numbered line."""
-    return re.findall(r"^\d+\. `([^`]+)`", section(text, heading), flags=re.MULTILINE)
-
-
 def map_faults(text: str, package: Path) -> list[Fault]:
-    """Rooms of the map that are no folders, folders that it leaves out, walks that are too long or name no files."""
+    """Rooms and records of the map that do not exist, and those that it leaves out."""
     listed = re.findall(r"^\| `(\w+)/` \|", section(text, "The rooms"), flags=re.MULTILINE)
     folders = {path.parent.name for path in package.glob("*/__init__.py")} | {
         path.name for path in package.iterdir() if path.is_dir() and path.name == "data"
@@ -351,40 +257,21 @@ def map_faults(text: str, package: Path) -> list[Fault]:
     modules = {path.stem for path in package.glob("*.py") if not path.stem.startswith("__")}
     faults = [f"room {room}" for room in sorted(set(listed) ^ folders)]
     faults += [f"record {module}" for module in sorted(set(records) ^ modules)]
-    for heading, most in WALKS.items():
-        files = walk_files(text, heading)
-        faults += [f"{heading}: {file} is no file" for file in files if not (package / file).is_file()]
-        if not 2 <= len(set(files)) <= most:
-            faults.append(f"{heading}: {len(set(files))} files, at most {most}")
-        if len(set(files)) != len(files):
-            faults.append(f"{heading}: a file is listed twice")
     return faults
 
 
-def test_map_lists_the_rooms_and_walks() -> None:
-    """docs/architecture.md names exactly the rooms and records that exist, and its walks are short."""
+def test_map_lists_the_rooms() -> None:
+    """docs/architecture.md names exactly the rooms and records that exist."""
     assert map_faults(MAP.read_text(), PACKAGE) == []
 
 
 def test_map_check_finds_planted_faults(tmp_path: Path) -> None:
-    """A room that is missing, one that is not there, a record, a file of a walk and a long walk are found."""
+    """A room that is missing, one that is not there, and a record are found."""
     for name in ("files", "new", "decode"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     (tmp_path / "tree.py").touch()
-    (tmp_path / "files" / "trees.py").touch()
-    walks = iter(WALKS)
-    lines = [
-        *("## The rooms", "| `files/` | a |", "| `decode/` | b |", "| `gone/` | c |"),
-        *("## The records", "| `tree.py` | a |"),
-        *(f"## {next(walks)}", "1. `files/trees.py` a", "2. `files/gone.py` b"),
-        *(f"## {next(walks)}", *(f"{i}. `files/{i}.py` a" for i in range(15))),
-    ]
-    for i in range(15):
-        (tmp_path / "files" / f"{i}.py").touch()
-    assert map_faults("\n".join(lines) + "\n", tmp_path) == [
-        "room gone",
-        "room new",
-        "From a prompt to the trace file: files/gone.py is no file",
-        "From `build` to `accept`: 15 files, at most 14",
-    ]
+    (tmp_path / "policy.py").touch()
+    lines = ["## The rooms", "| `files/` | a |", "| `decode/` | b |", "| `gone/` | c |"]
+    lines += ["## The records", "| `tree.py` | a |"]
+    assert map_faults("\n".join(lines) + "\n", tmp_path) == ["room gone", "room new", "record policy"]
