@@ -29,11 +29,11 @@ demo: venv
 
 # Train the built-in model again, in pocket-made/ (one to two hours on two cores); see treeopt/data/pocket/README.md.
 pocket: venv
-	$(BIN)/python -m treeopt.train.pocket calibration/recipes/pocket.yaml pocket-made
+	$(BIN)/python bench/make_pocket.py calibration/recipes/pocket.yaml pocket-made
 
 # Train its draft model again, in pocket-draft-made/ (an hour); see treeopt/data/pocket-draft/README.md.
 pocket-draft: venv
-	$(BIN)/python -m treeopt.train.pocket_draft calibration/recipes/pocket-draft.yaml pocket-draft-made
+	$(BIN)/python bench/make_pocket_draft.py calibration/recipes/pocket-draft.yaml pocket-draft-made
 
 # Two processes; a test file runs in one of them, so that the models of its fixtures are loaded once, and files start in
 # the order of collection. WORKERS=0 runs one process.

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from treeopt.decode.generate import tree_generate
 from treeopt.drafter import Drafter
 from treeopt.files.drafters import save_drafter
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 from treeopt.policy import TreePolicy
 
 GOAL = 1.0  # milliseconds of a later call

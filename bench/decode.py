@@ -26,9 +26,9 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base
 from treeopt.models.clock import now
-from treeopt.models.fit import heads_like
+from treeopt.models.compatibility import heads_like
+from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.pair import load_pair
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.encode import encode
 from treeopt.texts.prompts import load_prompts

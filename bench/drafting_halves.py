@@ -11,8 +11,8 @@ from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.models.base import Base
-from treeopt.models.layouts import LoadedHeads
-from treeopt.models.pair import load_pair
+from treeopt.models.given import load_pair
+from treeopt.models.head_files import LoadedHeads
 from treeopt.texts.prompts import PromptSet, load_prompts
 
 TOP_K = 32

@@ -27,7 +27,7 @@ from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import top_ids
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
 

@@ -19,7 +19,7 @@ from treeopt.drafting.learn import VOTED, Learning
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import trace_texts
-from treeopt.models.fit import heads_like
+from treeopt.models.compatibility import heads_like
 from treeopt.ngram_table import NgramTable
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree

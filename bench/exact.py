@@ -15,7 +15,7 @@ from timing import add_tiny, machine
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.evaluate.inputs import predict
 from treeopt.files.calibrations import load_calibration
-from treeopt.models.pair import load_pair
+from treeopt.models.given import load_pair
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import load_prompts

@@ -26,8 +26,8 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base
 from treeopt.models.clock import now
+from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.pair import load_pair
 from treeopt.texts.encode import encode
 from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree

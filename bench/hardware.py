@@ -29,10 +29,9 @@ import treeopt.evaluate.timed_step as timed_step
 from treeopt.evaluate.profile import measure_profile
 from treeopt.latency import ONE_NODE, LatencyProfile
 from treeopt.models.base import Base
+from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.named_shapes import named_shape
-from treeopt.models.pair import load_pair
-from treeopt.models.shapes import model_shape
+from treeopt.models.shapes import model_shape, named_shape
 from treeopt.plan.devices import device_of_spec, device_preset
 from treeopt.plan.fit import MeasuredSteps, extrapolated, fit_efficiency
 from treeopt.plan.operators import StepSetting, forward_operators

@@ -44,8 +44,8 @@ from treeopt.drafting.trace import trace_texts
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.work import Chunk, Make, Recording
 from treeopt.models.base import Base, load_base
+from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.pair import load_pair
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree

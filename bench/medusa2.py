@@ -27,6 +27,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from corpus import Document, is_unseen, standard_library
+from make_pocket import write_openings
 from timing import add_tiny, judged, machine
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,23 +37,18 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.drafting.learn import Learning
 from treeopt.models.base import Base, load_base
-from treeopt.models.layouts import WEIGHT_FILES, load_heads
+from treeopt.models.head_files import WEIGHT_FILES, load_heads
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import encode_prompts
 from treeopt.texts.prompts import PromptSet, load_prompts
-from treeopt.train.corpus import Document, is_unseen, standard_library
 from treeopt.train.data import TrainingTexts, collate, load_texts
 from treeopt.train.distill import distill
-from treeopt.train.joint import CONSTANT
-from treeopt.train.joint_loss import next_tokens
-from treeopt.train.joint_settings import JointSettings
-from treeopt.train.loss import IGNORED
+from treeopt.train.loss import IGNORED, next_tokens
 from treeopt.train.medusa1 import train_heads
 from treeopt.train.medusa2 import train_jointly
-from treeopt.train.pocket import write_openings
-from treeopt.train.settings import Settings
+from treeopt.train.settings import CONSTANT, JointSettings, Settings
 from treeopt.train.talks import SelfTalk
 
 NODES = (16, 64)

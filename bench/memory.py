@@ -47,7 +47,7 @@ from treeopt.files.work import Work
 from treeopt.models import logits
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import top_ids
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import load_prompts

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from corpus import Document, is_unseen, standard_library
+from make_pocket import draw
 from numpy.typing import NDArray
 from timing import add_tiny, machine
 
@@ -26,15 +28,13 @@ from treeopt.drafting.trace import TextTraces, trace_texts
 from treeopt.files.bundled import data_root
 from treeopt.files.strict_yaml import load
 from treeopt.models.base import Base
+from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.pair import load_pair
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.texts.answers import continue_texts
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import Prompt, PromptSet, load_prompts
-from treeopt.train.corpus import Document, is_unseen, standard_library
-from treeopt.train.pocket import draw
 from treeopt.tree import Tree
 
 TOKENS = 128

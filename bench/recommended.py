@@ -31,9 +31,9 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.learn_drafter import LearnedDrafter, PlanFigures, fastest_of, learn_drafter
 from treeopt.models.base import Base, load_base
-from treeopt.models.fit import heads_like
-from treeopt.models.layouts import LoadedHeads
-from treeopt.models.pair import load_pair
+from treeopt.models.compatibility import heads_like
+from treeopt.models.given import load_pair
+from treeopt.models.head_files import LoadedHeads
 from treeopt.texts.encode import encode
 from treeopt.texts.prompts import PromptSet, load_prompts
 

@@ -19,7 +19,7 @@ import torch
 from treeopt.evaluate import learn_drafter as learn_module
 from treeopt.evaluate import timed_step
 from treeopt.models.base import Base, load_base
-from treeopt.models.layouts import LoadedHeads, load_heads
+from treeopt.models.head_files import LoadedHeads, load_heads
 from treeopt.tree import Tree
 
 ROOT_FOLDER = Path(__file__).resolve().parent.parent

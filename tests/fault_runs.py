@@ -20,7 +20,7 @@ from treeopt.cli.app import program
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import save_tree
-from treeopt.models.layouts import save_heads
+from treeopt.models.head_files import save_heads
 from treeopt.tree import Tree
 
 ERRNOS = (errno.ENOSPC, errno.EACCES, errno.EIO)

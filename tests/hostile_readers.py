@@ -40,14 +40,14 @@ from treeopt.files.tensors import unedited_schema
 from treeopt.files.trees import load_tree
 from treeopt.files.work import Work, unpack_rows
 from treeopt.models.adapters import CONFIG_FILE, NOTE_FILE, WEIGHTS_FILE, read_adapter
+from treeopt.models.base import load_tokenizer
 from treeopt.models.checkpoint import check_files
 from treeopt.models.config_shapes import config_shape
-from treeopt.models.layouts import load_heads
-from treeopt.models.tokenizer import load_tokenizer
+from treeopt.models.head_files import load_heads
 from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint
 from treeopt.train.data import read_texts
-from treeopt.train.partial import kept_of
+from treeopt.train.distill import kept_of
 from treeopt.verify.buffer_files import load_buffers
 
 
@@ -269,7 +269,7 @@ READERS: dict[str, Reader] = {
         "medusa_lm_head.safetensors",
         seeds.heads,
         damage_tensors,
-        ("models.layouts.load_heads", "models.head_files.read_head_tensors"),
+        ("models.head_files.load_heads", "models.head_files.read_head_tensors"),
         lambda folder: (folder / "config.json").write_bytes(seeds.heads_configs()[1]),
     ),
     "heads (.pt)": Reader(_heads, "medusa_lm_head.pt", seeds.heads_pt, damage_zip, ()),
@@ -304,7 +304,7 @@ READERS: dict[str, Reader] = {
         "tokenizer.json",
         seeds.tokenizers,
         damage_json,
-        ("models.tokenizer.load_tokenizer",),
+        ("models.base.load_tokenizer",),
         _with_config,
         slow=True,
     ),

@@ -1,11 +1,25 @@
-"""Parts of the smallest recipes of built-in models: sizes, and modules that have openings."""
+"""The scripts of bench/ that make the built-in models, and the smallest recipes: sizes, and modules with openings."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
-from treeopt.train.corpus import Document, is_unseen
+BENCH = Path(__file__).resolve().parent.parent / "bench"
 
+
+def script(name: str) -> Any:
+    """A module of bench/, whose imports of one another need its folder on the path."""
+    sys.path.insert(0, str(BENCH))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCH))
+
+
+corpus = script("corpus")
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 16,
@@ -24,12 +38,16 @@ SIZES: dict[str, Any] = {
 SOURCE = "import os\n\n\ndef one(a, b):\n    return a + b\n\n\nclass Two:\n    def three(self):\n        return 3\n\n\n"
 
 
-def documents() -> tuple[Document, ...]:
+def documents() -> tuple[Any, ...]:
     """Three modules with openings, on both sides of one in two."""
-    names = [name for name in (f"module{i}" for i in range(20)) if is_unseen(Document(name, name, ""), 2)][:1]
-    names += [name for name in (f"module{i}" for i in range(20)) if not is_unseen(Document(name, name, ""), 2)][:2]
+    names = [
+        name for name in (f"module{i}" for i in range(20)) if corpus.is_unseen(corpus.Document(name, name, ""), 2)
+    ][:1]
+    names += [
+        name for name in (f"module{i}" for i in range(20)) if not corpus.is_unseen(corpus.Document(name, name, ""), 2)
+    ][:2]
     texts = {
         name: "".join(SOURCE.replace("(", f"_{name}_{i}(").replace("Two", f"Two{i}") for i in range(4))
         for name in names
     }
-    return tuple(Document(name, f"{name}.py", text) for name, text in texts.items())
+    return tuple(corpus.Document(name, f"{name}.py", text) for name, text in texts.items())

@@ -13,10 +13,9 @@ from tiny import VOCAB, tiny_base, walk
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.train.data import Example, TrainingTexts
-from treeopt.train.joint_settings import JointSettings
 from treeopt.train.medusa2 import train_jointly
 from treeopt.train.run import METRICS_FILE
-from treeopt.train.settings import Settings
+from treeopt.train.settings import JointSettings, Settings
 
 SMALL = Settings(num_heads=2, steps=12, batch_size=2, log_every=2, saves=3, holdout=2, learning_rate=1e-2)
 JOINT = JointSettings(num_heads=2, steps=12, batch_size=2, log_every=2, saves=3, holdout=2, rank=4, alpha=8.0)

@@ -17,7 +17,7 @@ from helpers import random_calibration
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.files.calibrations import save_calibration
 from treeopt.models.base import Base
-from treeopt.models.layouts import LoadedHeads
+from treeopt.models.head_files import LoadedHeads
 from treeopt.texts.prompts import load_prompts
 
 pytestmark = pytest.mark.bench  # minutes; make test-bench runs them
@@ -55,6 +55,8 @@ CALLS = {
     "learned_text": ["pocket --heads pocket --shared {shared}"],
     "llama": ["pocket --shared {shared}"],
     "lossless": ["", "--case 7"],
+    "make_pocket": [],  # tests/test_making.py
+    "make_pocket_draft": [],
     "medusa2": ["--model pocket", "--shared {shared}"],
     "memory": ["stages", "stages --drafter heads+ngram --temperature 0.7", "vocabulary"],
     "mutation": ["--folder {folder}"],
@@ -69,6 +71,7 @@ CALLS = {
     "typical": ["--model pocket", "--model tinystories --kind dynamic --shared {shared}"],
 }
 PARTS = {
+    "corpus",
     "timing",
     "drafting_halves",
     "drafting_cost",

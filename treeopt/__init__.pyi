@@ -38,9 +38,9 @@ from .files.trees import save_tree as save_tree
 from .latency import LatencyProfile as LatencyProfile
 from .models.auto_batch import AutoBatch as AutoBatch
 from .models.base import load_base as load_base
+from .models.head_files import load_heads as load_heads
+from .models.head_files import save_heads as save_heads
 from .models.heads import MedusaHeads as MedusaHeads
-from .models.layouts import load_heads as load_heads
-from .models.layouts import save_heads as save_heads
 from .models.merged import save_merged as save_merged
 from .models.shapes import model_shape as model_shape
 from .optimize.differences import compare_trees as compare_trees
@@ -70,9 +70,9 @@ from .shape import Drafting as Drafting
 from .shape import ModelShape as ModelShape
 from .texts.prompts import load_prompts as load_prompts
 from .train.distill import distill as distill
-from .train.joint_settings import JointSettings as JointSettings
 from .train.medusa1 import train_heads as train_heads
 from .train.medusa2 import train_jointly as train_jointly
+from .train.settings import JointSettings as JointSettings
 from .train.settings import Settings as Settings
 from .train.talks import SelfTalk as SelfTalk
 from .tree import Tree as Tree

@@ -28,6 +28,12 @@ EXIT_INTERRUPTED = 130
 
 # Texts of the RuntimeErrors that torch raises where memory is used up.
 _TORCH_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Texts of errors without a number, of safetensors and torch.save, where a disk is full.
+_DISK_FULL_MESSAGES = (
+    *("No space left on device", "os error 28", "Disk quota exceeded", "os error 122"),
+    *("inline_container", "PytorchStreamWriter", "iostream error"),
+)
 
 
 # Number -> what to do, where a message has no remedy of its own.
@@ -224,6 +230,17 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_MEMORY)
     )
+
+
+def disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one of its causes, means that a disk is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            return True
+        if not isinstance(error, TreeoptError) and any(message in str(error) for message in _DISK_FULL_MESSAGES):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def os_error(error: Exception) -> OSError | None:

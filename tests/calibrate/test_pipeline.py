@@ -20,8 +20,8 @@ from treeopt.calibration import MISS, NONE, Calibration
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.replay import replay
 from treeopt.texts.answers import continue_texts, cut_at_end
 from treeopt.texts.encode import Text, encode

@@ -11,7 +11,7 @@ from helpers import random_calibration, stretches
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import save_calibration
 from treeopt.models import base as base_module
-from treeopt.models import pair as pair_module
+from treeopt.models import given as pair_module
 
 
 @pytest.fixture(autouse=True)

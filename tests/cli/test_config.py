@@ -33,7 +33,7 @@ from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.files.configurations import command_lines, configuration_yaml, stored_configuration
 from treeopt.files.storing import storing
 from treeopt.files.trees import load_tree, save_tree
-from treeopt.models.layouts import save_heads
+from treeopt.models.head_files import save_heads
 from treeopt.provenance import Provenance, merged
 from treeopt.tree import Tree
 from treeopt.version import VERSION

@@ -22,7 +22,7 @@ from program import treeopt, treeopt_json
 from treeopt.drafting import compiled
 from treeopt.evaluate import environment
 from treeopt.evaluate.environment import FAIL, OK, WARN, Check, check_environment
-from treeopt.models import device as device_module
+from treeopt.models import devices as device_module
 
 Monkey = pytest.MonkeyPatch
 

@@ -18,7 +18,7 @@ from treeopt.calibrate import pipeline
 from treeopt.cli import inputs
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.drafters import load_drafter
-from treeopt.models.layouts import save_heads
+from treeopt.models.head_files import save_heads
 from treeopt.train import medusa1
 
 FEW = ("--prompts", "p.jsonl", "--max-new-tokens", "6", "--device", "cpu")
@@ -194,7 +194,7 @@ def test_seeds_are_checked_in_the_library(seed: int) -> None:
     base = chat_base()
     from treeopt.calibrate.pipeline import run_calibration
     from treeopt.drafting.learn import Learning
-    from treeopt.models.layouts import load_heads
+    from treeopt.models.head_files import load_heads
     from treeopt.texts.prompts import load_prompts
 
     save_heads(random_heads(base, 2), "heads", base="owner/base")

@@ -16,7 +16,7 @@ from tiny import chat_base, random_heads, tiny_base
 from treeopt.files.drafters import save_drafter
 from treeopt.files.policies import save_policy
 from treeopt.files.trees import save_tree
-from treeopt.models.layouts import save_heads
+from treeopt.models.head_files import save_heads
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 
@@ -43,7 +43,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_inputs: Any, **_named: Any) -> None:
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr("treeopt.models.pair.load_pair", fail)
+    monkeypatch.setattr("treeopt.models.given.load_pair", fail)
     monkeypatch.setattr("treeopt.models.base.load_base", fail)
 
 

@@ -36,7 +36,7 @@ from treeopt.files.shards import CalibrationShard, Shard, save_shard
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.trees import save_tree
 from treeopt.models.adapters import adapter_files
-from treeopt.models.layouts import save_heads
+from treeopt.models.head_files import save_heads
 from treeopt.tree import Tree
 
 Patch = pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from tiny import random_heads, tiny_base
 
 from treeopt.cli.heads_command import command
 from treeopt.engines import HEAD_READERS as TARGETS
-from treeopt.models.layouts import load_heads, save_heads
+from treeopt.models.head_files import load_heads, save_heads
 
 
 def test_show_describes_the_built_in_heads() -> None:

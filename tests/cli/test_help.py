@@ -14,7 +14,7 @@ from program import all_commands
 
 from treeopt.cli.app import program
 from treeopt.cli.examples import EXAMPLES
-from treeopt.models import layouts, shapes
+from treeopt.models import head_files, shapes
 from treeopt.texts import prompts
 
 HEAVY = ("numpy", "pydantic", "rich", "torch", "transformers", "numba", "scipy", "networkx", "matplotlib", "jinja2")
@@ -94,7 +94,7 @@ def test_examples_are_no_usage_errors(name: str, monkeypatch: pytest.MonkeyPatch
     def fail(*_given: Any, **_options: Any) -> NoReturn:
         raise AssertionError("it was loaded")
 
-    for module, function in ((layouts, "load_heads"), (prompts, "load_prompts"), (shapes, "model_shape")):
+    for module, function in ((head_files, "load_heads"), (prompts, "load_prompts"), (shapes, "model_shape")):
         monkeypatch.setattr(module, function, fail)
     for _, line in EXAMPLES[name]:
         result = CliRunner().invoke(program, shlex.split(line)[1:])

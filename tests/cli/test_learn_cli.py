@@ -15,7 +15,7 @@ from treeopt.evaluate.timed_step import TimedStep
 from treeopt.files.bundled import pocket
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.trees import save_tree
-from treeopt.models import pair as pair_module
+from treeopt.models import given as pair_module
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 

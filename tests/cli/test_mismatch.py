@@ -18,7 +18,7 @@ from treeopt.files.profiles import load_profile, save_profile
 from treeopt.files.trees import save_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.models.base import Base
-from treeopt.models.layouts import LoadedHeads
+from treeopt.models.head_files import LoadedHeads
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.tree import Tree
 

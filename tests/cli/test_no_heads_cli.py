@@ -20,7 +20,7 @@ from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.files.policies import load_plan
 from treeopt.files.profiles import load_profile
 from treeopt.files.trees import save_tree
-from treeopt.models import pair as pair_module
+from treeopt.models import given as pair_module
 from treeopt.tree import Tree
 
 FEW = ("--prompts", "pocket", "--limit", "6", "--max-new-tokens", "24")

@@ -16,7 +16,7 @@ from treeopt.drafter import Drafter
 from treeopt.files.drafters import save_drafter
 from treeopt.files.trees import save_tree
 from treeopt.models.base import Base, load_base
-from treeopt.models.layouts import save_heads
+from treeopt.models.head_files import save_heads
 from treeopt.tree import Tree
 
 TEXT = walk(0, VOCAB)

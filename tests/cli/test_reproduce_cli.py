@@ -26,7 +26,7 @@ from treeopt.files.bundled import zoo
 from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.files.configurations import stored_configuration
 from treeopt.files.trees import load_tree
-from treeopt.models.layouts import save_heads
+from treeopt.models.head_files import save_heads
 
 FEW = ("--limit", "2", "--max-new-tokens", "8", "--device", "cpu")
 LEARN = ("--drafter", "ngram", "--learn-tokens", "60", "--levels", "2")

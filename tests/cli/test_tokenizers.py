@@ -12,7 +12,7 @@ from program import error_number, treeopt
 from tiny import chat_base, random_heads, tiny_base
 
 from treeopt.files.trees import save_tree
-from treeopt.models.layouts import save_heads
+from treeopt.models.head_files import save_heads
 from treeopt.tree import Tree
 
 OUT = ("-o", "o.safetensors")

@@ -20,11 +20,10 @@ from treeopt.cli import train_command
 from treeopt.cli.console import Console
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.base import load_base
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 from treeopt.train import talks as talks_module
 from treeopt.train import trainer as trainer_module
-from treeopt.train.joint_settings import JointSettings
-from treeopt.train.settings import Settings
+from treeopt.train.settings import JointSettings, Settings
 
 TINY = ("--num-heads", "2", "--batch-size", "4", "--length", "64", "--shared-lm-head", "--device", "cpu")
 

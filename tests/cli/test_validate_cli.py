@@ -23,7 +23,7 @@ from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate
 from treeopt.files.policies import plan_id
 from treeopt.files.trees import save_tree
 from treeopt.models.base import Base, load_base
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 from treeopt.tree import Tree
 
 HEADS = "models/tinystories-260k-medusa"

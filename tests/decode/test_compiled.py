@@ -18,7 +18,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.inputs import predict
 from treeopt.files.trees import save_tree
 from treeopt.models.base import load_base
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree
@@ -28,7 +28,7 @@ import json, sys, torch
 torch.set_num_threads(1)
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.models.base import load_base
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 from treeopt.verify.buffer_files import load_buffers
 decoder = TreeDecoder(load_base("pocket"), load_heads("pocket").heads, load_buffers(sys.argv[1]))
 made = decoder.generate(json.loads(sys.argv[2]), 40)

@@ -25,8 +25,8 @@ from treeopt.drafting.trace import TextTraces
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.inputs import predict
 from treeopt.models.base import Base, load_base
+from treeopt.models.head_files import load_heads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import load_heads
 from treeopt.optimize.replay import replay
 from treeopt.texts.encode import Text, encode
 from treeopt.texts.prompts import load_prompts

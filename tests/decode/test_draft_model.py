@@ -25,7 +25,7 @@ from treeopt.drafting.learn import Learning, learn
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.inputs import predict
 from treeopt.models.base import Base
-from treeopt.models.draft import as_draft, load_draft
+from treeopt.models.given import as_draft, load_draft
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.answers import AnswerOptions
 from treeopt.tree import Tree

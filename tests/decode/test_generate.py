@@ -33,8 +33,8 @@ from treeopt.files.drafters import save_drafter
 from treeopt.files.policies import save_policy
 from treeopt.files.trees import save_tree
 from treeopt.models.base import Base
+from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import LoadedHeads
 from treeopt.policy import Plan, TreePolicy
 from treeopt.tree import Tree
 from treeopt.verify import probe

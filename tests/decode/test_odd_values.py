@@ -17,8 +17,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.profile import measure_profile
 from treeopt.models.base import Base
+from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import LoadedHeads
 from treeopt.tree import Tree
 
 

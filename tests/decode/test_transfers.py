@@ -14,7 +14,7 @@ from tiny import random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import TOP_LOGPROBS, Drafter
-from treeopt.models import ranks
+from treeopt.models import logits
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 
@@ -74,7 +74,9 @@ def test_one_transfer_down_and_one_up(
     decoders: dict[str, TreeDecoder], kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step waits for the device once; the drafts go up in one piece, those of heads not at all."""
-    monkeypatch.setattr(ranks, "_SPARE", 1 << 20)  # the way of other devices than the CPU, where a look at values waits
+    monkeypatch.setattr(
+        logits, "_SPARE", 1 << 20
+    )  # the way of other devices than the CPU, where a look at values waits
     decoder = decoders[kind]
     going = decoder.prefill([text.prompt for text in prompts_of(1, rows)], 64)
     decoder.step(going)  # compiles and builds masks

@@ -19,7 +19,7 @@ from treeopt.drafting.learn import Learning, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.files.work import Recording
 from treeopt.models.base import Base
-from treeopt.models.layouts import LoadedHeads
+from treeopt.models.head_files import LoadedHeads
 from treeopt.ngram_table import NgramTable
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts
 from treeopt.texts.encode import Text, encode_prompts

@@ -20,8 +20,8 @@ from treeopt.drafting import learn as learning_module
 from treeopt.drafting.learn import FOLDS, LM_HEAD_LEVELS, VOTED, Learning, _folds, learn
 from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
-from treeopt.models.layouts import LoadedHeads
-from treeopt.models.pair import load_pair
+from treeopt.models.given import load_pair
+from treeopt.models.head_files import LoadedHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.texts.answers import AnswerOptions, Drawn
 from treeopt.texts.encode import Text

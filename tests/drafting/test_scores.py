@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from treeopt.drafter import MAX_MATCH, NO_CHANCE, Drafter, Level
 from treeopt.drafting.interface import Features
 from treeopt.drafting.ngram_counts import NgramCounts
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import top_ids
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "12"))  # of each source
 FLAT = Table({(): {0: 0.0}}, {(): 0.0}, (-1.0,) * 60)  # knows nothing of sixty tokens

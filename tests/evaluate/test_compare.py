@@ -23,7 +23,7 @@ from treeopt.evaluate.comparison import FASTEST, METHODS, CompareOptions, Compar
 from treeopt.evaluate.metrics import Spread
 from treeopt.evaluate.timed_step import TimedStep
 from treeopt.models.base import Base
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import top_ids
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.given_prompts import as_prompt_set

@@ -23,9 +23,9 @@ from treeopt.evaluate import profile as profile_module
 from treeopt.evaluate.profile import generic_growth, largest_context, measure_profile
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, model_texts
 from treeopt.models.base import Base
-from treeopt.models.fingerprint import fingerprint
+from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import LoadedHeads
+from treeopt.models.tensors import fingerprint
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 

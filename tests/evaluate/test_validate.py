@@ -36,7 +36,7 @@ from treeopt.evaluate.runs import decode_all, decode_in_turns
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validation import ValidateOptions, Validation
 from treeopt.models.base import Base
-from treeopt.models.layouts import LoadedHeads
+from treeopt.models.head_files import LoadedHeads
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import TreePolicy
 from treeopt.progress import silent

@@ -16,8 +16,8 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.engines import HEAD_READERS as TARGETS
 from treeopt.errors import Code, TreeoptError
 from treeopt.export.heads import convert_heads
+from treeopt.models.head_files import load_heads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import load_heads
 from treeopt.tree import Tree
 
 BASE = tiny_base("llama")

@@ -25,7 +25,7 @@ from treeopt.models.adapters import CONFIG_FILE, read_adapter
 from treeopt.models.checkpoint import check_files, check_shards
 from treeopt.models.config_shapes import config_shape
 from treeopt.models.given import tokenizer_beside
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 
 
 @pytest.mark.parametrize("dtype", [torch.uint64, torch.uint32, torch.uint16, torch.int8])

@@ -28,7 +28,7 @@ from treeopt.files.calibrations import load_calibration
 from treeopt.files.read import read_bytes
 from treeopt.files.results import load_validation
 from treeopt.files.trees import load_tree
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 from treeopt.texts import prompts
 from treeopt.texts.prompts import load_prompts
 

@@ -22,12 +22,12 @@ from transformers import AutoModelForCausalLM
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.adapters import read_adapter
 from treeopt.models.base import Base, load_base
-from treeopt.models.fingerprint import fingerprint, fingerprints
-from treeopt.models.layouts import save_heads
+from treeopt.models.given import load_pair
+from treeopt.models.head_files import save_heads
 from treeopt.models.merged import save_merged
-from treeopt.models.pair import load_pair
-from treeopt.train.joint_settings import JointSettings
+from treeopt.models.tensors import fingerprint, fingerprints
 from treeopt.train.medusa2 import train_jointly
+from treeopt.train.settings import JointSettings
 
 FAST = JointSettings(num_heads=2, steps=3, batch_size=2, rank=4, alpha=12.0, learning_rate=3e-2, warmup=0.0)
 IDS = torch.arange(20)[None]

@@ -7,7 +7,7 @@ import torch
 from machines import accelerator
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.device import pick_device
+from treeopt.models.devices import pick_device
 
 
 @pytest.fixture(autouse=True)

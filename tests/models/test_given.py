@@ -14,7 +14,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.bundled import pocket
 from treeopt.models.base import Base, load_base
 from treeopt.models.given import as_base, as_heads
-from treeopt.models.layouts import load_heads, save_heads
+from treeopt.models.head_files import load_heads, save_heads
 
 
 def test_base_from_a_name_a_path_and_a_model() -> None:

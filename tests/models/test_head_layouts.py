@@ -18,8 +18,8 @@ from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models import head_files
-from treeopt.models.layouts import load_heads
-from treeopt.models.pair import load_pair
+from treeopt.models.given import load_pair
+from treeopt.models.head_files import load_heads
 
 HEADS, HIDDEN, VOCAB = 3, 4, 7
 State = dict[str, Tensor]

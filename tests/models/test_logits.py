@@ -17,10 +17,9 @@ from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Drafts
 from treeopt.drafting.trace import Target, trace_texts
 from treeopt.evaluate.quality import log_likelihood
+from treeopt.models import logits as logits_module
 from treeopt.models import logits as module
-from treeopt.models import ranks
-from treeopt.models.logits import rows_at_once
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import rows_at_once, top_ids
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_parents, compile_tree
@@ -107,13 +106,13 @@ def test_target_probabilities_have_the_bits_of_the_whole(rows: int, monkeypatch:
 def test_keys_are_made_for_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of 8 bytes, and what they are made of, count as eight copies: with memory for 16 rows, 2 rows at a time."""
     made: list[int] = []
-    whole = ranks._top_keys
+    whole = logits_module._top_keys
 
     def noted(part: Tensor, count: int) -> Tensor:
         made.append(len(part))
         return whole(part, count)
 
-    monkeypatch.setattr(ranks, "_top_keys", noted)
+    monkeypatch.setattr(logits_module, "_top_keys", noted)
     monkeypatch.setattr(module, "LOGITS_BYTES", 16 * VOCAB * 4)
     assert top_ids(torch.zeros(5, VOCAB), 3).tolist() == [[0, 1, 2]] * 5  # all equal: their order takes keys
     assert made == [2, 2, 1]

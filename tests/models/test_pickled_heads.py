@@ -19,7 +19,7 @@ from refusals import refusal_of
 
 from treeopt.errors import EXIT_INPUT, Code, TreeoptError
 from treeopt.export.trees import import_tree
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 
 
 class RunsCode:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treeopt.models.ranks import rank_of, top_ids
+from treeopt.models.logits import rank_of, top_ids
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -20,8 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.checkpoint import counts_layers
 from treeopt.models.config_shapes import heads_drafting
-from treeopt.models.named_shapes import NAMED, named_shape
-from treeopt.models.shapes import model_shape
+from treeopt.models.shapes import NAMED, model_shape, named_shape
 from treeopt.plan.operators import StepSetting, forward_operators
 
 BATCH, CACHED, NODES = 3, 40, 9  # 40 cached tokens exceed the windows of 16

@@ -20,7 +20,7 @@ from numpy_draft.levels import Candidates, Nodes
 from numpy_draft.votes import Votes
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter
 from treeopt.drafting.interface import Features, Floats, Ints
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import top_ids
 from treeopt.ngram_table import CONTEXT, context_keys
 
 _NOWHERE = -2  # differs from every token, and from the -1 before the start of a text

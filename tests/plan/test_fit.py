@@ -9,7 +9,7 @@ import pytest
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.models.named_shapes import named_shape
+from treeopt.models.shapes import named_shape
 from treeopt.plan.devices import Device
 from treeopt.plan.fit import MeasuredSteps, extrapolated, fit_efficiency
 from treeopt.plan.operators import StepSetting

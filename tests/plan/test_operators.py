@@ -10,7 +10,7 @@ import pytest
 from hand_shape import SHAPE
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.named_shapes import named_shape
+from treeopt.models.shapes import named_shape
 from treeopt.plan.operators import Operator, StepSetting, drafting_operators, forward_operators, joined
 from treeopt.shape import Attention, Drafting, Matrix, ModelShape
 

@@ -11,7 +11,7 @@ import pytest
 from hand_shape import SHAPE
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.named_shapes import named_shape
+from treeopt.models.shapes import named_shape
 from treeopt.plan.devices import DEVICES, Device, device_of_spec, device_preset
 from treeopt.plan.operators import StepSetting
 from treeopt.plan.planner import Acceptance, PlanCandidate, SpeedPlan, plan_speedup

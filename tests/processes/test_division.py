@@ -16,7 +16,7 @@ from tiny import cycle_heads, tiny_base
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validation import Measured
-from treeopt.models.pair import load_pair
+from treeopt.models.given import load_pair
 from treeopt.processes.division import Division
 from treeopt.processes.team import Processes
 from treeopt.tree import Tree

@@ -16,8 +16,8 @@ from treeopt.drafter import Drafter
 from treeopt.files.bundled import data_root
 from treeopt.files.strict_yaml import load
 from treeopt.models.base import Base, load_base
-from treeopt.models.fit import heads_like
-from treeopt.models.layouts import load_heads
+from treeopt.models.compatibility import heads_like
+from treeopt.models.head_files import load_heads
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.prompts import load_prompts

@@ -17,10 +17,9 @@ from runs import SMALL, assert_same_run, noise
 from safetensors import SafetensorError
 from tiny import HIDDEN, VOCAB, tiny_base
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, disk_full
 from treeopt.files.atomic import in_words
-from treeopt.models import layouts
-from treeopt.train.disk import is_full
+from treeopt.models import head_files
 from treeopt.train.medusa1 import train_heads
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
@@ -46,9 +45,9 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (TreeoptError(Code.FILE_UNWRITABLE, "No space left on device.txt is a folder"), False),
     ],
 )
-def test_is_full(error: Exception, full: bool) -> None:
+def test_disk_full(error: Exception, full: bool) -> None:
     """A full disk is known by its number, by the words of the libraries that write, or by what it caused."""
-    assert is_full(error) == full
+    assert disk_full(error) == full
 
 
 def test_sizes_in_words() -> None:
@@ -110,7 +109,7 @@ def failing(after: int, error: Exception, write: Callable[..., Any]) -> Callable
 WRITERS: dict[str, tuple[Any, str, Exception]] = {
     "torch": (torch, "save", RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")),
     "safetensors": (safetensors.torch, "save_file", SafetensorError("I/O error: No space left on device")),
-    "heads": (layouts, "write_files", NO_SPACE),
+    "heads": (head_files, "write_files", NO_SPACE),
 }
 # The heads are written once, with their config; the others write at each checkpoint.
 FAULTS = [(name, after) for name in WRITERS for after in (0, 1) if (name, after) != ("heads", 1)]

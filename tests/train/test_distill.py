@@ -253,11 +253,11 @@ def test_resume_reads_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     base, seeds, out = chat_base(), questions(tmp_path), tmp_path / "out.jsonl"
     run(base, seeds, out)
     partial = out.rename(tmp_path / "out.jsonl.partial")
-    monkeypatch.setattr("treeopt.train.partial._LONGEST", max(map(len, partial.read_bytes().splitlines())))
+    monkeypatch.setattr("treeopt.train.distill._LONGEST", max(map(len, partial.read_bytes().splitlines())))
     with pytest.raises(TreeoptError, match="has a line of more than") as caught:
         run(base, seeds, out, resume=True)
     assert caught.value.code is Code.RESUME_INVALID
-    monkeypatch.setattr("treeopt.train.partial._LONGEST", max(map(len, partial.read_bytes().splitlines())) + 1)
+    monkeypatch.setattr("treeopt.train.distill._LONGEST", max(map(len, partial.read_bytes().splitlines())) + 1)
     assert run(base, seeds, out, resume=True).new_rows == 1  # the last batch is smaller, and not known to be whole
 
 

@@ -10,8 +10,7 @@ import pytest
 from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.train.data import TrainingTexts, load_texts
-from treeopt.train.given_texts import as_training_texts
+from treeopt.train.data import TrainingTexts, as_training_texts, load_texts
 
 TALK = [{"role": "user", "content": "w3"}, {"role": "assistant", "content": "w4 w5 w6"}]
 ROWS: list[Any] = ["w1 w2 w3 w4", {"prompt": "w3", "output": "w4 w5 w6"}, {"messages": TALK}]

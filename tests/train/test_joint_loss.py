@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from treeopt.models import logits as logits_module
 from treeopt.models.heads import MedusaHeads
-from treeopt.train.joint import CONSTANT, SINE, heads_weight
-from treeopt.train.joint_loss import joint_head_losses, kl_loss, lm_loss, next_tokens
-from treeopt.train.loss import IGNORED, targets
+from treeopt.train.loss import IGNORED, joint_head_losses, kl_loss, lm_loss, next_tokens, targets
+from treeopt.train.medusa2 import heads_weight
+from treeopt.train.settings import CONSTANT, SINE
 
 ROWS = 23
 

@@ -17,13 +17,14 @@ from tiny import HIDDEN, VOCAB, tiny_base
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base
 from treeopt.train import lora as lora_module
-from treeopt.train.lora import Lora, adapted, adapter_shares
+from treeopt.train.lora import adapted, adapter_shares
 from treeopt.train.medusa2 import train_jointly
+from treeopt.train.settings import JointSettings
 
 
 def test_adapter_is_on_every_linear_layer() -> None:
     """All seven layers of each block and the LM head, with two factors each, and no other weight is trained."""
-    joined = adapted(tied_base(), Lora(4, 8.0, 0.05))
+    joined = adapted(tied_base(), JointSettings(rank=4, alpha=8.0, dropout=0.05))
     kinds = ("q_proj", "k_proj", "v_proj", "o_proj")
     layers = [f"model.layers.{i}.self_attn.{kind}" for i in range(2) for kind in kinds]
     layers += [f"model.layers.{i}.mlp.{kind}" for i in range(2) for kind in ("gate_proj", "up_proj", "down_proj")]
@@ -37,7 +38,7 @@ def test_adapter_is_on_every_linear_layer() -> None:
 
 def test_plain_lm_head_has_the_update() -> None:
     """The LM head with which accuracies are counted gives the logits of the LM head with its adapter."""
-    joined = adapted(tied_base(), Lora(4, 8.0, 0.05))
+    joined = adapted(tied_base(), JointSettings(rank=4, alpha=8.0, dropout=0.05))
     with torch.no_grad():
         for weight in joined.weights:
             weight.normal_(generator=torch.Generator().manual_seed(len(weight)))
@@ -92,7 +93,7 @@ def test_adapter_that_is_not_the_one_asked_for(
     monkeypatch.setattr(peft, "get_peft_model", make)
     monkeypatch.setattr(lora_module, "odd_settings", lambda _config: odd)
     with pytest.raises(TreeoptError, match="peft cannot put an adapter") as caught:
-        adapted(tied_base(), Lora(4, 8.0, 0.0))
+        adapted(tied_base(), JointSettings(rank=4, alpha=8.0, dropout=0.0))
     assert caught.value.code is Code.MODEL_INVALID
     assert caught.value.why == ("it would leave out lm_head" if left_out else "it would also adapt or set rank_pattern")
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.models.layouts import load_heads
-from treeopt.models.pair import load_pair
+from treeopt.models.given import load_pair
+from treeopt.models.head_files import load_heads
 from treeopt.train.data import Example, collate
 from treeopt.train.loss import IGNORED, targets
 from treeopt.train.medusa1 import new_heads, train_heads

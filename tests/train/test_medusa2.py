@@ -19,18 +19,16 @@ from torch import Tensor
 from treeopt.errors import Code
 from treeopt.files.atomic import write_files
 from treeopt.models.base import Base, load_base
+from treeopt.models.given import load_pair
+from treeopt.models.head_files import load_heads, save_heads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import load_heads, save_heads
-from treeopt.models.pair import load_pair
-from treeopt.train import joint as joint_module
+from treeopt.train import medusa2 as joint_module
 from treeopt.train import medusa2 as medusa2_module
 from treeopt.train.data import Example, collate
-from treeopt.train.joint import JointModel
-from treeopt.train.joint_settings import JointSettings
-from treeopt.train.lora import Lora, adapted
+from treeopt.train.lora import adapted
 from treeopt.train.medusa1 import new_heads, train_heads
-from treeopt.train.medusa2 import train_jointly
-from treeopt.train.settings import Settings
+from treeopt.train.medusa2 import JointModel, train_jointly
+from treeopt.train.settings import JointSettings, Settings
 
 HEADS, WEIGHTS = "medusa_lm_head.safetensors", "adapter/adapter_model.safetensors"
 FILES = ("config.json", HEADS, "adapter/adapter_config.json", WEIGHTS)
@@ -137,7 +135,7 @@ def test_given_model_and_heads_do_not_change(tmp_path: Path, family: str, self_d
 def test_loss_and_gradients_by_full_logits(self_distill: bool, shared: bool) -> None:
     """The model's loss is L_LM + lambda_0 * sum of 0.8^h * L_h, and trains adapter and heads by this sum alone."""
     base = tied_base()
-    joined = adapted(base, Lora(4, 8.0, 0.0))
+    joined = adapted(base, JointSettings(rank=4, alpha=8.0, dropout=0.0))
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in joined.weights:

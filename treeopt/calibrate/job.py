@@ -15,11 +15,10 @@ from treeopt.drafting.learn import Learning
 from treeopt.files.shards import Shard
 from treeopt.files.work import Keep, Recording, Share, Work, unsaved, unshared
 from treeopt.models.base import Base
-from treeopt.models.draft import as_draft
-from treeopt.models.fit import check_heads_fit, heads_like
-from treeopt.models.given import GivenHeads, GivenModel, as_heads
+from treeopt.models.compatibility import check_heads_fit, heads_like
+from treeopt.models.given import GivenHeads, GivenModel, as_draft, as_heads
+from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import LoadedHeads
 from treeopt.progress import Progress
 from treeopt.texts.answers import AnswerOptions
 from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set

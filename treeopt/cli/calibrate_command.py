@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from treeopt.drafter import Drafter
     from treeopt.drafting.learn import Learning
     from treeopt.models.base import Base
-    from treeopt.models.layouts import LoadedHeads
+    from treeopt.models.head_files import LoadedHeads
     from treeopt.texts.prompts import PromptSet
 
 

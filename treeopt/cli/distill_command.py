@@ -70,8 +70,7 @@ def run(console: Console, **options: Any) -> None:
     check_inputs()
     from treeopt.models.base import load_base
     from treeopt.texts.prompts import load_prompts
-    from treeopt.train.distill import distill
-    from treeopt.train.partial import check_unfinished
+    from treeopt.train.distill import check_unfinished, distill
 
     if not follows():  # the first process may have begun the run already
         check_unfinished(target, resume=options["resume"], overwrite=options["force"])

@@ -117,7 +117,7 @@ def load_draft_model(
             raise TreeoptError(Code.DRAFTER_MISMATCH, what, fix="--draft MODEL")
     if name is None:
         return None
-    from treeopt.models.draft import load_draft
+    from treeopt.models.given import load_draft
 
     try:
         device = str(base.device) if options["device_map"] else options["device"]

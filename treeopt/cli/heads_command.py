@@ -16,8 +16,8 @@ from treeopt.files.storing import storing
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
+    from treeopt.models.head_files import LoadedHeads
     from treeopt.models.heads import MedusaHeads
-    from treeopt.models.layouts import LoadedHeads
 
 
 class _Group(click.Group):
@@ -40,7 +40,7 @@ def group() -> None:
 @click.argument("heads")
 def show(console: Console, heads: str) -> None:
     """Print the layout, sizes and base model of HEADS, and the layouts that can hold them."""
-    from treeopt.models.layouts import load_heads
+    from treeopt.models.head_files import load_heads
 
     loaded = load_heads(heads)
     described = _described(loaded)
@@ -71,7 +71,7 @@ def convert(console: Console, heads: str, output: str, force: bool, **options: A
     """
     from treeopt.export.heads import check_output, convert_heads
     from treeopt.files.outputs import check_no_input
-    from treeopt.models.layouts import load_heads
+    from treeopt.models.head_files import load_heads
 
     loaded, to = load_heads(heads), options["to"]
     check_no_input(output, loaded.file.parent)

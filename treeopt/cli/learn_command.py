@@ -48,7 +48,7 @@ from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRA
 if TYPE_CHECKING:
     from treeopt.evaluate.learn_drafter import LearnedDrafter
     from treeopt.models.base import Base
-    from treeopt.models.layouts import LoadedHeads
+    from treeopt.models.head_files import LoadedHeads
 
 
 @command("learn")

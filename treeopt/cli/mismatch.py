@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from treeopt.drafter import Drafter
     from treeopt.latency import LatencyProfile
     from treeopt.models.base import Base
-    from treeopt.models.layouts import LoadedHeads
+    from treeopt.models.head_files import LoadedHeads
     from treeopt.policy import Plan
 
 _FLOAT32 = "float32"  # the dtype of older files, which do not state it

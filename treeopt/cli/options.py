@@ -19,7 +19,7 @@ from treeopt.files.bundled import POCKET
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
-    from treeopt.models.layouts import LoadedHeads
+    from treeopt.models.head_files import LoadedHeads
     from treeopt.texts.prompts import PromptSet
 
 
@@ -124,7 +124,7 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
     """
     from treeopt.files.outputs import check_no_input
     from treeopt.models.base import load_base
-    from treeopt.models.pair import load_pair
+    from treeopt.models.given import load_pair
 
     on = loading_options(options, "adapter")
     loaded: LoadedHeads | None = None

@@ -10,7 +10,7 @@ from treeopt.cli.configuration import command_line
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
-    from treeopt.models.layouts import LoadedHeads
+    from treeopt.models.head_files import LoadedHeads
     from treeopt.policy import Plan
 
 

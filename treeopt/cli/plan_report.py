@@ -226,7 +226,7 @@ def _errors(one: HeldOut) -> dict[str, Any]:
 
 def report_presets(console: Console) -> None:
     """Print the known models and devices."""
-    from treeopt.models.named_shapes import NAMED
+    from treeopt.models.shapes import NAMED
 
     shapes = [NAMED[name].shape(name) for name in NAMED]
     rows = [[one.name, f"{one.parameters:,}", str(one.context), one.source] for one in shapes]

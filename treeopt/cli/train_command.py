@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.progress import Progress
     from treeopt.train.data import TextFile, TrainingTexts
-    from treeopt.train.joint import BaseScore
     from treeopt.train.medusa1 import Trained
+    from treeopt.train.medusa2 import BaseScore
     from treeopt.train.settings import Settings
 
 AnySettings = TypeVar("AnySettings", bound="Settings")
@@ -188,8 +188,8 @@ def _train_jointly(
     base: Base, texts: TrainingTexts, options: dict[str, Any], progress: Progress
 ) -> tuple[Trained, BaseScore | None]:
     """Stage 2."""
-    from treeopt.train.joint_settings import JointSettings
     from treeopt.train.medusa2 import train_jointly
+    from treeopt.train.settings import JointSettings
 
     again = {"resume": options["resume"], "overwrite": options["force"]}
     settings = _settings(JointSettings, options)

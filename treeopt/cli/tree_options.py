@@ -17,7 +17,7 @@ from treeopt.errors import Code, TreeoptError
 if TYPE_CHECKING:
     from treeopt.drafter import Drafter
     from treeopt.models.base import Base
-    from treeopt.models.layouts import LoadedHeads
+    from treeopt.models.head_files import LoadedHeads
     from treeopt.policy import Plan
     from treeopt.texts.encode import Encoded
 

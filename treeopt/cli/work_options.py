@@ -116,7 +116,7 @@ def open_work(options: Mapping[str, Any]) -> Work:
 def open_rows(options: Mapping[str, Any]) -> Work | None:
     """The folder of the rows that several processes of `treeopt distill` make; None for one, which appends its own."""
     from treeopt.files.work import Work
-    from treeopt.train.partial import rows_of
+    from treeopt.train.distill import rows_of
 
     rows = rows_of(Path(options["output"]))
     begun = rows.with_name(rows.name + ".partial").exists()

@@ -31,9 +31,8 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.drafters import load_drafter
 from treeopt.files.policies import GivenPlan, as_plan, as_plan_for
 from treeopt.models.base import Base, shown_name
-from treeopt.models.draft import as_draft
 from treeopt.models.finite import not_finite
-from treeopt.models.given import GivenModel
+from treeopt.models.given import GivenModel, as_draft
 from treeopt.models.heads import MedusaHeads
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import PAD, Buffers

@@ -21,9 +21,8 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Drafts, ProposerSession
 from treeopt.drafting.model import ModelProposer, ModelSession
 from treeopt.models.base import Base
-from treeopt.models.draft import as_draft
 from treeopt.models.finite import not_finite
-from treeopt.models.given import GivenModel
+from treeopt.models.given import GivenModel, as_draft
 from treeopt.tree import MAX_DEPTH, Tree
 from treeopt.verify.buffers import compile_ranks
 

@@ -30,10 +30,9 @@ from treeopt.drafting.kernel_data import num_candidates
 from treeopt.drafting.record_proposer import HEAD_SOURCE, RecordProposer, check_drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.models.fit import check_heads_fit, check_states_fit, heads_like
+from treeopt.models.compatibility import check_heads_fit, check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.logits import rows_at_once
-from treeopt.models.ranks import rank_of, top_ids
+from treeopt.models.logits import rank_of, rows_at_once, top_ids
 from treeopt.verify.buffers import Buffers
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import top_ids
 
 
 def top_logprobs(logits: Tensor, count: int, *, others: bool = True) -> Tensor:

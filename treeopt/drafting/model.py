@@ -33,7 +33,7 @@ from treeopt.drafting.kernel_rows import KernelRows
 from treeopt.drafting.logprobs import top_logprobs
 from treeopt.drafting.record_proposer import check_drafter
 from treeopt.models.base import Base
-from treeopt.models.draft import check_draft
+from treeopt.models.given import check_draft
 from treeopt.models.logits import rows_at_once
 from treeopt.verify.buffers import Buffers
 from treeopt.verify.levels import LevelSession, StaticLevel, static_levels

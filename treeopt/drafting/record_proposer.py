@@ -17,7 +17,7 @@ from treeopt.drafting.kernel_data import Record, Shape, num_candidates, record_a
 from treeopt.drafting.logprobs import top_logprobs
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.models.fit import check_heads_fit, check_states_fit, heads_like
+from treeopt.models.compatibility import check_heads_fit, check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT

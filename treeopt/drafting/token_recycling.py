@@ -31,7 +31,7 @@ from treeopt.drafting.interface import (
 )
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import top_ids
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import Buffers
 

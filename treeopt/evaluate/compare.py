@@ -57,12 +57,11 @@ from treeopt.files.policies import plan_id
 from treeopt.files.trees import load_tree
 from treeopt.latency import ONE_NODE
 from treeopt.models.base import Base
-from treeopt.models.draft import as_draft
-from treeopt.models.fit import check_heads_fit, heads_like
-from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.models.compatibility import check_heads_fit, heads_like
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
+from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import LoadedHeads
-from treeopt.models.ranks import top_ids
+from treeopt.models.logits import top_ids
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy

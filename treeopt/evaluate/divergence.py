@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, PreTrainedModel
 
 from treeopt.models.base import Base
-from treeopt.models.placement import weight_of
+from treeopt.models.devices import weight_of
 from treeopt.texts.encode import Text
 
 ENDED = -1  # in place of a token, where a text had already ended

@@ -89,7 +89,7 @@ def check_device() -> Iterator[Check]:
     """The device that `--device auto` takes, and whether torch can use an NVIDIA GPU that is there."""
     import torch
 
-    from treeopt.models.device import pick_device
+    from treeopt.models.devices import pick_device
 
     device = pick_device("auto")
     build = f"torch {torch.__version__}, CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
@@ -214,7 +214,7 @@ def check_decoding() -> Iterator[Check]:
     from treeopt.decode.decoder import TreeDecoder
     from treeopt.evaluate.baselines import Call, with_generate
     from treeopt.files.bundled import POCKET
-    from treeopt.models.pair import load_pair
+    from treeopt.models.given import load_pair
     from treeopt.texts.encode import encode_prompts
     from treeopt.texts.prompts import load_prompts
 

@@ -24,8 +24,8 @@ from treeopt.evaluate.runs import Runs
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.files.policies import plan_id
 from treeopt.models.base import Base
-from treeopt.models.fingerprint import fingerprint
 from treeopt.models.heads import MedusaHeads
+from treeopt.models.tensors import fingerprint
 from treeopt.optimize.per_step import replay_policy
 from treeopt.optimize.prune import most_used
 from treeopt.optimize.replay import Replay, replay

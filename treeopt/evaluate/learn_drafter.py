@@ -22,9 +22,8 @@ from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, prefilled
 from treeopt.latency import ONE_NODE
 from treeopt.models.base import DTYPES, Base
-from treeopt.models.draft import as_draft
-from treeopt.models.fit import heads_like
-from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.models.compatibility import heads_like
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.budget import fastest
 from treeopt.optimize.leviathan import ChainPrediction, cost_ratio, predict_chains, sampled_acceptance

@@ -35,11 +35,10 @@ from treeopt.latency import (
     LatencyProfile,
 )
 from treeopt.models.base import Base
-from treeopt.models.draft import as_draft
-from treeopt.models.fit import check_heads_fit, heads_like
-from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.models.compatibility import check_heads_fit, heads_like
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
+from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import LoadedHeads
 from treeopt.optimize.grow import Growth, grow
 from treeopt.optimize.values import IndependentValues
 from treeopt.policy import STEP_SIZES, Plan, TreePolicy

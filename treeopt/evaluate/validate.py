@@ -28,9 +28,8 @@ from treeopt.evaluate.validate_typical import TypicalValidation, validate_typica
 from treeopt.evaluate.validation import Measured, ValidateOptions, Validation
 from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base
-from treeopt.models.draft import as_draft
-from treeopt.models.fit import heads_like
-from treeopt.models.given import GivenHeads, GivenModel, as_base, as_heads
+from treeopt.models.compatibility import heads_like
+from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.policy import Plan
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text

@@ -160,7 +160,7 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
     """
     import torch
 
-    from treeopt.models.pickles import UNKNOWN, ordinary, refused_pickle, unpacked_size
+    from treeopt.models.tensors import UNKNOWN, ordinary, refused_pickle, unpacked_size
 
     kind = refused_pickle(io.BytesIO(raw))
     if kind is not None:

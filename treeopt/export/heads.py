@@ -22,12 +22,20 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, make_folder, write_files
 from treeopt.files.storing import with_stored
 from treeopt.models.base import Base
-from treeopt.models.fit import check_heads_fit
-from treeopt.models.head_files import CONFIG_FILE, NXDI_FILE, VLLM_FILE, WEIGHT_FILES, State
+from treeopt.models.compatibility import check_heads_fit
+from treeopt.models.devices import weight_of
+from treeopt.models.head_files import (
+    CONFIG_FILE,
+    NXDI_FILE,
+    VLLM_FILE,
+    WEIGHT_FILES,
+    State,
+    check_heads_writable,
+    medusa_numbers,
+    state_of,
+)
 from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import check_heads_writable, medusa_numbers, state_of
-from treeopt.models.placement import weight_of
 
 SAFETENSORS, PICKLE = WEIGHT_FILES
 _VLLM_MARK = "medusa_fc_bias"  # in the config of heads for vLLM, and in none of a base model

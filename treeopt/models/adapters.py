@@ -27,8 +27,8 @@ from treeopt.files.atomic import check_folder, make_folder
 from treeopt.files.read import read_bytes
 from treeopt.files.storing import with_stored
 from treeopt.models.checkpoint import read_config
-from treeopt.models.fingerprint import fingerprints
-from treeopt.models.placement import is_offloaded
+from treeopt.models.devices import is_offloaded
+from treeopt.models.tensors import fingerprints
 
 ADAPTER_FOLDER = "adapter"  # inside the folder of heads
 CONFIG_FILE = "adapter_config.json"

@@ -11,6 +11,7 @@ import platform
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +19,17 @@ import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from treeopt.errors import Code, TreeoptError, check_choice, first_line
+from treeopt.files.bundled import tokenizer_of
 from treeopt.models.adapters import Adapter, merge, read_adapter
-from treeopt.models.checkpoint import check_files, check_loaded, not_loadable, wrong_settings
-from treeopt.models.fingerprint import fingerprint
-from treeopt.models.finite import check_base_finite, numbers_only
-from treeopt.models.hub import built_in, find_base, here, hub_reachable, unreachable
-from treeopt.models.placement import (
+from treeopt.models.checkpoint import check_files, check_loaded, not_loadable, plain_reason, wrong_settings
+from treeopt.models.devices import (
     DeviceMap,
     check_placed,
     device_names,
@@ -38,7 +38,9 @@ from treeopt.models.placement import (
     kept_before,
     placement,
 )
-from treeopt.models.tokenizer import load_tokenizer
+from treeopt.models.finite import check_base_finite, numbers_only
+from treeopt.models.hub import built_in, find_base, here, hub_reachable, unreachable
+from treeopt.models.tensors import fingerprint
 from treeopt.version import VERSION
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -348,3 +350,34 @@ def _load_model(name: str, where: str, options: Mapping[str, Any]) -> tuple[PreT
             **options,
         )
     return model, check_loaded(name, model, info)
+
+
+_FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "sentencepiece*", "special_tokens_map.json")
+
+
+def load_tokenizer(name: str, where: str, folder: Path, *, local_files_only: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer, or None where the checkpoint has none: token ids can be decoded without one.
+
+    Args:
+        name: of the model, as given by the user.
+        where: folder or hub name.
+        folder: of the checkpoint's small files.
+        local_files_only: do not use the hub.
+
+    Raises:
+        TreeoptError: E304 where the tokenizer cannot be loaded.
+    """
+    if tokenizer_of(folder) != folder:
+        folder = tokenizer_of(folder)
+        where = str(folder)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            where, local_files_only=local_files_only, trust_remote_code=False
+        )
+    except Exception as error:  # the types that tokenizers raise vary
+        if not any(file for pattern in _FILES for file in folder.glob(pattern)):
+            return None
+        what = f"the tokenizer of {name} cannot be loaded"
+        fix = "use the original tokenizer files; without any, prompts must be token ids"
+        raise TreeoptError(Code.MODEL_INVALID, what, why=plain_reason(error), fix=fix) from error
+    return tokenizer

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.files.read import leaves_folder, read_settings, stays_in
-from treeopt.models.pickles import refused_pickle
+from treeopt.models.tensors import refused_pickle
 
 _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
 _PICKLES = "pytorch_model*.bin"  # weights that are read where there are no safetensors files

@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.read import read_settings
 from treeopt.models.checkpoint import counts_layers
-from treeopt.models.layouts import load_heads
+from treeopt.models.head_files import load_heads
 from treeopt.shape import MOST, Attention, Drafting, Matrix, ModelShape, shape_error
 
 _SHORT = 5  # tokens of the first forward, which recurrent layers take one after another

@@ -25,7 +25,7 @@ _SHOWN = 6  # keys shown in an error
 
 
 @dataclass(frozen=True)
-class Layout:
+class HeadsLayout:
     """The names of the tensors of heads.
 
     Args:
@@ -69,15 +69,15 @@ _SEQUENTIAL = "{h}.{l}.linear.{part}", "{h}.{blocks}.weight"
 _VLLM_OTHER = ("lm_head.weight", "token_map")
 
 
-def _prefixed(name: str, title: str, prefix: str) -> Layout:
-    return Layout(name, title, prefix + _SEQUENTIAL[0], prefix + _SEQUENTIAL[1], prefix)
+def _prefixed(name: str, title: str, prefix: str) -> HeadsLayout:
+    return HeadsLayout(name, title, prefix + _SEQUENTIAL[0], prefix + _SEQUENTIAL[1], prefix)
 
 
-MEDUSA = Layout("medusa", "Medusa", *_SEQUENTIAL)
+MEDUSA = HeadsLayout("medusa", "Medusa", *_SEQUENTIAL)
 FULL = _prefixed("full", "Medusa v1.0, with its base model", "medusa_head.")
 MODELOPT = _prefixed("modelopt", "ModelOpt, with its base model", "medusa_heads.")
-VLLM = Layout("vllm", "vLLM", "blocks.{h}.layers.{l}.{part}", "lm_heads.{h}.weight", other=_VLLM_OTHER)
-VLLM_PREFIXED = Layout(
+VLLM = HeadsLayout("vllm", "vLLM", "blocks.{h}.layers.{l}.{part}", "lm_heads.{h}.weight", other=_VLLM_OTHER)
+VLLM_PREFIXED = HeadsLayout(
     "vllm",
     "vLLM",
     f"medusa_heads.{VLLM.block}",
@@ -85,7 +85,7 @@ VLLM_PREFIXED = Layout(
     "medusa_heads.",
     tuple(f"medusa_heads.{key}" for key in _VLLM_OTHER),
 )
-NXDI = Layout(
+NXDI = HeadsLayout(
     "nxdi", "AWS NxD Inference", "medusa_head_{h}.{l}.linear.{part}", "medusa_head_{h}.{blocks}.weight", "medusa_head_"
 )
 LAYOUTS = (MEDUSA, NXDI, FULL, VLLM_PREFIXED, MODELOPT, VLLM)
@@ -111,7 +111,7 @@ _FOREIGN = (
 )
 
 
-def detect(keys: Iterable[str], name: str) -> Layout:
+def detect(keys: Iterable[str], name: str) -> HeadsLayout:
     """The layout of a checkpoint, by the names of its tensors.
 
     Raises:
@@ -128,7 +128,7 @@ def detect(keys: Iterable[str], name: str) -> Layout:
 
 
 def expected_keys(
-    num_heads: int, blocks: int, has_lm_head: bool, layout: Layout = MEDUSA
+    num_heads: int, blocks: int, has_lm_head: bool, layout: HeadsLayout = MEDUSA
 ) -> tuple[list[list[str]], list[list[str]], list[str]]:
     """The layout's keys: block weights [blocks][H], block biases [blocks][H], LM heads [H]."""
     heads = range(num_heads)

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from treeopt.errors import first_line
-from treeopt.models.device import unusable
+from treeopt.models.devices import unusable
 from treeopt.processes.team import Processes
 
 _HERE = "127.0.0.1"

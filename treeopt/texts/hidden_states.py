@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from treeopt.models.base import Base
+from treeopt.models.compatibility import check_states_fit
 from treeopt.models.finite import check_base_finite
-from treeopt.models.fit import check_states_fit
 from treeopt.texts.encode import Text
 
 

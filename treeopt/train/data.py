@@ -11,7 +11,8 @@ A row of a file is one of
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.texts.answers import cut_at_end
 from treeopt.texts.encode import check_known, encode, render_chat
+from treeopt.texts.given_prompts import GIVEN, GivenRow, given_rows
 from treeopt.texts.prompts import ANSWERS, Message, as_prompt, read_rows, row_id
 
 Span = tuple[int, int]  # from the first token of an answer to one past its last
@@ -216,3 +218,35 @@ def _cut(example: Example, length: int) -> Example:
     """The example up to the length."""
     spans = tuple((start, min(end, length)) for start, end in example.answers if start < length)
     return Example(example.ids[:length], spans)
+
+
+GivenTexts = TrainingTexts | str | os.PathLike[str] | Iterable[GivenRow]
+
+
+def as_training_texts(base: Base, texts: GivenTexts, *, length: int) -> TrainingTexts:
+    """Training texts, as token ids of at most `length`, and at most the model's context.
+
+    Args:
+        base: the model of the tokenizer.
+        texts: a file or hub data set as for `load_texts`; a list whose elements are plain texts (strings), rows with an
+            answer such as `{"prompt": ..., "output": ...}`, or conversations; one conversation; or `TrainingTexts`.
+        length: most tokens of a text.
+
+    Raises:
+        TreeoptError: as `load_texts`; E303 where the list is empty.
+        TypeError: where the texts are of another type.
+    """
+    if isinstance(texts, TrainingTexts):
+        return texts
+    length = min(length, base.context)
+    if isinstance(texts, (str, os.PathLike)):
+        return load_texts(base, [os.fspath(texts)], length=length)
+    digest, rows = given_rows(texts, "texts", "TrainingTexts")
+    return load_texts(base, [TextFile(GIVEN, digest, rows)], length=length)
+
+
+def names_of(texts: GivenTexts) -> tuple[str, ...]:
+    """The names of the texts' files or data sets, as the user gave them; empty for objects."""
+    if isinstance(texts, TrainingTexts):
+        return texts.names
+    return (os.fspath(texts),) if isinstance(texts, (str, os.PathLike)) else ()

@@ -22,25 +22,11 @@ from transformers.pytorch_utils import Conv1D
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.adapters import adapter_files, odd_settings, require_peft, untie
 from treeopt.models.base import Base
+from treeopt.train.settings import JointSettings
 
 _NAME = "default"  # peft's name of an adapter
 _TRIED = 8  # tokens of the forward that compares the LM head with the logits
 _SHOWN = 3  # layers in a message
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Shape of an adapter.
-
-    Args:
-        rank: r, of the update of each layer.
-        alpha: scale of the updates; they are multiplied by alpha / r.
-        dropout: share of the inputs of the updates that are left out while training.
-    """
-
-    rank: int
-    alpha: float
-    dropout: float
 
 
 @dataclass(frozen=True)
@@ -89,7 +75,7 @@ class Adapted:
         return adapter_files(folder, config, weights, base=self.original.model, heads_id=heads_id)
 
 
-def adapted(base: Base, lora: Lora) -> Adapted:
+def adapted(base: Base, settings: JointSettings) -> Adapted:
     """A base with a new adapter, whose updates are zero; the first factor of each is drawn from torch's generator.
 
     Raises:
@@ -103,16 +89,18 @@ def adapted(base: Base, lora: Lora) -> Adapted:
     model = _sharing_copy(base.model)
     untie(model)
     names = {name for name, _ in _linear_layers(model)}
-    settings = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=sorted(names))
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=sorted(names)
+    )
     try:
         with warnings.catch_warnings(action="ignore"):  # peft calls deprecated names of transformers
-            joined = get_peft_model(model, settings).eval()
+            joined = get_peft_model(model, config).eval()
     except ValueError as error:
-        taken = tuple(f".{name}" for name in settings.target_modules)  # of many names peft keeps common endings
+        taken = tuple(f".{name}" for name in config.target_modules)  # of many names peft keeps common endings
         lacking = {name for name in names if not f".{name}".endswith(taken)}
         raise _not_adaptable(base, lacking, first_line(error)) from error
     found = {name for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
-    others = sorted(found - names) + odd_settings(settings.to_dict())
+    others = sorted(found - names) + odd_settings(config.to_dict())
     if found != names or others:
         raise _not_adaptable(base, names - found, f"it would also adapt or set {', '.join(others)}")
     return Adapted(dataclasses.replace(base, model=model), base, joined)

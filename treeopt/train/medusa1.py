@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
+from treeopt.models.devices import weight_of
 from treeopt.models.given import GivenModel, as_base, name_of
+from treeopt.models.head_files import save_heads
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.layouts import save_heads
-from treeopt.models.placement import weight_of
 from treeopt.progress import Progress, silent
-from treeopt.train.given_texts import GivenTexts, as_training_texts, names_of
-from treeopt.train.run import Job, check_outputs, job_of, run_job
+from treeopt.train.data import GivenTexts, as_training_texts, names_of
+from treeopt.train.run import TrainingRun, check_outputs, job_of, run_job
 from treeopt.train.settings import Settings
 from treeopt.train.trainer import HeadScore, HeadsOnBase, HeadsTrainer, trainer_of
 
@@ -126,7 +126,7 @@ def weights_of(base: Base, settings: Settings) -> int:
 
 def save_trained(
     heads: MedusaHeads,
-    job: Job,
+    job: TrainingRun,
     method: dict[str, Any],
     *,
     also: Mapping[Path, bytes] | None = None,

@@ -23,17 +23,16 @@ from transformers import TrainerState, TrainingArguments, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, disk_full
 from treeopt.files.atomic import check_space, check_writable
 from treeopt.files.locks import Lock
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
-from treeopt.models.layouts import CONFIG_FILE, check_heads_writable
+from treeopt.models.head_files import CONFIG_FILE, check_heads_writable
 from treeopt.train.checkpoints import FOLDER as CHECKPOINTS
 from treeopt.train.checkpoints import begin, check_same, check_unfinished, drop_half_written, last_checkpoint, step_of
 from treeopt.train.data import Example, TrainingTexts, collate
-from treeopt.train.disk import is_full
-from treeopt.train.settings import Settings, steps_of, trainer_arguments
+from treeopt.train.settings import Settings, steps_of
 from treeopt.train.trainer import AnyTrainer, HeadsOnBase, HeadsTrainer, TrainerData
 
 METRICS_FILE = "metrics.jsonl"
@@ -41,7 +40,7 @@ _LOGS = 1 << 20  # bytes of metrics, Trainer states and notes
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingRun:
     """The inputs of a training run, loaded and checked.
 
     Args:
@@ -102,7 +101,7 @@ def job_of(
     *,
     trained: int,
     more: Mapping[str, Any] | None = None,
-) -> Job:
+) -> TrainingRun:
     """A run over texts, after checking the disk space.
 
     Args:
@@ -111,21 +110,21 @@ def job_of(
         folder: for the heads.
         settings: of the run.
         trained: number of weights that are trained.
-        more: further entries of `Job.begun`.
+        more: further entries of `TrainingRun.begun`.
 
     Raises:
         TreeoptError: E303 where no text is left to train on, E403 where the disk is too small.
     """
     train, held_out = _split(texts.examples, settings)
-    arguments = trainer_arguments(folder / CHECKPOINTS, settings, len(train), base.device)  # joins the other processes
-    job = Job(texts, TrainerData(base, train, held_out), folder, settings, arguments, more or {})
+    arguments = _trainer_arguments(folder / CHECKPOINTS, settings, len(train), base.device)  # joins the other processes
+    job = TrainingRun(texts, TrainerData(base, train, held_out), folder, settings, arguments, more or {})
     if job.is_main:
         check_space(folder, _disk_needed(job, trained), "training these heads")
     return job
 
 
 def run_job(
-    job: Job,
+    job: TrainingRun,
     make_trainer: Callable[[], AnyTrainer],
     save: Callable[[AnyTrainer], None],
     *,
@@ -163,7 +162,7 @@ def run_job(
                 save(trainer)
                 shutil.rmtree(job.checkpoints)
         except Exception as error:
-            if not is_full(error):
+            if not disk_full(error):
                 raise
             raise _disk_full(job.folder) from error
     return trainer
@@ -196,7 +195,7 @@ def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrit
             raise TreeoptError(Code.FILE_UNWRITABLE, what, fix="move it elsewhere, or choose another folder with -o")
 
 
-def _train(trainer: HeadsTrainer, checkpoint: Path | None, job: Job) -> None:
+def _train(trainer: HeadsTrainer, checkpoint: Path | None, job: TrainingRun) -> None:
     """Train, and evaluate on the texts held out; without any the Trainer has no scores."""
     if checkpoint is not None and step_of(checkpoint) >= job.steps:  # the Trainer would take one step more
         trainer.model.load_state_dict(safetensors.torch.load_file(checkpoint / SAFE_WEIGHTS_NAME))
@@ -217,7 +216,7 @@ def _disk_full(folder: Path) -> TreeoptError:
     return TreeoptError(Code.OUT_OF_MEMORY, "the disk is full", at=str(folder), fix=fix)
 
 
-def _disk_needed(job: Job, trained: int) -> int:
+def _disk_needed(job: TrainingRun, trained: int) -> int:
     """Most bytes of a run on disk at once, beyond those of existing checkpoints; `trained` is a number of weights."""
     saved = trained * int(job.data.base.dtype.itemsize)
     checkpoint = 3 * 4 * trained  # weights and AdamW's two moments, in float32
@@ -247,3 +246,49 @@ def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Exampl
     order = random.Random(settings.seed).sample(range(len(examples)), len(examples))
     held_out = set(order[: settings.holdout])
     return [e for i, e in enumerate(examples) if i not in held_out], [examples[i] for i in sorted(held_out)]
+
+
+def _trainer_arguments(folder: Path, settings: Settings, texts: int, device: torch.device) -> TrainingArguments:
+    """The Trainer's arguments.
+
+    Args:
+        folder: of the checkpoints.
+        settings: of the run.
+        texts: number of texts to train on.
+        device: of the base.
+
+    Raises:
+        TreeoptError: E402 where the Trainer would use another device.
+    """
+    steps = steps_of(settings, texts)
+    # Checkpoints are at logged steps, so that a resumed run logs the same lines as an uninterrupted one.
+    log_every = min(settings.log_every, steps)
+    every = math.ceil(steps / settings.saves / log_every) * log_every
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=settings.epochs,
+        max_steps=settings.steps or -1,
+        per_device_train_batch_size=settings.batch_size,
+        per_device_eval_batch_size=settings.batch_size,
+        gradient_accumulation_steps=settings.accumulate,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        logging_steps=log_every,
+        save_steps=every,
+        save_total_limit=2,  # a run that is killed while it saves still has the one before
+        bf16=settings.bf16,
+        use_cpu=device.type == "cpu",
+        seed=settings.short_seed,
+        label_names=["answers"],
+        remove_unused_columns=False,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    if device.type == "cuda" and arguments.device.index not in (None, device.index):
+        what = f"the base is on {device}, but the Trainer uses {arguments.device}"
+        fix = f"CUDA_VISIBLE_DEVICES={device.index}, and leave out --device"
+        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # one device a process: torchrun starts a process for each
+    return arguments

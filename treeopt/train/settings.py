@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-from transformers import TrainingArguments
-
-from treeopt.errors import Code, TreeoptError, check_counts
+from treeopt.errors import check_choice, check_counts
+from treeopt.models.heads import MedusaHeads
 from treeopt.sampling import check_seed
 
 _COUNTS = ("num_heads", "batch_size", "accumulate", "log_every", "saves", "length")
@@ -84,47 +82,60 @@ def steps_of(settings: Settings, texts: int) -> int:
     return settings.steps or math.ceil(a_pass * settings.epochs)
 
 
-def trainer_arguments(folder: Path, settings: Settings, texts: int, device: torch.device) -> TrainingArguments:
-    """The Trainer's arguments.
+CONSTANT, SINE = "constant", "sine"
+SCHEDULES = (CONSTANT, SINE)
+# The paper's lambda_0 (appendix B): of Vicuna-7B after stage 1, and of Vicuna-33B without it.
+_WEIGHTS = {CONSTANT: 0.2, SINE: 0.01}
+
+
+@dataclass(frozen=True)
+class JointSettings(Settings):
+    """Settings of `train_jointly`; the defaults are the paper's (section 2.2.2 and appendix B).
 
     Args:
-        folder: of the checkpoints.
-        settings: of the run.
-        texts: number of texts to train on.
-        device: of the base.
+        learning_rate: peak of the adapter's cosine schedule.
+        rank: of the adapter's updates.
+        alpha: scale of the updates, which are multiplied by alpha / rank.
+        dropout: share of the inputs of the updates that are left out while training.
+        heads_rate: learning rate of the heads over that of the adapter.
+        heads_weight: lambda_0, the weight of the heads' loss, at its peak; None is 0.2 where it is constant, and 0.01
+            on the sine schedule.
+        heads_schedule: `constant`, or `sine`: rising from 0; None is `constant` for trained heads and `sine` for new
+            ones.
+        self_distill: the base's loss is its divergence from the original base, in place of the cross-entropy of the
+            texts.
 
     Raises:
-        TreeoptError: E402 where the Trainer would use another device.
+        ValueError: as `Settings`, and where one of these is out of range.
     """
-    steps = steps_of(settings, texts)
-    # Checkpoints are at logged steps, so that a resumed run logs the same lines as an uninterrupted one.
-    log_every = min(settings.log_every, steps)
-    every = math.ceil(steps / settings.saves / log_every) * log_every
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=settings.epochs,
-        max_steps=settings.steps or -1,
-        per_device_train_batch_size=settings.batch_size,
-        per_device_eval_batch_size=settings.batch_size,
-        gradient_accumulation_steps=settings.accumulate,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=settings.warmup,
-        weight_decay=settings.weight_decay,
-        logging_steps=log_every,
-        save_steps=every,
-        save_total_limit=2,  # a run that is killed while it saves still has the one before
-        bf16=settings.bf16,
-        use_cpu=device.type == "cpu",
-        seed=settings.short_seed,
-        label_names=["answers"],
-        remove_unused_columns=False,
-        report_to=[],
-        disable_tqdm=True,
-    )
-    if device.type == "cuda" and arguments.device.index not in (None, device.index):
-        what = f"the base is on {device}, but the Trainer uses {arguments.device}"
-        fix = f"CUDA_VISIBLE_DEVICES={device.index}, and leave out --device"
-        raise TreeoptError(Code.DEVICE_UNUSABLE, what, fix=fix)
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # one device a process: torchrun starts a process for each
-    return arguments
+
+    learning_rate: float = 5e-4
+    rank: int = 32
+    alpha: float = 16.0
+    dropout: float = 0.05
+    heads_rate: float = 4.0
+    heads_weight: float | None = None
+    heads_schedule: str | None = None
+    self_distill: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(rank=self.rank)
+        weight = 1.0 if self.heads_weight is None else self.heads_weight
+        for name, value in (("alpha", self.alpha), ("heads_rate", self.heads_rate), ("heads_weight", weight)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} {value!r}: it must be a finite number above 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout {self.dropout!r}: it must be 0 or more, and below 1")
+        if self.heads_schedule is not None:
+            check_choice("heads_schedule", self.heads_schedule, SCHEDULES)
+
+    def chosen(self, heads: MedusaHeads | None) -> JointSettings:
+        """The settings with the defaults for these trained heads (None: new ones), and with their number and form."""
+        schedule = self.heads_schedule or (SINE if heads is None else CONSTANT)
+        weight = _WEIGHTS[schedule] if self.heads_weight is None else self.heads_weight
+        known = dataclasses.replace(self, heads_schedule=schedule, heads_weight=weight)
+        if heads is None:
+            return known
+        shared, blocks = heads.lm_head is None, heads.bias.shape[0]
+        return dataclasses.replace(known, num_heads=heads.num_heads, blocks=blocks, shared_lm_head=shared)

@@ -72,8 +72,8 @@ def trainer_of(
     trainer = kind(
         model=model,
         args=arguments,
-        train_dataset=_Rows(data.train),
-        eval_dataset=_Rows(data.held_out),
+        train_dataset=_Examples(data.train),
+        eval_dataset=_Examples(data.held_out),
         data_collator=collate,
         callbacks=[_Watch(model, int(arguments.logging_steps), progress), Marks()],
     )
@@ -82,7 +82,7 @@ def trainer_of(
     return trainer
 
 
-class _Rows(Dataset[Example]):
+class _Examples(Dataset[Example]):
     """Examples as a torch data set."""
 
     def __init__(self, examples: Sequence[Example]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.models.placement import check_one_device
+from treeopt.models.devices import check_one_device
 from treeopt.verify.buffers import Buffers
 
 _CAPTURES = 64  # of one forward: a number of rows and a capacity each; torch's limit of 8 would end in eager mode

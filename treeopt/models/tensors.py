@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 import zlib
 from typing import IO
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from treeopt.files.read import read_head
+from treeopt.models.devices import weight_of
 
 MAGIC = (b"PK\x03\x04", b"\x80")  # of a zip and of a pickle; torch.load also tries to unpack archives of tar
 SAM_DECODING = "a SAM-Decoding table"
@@ -78,3 +81,27 @@ def ordinary(tensor: Tensor) -> bool:
     if tensor.is_nested or tensor.is_quantized or str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu":
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+_SAMPLES = 64  # values read of each tensor
+_ROUNDINGS = (torch.float32, torch.bfloat16, torch.float16)  # precisions in which a base is loaded
+
+
+@torch.no_grad()
+def fingerprint(module: nn.Module, rounding: torch.dtype = torch.float32) -> str:
+    """16 hex digits from the name, shape and 64 evenly spaced values of every parameter, rounded to a dtype."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        flat = (weight_of(module, name) if tensor.is_meta else tensor).reshape(-1)
+        at = torch.linspace(0, max(flat.numel() - 1, 0), min(_SAMPLES, flat.numel()), dtype=torch.float64).long()
+        sample = flat[at.to(flat.device)].to(rounding).float().cpu().numpy()
+        digest.update(f"{name}{list(tensor.shape)}".encode() + sample.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def fingerprints(module: nn.Module) -> dict[str, str]:
+    """The fingerprint of the weights rounded to each precision, by its name.
+
+    A model loaded in two precisions has two fingerprints, but one of these is equal.
+    """
+    return {str(dtype).removeprefix("torch."): fingerprint(module, dtype) for dtype in _ROUNDINGS}

@@ -1,4 +1,4 @@
-"""The draft model of the built-in model: `python -m treeopt.train.pocket_draft RECIPE FOLDER` (`make pocket-draft`).
+"""The draft model of the built-in model: `python bench/make_pocket_draft.py RECIPE FOLDER` (`make pocket-draft`).
 
 A small Llama learns the next-token distributions of its target by Kullback-Leibler divergence (arXiv:1503.02531), on
 the target's own greedy answers and on the text that the target was trained on, never on modules that it did not see.
@@ -18,6 +18,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from corpus import is_unseen, standard_library
+from make_pocket import (
+    AnswersPart,
+    BasePart,
+    CorpusPart,
+    blocks,
+    new_llama,
+    run_recipe,
+    trainer_arguments,
+    write_openings,
+)
 from pydantic import Field
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -30,11 +41,8 @@ from treeopt.models.base import Base, load_base
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import encode_prompts
 from treeopt.texts.prompts import load_prompts
-from treeopt.train.corpus import is_unseen, standard_library
 from treeopt.train.data import load_texts
 from treeopt.train.distill import distill
-from treeopt.train.pocket import AnswersPart, BasePart, CorpusPart, run_recipe, write_openings
-from treeopt.train.pretrain import blocks, new_llama, trainer_arguments
 
 SCHEMA = "treeopt.draft-recipe/1"
 _ROWS = 8  # texts of one forward of `judge`

@@ -1,0 +1,346 @@
+"""Making of the built-in models, at the smallest size that runs: corpus, base, heads and draft model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from recipes import SIZES, SOURCE, corpus, documents, script
+from tiny import VOCAB, tiny_base
+
+from treeopt.files.bundled import data_root, pocket, pocket_draft
+from treeopt.files.schemas import check
+from treeopt.files.strict_yaml import load
+from treeopt.models.base import Base, load_base
+from treeopt.models.given import load_pair
+from treeopt.texts.answers import continue_texts
+from treeopt.texts.encode import encode_prompts
+from treeopt.texts.prompts import load_prompts
+from treeopt.train.data import load_texts
+
+pytestmark = pytest.mark.bench
+
+making, drafting = script("make_pocket"), script("make_pocket_draft")
+DEFINITION = re.compile(r" *(async )?(def|class) \w+.*:")
+RECIPES = data_root("calibration") / "recipes"
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    """All of the standard library."""
+    return corpus.standard_library()
+
+
+def made(text: str) -> Any:
+    """A document of one module."""
+    return corpus.Document("made", "made.py", text)
+
+
+def test_standard_library_holds_code_and_topics(library: Any) -> None:
+    """Known modules and documentation topics are there, names are unique, and tests are left out."""
+    names = [document.name for document in library]
+    assert {"argparse.py", "json/decoder.py", "topic lambda"} <= set(names)
+    assert len(set(names)) == len(names) > 500
+    assert not [name for name in names if {"test", "tests", "encodings", "site-packages"} & set(name.split("/"))]
+    assert "class ArgumentParser" in next(document.text for document in library if document.name == "argparse.py")
+
+
+def test_no_module_is_on_both_sides(library: Any) -> None:
+    """All files of a package are on its side, and both sides hold many modules."""
+    sides: dict[str, set[bool]] = {}
+    for document in library:
+        sides.setdefault(document.name.split("/")[0].removesuffix(".py"), set()).add(corpus.is_unseen(document, 10))
+    assert all(len(found) == 1 for found in sides.values())
+    unseen = sum(found == {True} for found in sides.values())
+    assert 0.05 < unseen / len(sides) < 0.2
+
+
+def test_is_unseen_by_module_alone() -> None:
+    """Neither a document's name nor its text moves it; one in one is every module."""
+    names = [f"module{i}" for i in range(100)]
+    one = [corpus.is_unseen(corpus.Document(name, "a", "a"), 4) for name in names]
+    assert one == [corpus.is_unseen(corpus.Document(name, "b", "b"), 4) for name in names]
+    assert 10 < sum(one) < 40
+    assert all(corpus.is_unseen(corpus.Document(name, "a", "a"), 1) for name in names)
+
+
+def test_openings_by_hand() -> None:
+    """An opening is whole lines up to a definition's first line; one without a line before it is none."""
+    text = "import os\nimport re\n\ndef one(a):\n    return a\n\nclass Two:\n    pass\n\n    async def three():\n"
+    assert corpus.openings(made(text), 30) == (
+        "import re\n\ndef one(a):",
+        "    return a\n\nclass Two:",
+        "\n    async def three():",
+    )
+    assert corpus.openings(made(text), 12) == ("\nclass Two:",)
+    assert corpus.openings(made(text), 10) == ()
+
+
+@pytest.mark.parametrize("characters", [40, 320])
+def test_openings_of_the_library(library: Any, characters: int) -> None:
+    """Openings are parts of their document in order, never overlap, end with a definition, and are short enough."""
+    count = 0
+    for document in random.Random(0).sample(library, 100):
+        at = 0
+        for opening in corpus.openings(document, characters):
+            assert len(opening) <= characters
+            lines = opening.splitlines()
+            assert len(lines) > 1
+            assert DEFINITION.fullmatch(lines[-1])
+            found = document.text.find(opening, at)
+            assert found >= at
+            assert document.text[found - 1] == "\n"
+            at = found + len(opening)
+            count += 1
+    assert count > 100
+
+
+def test_openings_of_a_long_last_line() -> None:
+    """A definition longer than allowed, in a file that ends without a newline, is no opening."""
+    assert corpus.openings(made("import os\n" * 5 + "def " + "f" * 50 + "():"), 20) == ()
+
+
+def test_library_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources come from the installation's folder, package by package."""
+    for name in ("b.py", "a/x.py", "a/test/y.py", "site-packages/z.py", "config-3/c.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"# {name}\n")
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda _name: str(tmp_path))
+    found = [
+        (document.module, document.name) for document in corpus.standard_library() if document.name.endswith(".py")
+    ]
+    assert found == [("a", "a/x.py"), ("b", "b.py")]
+
+
+def tiny_recipe() -> Any:
+    """The built-in model's recipe, every size of it small."""
+    raw = copy.deepcopy(load(RECIPES / "pocket.yaml").data)
+    raw["corpus"]["unseen_one_in"] = 2
+    raw["base"] = SIZES
+    raw["openings"] = {"characters": 40, "built_in": 3, "seeds": 5}
+    raw["answers"] = {"max_new_tokens": 8, "batch_size": 2}
+    raw["heads"] |= {"num_heads": 2, "epochs": 1.0, "batch_size": 2, "holdout": 1}
+    return making.Recipe.model_validate(raw)
+
+
+@pytest.mark.parametrize("text", ["", SOURCE, "a  b\t\n\n c .", "it 's n't , !", "ünïcode ✓ 漢字 🙂\r\n", "\x00\x7f"])
+def test_tokenizer_round_trip(text: str) -> None:
+    """Any text, of characters never trained on too, comes back byte for byte."""
+    tokenizer = making.train_tokenizer([SOURCE], 300, 32)
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_tokenizer_size_and_end() -> None:
+    """The vocabulary has the size asked for, and its token 0 ends texts."""
+    tokenizer = making.train_tokenizer([SOURCE] * 3, 280, 32)
+    assert len(tokenizer) == 280
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == (making.END, 0)
+    assert max(tokenizer(SOURCE).input_ids) < 280
+    assert len(tokenizer(SOURCE).input_ids) < len(SOURCE)
+
+
+def test_blocks_by_hand() -> None:
+    """Texts follow one another, each with its end; the last, shorter block is dropped."""
+    tokenizer = making.train_tokenizer(["ab"], 258, 32)
+    ids = [*tokenizer("abc").input_ids, 0, *tokenizer("de").input_ids, 0]
+    found = making.blocks(tokenizer, ["abc", "de"], 2)
+    assert found.flatten().tolist() == ids[: len(ids) // 2 * 2]
+    assert found.dtype is torch.int64
+    assert making.blocks(tokenizer, ["abc"], 100).shape == (0, 100)
+
+
+def test_pretrain_saves_a_model_with_its_losses(tmp_path: Path) -> None:
+    """The folder holds a model in half precision with its tokenizer, and the losses are of that model."""
+    tokenizer = making.train_tokenizer([SOURCE], 300, 32)
+    rows = making.blocks(tokenizer, [SOURCE] * 6, 32)
+    losses = making.pretrain(making.BasePart(**SIZES), tokenizer, rows[2:], rows[:2], tmp_path)
+    base = load_base(str(tmp_path), device="cpu")
+    assert (base.vocab_size, base.hidden_size, base.context, base.eos_ids) == (300, 16, 32, (0,))
+    assert base.tokenizer is not None
+    assert base.tokenizer.decode(base.tokenizer(SOURCE).input_ids) == SOURCE
+    weights = base.lm_head.weight
+    assert torch.equal(weights, weights.bfloat16().float())
+    assert losses["unseen_loss"] == pytest.approx(making.mean_loss(base.model, rows[:2]), rel=1e-5)
+    assert losses["train_loss"] == pytest.approx(making.mean_loss(base.model, rows[2:4]), rel=1e-5)
+
+
+def test_mean_loss_counts_every_block() -> None:
+    """The mean over blocks run in several batches is that over blocks run alone."""
+    model: Any = tiny_base("llama").model
+    rows = torch.randint(VOCAB, (11, 9), generator=torch.Generator().manual_seed(0))
+    alone = [making.mean_loss(model, row[None]) for row in rows]
+    assert making.mean_loss(model, rows) == pytest.approx(sum(alone) / 11, rel=1e-5)
+
+
+def test_draw_is_sorted_and_seeded() -> None:
+    """Openings are drawn by seed, kept in the order of their documents, and all where fewer are there than asked."""
+    texts = documents()
+    everything = making.draw(texts, 40, 1000, seed=0)
+    assert making.draw(texts, 40, 4, seed=0) == making.draw(texts, 40, 4, seed=0) != making.draw(texts, 40, 4, seed=1)
+    places = [everything.index(row) for row in making.draw(texts, 40, 4, seed=0)]
+    assert len(places) == 4
+    assert places == sorted(places)
+
+
+def test_make_writes_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe leaves base, heads, prompts of unseen modules and answers to seen ones; again, nothing changes."""
+    texts = documents()
+    monkeypatch.setattr(making, "standard_library", lambda: texts)
+    making.make(tiny_recipe(), tmp_path)
+    base, loaded = load_pair(str(tmp_path / "heads"), None, device="cpu")
+    assert (base.vocab_size, loaded.heads.num_heads, loaded.heads.lm_head) == (300, 2, None)
+    rows = {
+        name: [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("prompts.jsonl", "seeds.jsonl", "answers.jsonl")
+    }
+    assert {row["from"] for row in rows["prompts.jsonl"]} == {texts[0].name}
+    assert {row["from"] for row in rows["seeds.jsonl"]} <= {texts[1].name, texts[2].name}
+    assert [len(rows[name]) for name in ("prompts.jsonl", "seeds.jsonl")] == [3, 5]
+    assert [row["text"] for row in rows["answers.jsonl"]] == [row["text"] for row in rows["seeds.jsonl"]]
+    assert load_texts(base, [str(tmp_path / "answers.jsonl")], length=32).cut == 0
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    assert set(losses) == {"seen_tokens", "unseen_tokens", "train_loss", "unseen_loss"}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    making.make(tiny_recipe(), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def tiny_draft_recipe(prompts: Path) -> Any:
+    """The draft model's recipe, every size of it small."""
+    prompts.write_text(json.dumps({"text": "import os\n\n\ndef found(path):"}) + "\n")
+    raw = {**load(RECIPES / "pocket-draft.yaml").data}
+    raw["corpus"] = {"unseen_one_in": 2}
+    raw["openings"] = {"characters": 40, "seeds": 5}
+    raw["answers"] = {"max_new_tokens": 8, "batch_size": 2}
+    raw["mixture"] = {"answers": 3, "answer_passes": 2}
+    raw["draft"] = {**SIZES, "vocab_size": 2048}
+    raw["judged"] = {"prompts": str(prompts), "max_new_tokens": 6}
+    return drafting.DraftRecipe.model_validate(raw)
+
+
+@pytest.fixture(scope="module")
+def target() -> Base:
+    return load_base("pocket", dtype="float32", device="cpu")
+
+
+def test_make_trains_a_draft_of_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps leave a small model of the target's vocabulary, answers to seen modules alone, and figures."""
+    texts = documents()
+    monkeypatch.setattr(drafting, "standard_library", lambda: texts)
+    recipe = tiny_draft_recipe(tmp_path / "prompts.jsonl")
+    for name in ("one", "two"):
+        drafting.make(recipe, tmp_path / name)
+    folder = tmp_path / "one"
+    draft = load_base(str(folder), device="cpu")
+    assert (draft.vocab_size, draft.hidden_size, draft.context, draft.eos_ids) == (2048, 16, 32, (0,))
+    assert draft.tokenizer is None
+    weights = draft.lm_head.weight
+    assert torch.equal(weights, weights.half().float())
+    seeds = [json.loads(line) for line in (folder / "seeds.jsonl").read_text().splitlines()]
+    assert {row["from"] for row in seeds} <= {texts[1].name, texts[2].name}
+    figures = json.loads((folder / "losses.json").read_text())
+    assert set(figures) == {"parameters"} | {f"{t}_{n}" for t in ("seen", "unseen", "answers") for n in ("kl", "top1")}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    again = {name: (tmp_path / "two" / name).read_bytes() for name in files}
+    assert [name for name in files if again[name] != files[name]] == ["answers.jsonl"]  # names the file of its seeds
+    drafting.make(recipe, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == files
+
+
+def test_training_comes_nearer_to_the_target(target: Base, tmp_path: Path) -> None:
+    """After 40 steps on one text, the divergence on it is less than half of that of a model of 3 steps."""
+    rows = [torch.tensor(target.tokenizer(SOURCE).input_ids)[:32] for _ in range(2)]  # type: ignore[misc]
+    recipe, found = tiny_draft_recipe(tmp_path / "prompts.jsonl"), []
+    for steps in (3, 40):
+        sizes = recipe.draft.model_copy(update={"steps": steps, "learning_rate": 0.03})
+        longer = recipe.model_copy(update={"draft": sizes})
+        drafting.train_draft(longer, target, [rows], tmp_path / str(steps))
+        found.append(drafting.judge(target, load_base(str(tmp_path / str(steps)), device="cpu").model, rows)["kl"])
+    assert found[1] < found[0] / 2
+
+
+def test_mixture_holds_blocks_once_and_answers_in_each_pass(tmp_path: Path) -> None:
+    """A pass over the blocks has two passes over the answers, in batches of both sizes."""
+    rows = [torch.tensor([i]) for i in range(5)]
+    texts = [torch.tensor([10 + i]) for i in range(4)]
+    batches = [
+        [int(text) for text in batch]
+        for batch in drafting.mixture(tiny_draft_recipe(tmp_path / "p.jsonl"), rows, texts)
+    ]
+    assert [len(batch) for batch in batches] == [2, 2, 1, 3, 1, 3, 1]
+    assert sorted(text for batch in batches for text in batch) == [*range(5), *sorted([*range(10, 14)] * 2)]
+
+
+def test_divergence_by_hand() -> None:
+    """KL(target || draft) is the sum of p log(p / q), and 0 only where both are equal."""
+    p, q = np.array([0.5, 0.25, 0.25]), np.array([0.25, 0.25, 0.5])
+    wanted, drafted = torch.tensor(np.log([p, p])), torch.tensor(np.log([q, p]) + 3.0)  # logits have any offset
+    found = drafting.divergence(wanted, drafted)
+    assert found[0].item() == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2), abs=1e-6)
+    assert found[1].item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_judge_counts_the_predictions_of_answer_tokens(target: Base) -> None:
+    """In a batch of texts of several lengths, the same tokens count as one at a time by hand."""
+    chance = random.Random(0)
+    texts = [torch.tensor([chance.randrange(2048) for _ in range(length)]) for length in (5, 9, 7, 3, 4, 6, 8, 2, 11)]
+    begins = [3, 1, 6, 2, 3, 1, 4, 1, 2]
+    draft: Any = load_base("pocket", dtype="float32", device="cpu").model
+    with torch.no_grad():
+        draft.model.norm.weight *= torch.linspace(0.2, 3.0, 192)
+    losses, same = [], []
+    for text, begin in zip(texts, begins, strict=True):
+        with torch.no_grad():
+            wanted, drafted = (model(text[None]).logits[0].double() for model in (target.model, draft))
+        for i in range(begin, len(text)):  # token i is predicted at i - 1
+            p, q = wanted[i - 1].softmax(-1), drafted[i - 1].softmax(-1)
+            losses.append(float((p * (p / q).log()).sum()))
+            same.append(int(p.argmax()) == int(q.argmax()))
+    found = drafting.judge(target, draft, texts, begins)
+    assert 0 < found["top1"] < 1
+    assert found["top1"] == pytest.approx(np.mean(same))
+    assert found["kl"] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert drafting.judge(target, target.model, texts) == {"kl": pytest.approx(0.0, abs=1e-9), "top1": 1.0}
+
+
+def test_recipe_is_valid_and_of_pocket(target: Base) -> None:
+    """The recipe in the package makes a draft with the vocabulary, context and held-out modules of pocket."""
+    recipe = check(load(RECIPES / "pocket-draft.yaml"), drafting.DraftRecipe, drafting.SCHEMA)
+    assert (recipe.draft.vocab_size, recipe.draft.context) == (target.vocab_size, target.context)
+    of_target = load(RECIPES / "pocket.yaml").data
+    assert recipe.corpus.model_dump() == of_target["corpus"]
+
+
+def test_prompts_come_from_modules_that_were_never_trained_on() -> None:
+    """Each built-in prompt names its source, and the recipe's split puts that on the unseen side."""
+    recipe = load(RECIPES / "pocket.yaml").data
+    rows = [json.loads(line) for line in (pocket() / "prompts.jsonl").read_text().splitlines()]
+    assert len(rows) == recipe["openings"]["built_in"]
+    for row in rows:
+        module = row["from"].partition("/")[0].removesuffix(".py")
+        assert corpus.is_unseen(corpus.Document(module, row["from"], row["text"]), recipe["corpus"]["unseen_one_in"]), (
+            row["from"]
+        )
+
+
+def test_draft_model_often_has_the_best_token_of_pocket() -> None:
+    """On answers to prompts that neither was trained on, it agrees about as often as its card says."""
+    figures = json.loads((pocket_draft() / "losses.json").read_text())
+    target, draft = (load_base(name, dtype="float32", device="cpu") for name in ("pocket", "pocket-draft"))
+    prompts = encode_prompts(target, load_prompts("pocket", limit=48), 128).texts
+    texts = continue_texts(target, prompts, 128)
+    ids, begins = [torch.tensor(text.prompt + text.answer) for text in texts], [len(text.prompt) for text in texts]
+    assert drafting.judge(target, draft.model, ids, begins)["top1"] == pytest.approx(figures["answers_top1"], abs=0.04)
+    card = (pocket_draft() / "README.md").read_text()
+    for name in ("seen", "unseen", "answers"):
+        assert f"{figures[f'{name}_kl']:.3f}" in card, name
+        assert f"{figures[f'{name}_top1']:.1%}" in card, name
+    assert f"{figures['parameters']:,} parameters" in card
