@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import MAX_MATCH, TOP_LOGPROBS, Drafter, Level
-from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.plans import trees_for
 from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base

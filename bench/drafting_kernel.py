@@ -22,8 +22,8 @@ from timing import add_tiny, interleaved, judged, machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.drafting.interface import SizeLimits
-from treeopt.drafting.kernel_session import KernelSession
-from treeopt.drafting.record_proposer import RecordProposer
+from treeopt.drafting.kernel.session import KernelSession
+from treeopt.drafting.ngram import RecordProposer
 from treeopt.evaluate.profile import generic_growth
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads

@@ -13,10 +13,10 @@ from treeopt.calibrate.pipeline import CalibrationRun
 from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter, Level
-from treeopt.drafting.fit_drafter import FitSample, fit_drafter
+from treeopt.drafting.count import NgramCounts
+from treeopt.drafting.fit import FitSample, fit_drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.learn import VOTED, Learning
-from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import trace_texts
 from treeopt.models.compatibility import heads_like

@@ -16,8 +16,7 @@ import torch
 import transformers
 from timing import add_tiny, interleaved, machine
 
-from treeopt.drafting.count import choices_in, count_drawn, count_texts
-from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.count import NgramCounts, choices_in, count_drawn, count_texts
 from treeopt.models.base import Base, load_base
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts

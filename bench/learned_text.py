@@ -31,14 +31,14 @@ import numpy as np
 import torch
 from timing import add_tiny, machine
 
-import treeopt.drafting.fit_drafter
+import treeopt.drafting.fit
 import treeopt.drafting.learn
 import treeopt.drafting.trace
 from treeopt.calibrate.record import as_calibration
 from treeopt.calibration import NONE, Calibration, Provenance
 from treeopt.drafter import Drafter
+from treeopt.drafting.count import MAX_BYTES, ROW, NgramCounts
 from treeopt.drafting.learn import Learned, Learning, learn
-from treeopt.drafting.ngram_counts import MAX_BYTES, ROW, NgramCounts
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import trace_texts
 from treeopt.errors import Code, TreeoptError
@@ -130,7 +130,7 @@ def main() -> None:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(NgramCounts.table.__kwdefaults__, limits))
         once = kept_states()
-        for module in (treeopt.drafting.fit_drafter, treeopt.drafting.trace):
+        for module in (treeopt.drafting.fit, treeopt.drafting.trace):
             stack.enter_context(mock.patch.object(module, "hidden_states", once))
         if heads is not None:
             report_medusa(base, heads, texts, options)

@@ -14,7 +14,7 @@ from tiny_families import VOCAB
 from treeopt.decode.rejection import DrawnChain
 from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
-from treeopt.drafting.kernel_data import num_candidates
+from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.plans import TreeSource, trees_for
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.models.base import Base

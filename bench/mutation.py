@@ -48,8 +48,8 @@ ROOMS = (
 KNOWN = Path(__file__).with_name("mutation_known.yaml")
 # Compiled modules, whose lines cannot be followed: the tests are those that run a session of the kernel, first those
 # that do not compile it.
-KERNEL = tuple(f"drafting/kernel_{name}.py" for name in ("nodes", "sources", "steps", "text", "trees"))
-KERNEL_SESSION = "drafting/kernel_session.py"
+KERNEL = ("drafting/kernel/nodes.py", "drafting/kernel/trees.py")
+KERNEL_SESSION = "drafting/kernel/session.py"
 COMPILING = 240.0  # seconds of processor time that compiling the kernel may take
 FOUND, MISSED, SAME = "found", "missed", "equivalent"
 
@@ -150,7 +150,7 @@ def run_fault(fault: Fault, tests: Map, store: Store, *, thorough: float) -> Res
             if not some:
                 continue
             found.write_text("")
-            compiling = COMPILING if fault.path in (*KERNEL, "drafting/kernel_data.py") else 0.0
+            compiling = COMPILING if fault.path in (*KERNEL, "drafting/kernel/data.py") else 0.0
             work = partial(_search, some, tests, found, compiling, store.folder / f"pytest-{os.getpid()}")
             status = in_child(work, store.tree, store.log)
             ran += len(some)

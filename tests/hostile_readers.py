@@ -48,7 +48,7 @@ from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint
 from treeopt.train.data import read_texts
 from treeopt.train.distill import kept_of
-from treeopt.verify.buffer_files import load_buffers
+from treeopt.verify.buffers import load_buffers
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ READERS: dict[str, Reader] = {
     ),
     "drafter": Reader(load_drafter, "d.safetensors", seeds.drafters, damage_arrays, ("files.drafters.load_drafter",)),
     "compiled tree": Reader(
-        load_buffers, "b.safetensors", seeds.buffers, damage_arrays, ("verify.buffer_files.load_buffers",)
+        load_buffers, "b.safetensors", seeds.buffers, damage_arrays, ("verify.buffers.load_buffers",)
     ),
     "result of validate": Reader(
         load_validation, "v.json", seeds.validations, damage_json, (*_RESULTS, "files.results.load_validation")

@@ -20,7 +20,7 @@ from report_pages import COMPARISON, DECODING, VALIDATION
 
 from treeopt.calibration import StepTraces, TargetTraces
 from treeopt.drafter import MAX_MATCH, Drafter, Level
-from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.count import NgramCounts
 from treeopt.export.growmaps import growmap_pt, growmap_text
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
@@ -33,8 +33,7 @@ from treeopt.files.work import pack_rows
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import STEP_SIZES, PolicyExpected, TreePolicy
 from treeopt.tree import Expected, Tree
-from treeopt.verify.buffer_files import save_buffers
-from treeopt.verify.buffers import compile_ranks
+from treeopt.verify.buffers import compile_ranks, save_buffers
 
 HIDDEN, VOCAB = 4, 7
 SOURCE: dict[str, Any] = {

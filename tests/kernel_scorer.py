@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.compiled import compiled
 from treeopt.drafting.interface import Features, Floats, Ints
-from treeopt.drafting.kernel_data import Kernel, record_arrays
-from treeopt.drafting.kernel_nodes import candidates, log_probability, normalise
-from treeopt.drafting.kernel_session import KernelSession
-from treeopt.drafting.kernel_trees import begin_row
-from treeopt.drafting.logprobs import top_logprobs
+from treeopt.drafting.kernel.compiled import compiled
+from treeopt.drafting.kernel.data import Kernel, record_arrays
+from treeopt.drafting.kernel.nodes import candidates, log_probability, normalise
+from treeopt.drafting.kernel.session import KernelSession
+from treeopt.drafting.kernel.trees import begin_row
+from treeopt.drafting.ngram import top_logprobs
 from treeopt.ngram_table import CONTEXT
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from treeopt.calibration import MISS
 from treeopt.drafter import Drafter, Level
-from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.count import NgramCounts
 from treeopt.ngram_table import NgramTable
 
 CONTEXT = 4

@@ -11,7 +11,7 @@ import pytest
 from naive_draft import random_table
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level
-from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.count import NgramCounts
 from treeopt.errors import Code, TreeoptError
 from treeopt.ngram_table import NgramTable
 from treeopt.policy import TreePolicy

@@ -19,7 +19,7 @@ import torch
 from huggingface_hub import constants
 from program import treeopt, treeopt_json
 
-from treeopt.drafting import compiled
+from treeopt.drafting.kernel import compiled
 from treeopt.evaluate import environment
 from treeopt.evaluate.environment import FAIL, OK, WARN, Check, check_environment
 from treeopt.models import devices as device_module

@@ -21,8 +21,7 @@ from treeopt.files.trees import load_tree, save_tree
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify.buffer_files import load_buffers
-from treeopt.verify.buffers import compile_tree
+from treeopt.verify.buffers import compile_tree, load_buffers
 
 WIDTH = 80
 

@@ -18,8 +18,8 @@ from tiny import TREE_FAMILIES, random_heads, tiny_base
 from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rules import Rule, Sample
 from treeopt.drafter import Drafter
-from treeopt.drafting.kernel_data import num_candidates
-from treeopt.drafting.kernel_session import KernelSession
+from treeopt.drafting.kernel.data import num_candidates
+from treeopt.drafting.kernel.session import KernelSession
 from treeopt.evaluate.inputs import predict
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads

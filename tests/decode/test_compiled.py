@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.models.base import load_base
 from treeopt.models.head_files import load_heads
-from treeopt.verify.buffer_files import load_buffers
+from treeopt.verify.buffers import load_buffers
 decoder = TreeDecoder(load_base("pocket"), load_heads("pocket").heads, load_buffers(sys.argv[1]))
 made = decoder.generate(json.loads(sys.argv[2]), 40)
 print(json.dumps([[one.tokens, one.step_lengths] for one in made]))

@@ -19,8 +19,8 @@ import treeopt
 from treeopt.decode.decoder import Decoded, TreeDecoder
 from treeopt.decode.rules import Rule, Sample
 from treeopt.drafter import MODEL, MODEL_NGRAM, Drafter
-from treeopt.drafting.kernel_data import num_candidates
-from treeopt.drafting.kernel_rows import KernelRows
+from treeopt.drafting.kernel.data import num_candidates
+from treeopt.drafting.kernel.session import KernelRows
 from treeopt.drafting.learn import Learning, learn
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.inputs import predict

@@ -19,8 +19,8 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.interface import Drafts
-from treeopt.drafting.kernel_data import num_candidates
-from treeopt.drafting.kernel_session import KernelSession
+from treeopt.drafting.kernel.data import num_candidates
+from treeopt.drafting.kernel.session import KernelSession
 from treeopt.drafting.plans import TreeSource, check_plan, trees_for
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.inputs import predict, trace

@@ -14,7 +14,7 @@ from naive_draft import Table, empty_table, naive_cache, naive_votes
 
 from treeopt.drafter import CACHE_LENGTHS, Drafter, Level
 from treeopt.drafting.interface import Features
-from treeopt.drafting.kernel_data import num_candidates
+from treeopt.drafting.kernel.data import num_candidates
 from treeopt.ngram_table import CONTEXT, NgramTable
 
 VOCAB = 20

@@ -14,9 +14,8 @@ from tiny import chat_base, cycle_heads, tiny_base
 
 from treeopt.calibrate.pipeline import CalibrationOptions, run_calibration
 from treeopt.drafting import count as count_module
-from treeopt.drafting.count import choices_in, count_drawn, count_texts
+from treeopt.drafting.count import NgramCounts, choices_in, count_drawn, count_texts
 from treeopt.drafting.learn import Learning, learn
-from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.files.work import Recording
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads

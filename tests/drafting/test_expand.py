@@ -14,9 +14,9 @@ from kernel_scorer import Scorer
 from naive_draft import Case, random_case
 
 from treeopt.drafter import Drafter
-from treeopt.drafting.expand import node_ranks
 from treeopt.drafting.interface import Expansion, Ints
-from treeopt.drafting.kernel_data import MAX_PARENTS
+from treeopt.drafting.kernel.data import MAX_PARENTS
+from treeopt.drafting.trace import node_ranks
 
 Path = tuple[int, ...]
 

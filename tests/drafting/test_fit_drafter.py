@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from tiny import tiny_base, walk
 
 from treeopt.drafter import Drafter, Level
-from treeopt.drafting import fit_drafter as module
-from treeopt.drafting.fit_drafter import CACHE_PRIORS, FitSample, _reached, fit_drafter
-from treeopt.drafting.fit_weights import TERMS, LevelFit
+from treeopt.drafting import fit as module
+from treeopt.drafting.count import NgramCounts
+from treeopt.drafting.fit import CACHE_PRIORS, TERMS, FitSample, LevelFit, _reached, fit_drafter
 from treeopt.drafting.learn import Learned, Learning, learn
-from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.trace import Positions, positions_of, trace_texts
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
@@ -231,9 +230,9 @@ def test_texts_are_fitted_and_traced_by_their_folds(monkeypatch: pytest.MonkeyPa
 def test_positions_are_a_share_of_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 608 positions about as many are chosen as are to be; all of them where there are fewer."""
     sample = sample_of(tiny_base("llama"), noisy(8))
-    monkeypatch.setattr("treeopt.drafting.fit_drafter._POSITIONS", 60)
+    monkeypatch.setattr("treeopt.drafting.fit._POSITIONS", 60)
     assert 30 < sum(len(states) for _, _, states in sample.positions) < 100
-    monkeypatch.setattr("treeopt.drafting.fit_drafter._POSITIONS", 10_000)
+    monkeypatch.setattr("treeopt.drafting.fit._POSITIONS", 10_000)
     assert sum(len(states) for _, _, states in sample_of(tiny_base("llama"), noisy(8)).positions) == 608
 
 

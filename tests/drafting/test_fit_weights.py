@@ -15,7 +15,7 @@ from naive_draft import SOURCES, naive_mapped, random_case
 from numpy.typing import NDArray
 
 from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH, Drafter, Level
-from treeopt.drafting.fit_weights import TERMS, Evidence, evidence, fit_calibration_map, fit_level
+from treeopt.drafting.fit import TERMS, Evidence, evidence, fit_calibration_map, fit_level
 from treeopt.drafting.interface import Features
 
 Ints = NDArray[np.int64]

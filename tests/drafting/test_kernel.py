@@ -20,9 +20,9 @@ from numpy_draft.expand import expand as numpy_expand
 from numpy_draft.proposer import NgramSession
 from numpy_draft.scores import Scorer as NumpyScorer
 
-from treeopt.drafting import kernel_rows
 from treeopt.drafting.interface import AcceptedPart, SizeLimits
-from treeopt.drafting.kernel_session import KernelSession
+from treeopt.drafting.kernel import session as kernel_session
+from treeopt.drafting.kernel.session import KernelSession
 from treeopt.errors import Code, TreeoptError
 from treeopt.policy import STEP_SIZES
 from treeopt.verify.buffers import compile_ranks
@@ -109,7 +109,7 @@ def test_filled_trees_are_those_of_numpy(seed: int, source: str) -> None:
 
 def shape(tree: object) -> object:
     """As `RecordProposer.shape`, which keeps the last."""
-    from treeopt.drafting.record_proposer import _shape_of
+    from treeopt.drafting.ngram import _shape_of
 
     return _shape_of(tree)  # type: ignore[arg-type]
 
@@ -118,7 +118,7 @@ def test_rows_in_threads_are_the_rows_alone(monkeypatch: pytest.MonkeyPatch) -> 
     """Eight rows in up to four threads give what one thread gives, bit for bit."""
     case = random_case(1, rows=8, window=20, source="voted")
     alone = both(case)[0].expand(40, case.drafter.depth)
-    monkeypatch.setattr(kernel_rows, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(kernel_session, "_LEAST_ROWS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     session = both(case)[0]
     assert len(session._parts()) == 4
@@ -131,7 +131,7 @@ def test_rows_of_one_text_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> Non
     """The rows of a text change its index one after the other."""
     session = both(random_case(1, rows=3, window=20))[0]
     session._text, session._end = np.repeat([0, 1, 2], [5, 1, 6]), np.ones(12, np.int64)
-    monkeypatch.setattr(kernel_rows, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(kernel_session, "_LEAST_ROWS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     parts = session._parts()
     assert parts[0][0] == 0
@@ -230,7 +230,7 @@ def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
 
 READ_ONLY = """
 import os, sys, pathlib
-from treeopt.drafting import compiled
+from treeopt.drafting.kernel import compiled
 compiled._writable = lambda folder, test=compiled._writable: sys.argv[1] in str(folder) and test(folder)
 @compiled.compiled
 def double(number):

@@ -21,29 +21,21 @@ from naive_draft import SOURCES, Case, bounds, random_case
 
 from treeopt.calibration import MISS
 from treeopt.drafter import Drafter
-from treeopt.drafting import compiled, kernel_data
 from treeopt.drafting.interface import NO_CANDIDATE, SizeLimits
-from treeopt.drafting.record_proposer import _shape_of
+from treeopt.drafting.kernel import compiled, data
+from treeopt.drafting.ngram import _shape_of
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_ranks
 
-KERNEL = (
-    "kernel_text",
-    "kernel_nodes",
-    "kernel_trees",
-    "kernel_steps",
-    "kernel_sources",
-    "kernel_rows",
-    "kernel_session",
-)
+KERNEL = ("nodes", "trees", "session")
 NEAR = 1e-3
 
 
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[SimpleNamespace]:
     """Copies of the kernel's modules, and of tests that import them, without compilation."""
-    package = sys.modules["treeopt.drafting"]
-    names = [*(f"treeopt.drafting.{name}" for name in KERNEL), "kernel_scorer"]
+    package = sys.modules["treeopt.drafting.kernel"]
+    names = [*(f"treeopt.drafting.kernel.{name}" for name in KERNEL), "kernel_scorer"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled, "compiled", lambda function: function)
         for name in KERNEL:
@@ -54,7 +46,7 @@ def kernel() -> Iterator[SimpleNamespace]:
             del sys.modules[name]
         modules = SimpleNamespace(**{name.rsplit(".")[-1]: importlib.import_module(name) for name in names})
         # numba multiplies a token by it as int64, numpy would as int32.
-        patch.setattr(modules.kernel_nodes, "_HASH", np.int64(modules.kernel_nodes._HASH))
+        patch.setattr(modules.nodes, "_HASH", np.int64(modules.nodes._HASH))
         for name in ("test_scores", "test_kernel", "test_expand", "test_sources"):
             setattr(modules, name, loaded(name, patch))
         yield modules
@@ -175,7 +167,7 @@ def test_compiled_trees_by_hand(kernel: SimpleNamespace) -> None:
     """Drafts 5, 6 below 5, 7, and a void fourth node: sorted by depth, the void one the likeliest again."""
     session = begun(kernel, random_case(0, rows=1))
     root = int(session._texts.tokens[0, session.ends[0] - 1])
-    grown = kernel.kernel_trees.Grown(
+    grown = kernel.trees.Grown(
         tokens=np.array([[5, 6, 7, -1]]),
         parents=np.array([[0, 1, 0, 0]]),
         depths=np.array([[1, 2, 1, 1]]),
@@ -199,10 +191,10 @@ def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:
     weights, tokens = np.array([2.0, 3.0, 2.0, 3.0]), np.array([9, 5, 4, 7])
     for most, wanted in ((1, [1]), (2, [1, 3]), (3, [1, 3, 2]), (4, [1, 3, 2, 0]), (9, [1, 3, 2, 0])):
         settings = np.zeros(5, np.int64)
-        settings[kernel_data.VOTED] = most
+        settings[data.VOTED] = most
         work = SimpleNamespace(votes=weights, voted=tokens, likeliest=np.full(most, -1))
         k = SimpleNamespace(record=SimpleNamespace(settings=settings), work=work)
-        count = kernel.kernel_text.likeliest_voted(k, 4)
+        count = kernel.nodes.likeliest_voted(k, 4)
         assert work.likeliest[:count].tolist() == wanted
 
 
@@ -215,7 +207,7 @@ def test_likeliest_votes_by_hand(kernel: SimpleNamespace) -> None:
 def test_frequent_tokens_by_hand(text: list[int], width: int, wanted: list[int], kernel: SimpleNamespace) -> None:
     """By falling count, then by id: log((6 * count + 2) / (n + 2)) of n tokens and a vocabulary of 6."""
     settings = np.zeros(5, np.int64)
-    settings[kernel_data.WINDOW_OF] = 20
+    settings[data.WINDOW_OF] = 20
     record = SimpleNamespace(settings=settings, prior=np.zeros(6, np.float32), cache_prior=np.array([2.0]))
     step = SimpleNamespace(
         frequent=np.full((1, width), -7), frequent_ratios=np.zeros((1, width + 1)), text=[0], end=[len(text)]
@@ -223,7 +215,7 @@ def test_frequent_tokens_by_hand(text: list[int], width: int, wanted: list[int],
     voters = np.zeros(6, np.int32)
     texts = SimpleNamespace(tokens=np.array([text]))
     k = SimpleNamespace(record=record, step=step, texts=texts, work=SimpleNamespace(voters=voters))
-    kernel.kernel_text.frequent_tokens(k, 0)
+    kernel.nodes.frequent_tokens(k, 0)
     assert step.frequent[0].tolist() == wanted
     counts = [text.count(token) for token in wanted] + [0]
     assert step.frequent_ratios[0].tolist() == pytest.approx([math.log((6 * n + 2) / (len(text) + 2)) for n in counts])
@@ -279,8 +271,8 @@ def test_growth_that_can_pay_by_hand(
     costs: tuple[float, ...], chance: float, worth: bool, kernel: SimpleNamespace
 ) -> None:
     """From two nodes with 1.5 tokens to four or eight."""
-    sizes = kernel.kernel_trees.Sizes(np.array([2, 4, 8]), np.array(costs), np.array([2]))
-    assert kernel.kernel_trees._worth(sizes, 1, 1.5, 1.5, chance) is worth
+    sizes = kernel.trees.Sizes(np.array([2, 4, 8]), np.array(costs), np.array([2]))
+    assert kernel.trees._worth(sizes, 1, 1.5, 1.5, chance) is worth
 
 
 @pytest.mark.parametrize(("rows", "threads", "parts"), [
@@ -297,7 +289,7 @@ def test_parts_of_threads_by_hand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread begins with a text, and has at least two rows of the batch for each thread."""
-    monkeypatch.setattr(kernel.kernel_rows, "_LEAST_ROWS", 2)
+    monkeypatch.setattr(kernel.session, "_LEAST_ROWS", 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     session = of_heads(kernel)
     session._text, session._end = np.repeat(np.arange(len(rows)), rows), np.ones(sum(rows), np.int64)

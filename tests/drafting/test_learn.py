@@ -17,8 +17,8 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import Calibration
 from treeopt.drafter import MAX_DEPTH, MAX_WINDOW
 from treeopt.drafting import learn as learning_module
+from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.learn import FOLDS, LM_HEAD_LEVELS, VOTED, Learning, _folds, learn
-from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.base import Base
 from treeopt.models.given import load_pair
 from treeopt.models.head_files import LoadedHeads

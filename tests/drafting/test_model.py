@@ -16,7 +16,7 @@ from tiny import tiny_base
 from treeopt.calibration import NONE
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import AcceptedPart, Expansion, SizeLimits
-from treeopt.drafting.kernel_data import MAX_PARENTS
+from treeopt.drafting.kernel.data import MAX_PARENTS
 from treeopt.drafting.model import ModelProposer
 from treeopt.drafting.trace import trace_texts
 from treeopt.models.base import Base

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_draft import CONTEXT, naive_key
 
-import treeopt.drafting.ngram_counts as module
-from treeopt.drafting.ngram_counts import MAX_BYTES, NgramCounts
+import treeopt.drafting.count as module
+from treeopt.drafting.count import MAX_BYTES, NgramCounts
 from treeopt.ngram_table import NgramTable
 
 DISCOUNT = 0.75

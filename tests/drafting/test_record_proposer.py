@@ -13,12 +13,13 @@ from tiny import random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter, Level
-from treeopt.drafting import compiled, model
-from treeopt.drafting.fit_drafter import FitSample
+from treeopt.drafting import model
+from treeopt.drafting.count import NgramCounts
+from treeopt.drafting.fit import FitSample
 from treeopt.drafting.heads import HeadsProposer
-from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.kernel import compiled
+from treeopt.drafting.ngram import RecordProposer, check_drafter
 from treeopt.drafting.plans import check_plan
-from treeopt.drafting.record_proposer import RecordProposer, check_drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree

@@ -15,8 +15,8 @@ from naive_draft import SOURCES, Case, Table, naive_match, random_case, random_t
 from numpy.typing import NDArray
 
 from treeopt.drafter import MAX_MATCH, NO_CHANCE, Drafter, Level
+from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.interface import Features
-from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.models.logits import top_ids
 
 SEEDS = int(os.environ.get("TREEOPT_SEEDS", "12"))  # of each source

@@ -10,7 +10,7 @@ from kernel_scorer import Scorer
 from naive_draft import Case, naive_match, random_case
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.drafting.sources import draft_sources
+from treeopt.drafting.trace import draft_sources
 
 
 def naive_sources(case: Case, row: int, path: list[int], token: int) -> dict[str, int]:

@@ -14,8 +14,8 @@ from treeopt.decode.rules import Sample
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Proposer
+from treeopt.drafting.ngram import RecordProposer
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.drafting.trace import Target, TextTraces, trace_texts
 from treeopt.models.base import Base
 from treeopt.texts.encode import Text

@@ -14,8 +14,8 @@ from tiny import VOCAB
 from treeopt.calibration import MISS, NONE
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
+from treeopt.drafting.ngram import RecordProposer
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.record_proposer import RecordProposer
 from treeopt.drafting.trace import trace_texts
 from treeopt.policy import STEP_SIZES
 from treeopt.texts.hidden_states import hidden_states

@@ -14,7 +14,7 @@ from tiny import chat_base
 import treeopt
 from treeopt.decode.decoder import Rows, TreeDecoder
 from treeopt.drafting.learn import Learning
-from treeopt.drafting.record_proposer import RecordProposer
+from treeopt.drafting.ngram import RecordProposer
 from treeopt.evaluate import learn_drafter as module
 from treeopt.evaluate import timed_step
 from treeopt.evaluate.learn_drafter import LearnedDrafter, learn_drafter

@@ -16,7 +16,7 @@ from torch import Tensor
 from treeopt.decode.decoder import Rows, TreeDecoder
 from treeopt.decode.rules import Greedy
 from treeopt.drafter import KINDS, Drafter, Level
-from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.count import NgramCounts
 from treeopt.drafting.plans import PerStepTrees, StaticTree
 from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate import profile as profile_module

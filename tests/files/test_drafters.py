@@ -11,7 +11,7 @@ import pytest
 from helpers import without_checksum
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level
-from treeopt.drafting.ngram_counts import NgramCounts
+from treeopt.drafting.count import NgramCounts
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import SCHEMA, load_drafter, save_drafter
 from treeopt.files.tensors import read_arrays, write_arrays

@@ -24,8 +24,7 @@ from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify.buffer_files import save_buffers
-from treeopt.verify.buffers import compile_tree
+from treeopt.verify.buffers import compile_tree, save_buffers
 
 
 def unedited(path: Path) -> str:

@@ -17,8 +17,7 @@ from treeopt.files.policies import save_policy
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
-from treeopt.verify.buffer_files import save_buffers
-from treeopt.verify.buffers import compile_tree
+from treeopt.verify.buffers import compile_tree, save_buffers
 
 
 def refusal(path: Path | str, kind: str | None = None, *, force: bool = False, inputs: tuple[Path, ...] = ()) -> Code:

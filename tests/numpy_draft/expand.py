@@ -14,7 +14,7 @@ import numpy as np
 
 from numpy_draft.levels import LevelSession, Nodes
 from treeopt.drafting.interface import Expansion, Floats, Ints
-from treeopt.drafting.kernel_data import MAX_PARENTS
+from treeopt.drafting.kernel.data import MAX_PARENTS
 
 _FIRST_PARENTS = 4  # expanded first, or a quarter of the nodes; others only if their children can be in the tree
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from numpy_draft.levels import Candidates, LevelSession, Nodes
 from numpy_draft.scores import Scorer
 from treeopt.drafting.interface import AcceptedPart, Features, Ints
-from treeopt.drafting.record_proposer import RecordProposer
+from treeopt.drafting.ngram import RecordProposer
 from treeopt.ngram_table import CONTEXT
 
 NO_TOKEN = -1  # padding of a row's recent tokens, before the start of its text

@@ -16,8 +16,7 @@ from helpers import random_tree
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.tensors import write_arrays
 from treeopt.tree import Tree
-from treeopt.verify.buffer_files import SCHEMA, load_buffers, save_buffers
-from treeopt.verify.buffers import BUFFER_NAMES, PAD, Buffers, compile_tree
+from treeopt.verify.buffers import BUFFER_NAMES, PAD, SCHEMA, Buffers, compile_tree, load_buffers, save_buffers
 
 RankPath = tuple[int, ...]
 PUBLISHED = (

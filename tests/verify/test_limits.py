@@ -11,7 +11,7 @@ from tiny import tiny_base
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.verify.limits import frequency_switch, index_window, tree_context
+from treeopt.verify.masks import frequency_switch, index_window, tree_context
 from treeopt.verify.probe import check_trees
 from treeopt.verify.session import TreeForward
 

@@ -20,7 +20,7 @@ from treeopt.calibrate.results import CalibrationRun as CalibrationRun
 from treeopt.calibrate.stages import Batches, answered, drafts_of, traced_texts
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learned, Learning, learn
-from treeopt.drafting.record_proposer import check_drafter
+from treeopt.drafting.ngram import check_drafter
 from treeopt.files.shards import AnswerShard, CalibrationShard
 from treeopt.files.work import Chunk
 from treeopt.models.given import GivenHeads, GivenModel, as_base

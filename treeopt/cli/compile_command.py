@@ -27,8 +27,7 @@ def run(console: Console, tree: str, output: str | None, force: bool) -> None:
     record = load_tree(tree)  # before the output is checked, because an invalid tree is the first error
     check_outputs({"tree": tree, "force": force}, target, kind=BUFFERS)
     check_suffix(target, ".safetensors")
-    from treeopt.verify.buffer_files import save_buffers
-    from treeopt.verify.buffers import BUFFER_NAMES, compile_tree
+    from treeopt.verify.buffers import BUFFER_NAMES, compile_tree, save_buffers
 
     buffers = compile_tree(record)
     save_buffers(buffers, record, target, console.configuration)

@@ -22,7 +22,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.interface import DRAFTER, Drafts
 from treeopt.drafting.model import DRAFT_MODEL_SOURCE
 from treeopt.drafting.plans import PerStepTrees, StaticTree
-from treeopt.drafting.sources import BASE, draft_sources
+from treeopt.drafting.trace import BASE, draft_sources
 from treeopt.errors import check_counts
 from treeopt.files.policies import GivenPlan
 from treeopt.models.base import Base
@@ -113,7 +113,7 @@ class DecodedStep:
     Args:
         tokens: its root, which is the base model's own token, and the accepted drafts.
         texts: what each token adds to the text; empty where a character of several bytes is not complete.
-        sources: of each token by name, with its rank in that source's list; see `treeopt.drafting.sources`. None is the
+        sources: of each token by name, with its rank in that source's list; see `treeopt.drafting.trace`. None is the
             rank of a draft that was drawn at random, and of one whose source is not known.
     """
 

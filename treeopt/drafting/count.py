@@ -1,7 +1,8 @@
-"""Count the base model's greedy choices after the tokens of prompts, greedy answers and sampled answers.
+"""Counts of the successors of short contexts, and the n-gram table from them.
 
-A forward pass over finished text is needed only where the choices are not known from the writing of the text: a greedy
-answer consists of the choices, and those of a sampled answer are recorded while it is written.
+Counts are sparse, by hashed contexts, so memory grows with the text and not with the vocabulary. Counts can be merged.
+The estimate is interpolated absolute discounting (Ney, Essen and Kneser 1994): every count of a context is reduced by
+`DISCOUNT`, and the share that this frees is distributed as after the context that is one token shorter.
 """
 
 from __future__ import annotations
@@ -9,18 +10,253 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.files.work import SILENT, Chunk, Recording, chunk_name, pack_rows, unpack_rows
 from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
-from treeopt.ngram_table import CONTEXT
+from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
 from treeopt.texts.answers import Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
+
+DISCOUNT = 0.75
+ROW = 16  # successors of a context in the table
+MAX_BYTES = 64_000_000  # of the table
+_PIECE = 1 << 18  # counted tokens after which equal pairs are joined, or as many as there are pairs, if these are more
+_TEXT = 40  # the arrays of one text take as much memory as so many counted tokens, besides its tokens
+_CHUNK = 1 << 14  # rows processed at once
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Counts of contexts of one length: pairs of key and successor, ascending, with the key of the shorter context."""
+
+    keys: Ints
+    shorter: Ints
+    successors: NDArray[np.int32]
+    counts: Ints
+
+    @classmethod
+    def empty(cls) -> _Order:
+        none = np.zeros(0, np.int64)
+        return cls(none, none, none.astype(np.int32), none)
+
+    def join(self, others: Sequence[_Order]) -> _Order:
+        """These and other counts, with equal pairs added."""
+        parts = [self, *others]
+        keys, shorter, successors, counts = (
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("keys", "shorter", "successors", "counts")
+        )
+        order = np.lexsort((successors, keys))
+        keys, successors = keys[order], successors[order]
+        first = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]) | (successors[1:] != successors[:-1])][: len(keys)])
+        if not len(first):
+            return _Order.empty()
+        return _Order(keys[first], shorter[order][first], successors[first], np.add.reduceat(counts[order], first))
+
+
+class NgramCounts:
+    """Counts of the successors of all contexts of 1 to `CONTEXT` tokens.
+
+    Args:
+        vocab_size: V.
+        unigram: int64 [V], counts of tokens to start with.
+        orders: counts of contexts to start with, by length.
+    """
+
+    def __init__(self, vocab_size: int, unigram: Ints | None = None, orders: Sequence[_Order] = ()) -> None:
+        self.vocab_size = vocab_size
+        self.unigram = np.zeros(vocab_size, np.int64) if unigram is None else unigram
+        self._orders = list(orders) or [_Order.empty()] * CONTEXT
+        self._waiting: list[list[_Order]] = [[] for _ in range(CONTEXT)]
+        self._pending = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of counted tokens."""
+        return int(self.unigram.sum())
+
+    def add(self, text: Sequence[int], successors: Sequence[int], *, first: int = 0) -> None:
+        """Count one text.
+
+        Args:
+            text: its tokens.
+            successors: for each token, the model's greedy choice after the text up to it.
+            first: index of the first token to count; those before it are only context.
+        """
+        assert len(text) == len(successors)
+        after = np.asarray(successors, np.int64)[first:]
+        self.unigram += np.bincount(after, minlength=self.vocab_size)
+        context = np.full((len(text), CONTEXT), -1)
+        for back in range(CONTEXT):
+            context[back:, back] = text[: len(text) - back]
+        keys = context_keys(context)
+        for order in range(CONTEXT):
+            begin = max(first, order)  # earlier contexts would begin before the text
+            following = after[begin - first :]
+            shorter = keys[begin:, order - 1] if order else np.zeros_like(following)
+            new = _Order(keys[begin:, order], shorter, following.astype(np.int32), np.ones_like(following))
+            self._waiting[order].append(new)
+        self._pending += _TEXT + len(text)
+        if self._pending >= max(_PIECE, len(self._orders[-1].keys)):  # a join takes the time of all pairs
+            self.joined()
+
+    def merged(self, others: Sequence[NgramCounts]) -> NgramCounts:
+        """The sum of these and other counts; it does not depend on their order or grouping."""
+        parts = [self, *others]
+        assert all(part.vocab_size == self.vocab_size for part in parts)
+        unigram = sum((part.unigram for part in parts), np.zeros_like(self.unigram))
+        joined = zip(*(part.joined() for part in parts), strict=True)
+        return NgramCounts(self.vocab_size, unigram, [orders[0].join(orders[1:]) for orders in joined])
+
+    def table(self, *, max_bytes: int = MAX_BYTES, row: int = ROW) -> NgramTable:
+        """The n-gram table of the most frequent contexts.
+
+        Args:
+            max_bytes: most bytes; row 0 and the tokens' frequencies are stored even where they take more.
+            row: most successors of a context.
+        """
+        row = min(row, self.vocab_size)
+        orders = _most_frequent(self.joined(), (max_bytes - 2 * self.vocab_size) // (8 + 6 * row + 2) - 1)
+        frequency = (self.unigram + 1 / self.vocab_size) / (self.num_tokens + 1)
+        prior = np.log(frequency).astype(np.float32)
+        top = np.argsort(-frequency, kind="stable")[:row].astype(np.int32)
+        rows = _TableRows(np.zeros(1, np.int64), top[None], np.zeros((1, row), np.float32), np.zeros(1, np.float32))
+        levels = [rows]
+        for order in orders:
+            rows = _rows(order, rows, prior, row)
+            levels.append(rows)
+        return NgramTable(
+            keys=np.concatenate([level.keys for level in levels[1:]]),
+            tokens=np.concatenate([level.tokens for level in levels]),
+            ratios=np.concatenate([level.ratios for level in levels]).astype(np.float16),
+            backoff=np.concatenate([level.backoff for level in levels]).astype(np.float16),
+            unigram=prior.astype(np.float16),
+            num_tokens=self.num_tokens,
+        )
+
+    def joined(self) -> list[_Order]:
+        """The counts of contexts by length, each pair once."""
+        for order, waiting in enumerate(self._waiting):
+            if waiting:
+                self._orders[order] = self._orders[order].join(waiting)
+                waiting.clear()
+        self._pending = 0
+        return self._orders
+
+
+@dataclass(frozen=True)
+class _TableRows:
+    """Rows of an `NgramTable` for the contexts of one length, in float32."""
+
+    keys: Ints
+    tokens: NDArray[np.int32]
+    ratios: Floats
+    backoff: Floats
+
+    def only(self, rows: Ints) -> _TableRows:
+        """Some of the rows."""
+        return _TableRows(self.keys[rows], self.tokens[rows], self.ratios[rows], self.backoff[rows])
+
+
+def _most_frequent(orders: Sequence[_Order], contexts: int) -> list[_Order]:
+    """The `contexts` most frequent contexts; the shorter contexts of each are among them."""
+    totals = [np.unique(order.keys, return_index=True) for order in orders]
+    sums = [
+        np.add.reduceat(o.counts, first) if len(first) else o.counts
+        for o, (_, first) in zip(orders, totals, strict=True)
+    ]
+    if sum(map(len, sums)) <= contexts:
+        return list(orders)
+    # A context is at most as frequent as its shorter context; among equal counts the shorter one is chosen first.
+    everything = np.concatenate(sums)
+    length = np.repeat(np.arange(len(sums)), [len(one) for one in sums])
+    chosen = np.zeros(len(everything), np.bool_)
+    chosen[np.lexsort((length, -everything))[: max(contexts, 0)]] = True
+    result, start = [], 0
+    for order, (keys, _), one in zip(orders, totals, sums, strict=True):
+        chosen_keys = keys[chosen[start : start + len(one)]]
+        inside = np.isin(order.keys, chosen_keys)
+        result.append(_Order(order.keys[inside], order.shorter[inside], order.successors[inside], order.counts[inside]))
+        start += len(one)
+    return result
+
+
+def _rows(order: _Order, above: _TableRows, prior: Floats, width: int) -> _TableRows:
+    """The rows of the contexts of one length, from the rows of the shorter contexts."""
+    keys, first = np.unique(order.keys, return_index=True)
+    ends = np.append(first[1:], len(order.keys))
+    total = np.add.reduceat(order.counts, first) if len(first) else first
+    parent = np.searchsorted(above.keys, order.shorter[first])
+    free = np.log(DISCOUNT * (ends - first) / np.maximum(total, 1)).astype(np.float32)
+    tokens = np.empty((len(keys), width), np.int32)
+    ratios = np.empty((len(keys), width), np.float32)
+    for start in range(0, len(keys), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        counted = _counted(order, first[part], ends[part], width)
+        shorter = above.only(parent[part])
+        tokens[part], ratios[part] = _interpolated(counted, shorter, total[part], free[part], prior)
+    return _TableRows(keys, tokens, ratios, (above.backoff[parent] + free).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """The most frequent successors of each context: tokens [n, W], -1 where there are fewer, and their counts."""
+
+    tokens: Ints
+    counts: Ints
+
+
+def _counted(order: _Order, first: Ints, ends: Ints, width: int) -> _Counted:
+    """The `width` most frequent successors of each context, by falling count, then by token."""
+    lengths = ends - first
+    rows = np.repeat(np.arange(len(first)), lengths)
+    pairs = np.arange(first[0], ends[-1]) if len(first) else first
+    ranked = np.lexsort((order.successors[pairs], -order.counts[pairs], rows))
+    place = np.arange(len(pairs)) - np.repeat(first - first[0], lengths) if len(first) else pairs
+    inside = place < width
+    tokens, counts = np.full((len(first), width), -1), np.zeros((len(first), width), np.int64)
+    chosen = pairs[ranked][inside]
+    tokens[rows[inside], place[inside]] = order.successors[chosen]
+    counts[rows[inside], place[inside]] = order.counts[chosen]
+    return _Counted(tokens, counts)
+
+
+def _interpolated(
+    counted: _Counted, shorter: _TableRows, total: Ints, free: Floats, prior: Floats
+) -> tuple[NDArray[np.int32], Floats]:
+    """The likeliest successors of each context, by its counts and its shorter context.
+
+    Args:
+        counted: the context's successors.
+        shorter: the row of each context's shorter context.
+        total: int64 [n], the sum of its counts.
+        free: float32 [n], log of the share that the discount leaves to the shorter context.
+        prior: float32 [V], log frequencies of tokens.
+
+    Returns:
+        Tokens and ratios, [n, W] each.
+    """
+    same = counted.tokens[:, :, None] == shorter.tokens[:, None, :]  # [n, W, W]
+    below = np.where(same, shorter.ratios[:, None, :], shorter.backoff[:, None, None]).max(-1) + free[:, None]
+    discounted = np.log(np.maximum(counted.counts - DISCOUNT, 1e-9) / total[:, None]) - prior[counted.tokens]
+    with_count = np.where(counted.tokens < 0, -np.inf, np.logaddexp(discounted, below))
+    without_count = np.where(same.any(1), -np.inf, shorter.ratios + free[:, None])
+    tokens = np.concatenate([counted.tokens, shorter.tokens], axis=1)
+    ratios = np.concatenate([with_count, without_count], axis=1)
+    likely = np.where(np.isinf(ratios), -np.inf, ratios + prior[tokens])
+    best = np.argsort(-likely, axis=1, kind="stable")[:, : counted.tokens.shape[1]]
+    return np.take_along_axis(tokens, best, 1).astype(np.int32), np.take_along_axis(ratios, best, 1).astype(np.float32)
 
 
 def count_drawn(counts: NgramCounts, drawn: Drawn) -> None:

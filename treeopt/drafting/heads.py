@@ -26,8 +26,8 @@ from treeopt.drafting.interface import (
     SizeLimits,
     ranks_by_name,
 )
-from treeopt.drafting.kernel_data import num_candidates
-from treeopt.drafting.record_proposer import HEAD_SOURCE, RecordProposer, check_drafter
+from treeopt.drafting.kernel.data import num_candidates
+from treeopt.drafting.ngram import HEAD_SOURCE, RecordProposer, check_drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit, check_states_fit, heads_like

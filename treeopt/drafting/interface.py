@@ -240,7 +240,7 @@ class ProposerSession(ABC):
 
         Returns:
             For each row and level, by name the rank of the token in the source's own list; see
-            `treeopt.drafting.sources`. Empty beyond the end of the text.
+            `treeopt.drafting.trace`. Empty beyond the end of the text.
         """
         return ranks_by_name(self.trace(true)[0], DRAFTER)
 

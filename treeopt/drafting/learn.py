@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treeopt.drafter import LEARN_TOKENS, LEVELS, LM_HEAD_LEVELS, MAX_WINDOW, TOP_LOGPROBS, WINDOW, Drafter, Level
-from treeopt.drafting.count import count_drawn, count_texts
-from treeopt.drafting.fit_drafter import FitSample, fit_drafter
+from treeopt.drafting.count import NgramCounts, count_drawn, count_texts
+from treeopt.drafting.fit import FitSample, fit_drafter
 from treeopt.drafting.interface import Proposer
-from treeopt.drafting.ngram_counts import NgramCounts
 from treeopt.drafting.plans import proposer_for
 from treeopt.errors import check_counts
 from treeopt.files.work import SILENT, Recording

@@ -11,8 +11,8 @@ from torch import Tensor
 from treeopt.drafter import Drafter
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.interface import Drafts, Proposer, ProposerSession, SizeLimits
-from treeopt.drafting.kernel_data import num_candidates
-from treeopt.drafting.record_proposer import RecordProposer
+from treeopt.drafting.kernel.data import num_candidates
+from treeopt.drafting.ngram import RecordProposer
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads

@@ -7,7 +7,7 @@ true tokens. The candidates come from the same code as in decoding, so replay is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.calibration import MISS, NONE, Ranks, StepTraces, TargetTraces
-from treeopt.drafting.expand import child_ranks, expected_tokens, node_ranks
-from treeopt.drafting.interface import Expansion, Ints, Proposer, ProposerSession
+from treeopt.drafting.interface import Expansion, Floats, Ints, Proposer, ProposerSession
 from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
+from treeopt.policy import STEP_SIZES
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import answer_logits, hidden_states
 from treeopt.traces import TARGET_RANKS, joined
@@ -263,3 +263,96 @@ def _trace(positions: Positions, top_k: int, step_depth: int, count: int) -> _Po
 def _stored(nodes: Ints, tree: Expansion) -> Ints:
     """Indices of nodes in a per-step tree as they are stored; those that are not in the tree are misses."""
     return np.where(nodes <= min(_PLACES, tree.tokens.shape[1]), nodes, MISS)
+
+
+def node_ranks(expansion: Expansion, true: Ints) -> Ints:
+    """The index of each prefix of a true continuation among the nodes of its row's tree, the likeliest first.
+
+    Args:
+        expansion: n nodes for each row.
+        true: int64 [B, D], the tokens that followed the root; negative beyond the end of the text.
+
+    Returns:
+        int64 [B, D]: 1 .. n; n + 1 where it is not in the tree.
+    """
+    missing = expansion.tokens.shape[1] + 1
+    numbers = np.arange(1, missing)
+    places = np.full(true.shape, missing)
+    node = np.zeros(len(true), np.int64)
+    for level in range(true.shape[1]):
+        here = (expansion.parents == node[:, None]) & (expansion.tokens == true[:, level, None])
+        node = np.where(here, numbers, missing).min(1, initial=missing)  # no node's parent is the missing one
+        places[:, level] = node
+    return places
+
+
+def child_ranks(expansion: Expansion, nodes: Ints, count: int) -> Ints:
+    """The index of the candidates of each level after the true tokens among the nodes of their row's tree.
+
+    The children of a node are its best candidates, in their order.
+
+    Args:
+        expansion: n nodes for each row.
+        nodes: int64 [B, D], `node_ranks` of the true tokens.
+        count: R, candidates of each level.
+
+    Returns:
+        int64 [B, D, R]: 1 .. n; n + 1 where the candidate is not in the tree.
+    """
+    missing = expansion.tokens.shape[1] + 1
+    found = np.full((*nodes.shape, count), missing)
+    parent = np.zeros(len(nodes), np.int64)
+    for level in range(nodes.shape[1]):
+        row, at = np.nonzero(expansion.parents == parent[:, None])
+        rank = np.arange(len(row)) - np.searchsorted(row, row)
+        inside = rank < count
+        found[row[inside], level, rank[inside]] = at[inside] + 1
+        parent = nodes[:, level]
+    return found
+
+
+def expected_tokens(log_probability: Floats) -> Floats:
+    """Estimated tokens of a step by the size of its tree: descending [B, n] -> float32 [B, len(STEP_SIZES)]."""
+    total = np.cumsum(np.exp(log_probability.astype(np.float64)), axis=1)
+    total = np.concatenate([np.zeros((len(total), 1)), total], axis=1)
+    return (1 + total[:, [min(size, total.shape[1]) - 1 for size in STEP_SIZES]]).astype(np.float32)
+
+
+BASE = "base"  # of the root of every step, which is the base model's own token
+
+
+@torch.inference_mode()
+def draft_sources(
+    base: Base, proposer: Proposer, prompt: Sequence[int], steps: Sequence[Sequence[int]]
+) -> list[list[Mapping[str, int]]]:
+    """The sources of the accepted drafts of each step, by a teacher-forced pass over the finished text.
+
+    The decoder is not slowed by it. In float32 the pass gives the logits of decoding up to rounding, as tracing does.
+
+    Args:
+        base: the base model.
+        proposer: the drafter of the text.
+        prompt: token ids.
+        steps: the tokens of each step, its root first.
+
+    Returns:
+        For each step and each of its tokens after the root, the rank of the token in the list of every source that has
+        it. Empty where no source has it, which only rounding can cause.
+
+    Raises:
+        TreeoptError: E504 where states or scores are not finite.
+    """
+    answer = [token for step in steps for token in step]
+    if not proposer.depth or len(answer) == len(steps):
+        return [[] for _ in steps]
+    text = Text("0:00000000", list(prompt), answer)
+    chosen = np.zeros(len(answer), np.bool_)
+    chosen[np.cumsum([0, *(len(step) for step in steps[:-1])])] = True
+    [states] = hidden_states(base, [text])
+    roots = states[torch.from_numpy(chosen).to(states.device)]
+    found = [
+        row
+        for positions in positions_of(proposer, [text], [roots], chosen)
+        for row in positions.session.sources(positions.true)
+    ]
+    return [list(row[: len(step) - 1]) for row, step in zip(found, steps, strict=True)]

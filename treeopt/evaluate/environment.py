@@ -184,7 +184,7 @@ def check_cache() -> Iterator[Check]:
 
 def check_compiler() -> Iterator[Check]:
     """Whether the machine code of drafting is kept between programs."""
-    from treeopt.drafting.compiled import machine_code_folder
+    from treeopt.drafting.kernel.compiled import machine_code_folder
 
     folder = machine_code_folder()
     if folder is None:

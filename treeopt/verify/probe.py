@@ -18,7 +18,7 @@ from treeopt.models.base import Base
 from treeopt.models.finite import check_base_finite
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree
-from treeopt.verify.limits import index_window
+from treeopt.verify.masks import index_window
 from treeopt.verify.session import TreeForward
 
 _TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])

@@ -17,10 +17,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.tree import ROOT
 from treeopt.verify.buffers import Buffers
-from treeopt.verify.cache import Arena, TreeCache, aligned, bucket
-from treeopt.verify.fixed import Slots, compiled, padded, with_standard_strides
-from treeopt.verify.limits import check_frequencies, frequency_switch, tree_context
-from treeopt.verify.masks import Mask, TreeMasks, layer_windows
+from treeopt.verify.cache import Arena, Slots, TreeCache, aligned, bucket, compiled, padded, with_standard_strides
+from treeopt.verify.masks import Mask, TreeMasks, check_frequencies, frequency_switch, layer_windows, tree_context
 
 NodePath = Sequence[int]  # nodes, the root first
 

@@ -11,31 +11,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.drafting import kernel_steps
 from treeopt.drafting.interface import (
     NO_FLOATS,
     AcceptedPart,
     Drafts,
+    Expansion,
     Features,
     Floats,
     Ints,
     Observed,
+    ProposerSession,
+    SizeLimits,
 )
-from treeopt.drafting.kernel_data import (
+from treeopt.drafting.kernel.data import (
     EMPTY,
+    MAX_PARENTS,
     VOTES,
     WINDOW_OF,
     Kernel,
     Record,
     Scratch,
+    Shape,
     StepArrays,
     longer_texts,
     new_texts,
     new_work,
 )
-from treeopt.drafting.kernel_steps import Ranked
-from treeopt.drafting.kernel_text import index_up_to
-from treeopt.drafting.kernel_trees import Grown
+from treeopt.drafting.kernel.nodes import COLUMNS, index_up_to, source_rows
+from treeopt.drafting.kernel.trees import (
+    Compiled,
+    Grown,
+    Ranked,
+    Sizes,
+    Terms,
+    candidate_rows,
+    compile_rows,
+    fill_rows,
+    grow_rows,
+    new_parents,
+    rank_rows,
+    terms_of_rows,
+    trace_rows,
+)
 from treeopt.errors import Code, TreeoptError
 from treeopt.verify.buffers import Buffers
 
@@ -131,7 +148,7 @@ class KernelRows:
         self.set_step(seen)
         shape = (*paths.shape[:2], most)
         ranked = Ranked(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
-        self.in_threads(lambda kernel, part: kernel_steps.rank_rows(kernel, *part, paths, ranked))
+        self.in_threads(lambda kernel, part: rank_rows(kernel, *part, paths, ranked))
         return ranked
 
     def after(self, first: Sequence[int]) -> list[Ints]:
@@ -143,19 +160,16 @@ class KernelRows:
         true = np.ascontiguousarray(true)
         ranks = np.empty_like(true)
         best: Floats = np.empty(true.shape, np.float32) if confidence else NO_FLOATS
-        self.in_threads(lambda kernel, part: kernel_steps.trace_rows(kernel, *part, true, ranks, best))
+        self.in_threads(lambda kernel, part: trace_rows(kernel, *part, true, ranks, best))
         return ranks, best
 
     def candidates(self, true: Ints, count: int) -> Ints:
         true = np.ascontiguousarray(true)
         tokens: Ints = np.empty((*true.shape, count), np.int64)
-        self.in_threads(lambda kernel, part: kernel_steps.candidate_rows(kernel, *part, true, tokens))
+        self.in_threads(lambda kernel, part: candidate_rows(kernel, *part, true, tokens))
         return tokens
 
     def sources(self, true: Ints) -> list[list[dict[str, int]]]:
-        # Imported here: it is compiled when it is first called, and only reports of decoded texts call it.
-        from treeopt.drafting.kernel_sources import COLUMNS, source_rows
-
         true, record = np.ascontiguousarray(true), self.source.record
         ranks: Ints = np.empty((*true.shape, COLUMNS), np.int64)
         self.in_threads(lambda kernel, part: source_rows(kernel, *part, true, ranks))
@@ -175,7 +189,7 @@ class KernelRows:
         settings[VOTES] = settings[WINDOW_OF] > 0  # weights of 0 need no votes, but their fit does
         [work] = self.working(1)
         points, width = len(true), len(work.token)
-        out = kernel_steps.Terms(
+        out = Terms(
             tokens=np.zeros((points, width), np.int64),
             terms=np.zeros((4, points, width), np.float32),
             width=np.zeros(points, np.int64),
@@ -184,7 +198,7 @@ class KernelRows:
             found=np.zeros(points, np.int64),
         )
         kernel = self.kernel(work)._replace(record=record._replace(settings=settings))
-        kernel_steps.terms_of_rows(kernel, np.ascontiguousarray(true), out)
+        terms_of_rows(kernel, np.ascontiguousarray(true), out)
         slots = np.arange(width)
         head, prior, ratios, cache = out.terms
         return Features(
@@ -234,8 +248,8 @@ class KernelRows:
             return *(one.reshape(shape) for one, shape in zip(numbers, shapes, strict=True)), mask, void
 
         [work] = self.working(1)
-        made = kernel_steps.Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
-        kernel_steps.compile_rows(self.kernel(work), grown, np.zeros(nodes, np.int64), made)
+        made = Compiled(*parts(packed, packed[2 * line + path :].view(np.uint8)))
+        compile_rows(self.kernel(work), grown, np.zeros(nodes, np.int64), made)
         on_device = torch.from_numpy(packed).to(roots.device)
         tokens, depths, paths, mask, void = parts(on_device, on_device[2 * line + path :].view(torch.uint8))
         order = torch.arange(nodes, device=roots.device).expand(rows, nodes)
@@ -285,3 +299,77 @@ def _threads() -> ThreadPoolExecutor:
     if process not in _pools:
         _pools[process] = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="treeopt-drafting")
     return _pools[process]
+
+
+class Source(Scored, Protocol):
+    """What a session reads of its drafter; see `RecordProposer`."""
+
+    def observe(self, states: Tensor, depth: int, logits: Tensor | None = None) -> Tensor: ...
+
+    def shape(self, tree: Buffers) -> Shape: ...
+
+
+class KernelSession(KernelRows, ProposerSession):
+    """Drafting of a batch; arguments as `KernelRows`."""
+
+    source: Source
+
+    def observe(self, states: Tensor, logits: Tensor | None = None) -> Tensor:
+        return self.source.observe(states, self.depth, logits).flatten(1)
+
+    def look(self, observed: Observed) -> None:
+        self.looked = observed
+
+    def begin(self, roots: Tensor, states: Tensor) -> None:
+        seen = self.observe(states).numpy(force=True) if self.looked is None else self.looked
+        self.set_step(seen)
+
+    def fill(self, roots: Tensor, states: Tensor, tree: Buffers) -> Drafts:
+        self.begin(roots, states)
+        shape, rows = self.source.shape(tree), len(self._end)
+        tokens, void = np.empty((rows, tree.nodes), np.int64), np.zeros((rows, tree.nodes), np.bool_)
+        self.in_threads(lambda kernel, part: fill_rows(kernel, *part, shape, tokens, void))
+        if not void.any():
+            return Drafts(with_roots(torch.from_numpy(tokens).to(roots.device), roots), tree)
+        both = torch.from_numpy(np.stack([tokens, void])).to(roots.device)  # one transfer
+        return Drafts(with_roots(both[0], roots), tree, both[1].bool())
+
+    def grow(self, roots: Tensor, states: Tensor, limits: SizeLimits) -> Drafts:
+        self.begin(roots, states)
+        sizes = Sizes(np.array(limits.sizes), np.array(limits.cost or (0.0,)), np.array([limits.depth]))
+        grown = self._grown(sizes)
+        nodes = int(grown.size.max())
+        if len(limits.sizes) > 1 and (grown.drafts + 1 < nodes).any():
+            self._grow(grown, Sizes(np.array([nodes]), np.zeros(1), sizes.depth))
+        return self.compile(grown, min(nodes, int(grown.drafts.max()) + 1), limits.depth, roots)
+
+    def expand(self, nodes: int, depth: int) -> Expansion:
+        grown = self._grown(Sizes(np.array([nodes]), np.zeros(1), np.array([depth])))
+        most = int(grown.drafts.max(initial=0))
+        return Expansion(
+            grown.tokens[:, :most], grown.parents[:, :most], grown.depths[:, :most], grown.log_probability[:, :most]
+        )
+
+    def _grown(self, sizes: Sizes) -> Grown:
+        """The trees of all rows."""
+        rows, most = len(self._end), max(0, int(sizes.nodes[-1]) - 1)
+        grown = Grown(
+            tokens=np.zeros((rows, most), np.int64),
+            parents=np.zeros((rows, most), np.int64),
+            depths=np.zeros((rows, most), np.int64),
+            log_probability=np.zeros((rows, most), np.float32),
+            drafts=np.zeros(rows, np.int64),
+            size=np.ones(rows, np.int64),
+        )
+        self._grow(grown, sizes)
+        return grown
+
+    def _grow(self, grown: Grown, sizes: Sizes) -> None:
+        depth, nodes = int(sizes.depth[0]), int(sizes.nodes[-1])
+        [work] = self.working(1)
+        most = min(nodes, 1 + MAX_PARENTS * depth) + 1
+
+        def rows(kernel: Kernel, part: tuple[int, int]) -> None:
+            grow_rows(kernel, *part, sizes, grown, new_parents(most, len(work.token), depth))
+
+        self.in_threads(rows)

@@ -1,4 +1,4 @@
-"""The kernel's part about one node: its candidates, the terms of their scores, and their probabilities."""
+"""The kernel's part about one node: matches and votes of the text, its candidates, their scores and sources."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.drafting.compiled import compiled
-from treeopt.drafting.kernel_data import (
+from treeopt.drafter import CACHE_LENGTHS, MAX_MATCH
+from treeopt.drafting.kernel.compiled import compiled
+from treeopt.drafting.kernel.data import (
     CACHE_TERM,
     EMPTY,
     HEAD,
@@ -19,7 +20,9 @@ from treeopt.drafting.kernel_data import (
     PRIOR_TERM,
     RATIO_TERM,
     TOP,
+    VOTED,
     VOTES,
+    WINDOW_OF,
     Doubles,
     Floats,
     Ints,
@@ -27,9 +30,170 @@ from treeopt.drafting.kernel_data import (
     Record,
     Scratch,
     StepArrays,
+    Texts,
 )
-from treeopt.drafting.kernel_text import cache_terms, count_votes, likeliest_voted, matches
 from treeopt.ngram_table import CONTEXT, HASH_MASK, MULTIPLIERS, ORDER_BITS
+
+_LENGTHS = len(CACHE_LENGTHS)
+
+
+@compiled
+def index_up_to(texts: Texts, text: int, end: int) -> None:
+    """Index the first `end` tokens of a text, and no others; indexed tokens must not have changed since."""
+    tokens, latest, previous = texts.tokens[text], texts.latest[text], texts.previous[text]
+    done = texts.indexed[text]
+    while done > end:
+        done -= 1
+        latest[tokens[done]] = previous[done]
+    while done < end:
+        token = tokens[done]
+        previous[done] = latest[token]
+        done += 1
+        latest[token] = done
+    texts.indexed[text] = done
+
+
+@compiled
+def matches(k: Kernel, row: int, depth: int) -> tuple[int, int, int]:
+    """Find the matches of a path of `depth` drafts, `k.work.path`, in the text before the root.
+
+    Returns:
+        Their number, the length of the longest, and its latest place.
+    """
+    text, root, path = k.step.text[row], k.step.end[row] - 1, k.work.path
+    tokens, previous = k.texts.tokens[text], k.texts.previous[text]
+    window = k.record.settings[WINDOW_OF]
+    start = max(0, root + 1 - window)  # of the window; a match of a deeper path begins that much later
+    first = max(0, root + 1 - window + depth)
+    place = k.texts.latest[text, path[depth - 1] if depth else tokens[root]] - 1
+    found, longest, best = 0, 0, 0
+    while window and place >= first:
+        length, most = 1, min(depth + MAX_MATCH, place - start + 1)
+        while length < most:
+            last = path[depth - 1 - length] if length < depth else tokens[root + depth - length]
+            if tokens[place - length] != last:
+                break
+            length += 1
+        if length > longest:
+            longest, best = length, place
+        k.work.places[found], k.work.lengths[found] = place, length
+        found += 1
+        place = previous[place] - 1
+    return found, longest, best
+
+
+@compiled
+def count_votes(k: Kernel, row: int, found: int) -> tuple[int, int, float]:
+    """The weights of the tokens that followed the `found` matches; see `treeopt.drafter` for the formula.
+
+    The estimate P_last of the longest length found is linear in the votes: P_last(y) = rest * P_0(y) + weight of y.
+
+    Returns:
+        The number of different tokens, the number of `CACHE_LENGTHS` found, and the rest.
+    """
+    tokens, prior, work, kinds = k.texts.tokens[k.step.text[row]], k.record.cache_prior[0], k.work, k.record.kinds
+    counts, alone = work.kind_counts, work.kind_weights
+    counts[:] = 0
+    alone[0] = 0.0
+    for i in range(found):
+        counts[kinds[work.lengths[i]]] += 1
+    places, left, last = 0, 1.0, 0
+    for kind in range(_LENGTHS, 0, -1):  # `left` is what the longer lengths leave to this and the shorter ones
+        places += counts[kind]
+        left *= prior / (places + prior)
+        alone[kind] = left / prior
+        last = max(last, kind if counts[kind] else 0)
+    for kind in range(1, _LENGTHS + 1):  # a vote counts for all lengths that match at its place
+        alone[kind] += alone[kind - 1]
+    voters = 0
+    for i in range(found - 1, -1, -1):
+        token = tokens[work.places[i] + 1]
+        if not work.voters[token]:
+            work.voted[voters], work.votes[voters] = token, 0.0
+            voters += 1
+            work.voters[token] = voters
+        work.votes[work.voters[token] - 1] += alone[kinds[work.lengths[i]]]
+    return voters, last, left
+
+
+@compiled
+def likeliest_voted(k: Kernel, voters: int) -> int:
+    """Write the indices of the tokens with the largest weights, of equal ones the smallest; returns their number."""
+    most, kept = k.record.settings[VOTED], 0
+    votes, voted, likeliest = k.work.votes, k.work.voted, k.work.likeliest
+    for i in range(voters):
+        at = kept
+        while at:
+            other = likeliest[at - 1]
+            if votes[i] < votes[other] or (votes[i] == votes[other] and voted[i] > voted[other]):
+                break
+            if at < most:
+                likeliest[at] = other
+            at -= 1
+        if at < most:
+            likeliest[at] = i
+            kept = min(kept + 1, most)
+    return kept
+
+
+@compiled
+def cache_terms(work: Scratch, candidates: int, voters: int, rest: float) -> None:
+    """Write log(P_last / P_0) of the candidates, and clear the map of the tokens with votes."""
+    terms = work.terms
+    without = np.float32(np.log(rest))
+    for i in range(candidates):
+        voter = work.voters[work.token[i]]
+        if voter:
+            share = work.votes[voter - 1] * np.exp(-np.float64(terms[PRIOR_TERM, i] + terms[RATIO_TERM, i]))
+            terms[CACHE_TERM, i] = np.log(share + rest)
+        else:
+            terms[CACHE_TERM, i] = without
+    for i in range(voters):
+        work.voters[work.voted[i]] = 0
+
+
+@compiled
+def frequent_tokens(k: Kernel, row: int) -> None:
+    """Write the most frequent tokens of a row's window, and their ratios to the uniform distribution, then the backoff.
+
+    Of equally frequent tokens the smaller id is first; where the text has too few, the smallest other ids follow.
+    """
+    frequent, ratios, counts = k.step.frequent[row], k.step.frequent_ratios[row], k.work.voters
+    tokens, end = k.texts.tokens[k.step.text[row]], k.step.end[row]
+    start = max(0, end - max(k.record.settings[WINDOW_OF], CONTEXT))
+    for place in range(start, end):
+        counts[tokens[place]] += 1
+    width, kept = len(frequent), 0
+    for place in range(start, end):
+        token = tokens[place]
+        if counts[token] < 0:  # a token that was seen before in this loop
+            continue
+        counts[token] = -counts[token]
+        at = kept
+        while at:
+            other = frequent[at - 1]
+            if counts[other] < counts[token] or (counts[other] == counts[token] and other < token):
+                break
+            if at < width:
+                frequent[at] = other
+            at -= 1
+        if at < width:
+            frequent[at] = token
+            kept = min(kept + 1, width)
+    prior, size = k.record.cache_prior[0], len(k.record.prior)
+    total = end - start + prior
+    ratios[:] = np.log(prior / total)
+    for i in range(kept):
+        ratios[i] = np.log((prior - counts[frequent[i]] * size) / total)
+    token = 0
+    while kept < width:
+        if not counts[token]:
+            frequent[kept] = token
+            kept += 1
+        token += 1
+    for place in range(start, end):
+        counts[tokens[place]] = 0
+
 
 _HASH, _SHIFT = 2654435769, 12  # Knuth's multiplicative hash; its lowest bits are the token's
 Found = tuple[int, int, int, int]  # candidates, which of them was looked up, length of the match, cache lengths
@@ -239,3 +403,66 @@ def _interpolated(at: float, x: Doubles, y: Doubles) -> float:
         return y[-1]
     low = np.searchsorted(x, at, side="right") - 1
     return y[low] + (y[low + 1] - y[low]) / (x[low + 1] - x[low]) * (at - x[low])
+
+
+LOGITS, TABLE, LOOKUP, VOTED_FOR = range(4)  # columns of the ranks, in the order in which candidates are collected
+COLUMNS = 4
+_ABSENT = -1
+
+
+@compiled
+def begin_row(k: Kernel, row: int) -> None:
+    """Index the text of a row up to its root, which is no place of a match, and count its tokens where that is used."""
+    index_up_to(k.texts, k.step.text[row], k.step.end[row] - 1)
+    if len(k.step.frequent):
+        frequent_tokens(k, row)
+
+
+@compiled
+def source_rows(k: Kernel, first: int, last: int, true: Ints, ranks: Ints) -> None:
+    """Follow the true tokens [B, L]: ranks [B, L, COLUMNS], the place of each in the list of each source; -1 if none.
+
+    Beyond the end of a text, where `true` is negative, all are -1.
+    """
+    for row in range(first, last):
+        begin_row(k, row)
+        for depth in range(true.shape[1]):
+            token = true[row, depth]
+            ranks[row, depth, :] = _ABSENT
+            if token >= 0:
+                _rank_sources(k, row, depth, token, ranks[row, depth])
+            k.work.path[depth] = max(token, 0)
+
+
+@compiled
+def _rank_sources(k: Kernel, row: int, depth: int, token: int, ranks: Ints) -> None:
+    """Write the place of a token in the lists of a node, whose drafts are in `k.work.path`."""
+    record, work = k.record, k.work
+    source, width = record.sources[depth], record.tokens.shape[1]
+    listed = min(record.settings[TOP], k.step.seen.shape[2] // 2) if source >= 0 else len(record.frequent)
+    tokens = k.step.seen[row, source] if source >= 0 else record.frequent
+    ranks[LOGITS] = _place(tokens, listed, token)
+    if not width:
+        return
+    found, length, place = matches(k, row, depth)
+    voters = 0
+    if record.settings[VOTES] and found:
+        voters, _, _ = count_votes(k, row, found)
+    successors = k.step.frequent[row] if record.settings[EMPTY] else record.tokens[context_row(k, row, depth)]
+    ranks[TABLE] = _place(successors, width, token)
+    if length and k.texts.tokens[k.step.text[row], place + 1] == token:
+        ranks[LOOKUP] = 0
+    for i in range(likeliest_voted(k, voters)):
+        if work.voted[work.likeliest[i]] == token:
+            ranks[VOTED_FOR] = i
+    for i in range(voters):
+        work.voters[work.voted[i]] = 0
+
+
+@compiled
+def _place(tokens: Ints | NDArray[np.int32], listed: int, token: int) -> int:
+    """The first place of a token among the first `listed`; -1 if none."""
+    for i in range(listed):
+        if tokens[i] == token:
+            return i
+    return _ABSENT

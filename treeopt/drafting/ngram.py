@@ -6,20 +6,21 @@ Without heads (H = 0 in the record) the candidates are those of the n-gram table
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import ProposerSession
-from treeopt.drafting.kernel_data import Record, Shape, num_candidates, record_arrays
-from treeopt.drafting.logprobs import top_logprobs
+from treeopt.drafting.kernel.data import Record, Shape, num_candidates, record_arrays
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit, check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
-from treeopt.models.logits import rows_at_once
+from treeopt.models.logits import rows_at_once, top_ids
 from treeopt.ngram_table import CONTEXT
 from treeopt.verify.buffers import Buffers
 
@@ -68,8 +69,8 @@ class RecordProposer:
         self, texts: Sequence[Sequence[int]], depth: int, ends: Sequence[Sequence[int]] | None = None
     ) -> ProposerSession:
         # Imported here as it imports numba, which takes half a second.
-        from treeopt.drafting.compiled import note_compilation
-        from treeopt.drafting.kernel_session import KernelSession
+        from treeopt.drafting.kernel.compiled import note_compilation
+        from treeopt.drafting.kernel.session import KernelSession
 
         note_compilation()
         return KernelSession(self, texts, depth, ends)
@@ -151,3 +152,28 @@ def check_drafter(drafter: Drafter, base: Base, heads: MedusaHeads | None, draft
 
 def _with(draft: str) -> str:
     return "with a draft model" if draft else "without one"
+
+
+def top_logprobs(logits: Tensor, count: int, *, others: bool = True) -> Tensor:
+    """The `count` likeliest tokens of each row; all other tokens share the rest of the probability equally.
+
+    Args:
+        logits: float [..., V].
+        count: K, at most V.
+        others: whether the log-probability of the other tokens is needed; else it is 0, or NaN where a logit is.
+
+    Returns:
+        int32 [..., 2 K + 1], one tensor for one transfer: the tokens, the likeliest first; the bits of their
+        log-probabilities in float32; the bits of the log-probability of each other token.
+    """
+    tokens = top_ids(logits, count)
+    scores = logits.float()
+    top = scores.gather(-1, tokens)
+    if not others:
+        norm = scores.logsumexp(-1, keepdim=True)
+        return torch.cat([tokens.int(), (top - norm).view(torch.int32), (norm - norm).view(torch.int32)], dim=-1)
+    # The rest is summed by itself: 1 - the sum of the largest would be mostly rounding.
+    rest = scores.scatter(-1, tokens, -torch.inf).logsumexp(-1, keepdim=True)
+    norm = torch.logaddexp(top.logsumexp(-1, keepdim=True), rest)
+    each_other = rest - norm - math.log(max(1, logits.shape[-1] - count))
+    return torch.cat([tokens.int(), (top - norm).view(torch.int32), each_other.view(torch.int32)], dim=-1)

@@ -23,15 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 _log = logging.getLogger(__name__)
 _HERE = Path(__file__).parent
-_SOURCES = (
-    "compiled.py",
-    "kernel_data.py",
-    "kernel_text.py",
-    "kernel_nodes.py",
-    "kernel_trees.py",
-    "kernel_steps.py",
-    "kernel_sources.py",
-)
+_SOURCES = ("compiled.py", "data.py", "nodes.py", "trees.py")
 
 
 def compiled(function: Function) -> Function:

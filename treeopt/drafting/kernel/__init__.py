@@ -1,0 +1,1 @@
+"""What numba compiles for drafting, and the sessions over it."""
