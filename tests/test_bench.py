@@ -29,6 +29,10 @@ EXACT = (
 )
 TABLE = "table --model tinystories --shared {shared} --decode"
 CALLS = {
+    "ablations": [
+        *(f"{what} --calibration {{file}} -o {{file}}.svg" for what in ("dense", "levels", "sizes", "prompts")),
+        "epsilon",
+    ],
     "build": [""],
     "calibrate": ["--repeats 1"],
     "calls": ["--shared {shared}"],

@@ -17,7 +17,6 @@ from .evaluate.compare import compare as compare
 from .evaluate.learn_drafter import LearnedDrafter as LearnedDrafter
 from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile
-from .evaluate.sweep_epsilon import sweep_epsilon as sweep_epsilon
 from .evaluate.validate import validate as validate
 from .export.acceptance import compare_acceptance as compare_acceptance
 from .export.acceptance import read_acceptance as read_acceptance
@@ -48,10 +47,6 @@ from .optimize.explain import explain_path as explain_path
 from .optimize.per_step import build_policy as build_policy
 from .optimize.per_step import replay_policy as replay_policy
 from .optimize.replay import replay as replay
-from .optimize.sweep_dense import sweep_dense as sweep_dense
-from .optimize.sweep_levels import sweep_levels as sweep_levels
-from .optimize.sweep_sizes import sweep_sizes as sweep_sizes
-from .optimize.sweep_texts import sweep_texts as sweep_texts
 from .optimize.tree_builder import build_tree as build_tree
 from .plan.devices import Device as Device
 from .plan.devices import device_of_spec as device_of_spec

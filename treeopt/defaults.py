@@ -32,15 +32,4 @@ PROFILE_NODES = (ONE_NODE, 2, 4, 8, 16, 32, 64, 128, 256)  # the sizes that are 
 PROFILE_CONTEXT = 512  # tokens in the cache: a prompt and a part of its answer
 PROFILE_REPEATS = 20  # rounds over all sizes, of which ten count
 
-SWEEP_NODES = 64  # of the sparse tree that the paper compares with dense ones, root counted
-EPSILONS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.09, 0.12, 0.16, 0.2, 0.25)  # over the range of the paper's figure 5
-EPSILON_TEMPERATURE = 0.7  # of the paper's figure 5
-TOLERATED_LOSS = 0.01  # of tokens per step: less is called enough
-DENSE_TREES = 500  # random dense trees
-LARGEST_DENSE = 256  # nodes of the largest ones in the paper
-FEWEST_DENSE = 2  # of a dense tree: the root and a draft
-SWEEP_DRAWS = 5
-LEVELS_SIZES = (16, 64, 256)
-SIZES_SIZES = (2, 4, 8, 16, 32, 64, 128)
-
 ATTENTIONS = ("eager", "flash")  # of the hardware model

@@ -142,10 +142,7 @@ def test_colors_in_a_pipe(
 
 # Options whose values differ in kind between commands, with the reason.
 SEVERAL_KINDS = {
-    "--epsilon": "a flag of sweep, which varies it",
-    "--levels": "a flag of sweep, which varies them",
-    "--sizes": "a flag of sweep, which varies them",
-    "--nodes": "build takes auto; plan and sweep take lists",
+    "--nodes": "build takes auto; plan takes a list",
     "--batch": "profile and plan take lists",
     "--context": "profile and plan take lists",
     "--drafter": "build takes auto alone",
@@ -155,9 +152,9 @@ SEVERAL_KINDS = {
 # Options that name the same kind of thing with another use in some commands, which their help describes.
 SEVERAL_TEXTS = {
     *SEVERAL_KINDS,
-    *("--calibration", "--profile", "--output", "--csv", "--kind", "--temperature", "--draft", "--heads", "--model"),
+    *("--calibration", "--profile", "--output", "--kind", "--temperature", "--draft", "--heads", "--model"),
     *("--acceptance", "--to", "--for", "--force", "--resume", "--holdout", "--largest", "--num-heads", "--repeats"),
-    *("--seed", "--draws", "--learn-tokens", "--shared-lm-head", "--top-k"),
+    *("--seed", "--learn-tokens", "--shared-lm-head", "--top-k"),
     *("--values", "--weights", "--tree", "--title"),
 }
 

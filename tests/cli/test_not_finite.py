@@ -80,7 +80,6 @@ BASES: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "--methods", "lookup", *MANY, "--csv", "o.csv"),
     "generate": ("generate", *ONE, "--heads", "heads", *TREE),
     "generate per step": ("generate", *ONE),
-    "sweep": ("sweep", "--epsilon", "--heads", "heads", *TREE, *MANY, "-o", "o.svg"),
     "profile": ("profile", "--heads", "heads", "--sizes", "2", "--context", "200", "--repeats", "1", "-o", "o.yaml"),
     "train": (*TRAIN,),
     "train stage 2": ("train", "--stage", "2", "--heads", "heads", *TRAIN[1:6], "--steps", "2", "--length", "64"),
@@ -93,7 +92,6 @@ HEADS: dict[str, tuple[str, ...]] = {
     "validate typical": ("validate", *TREE, *MANY, "--acceptance", "typical"),
     "compare": ("compare", "--methods", "heads", *MANY, "--csv", "o.csv"),
     "generate": ("generate", *ONE, *TREE),
-    "sweep": ("sweep", "--epsilon", *TREE, *MANY, "-o", "o.svg"),
     "profile": ("profile", "--sizes", "2", "--context", "8", "--repeats", "1", "-o", "o.yaml"),
     "train stage 2": ("train", "--stage", "2", *TRAIN[1:6], "--steps", "2", "--length", "64", "--log-every", "1"),
 }

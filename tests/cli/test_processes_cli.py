@@ -165,32 +165,15 @@ TEXTS = ["--limit", "3", "--max-new-tokens", "5"]
     "command",
     [
         ["validate", *TEXTS, "--acceptance", "sample", "--repeats", "2", "--draws", "12"],
-        ["sweep", "--epsilon", *TEXTS, "--epsilons", "0.05,0.3", "--batch-size", "2"],
         ["compare", "--texts", "3", "--max-new-tokens", "8", "--methods", "recycling", "--repeats", "1"],
     ],
-    ids=["validate", "sweep", "compare"],
+    ids=["validate", "compare"],
 )
 def test_decoding_in_two_processes_gives_the_same_figures(command: list[str]) -> None:
     """Drawn texts, tests, tokens per step and quality are those of one process, and are printed once."""
     if command[0] != "compare":
         command = [*command, "--tree", "mc_sim_7b_63"]
     one, two = (
-        without_seconds(json.loads(treeopt(*command, "--json", *more).stdout))
-        for more in ([], ["--nproc", "2", *(["--force"] if command[0] == "sweep" else [])])
+        without_seconds(json.loads(treeopt(*command, "--json", *more).stdout)) for more in ([], ["--nproc", "2"])
     )
     assert one == two
-
-
-def test_sweeps_of_traces_take_no_processes() -> None:
-    """Only `--epsilon` decodes, so only it has parts to divide."""
-    assert "--nproc" in treeopt("sweep", "--levels", "--nproc", "2", status=2).stderr
-
-
-def test_one_of_several_processes_sweeps_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others of torchrun end at once, before they look at files that the first may have written."""
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    given = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
-    for name, value in {**given, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
-        monkeypatch.setenv(name, value)
-    result = treeopt("sweep", "--levels", "--calibration", "none.safetensors")
-    assert (result.stdout, result.stderr) == ("", "")

@@ -26,7 +26,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "validate": ("validate", "--heads", "heads", *TREE, *MANY),
     "compare": ("compare", "--methods", "lookup", *MANY, "--csv", "o.csv"),
     "generate": ("generate", "w9 extra", "--no-chat-template", "--heads", "heads", *TREE),
-    "sweep": ("sweep", "--epsilon", "--heads", "heads", *TREE, *MANY, "-o", "o.svg"),
     "train": ("train", "--data", "data.jsonl", "--steps", "1", "-o", "out"),
 }
 DRAFTS: dict[str, tuple[str, ...]] = {
@@ -108,7 +107,7 @@ def test_draft_model_with_another_tokenizer(change: Callable[[dict[str, int]], N
     refused(line, "E213", "the draft model draft does not fit base")
 
 
-@pytest.mark.parametrize("name", ["calibrate", "validate", "generate", "sweep"])
+@pytest.mark.parametrize("name", ["calibrate", "validate", "generate"])
 def test_heads_of_another_vocabulary(name: str) -> None:
     """Heads with LM heads of another size are E212."""
     save_heads(random_heads(tiny_base("llama", vocab_size=59), 2), Path("heads"), base="base", overwrite=True)

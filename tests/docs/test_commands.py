@@ -48,9 +48,6 @@ SMALL = (
     ("distill", "", "--self-talk 12 --max-new-tokens 24"),
     ("train", "", "--epochs 1 --batch-size 2 --holdout 2 --log-every 1"),
     ("build", "--holdout", "--holdout 4"),
-    ("sweep", "--dense", "--trees 20"),
-    ("sweep", "--epsilon", "--limit 2 --max-new-tokens 12 --epsilons 0.05,0.2"),
-    ("sweep", "--calibration-size", "--draws 2"),
 )
 SMALL_DEMO = {"_PROMPTS": 12, "_TOKENS": 16, "_EVALUATED": 2, "_SAMPLED": 200}  # `treeopt demo` has no such options
 # Page -> files of other pages that its commands take, and what they are called there.
@@ -104,7 +101,6 @@ WITH_COMMANDS = [page for page in PAGES if commands_of(page)]
     ("line", "expected"),
     [
         ("treeopt build --nodes 64", "build --nodes 64"),
-        ("treeopt sweep --dense --trees 0 -o a.svg", "sweep --dense --trees 0 -o a.svg --trees 20"),
         ("treeopt calibrate -o c", "calibrate -o c --limit 14 --max-new-tokens 24"),
         ("treeopt calibrate --model M", "calibrate --model M --limit 14 --max-new-tokens 24 --learn-tokens 300"),
         ("treeopt calibrate --model M --heads H", "calibrate --model M --heads H --limit 14 --max-new-tokens 24"),

@@ -28,7 +28,6 @@ COMMANDS = {
     "build": "Build the best tree for a number of nodes.",
     "curve": "Tokens per step, overhead and speedup by the size of the tree.",
     "plan": "Model overhead and speedup on a device that need not be at hand.",
-    "sweep": "The paper's ablations: dense trees, levels, sizes, epsilon, prompts.",
     "compile": "Write the attention mask, positions and indices of a tree.",
     "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
     "diff": "Compare two trees: their paths, and their tokens per step.",

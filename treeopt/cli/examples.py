@@ -70,10 +70,6 @@ EXAMPLES: dict[str, Examples] = {
             "treeopt plan --model llama-2-7b --device-spec flops=312e12,bandwidth=1935e9 --batch 1,8",
         ),
     ),
-    "sweep": (
-        ("dense and sparse trees, the paper's figure 4", "treeopt sweep --dense --csv dense.csv -o dense.svg"),
-        ("how many prompts are enough", "treeopt sweep --calibration-size --nodes 64"),
-    ),
     "compile": (
         ("a published tree", "treeopt compile mc_sim_7b_63 -o mc_sim.safetensors"),
         ("a tree that was built", "treeopt compile tree.yaml"),

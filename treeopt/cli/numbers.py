@@ -47,17 +47,4 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: tuple[str, ...])
     return tuple(map(int, parts))
 
 
-def _shares(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[float, ...]:
-    """Numbers above 0 and at most 1, separated by commas, or from a repeated option."""
-    try:
-        found = tuple(float(part) for text in value for part in text.split(","))
-    except ValueError:
-        found = (math.nan,)
-    if not all(0 < number <= 1 for number in found):  # NaN is neither
-        shown = ",".join(value)[:_SHOWN_CHARACTERS]
-        raise click.BadParameter(f"{shown!r} is not a list of numbers above 0 and at most 1", ctx, param)
-    return found
-
-
 numbers_option = functools.partial(click.option, multiple=True, callback=_numbers, metavar="N,N,...")
-shares_option = functools.partial(click.option, multiple=True, callback=_shares, metavar="X,X,...")

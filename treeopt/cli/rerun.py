@@ -22,7 +22,7 @@ from treeopt.files.atomic import unwritable, write_text
 from treeopt.files.configurations import command_lines
 from treeopt.files.read import read_head
 
-_OUTPUTS = {("compare", ".svg"): "svg", ("compare", ".csv"): "csv", ("sweep", ".csv"): "csv"}  # else `output`
+_OUTPUTS = {("compare", ".svg"): "svg", ("compare", ".csv"): "csv"}  # else `output`
 _MEASURED = {"compare": (".svg",)}  # pictures of seconds
 _DRAFTER = "treeopt.drafter/1"
 _SHARDS = ("treeopt.shard/1", "treeopt.answers/1")
@@ -167,11 +167,7 @@ def _output_words(made: Remade, target: Path, scratch: Path) -> list[str]:
         return ["--output", str(scratch / "heads"), "--merge", str(target)]
     options = {str(one.name): one for one in _command(made.command).params if isinstance(one, click.Option)}
     name = _OUTPUTS.get((made.command, made.file.suffix.lower()), "output")
-    words = [f"--{option_name(options[name])}", str(target)]
-    return [
-        *words,
-        *(["--output", str(target.with_suffix(".svg"))] if made.command == "sweep" and name == "csv" else []),
-    ]
+    return [f"--{option_name(options[name])}", str(target)]
 
 
 def _output_words_of_result(made: Remade, folder: Path) -> list[str]:

@@ -38,7 +38,7 @@ _TIMED = {
     "profile": {"seconds", "low", "high", "drafting"},
 }
 _LINES = {".svg", ".dot", ".html"}  # formats whose lines are compared, and no numbers in them
-_MODEL_FREE = {"build", "curve", "plan", "sweep", "compile", "render", "export", "import", "lint", "merge", "report"}
+_MODEL_FREE = {"build", "curve", "plan", "compile", "render", "export", "import", "lint", "merge", "report"}
 
 
 @dataclass(frozen=True)
