@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
+from treeopt.calibrate.pipeline import run_calibration
+from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning

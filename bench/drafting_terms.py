@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from drafting_halves import TOP_K, Pair, others, traces
 
-from treeopt.calibrate.pipeline import CalibrationRun
-from treeopt.calibrate.record import as_calibration
+from treeopt.calibrate.pipeline import as_calibration
+from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.drafter import Drafter, Level
 from treeopt.drafting.count import NgramCounts

@@ -34,7 +34,7 @@ from timing import add_tiny, machine
 import treeopt.drafting.fit
 import treeopt.drafting.learn
 import treeopt.drafting.trace
-from treeopt.calibrate.record import as_calibration
+from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import NONE, Calibration, Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.count import MAX_BYTES, ROW, NgramCounts
@@ -42,13 +42,13 @@ from treeopt.drafting.learn import Learned, Learning, learn
 from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import trace_texts
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.work import Chunk, Make, Recording
 from treeopt.models.base import Base, load_base
 from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
+from treeopt.runs.work import Chunk, Make, Recording
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states

@@ -43,12 +43,12 @@ from treeopt.drafting.learn import Learning
 from treeopt.drafting.trace import Target, trace_texts
 from treeopt.evaluate.quality import log_likelihood
 from treeopt.files.calibrations import load_calibration, save_calibration
-from treeopt.files.work import Work
 from treeopt.models import logits
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import top_ids
 from treeopt.optimize.tree_builder import build_tree
+from treeopt.runs.work import Work
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import load_prompts
 from treeopt.train.loss import head_losses, hits, weighted

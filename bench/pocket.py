@@ -21,7 +21,7 @@ from make_pocket import draw
 from numpy.typing import NDArray
 from timing import add_tiny, machine
 
-from treeopt.calibrate.record import as_calibration
+from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import MAX_RANKS, MISS, NONE, Calibration, Provenance
 from treeopt.drafting.heads import HeadsProposer
 from treeopt.drafting.trace import TextTraces, trace_texts

@@ -18,7 +18,7 @@ import hostile_seeds as seeds
 import safetensors.torch
 from damage import Damage, damage_arrays, damage_bytes, damage_json, damage_tensors, damage_yaml, damage_zip
 
-from treeopt.calibrate.shards import is_answers, merge_calibrations
+from treeopt.calibrate.results import is_answers, merge_calibrations
 from treeopt.cli.configuration import _read as read_options
 from treeopt.cli.report_inputs import listed_inputs
 from treeopt.export.acceptance import read_acceptance
@@ -27,23 +27,23 @@ from treeopt.export.trees import import_tree
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration
 from treeopt.files.drafters import load_drafter
-from treeopt.files.locks import Lock
 from treeopt.files.manifest import Manifest
 from treeopt.files.marks import unedited_kind
 from treeopt.files.policies import load_plan, load_plan_for
 from treeopt.files.profiles import load_profile
 from treeopt.files.results import load_comparison, load_decoding, load_validation
 from treeopt.files.schemas import check
-from treeopt.files.shards import load_answers, load_shard
 from treeopt.files.strict_yaml import load
 from treeopt.files.tensors import unedited_schema
 from treeopt.files.trees import load_tree
-from treeopt.files.work import Work, unpack_rows
 from treeopt.models.adapters import CONFIG_FILE, NOTE_FILE, WEIGHTS_FILE, read_adapter
 from treeopt.models.base import load_tokenizer
 from treeopt.models.checkpoint import check_files
 from treeopt.models.config_shapes import config_shape
 from treeopt.models.head_files import load_heads
+from treeopt.runs.lock import Lock
+from treeopt.runs.shards import load_answers, load_shard
+from treeopt.runs.work import Work, unpack_rows
 from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint
 from treeopt.train.data import read_texts
@@ -227,8 +227,8 @@ READERS: dict[str, Reader] = {
         damage_arrays,
         ("files.calibrations.load_calibration", "files.tensors.read_arrays", "files.schemas.reading"),
     ),
-    "shard": Reader(load_shard, "s.safetensors", seeds.shards, damage_arrays, ("files.shards.load_shard",)),
-    "answers": Reader(load_answers, "a.safetensors", seeds.answers, damage_arrays, ("files.shards.load_answers",)),
+    "shard": Reader(load_shard, "s.safetensors", seeds.shards, damage_arrays, ("runs.shards.load_shard",)),
+    "answers": Reader(load_answers, "a.safetensors", seeds.answers, damage_arrays, ("runs.shards.load_answers",)),
     "merge": Reader(
         _merged, "c.safetensors", seeds.whole_parts, damage_arrays, ("calibrate.shards.merge_calibrations",)
     ),

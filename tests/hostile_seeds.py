@@ -26,12 +26,12 @@ from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
 from treeopt.files.policies import policy_yaml
 from treeopt.files.profiles import profile_yaml
-from treeopt.files.shards import AnswerShard, CalibrationShard, Shard, save_answers, save_shard
 from treeopt.files.tensors import write_arrays
 from treeopt.files.trees import tree_yaml
-from treeopt.files.work import pack_rows
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.policy import STEP_SIZES, PolicyExpected, TreePolicy
+from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, save_answers, save_shard
+from treeopt.runs.work import pack_rows
 from treeopt.tree import Expected, Tree
 from treeopt.verify.buffers import compile_ranks, save_buffers
 

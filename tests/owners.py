@@ -14,7 +14,7 @@ from conftest import ROOT_FOLDER
 _OWNER = """
 import sys
 from pathlib import Path
-from treeopt.files.locks import Lock
+from treeopt.runs.lock import Lock
 for run in sys.argv[1:]:
     Lock(Path(run)).take()
 """

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from treeopt.processes.team import Processes
+from treeopt.runs.processes import Processes
 
 R = TypeVar("R")
 HERE = "127.0.0.1"

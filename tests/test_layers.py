@@ -18,7 +18,7 @@ ROOMS = (  # each may import itself and those above it
     "optimize",
     "models",
     "verify",
-    "processes",
+    "runs",
     "texts",
     "drafting",
     "calibrate",

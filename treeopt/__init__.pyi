@@ -1,7 +1,7 @@
 """The public names of `treeopt`. lazy_loader reads this list at import, type checkers read it as a stub."""
 
 from .calibrate.pipeline import run_calibration as run_calibration
-from .calibrate.shards import merge_calibrations as merge_calibrations
+from .calibrate.results import merge_calibrations as merge_calibrations
 from .calibration import Calibration as Calibration
 from .decode.decoder import TreeDecoder as TreeDecoder
 from .decode.generate import tree_generate as tree_generate

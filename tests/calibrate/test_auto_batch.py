@@ -14,10 +14,10 @@ from tiny import chat_base, random_heads
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.shards import Shard
-from treeopt.files.work import Work
 from treeopt.models.auto_batch import AutoBatch
 from treeopt.models.base import Base
+from treeopt.runs.shards import Shard
+from treeopt.runs.work import Work
 from treeopt.train.distill import distill
 
 PROMPTS = [" ".join(f"w{i + j}" for j in range(1 + i % 5)) for i in range(1, 12)]

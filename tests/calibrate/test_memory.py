@@ -21,8 +21,8 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.calibration import NONE
 from treeopt.errors import TreeoptError
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.work import Work
 from treeopt.models.base import Base
+from treeopt.runs.work import Work
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import load_prompts
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from helpers import make_calibration
 
-from treeopt.calibrate.shards import fill_work, is_answers, merge_calibrations, merge_shards
+from treeopt.calibrate.results import fill_work, is_answers, merge_calibrations, merge_shards
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.shards import AnswerShard, CalibrationShard, Shard, save_answers, save_shard
-from treeopt.files.work import Work, pack_rows
+from treeopt.runs.shards import AnswerShard, CalibrationShard, Shard, save_answers, save_shard
+from treeopt.runs.work import Work, pack_rows
 
 SETTINGS = {"batch_size": 2, "eos": [1]}
 

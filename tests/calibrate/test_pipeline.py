@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tiny import VOCAB, random_heads, tiny_base
 from torch.nn import functional as F
 
-from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
+from treeopt.calibrate.pipeline import run_calibration
+from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import MISS, NONE, Calibration
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError

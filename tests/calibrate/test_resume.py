@@ -19,8 +19,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.learn_drafter import learn_drafter
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
-from treeopt.files.work import Work
 from treeopt.models.base import Base
+from treeopt.runs.work import Work
 
 NEW = 10
 PROMPTS: list[Any] = [f"w{i} w{i + 1}" for i in range(1, 6)] + [{"turns": ["w3", "w5 w6"]}]

@@ -10,16 +10,14 @@ import pytest
 from tiny import chat_base, random_heads, tiny_base
 
 from treeopt.calibrate.job import CalibrationOptions
-from treeopt.calibrate.pipeline import answer_shard, run_calibration
-from treeopt.calibrate.record import as_calibration
-from treeopt.calibrate.stages import _check_rows, _put
+from treeopt.calibrate.pipeline import _check_rows, _put, answer_shard, as_calibration, run_calibration
 from treeopt.calibration import Provenance
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.shards import Shard
-from treeopt.files.work import Work
 from treeopt.models.auto_batch import AutoBatch
+from treeopt.runs.shards import Shard
+from treeopt.runs.work import Work
 
 
 @pytest.mark.parametrize(("options", "sampled", "greedy", "answers"), [

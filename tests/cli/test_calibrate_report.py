@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import make_calibration, stretches
 
-from treeopt.calibrate.pipeline import CalibrationRun
+from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.cli.calibrate_report import report_calibration
 from treeopt.cli.console import Console

@@ -32,11 +32,11 @@ from treeopt.files.atomic import write_files
 from treeopt.files.calibrations import SCHEMA, content_of, save_calibration
 from treeopt.files.drafters import SCHEMA as DRAFTER_SCHEMA
 from treeopt.files.drafters import save_drafter
-from treeopt.files.shards import CalibrationShard, Shard, save_shard
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.trees import save_tree
 from treeopt.models.adapters import adapter_files
 from treeopt.models.head_files import save_heads
+from treeopt.runs.shards import CalibrationShard, Shard, save_shard
 from treeopt.tree import Tree
 
 Patch = pytest.MonkeyPatch

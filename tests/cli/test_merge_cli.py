@@ -12,7 +12,7 @@ from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration, save_calibration
-from treeopt.files.shards import CalibrationShard, Shard, save_shard
+from treeopt.runs.shards import CalibrationShard, Shard, save_shard
 
 SETTINGS = {"model_id": "m", "batch_size": 2, "answers": "greedy", "rows": [0, 59]}
 

@@ -19,7 +19,7 @@ from program import error_number, treeopt
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.processes.launch import check_device
+from treeopt.runs.processes import check_device
 
 LEARN = ["calibrate", "--model", "pocket", "--limit", "2", "--max-new-tokens", "8", "--learn-tokens", "60"]
 SLOW = ["calibrate", "--limit", "8", "--max-new-tokens", "60", "--batch-size", "1", "--temperature", "0.8"]

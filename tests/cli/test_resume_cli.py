@@ -22,13 +22,13 @@ from program import error_number, treeopt
 from torn import TORN
 
 from treeopt.calibrate import pipeline as pipeline_module
-from treeopt.calibrate import stages as stages_module
+from treeopt.calibrate import pipeline as stages_module
 from treeopt.calibration import Calibration
 from treeopt.cli import distill_command as distill_module
 from treeopt.files import calibrations as calibrations_module
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import load_drafter, save_drafter
-from treeopt.files.work import Work
+from treeopt.runs.work import Work
 from treeopt.texts.encode import Text
 
 COMMON = ["calibrate", "--limit", "6", "--max-new-tokens", "10", "--batch-size", "2", "--temperature", "0.9"]
@@ -237,7 +237,7 @@ def test_other_texts_than_given_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> No
 # The program, which suspends itself when it is to make its second batch.
 SUSPENDED = """
 import os, signal
-from treeopt.calibrate import stages
+from treeopt.calibrate import pipeline as stages
 from treeopt.train.talks import Writer
 
 def suspending(whole):

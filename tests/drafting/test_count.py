@@ -12,14 +12,15 @@ import torch
 from drafters import answered, learned, planted, prompts_of
 from tiny import chat_base, cycle_heads, tiny_base
 
-from treeopt.calibrate.pipeline import CalibrationOptions, run_calibration
+from treeopt.calibrate.job import CalibrationOptions
+from treeopt.calibrate.pipeline import run_calibration
 from treeopt.drafting import count as count_module
 from treeopt.drafting.count import NgramCounts, choices_in, count_drawn, count_texts
 from treeopt.drafting.learn import Learning, learn
-from treeopt.files.work import Recording
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
 from treeopt.ngram_table import NgramTable
+from treeopt.runs.work import Recording
 from treeopt.texts.answers import AnswerOptions, Drawn, answer_all, continue_texts
 from treeopt.texts.encode import Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states

@@ -26,7 +26,7 @@ from treeopt.models.base import Base
 from treeopt.models.logits import top_ids
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Text, encode_prompts
-from treeopt.texts.given_prompts import as_prompt_set
+from treeopt.texts.prompts import as_prompt_set
 from treeopt.tree import Tree
 
 NEW = 10

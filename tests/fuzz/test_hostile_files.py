@@ -19,7 +19,7 @@ from damage import joined, split
 from hostile_readers import READERS, folder_of
 from refusals import refusal_of
 
-from treeopt.calibrate.shards import merge_calibrations
+from treeopt.calibrate.results import merge_calibrations
 from treeopt.cli.report_inputs import listed_inputs
 from treeopt.errors import Code
 from treeopt.export.acceptance import read_acceptance

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.texts.encode import Skipped, Text, encode, joins_turns, next_turn
-from treeopt.texts.prompts import Prompt
+from treeopt.texts.encode import Text, encode, joins_turns, next_turn
+from treeopt.texts.prompts import Prompt, Skipped
 
 TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"

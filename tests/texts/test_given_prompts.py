@@ -11,9 +11,8 @@ import pytest
 from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.texts.encode import Text
-from treeopt.texts.given_prompts import as_prompt_set, as_texts
-from treeopt.texts.prompts import PromptSet, load_prompts
+from treeopt.texts.encode import Text, as_texts
+from treeopt.texts.prompts import PromptSet, as_prompt_set, load_prompts
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "w3 w4"}]
 ROWS: list[Any] = ["w1 w2", {"text": "w5"}, {"messages": CHAT}, {"turns": ["w6", "w7"], "category": "c"}]

@@ -9,8 +9,7 @@ from tiny import chat_base
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.texts.encode import encode_prompts
-from treeopt.texts.prompts import Prompt, PromptSet
-from treeopt.texts.row_errors import answer_fault, fault_of, fields_of, shown
+from treeopt.texts.prompts import Prompt, PromptSet, answer_fault, fault_of, fields_of, shown
 
 STRING = "and must be a string"
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from drafters import answered, planted, prompts_of
 
-from treeopt.files.work import Recording
 from treeopt.models.base import Base
 from treeopt.progress import Progress, silent
+from treeopt.runs.work import Recording
 from treeopt.texts import samples as draw_module
 from treeopt.texts.answers import Drawn, left_padded, sample_texts
 from treeopt.texts.encode import Text

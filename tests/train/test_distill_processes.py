@@ -10,8 +10,8 @@ from runs import Cut
 from teams import together
 from tiny import chat_base
 
-from treeopt.files.work import Work
-from treeopt.processes.team import Processes
+from treeopt.runs.processes import Processes
+from treeopt.runs.work import Work
 from treeopt.train.distill import Distilled, distill
 
 BASES = [chat_base(disturbed=0.3) for _ in range(2)]  # equal; one after the other, as torch has one generator

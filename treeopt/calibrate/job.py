@@ -12,17 +12,16 @@ import torch
 
 from treeopt.calibration import MAX_RANKS, Provenance
 from treeopt.drafting.learn import Learning
-from treeopt.files.shards import Shard
-from treeopt.files.work import Keep, Recording, Share, Work, unsaved, unshared
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit, heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
 from treeopt.progress import Progress
+from treeopt.runs.shards import Shard
+from treeopt.runs.work import Keep, Recording, Share, Work, unsaved, unshared
 from treeopt.texts.answers import AnswerOptions
-from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
-from treeopt.texts.prompts import PromptSet
+from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
 
 
 @dataclass(frozen=True)

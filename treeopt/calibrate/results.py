@@ -1,16 +1,37 @@
-"""The result of a calibration."""
+"""The result of a calibration, and the merging of shards and calibrations, without a model."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from treeopt.calibration import Calibration
-from treeopt.texts.skipped import Skipped
+from treeopt.errors import Code, TreeoptError
+from treeopt.files.calibrations import load_calibration
+from treeopt.files.configurations import DEFAULTS
+from treeopt.files.kinds import schema_of
+from treeopt.runs.shards import (
+    ANSWERS_SCHEMA,
+    SCHEMA,
+    AnswerShard,
+    CalibrationShard,
+    Shard,
+    load_answers,
+    load_shard,
+)
+from treeopt.runs.work import Chunk, Work
+from treeopt.texts.prompts import Skipped
 
 if TYPE_CHECKING:
     from treeopt.drafting.learn import Learned
-    from treeopt.files.shards import CalibrationShard
+    from treeopt.runs.shards import CalibrationShard
     from treeopt.texts.encode import Text
 
 
@@ -25,7 +46,7 @@ class CalibrationRun:
         heads: H; a drafter may have more levels.
         learned: the drafter that was learned; None without `learning`.
         texts: the prompts with their answers.
-        part: with `shard`, what `treeopt.files.shards.save_shard` writes.
+        part: with `shard`, what `treeopt.runs.shards.save_shard` writes.
     """
 
     calibration: Calibration
@@ -35,3 +56,155 @@ class CalibrationRun:
     learned: Learned | None = None
     texts: tuple[Text, ...] = ()
     part: CalibrationShard | None = None
+
+
+_Parts = Sequence[tuple[str, CalibrationShard]] | Sequence[tuple[str, AnswerShard]]  # names of files, and shards
+_SHOWN = 8  # missing shards that a message names
+
+
+def merge_calibrations(paths: Sequence[str | os.PathLike[str]]) -> CalibrationRun:
+    """The calibration of all shards of one run, or the texts of several calibrations of the same settings.
+
+    Shards give the calibration of the run without `shard`, byte for byte, in any order. A prompt that is in several
+    calibrations counts once.
+
+    Args:
+        paths: files that `treeopt calibrate` wrote, all with `--shard` or all without.
+
+    Raises:
+        TreeoptError: E201 and E203 where a file is missing or invalid, E221 where settings differ, E224 where a shard
+            is missing or given twice, or there are shards and calibrations.
+        ValueError: where there is no path.
+
+    Example:
+        >>> import treeopt
+        >>> from treeopt.runs.shards import Shard, save_shard
+        >>> for i in range(2):
+        ...     run = treeopt.run_calibration(
+        ...         "pocket", "pocket", ["import os", "def main():"], max_new_tokens=12, batch_size=1, shard=Shard(i, 2)
+        ...     )
+        ...     save_shard(run.part, f"part{i}.safetensors")
+        >>> treeopt.merge_calibrations(["part1.safetensors", "part0.safetensors"]).calibration.sequences
+        2
+    """
+    if not paths:
+        raise ValueError("there is no calibration to merge")
+    names = sorted(os.fspath(path) for path in paths)
+    shards = [name for name in names if Path(name).exists() and schema_of(Path(name)) == SCHEMA]
+    others = [name for name in names if name not in shards]
+    if shards and others:
+        if not is_answers(others[0]):
+            load_calibration(others[0])  # a file that is missing or damaged is named as such
+        what = f"{shards[0]} is a shard of a calibration, and {others[0]} is not"
+        raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix="merge all shards of the run first")
+    if shards:
+        return merge_shards([(name, load_shard(name)) for name in names])
+    answers = next((name for name in others if is_answers(name)), None)
+    if answers is not None:
+        what = f"{answers} is a shard of answers, from which a drafter is still to be learned"
+        raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix="treeopt merge, and then treeopt calibrate --resume")
+    whole = _merged(load_calibration(name) for name in names)
+    return CalibrationRun(whole, (), 0, whole.num_heads if not whole.provenance.drafter_id else 0)
+
+
+def is_answers(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a shard of answers."""
+    return Path(path).exists() and schema_of(Path(path)) == ANSWERS_SCHEMA
+
+
+def fill_work(paths: Sequence[str | os.PathLike[str]], work: Work) -> int:
+    """Make an unfinished run of all shards of answers; `run_calibration` with this work continues it.
+
+    The result is that of the run without shards, byte for byte. What is left is to learn the drafter (to sample text,
+    to count and to fit) and to trace all answers.
+
+    Args:
+        paths: files that `treeopt calibrate --shard` wrote for a drafter that is learned.
+        work: an empty work folder.
+
+    Returns:
+        The number of batches of answers.
+
+    Raises:
+        TreeoptError: as `merge_calibrations`.
+    """
+    parts = [(name, load_answers(name)) for name in sorted(os.fspath(path) for path in paths)]
+    _check_same(parts)
+    _check_whole(parts)
+    try:
+        work.begin({**parts[0][1].settings, "shard": None})
+        for _, part in parts:
+            for name, chunk in part.chunks.items():
+                work.chunk(name, functools.partial(_given, chunk))
+        return work.chunks
+    finally:
+        work.release()
+
+
+def _given(chunk: Chunk) -> Chunk:
+    return chunk
+
+
+def merge_shards(parts: Sequence[tuple[str, CalibrationShard]]) -> CalibrationRun:
+    """The calibration of the run that these shards, with the names of their files, belong to.
+
+    Raises:
+        TreeoptError: E221 where their settings differ, E224 where a shard is missing or given twice.
+    """
+    _check_same(parts)
+    _check_whole(parts)
+    ordered = sorted((part for _, part in parts), key=lambda part: part.shard.index)
+    turns = [Skipped(**one) for part in ordered for one in part.turns_skipped]
+    skipped = (*(Skipped(**one) for one in ordered[0].skipped), *turns)
+    calibration = _merged(part.calibration for part in ordered)
+    return CalibrationRun(calibration, skipped, ordered[0].answers_cut, ordered[0].heads)
+
+
+def _merged(calibrations: Iterable[Calibration]) -> Calibration:
+    first, *others = calibrations
+    return first.merge(*others)
+
+
+def _check_same(parts: _Parts) -> None:
+    """Raise E221, with the settings that differ, unless all shards are of one run; E224 where n of i/n differs."""
+    name, first = parts[0]
+    for other, part in parts[1:]:
+        one, two = _settings(first), _settings(part)
+        differing = [key for key in dict.fromkeys([*one, *two]) if one.get(key) != two.get(key)]
+        if differing:
+            what = f"the shards {name} and {other} differ in {', '.join(differing)}"
+            at = "\n".join(f"{key}: {json.dumps(one.get(key))} and {json.dumps(two.get(key))}" for key in differing)
+            fix = "treeopt calibrate --shard again, with the same settings for all"
+            raise TreeoptError(Code.CALIBRATION_MISMATCH, what, at=at, fix=fix)
+        if part.shard.count != first.shard.count:
+            what = f"{name} is one of {first.shard.count} shards, and {other} one of {part.shard.count}"
+            raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix="the same n in --shard i/n for all")
+
+
+def _check_whole(parts: _Parts) -> None:
+    """Raise E224 unless every shard is there once."""
+    count = parts[0][1].shard.count
+    found = Counter(part.shard.index for _, part in parts)
+    twice = next((index for index in sorted(found) if found[index] > 1), None)
+    if twice is not None:
+        names = [name for name, part in parts if part.shard.index == twice]
+        what = f"shard {twice}/{count} is given twice: {names[0]} and {names[1]}"
+        raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix=f"leave out {names[1]}")
+    number = count - len(found)
+    if number:
+        # Only those that are shown: the number of shards in a file may be any.
+        missing = list(itertools.islice((str(Shard(i, count)) for i in range(count) if i not in found), _SHOWN))
+        shown = ", ".join(missing) + (f" and {number - _SHOWN} more" if number > _SHOWN else "")
+        what = f"{len(parts)} of {count} shards are given; {shown} {'is' if number == 1 else 'are'} missing"
+        fix = f"the same treeopt calibrate command with --shard {missing[0]}"
+        raise TreeoptError(Code.SHARDS_INCOMPLETE, what, fix=fix)
+
+
+def _settings(part: CalibrationShard | AnswerShard) -> Mapping[str, Any]:
+    """All that is equal in the shards of one run: settings, the number of batches, and the options that files store."""
+    found = {**part.settings, "batches": part.batches}
+    if isinstance(part, CalibrationShard):
+        for section, options in part.calibration.provenance.configuration.items():
+            kind = " (default)" if section == DEFAULTS else ""
+            found |= {f"--{name}{kind}": value for name, value in options.items()}
+    return found

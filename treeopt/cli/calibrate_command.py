@@ -52,7 +52,7 @@ from treeopt.defaults import CALIBRATION_FILE, HEADS, KINDS, MODEL, NGRAM
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
-    from treeopt.calibrate.pipeline import CalibrationRun
+    from treeopt.calibrate.results import CalibrationRun
     from treeopt.drafter import Drafter
     from treeopt.drafting.learn import Learning
     from treeopt.models.base import Base
@@ -128,7 +128,7 @@ def run(console: Console, **options: Any) -> None:
     with ending_work(console, work):
         if learning is not None and options["shard"] is not None:
             from treeopt.calibrate.pipeline import answer_shard
-            from treeopt.files.shards import save_answers
+            from treeopt.runs.shards import save_answers
 
             with console.progress("calibrate") as progress:
                 part = answer_shard(*models, learning, progress=progress, **made)
@@ -235,7 +235,7 @@ def _save(
     calibration = dataclasses.replace(run.calibration, provenance=provenance)
     calibration = with_configuration(calibration, configuration)
     if run.part is not None:
-        from treeopt.files.shards import save_shard
+        from treeopt.runs.shards import save_shard
 
         part = dataclasses.replace(run.part, calibration=calibration)
         save_shard(part, options["output"], overwrite=options["force"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from treeopt.calibrate.results import CalibrationRun
-    from treeopt.files.shards import AnswerShard
+    from treeopt.runs.shards import AnswerShard
 
 _SHOWN_RANKS = 4
 

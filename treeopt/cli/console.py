@@ -195,7 +195,7 @@ def _exit_with(ctx: click.Context, report: Mapping[str, Any], as_json: bool) -> 
 
 def _bug(error: Exception) -> dict[str, Any]:
     """What is printed of an exception that is none of ours, or of an error of another process."""
-    if hasattr(error, "report"):  # a `treeopt.processes.team.ProcessFailed`
+    if hasattr(error, "report"):  # a `treeopt.runs.processes.ProcessFailed`
         return dict(error.report)
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {str(error).strip() or 'no message'}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from treeopt.processes.team import Processes
+    from treeopt.runs.processes import Processes
 
 NO_PROCESSES = "--device-map divides one model among all devices: leave it out, or run one process"
 ARGUMENTS = "treeopt.arguments"  # in a context's meta: those of the program
@@ -41,7 +41,7 @@ def keep_team(context: click.Context, team: Processes) -> None:
 def join_team(context: click.Context) -> None:
     """Join the processes of a launcher, where there are several and the command can divide its work."""
     if "nproc" in context.params and is_one_of_several():
-        from treeopt.processes.team import joined
+        from treeopt.runs.processes import joined
 
         keep_team(context, joined())
 

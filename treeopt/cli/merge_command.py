@@ -35,10 +35,10 @@ def run(console: Console, **options: Any) -> None:
 
     check_output(options["output"], force=options["force"], inputs=options["files"])
     check_suffix(options["output"], ".safetensors")
-    from treeopt.calibrate.shards import fill_work, is_answers, merge_calibrations
+    from treeopt.calibrate.results import fill_work, is_answers, merge_calibrations
     from treeopt.files.calibrations import SCHEMA, save_calibration
     from treeopt.files.kinds import schema_of
-    from treeopt.files.work import Work
+    from treeopt.runs.work import Work
 
     if is_answers(options["files"][0]):
         work = Work(Path(options["output"]), overwrite=options["force"])

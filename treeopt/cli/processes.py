@@ -12,8 +12,8 @@ from treeopt.cli.following import ARGUMENTS, NO_PROCESSES, keep_team, known_team
 from treeopt.defaults import AUTO
 
 if TYPE_CHECKING:
-    from treeopt.processes.division import Division
-    from treeopt.processes.team import Processes
+    from treeopt.runs.division import Division
+    from treeopt.runs.processes import Processes
 
 _MOST = 64  # processes of one machine
 
@@ -39,7 +39,7 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
     if options["batch_size"] == AUTO and (team is not None or options["nproc"] > 1):
         raise click.UsageError(f"several processes need a --batch-size that is a number: with {AUTO} they could differ")
     if team is not None:
-        from treeopt.processes.launch import is_launched
+        from treeopt.runs.processes import is_launched
 
         if given("nproc") and not is_launched():
             raise click.UsageError(f"torchrun has started {team.size} processes: leave out --nproc")
@@ -50,7 +50,7 @@ def team_of(options: Mapping[str, Any]) -> Processes | None:
     if number:
         raise click.UsageError(f"each of {options['nproc']} processes takes its own device: give --device {kind}")
     from treeopt.cli.app import run
-    from treeopt.processes.launch import check_device, launched
+    from treeopt.runs.processes import check_device, launched
 
     check_device(options["device"], options["nproc"])
     team = launched(run, context.meta[ARGUMENTS], options["nproc"])
@@ -64,6 +64,6 @@ def division_of(options: Mapping[str, Any]) -> Division:
     Raises:
         BaseException: as `team_of`.
     """
-    from treeopt.processes.division import Division
+    from treeopt.runs.division import Division
 
     return Division(team_of(options))

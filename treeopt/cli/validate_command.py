@@ -24,7 +24,7 @@ from treeopt.errors import counted
 if TYPE_CHECKING:
     from treeopt.evaluate.validation import Measured, Validation
     from treeopt.policy import Plan
-    from treeopt.texts.encode import Skipped
+    from treeopt.texts.prompts import Skipped
 
 _RULES = (GREEDY, SAMPLE, TYPICAL)
 _BATCHES = "texts of a batch share the largest size that is best for one of them, the prediction takes each alone"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treeopt.evaluate.divergence import Difference
     from treeopt.evaluate.metrics import Metrics, Spread
     from treeopt.evaluate.validation import Measured, Validation
-    from treeopt.texts.encode import Skipped
+    from treeopt.texts.prompts import Skipped
 
 _SHOWN = 5
 _NAMES = {"generate": "stock generate"}  # printed in place of a baseline's name

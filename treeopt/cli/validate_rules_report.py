@@ -12,7 +12,7 @@ from treeopt.errors import Code, TreeoptError
 if TYPE_CHECKING:
     from treeopt.evaluate.validate_sample import DistributionTest, SampleValidation
     from treeopt.evaluate.validate_typical import TypicalValidation
-    from treeopt.texts.encode import Skipped
+    from treeopt.texts.prompts import Skipped
 
 _HALF = ("bfloat16", "float16")
 

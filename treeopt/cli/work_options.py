@@ -22,8 +22,8 @@ from treeopt.defaults import AUTO, AUTO_BATCH
 from treeopt.errors import TreeoptError
 
 if TYPE_CHECKING:
-    from treeopt.files.shards import Shard
-    from treeopt.files.work import Work
+    from treeopt.runs.shards import Shard
+    from treeopt.runs.work import Work
 
 
 class _ShardType(click.ParamType[Any]):
@@ -32,7 +32,7 @@ class _ShardType(click.ParamType[Any]):
     name = "i/n"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shard:
-        from treeopt.files.shards import Shard
+        from treeopt.runs.shards import Shard
 
         found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", str(value), flags=re.ASCII)
         if found is None:
@@ -104,7 +104,7 @@ def open_work(options: Mapping[str, Any]) -> Work:
         click.UsageError: with --resume and --force; as `team_of`.
         TreeoptError: as `Work` and `team_of`.
     """
-    from treeopt.files.work import Work
+    from treeopt.runs.work import Work
 
     check_apart("resume", "force")
     chosen = {"resume": options["resume"], "overwrite": options["force"]}
@@ -115,7 +115,7 @@ def open_work(options: Mapping[str, Any]) -> Work:
 
 def open_rows(options: Mapping[str, Any]) -> Work | None:
     """The folder of the rows that several processes of `treeopt distill` make; None for one, which appends its own."""
-    from treeopt.files.work import Work
+    from treeopt.runs.work import Work
     from treeopt.train.distill import rows_of
 
     rows = rows_of(Path(options["output"]))

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from treeopt.files.work import SILENT, Chunk, Recording, chunk_name, pack_rows, unpack_rows
 from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
 from treeopt.ngram_table import CONTEXT, NgramTable, context_keys
+from treeopt.runs.work import SILENT, Chunk, Recording, chunk_name, pack_rows, unpack_rows
 from treeopt.texts.answers import Drawn
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states

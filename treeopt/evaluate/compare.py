@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
-from treeopt.calibrate.record import as_calibration
+from treeopt.calibrate.pipeline import as_calibration, run_calibration
+from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import MISS, NONE, Calibration, Provenance, Ranks
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Rule
@@ -68,9 +68,8 @@ from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Encoded, Text, encode_prompts
-from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
 from treeopt.texts.hidden_states import hidden_states
-from treeopt.texts.prompts import Prompt, PromptSet
+from treeopt.texts.prompts import GivenPrompts, Prompt, PromptSet, as_prompt_set
 from treeopt.tree import Tree
 from treeopt.verify.probe import check_trees
 

@@ -17,11 +17,10 @@ from treeopt.evaluate.metrics import Metrics, Spread
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.optimize.budget import fastest
 from treeopt.policy import STEP_SIZES
-from treeopt.processes.division import ALONE, Division
+from treeopt.runs.division import ALONE, Division
 from treeopt.sampling import check_seed
-from treeopt.texts.encode import Skipped, Text
-from treeopt.texts.given_prompts import GivenPrompts
-from treeopt.texts.prompts import Prompt, PromptSet
+from treeopt.texts.encode import Text
+from treeopt.texts.prompts import GivenPrompts, Prompt, PromptSet, Skipped
 
 T = TypeVar("T")
 

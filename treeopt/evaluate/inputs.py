@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeopt.calibrate.record import as_calibration
+from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import MAX_RANKS, Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Rule
@@ -31,7 +31,8 @@ from treeopt.optimize.prune import most_used
 from treeopt.optimize.replay import Replay, replay
 from treeopt.optimize.sums import TextSums
 from treeopt.policy import Plan, TreePolicy
-from treeopt.texts.encode import Skipped, Text
+from treeopt.texts.encode import Text
+from treeopt.texts.prompts import Skipped
 from treeopt.tree import Tree
 
 _SMALLER = (4, 8, 16, 32)  # nodes of the parts of a tree that are replayed

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from treeopt.calibrate.pipeline import CalibrationRun, run_calibration
+from treeopt.calibrate.pipeline import run_calibration
+from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.defaults import LEARN_SIZES
@@ -32,7 +33,7 @@ from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import STEP_SIZES, Plan, TreePolicy
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text
-from treeopt.texts.given_prompts import GivenPrompts
+from treeopt.texts.prompts import GivenPrompts
 from treeopt.tree import Tree
 
 NONE = "none"  # the kind of the tree of the root alone: plain decoding

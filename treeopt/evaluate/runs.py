@@ -17,9 +17,10 @@ from treeopt.decode.rules import Greedy
 from treeopt.evaluate.baselines import GENERATE, STOCK, WARMING, Baseline, Call, Run, warm_up
 from treeopt.evaluate.validation import ValidateOptions
 from treeopt.models.base import Base
-from treeopt.processes.division import Tally
 from treeopt.progress import Progress
-from treeopt.texts.encode import Skipped, Text, next_turn
+from treeopt.runs.division import Tally
+from treeopt.texts.encode import Text, next_turn
+from treeopt.texts.prompts import Skipped
 
 _WARM_UP_TOKENS = 8
 

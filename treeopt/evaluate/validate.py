@@ -32,8 +32,8 @@ from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.policy import Plan
 from treeopt.progress import Progress, silent
-from treeopt.texts.encode import Text
-from treeopt.texts.given_prompts import GivenPrompts, as_texts
+from treeopt.texts.encode import Text, as_texts
+from treeopt.texts.prompts import GivenPrompts
 from treeopt.tree import Tree, check_tree_fits
 
 

@@ -15,8 +15,9 @@ from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel
 from treeopt.optimize.replay import Replay
-from treeopt.processes.division import ALONE, Division
-from treeopt.texts.encode import Skipped, Text
+from treeopt.runs.division import ALONE, Division
+from treeopt.texts.encode import Text
+from treeopt.texts.prompts import Skipped
 
 DRAWS = 1000  # texts drawn of each prompt for the test of their distribution, by each decoder
 JUDGED = 5  # differing texts judged by default: each takes a float64 forward of the model on the CPU

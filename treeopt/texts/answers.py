@@ -16,7 +16,8 @@ from treeopt.errors import check_counts
 from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
 from treeopt.sampling import batch_seed, check_seed, check_temperature
-from treeopt.texts.encode import Skipped, Text, next_turn
+from treeopt.texts.encode import Text, next_turn
+from treeopt.texts.prompts import Skipped
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
-from treeopt.texts.prompts import Message, Prompt, PromptSet
-from treeopt.texts.skipped import Skipped as Skipped
+from treeopt.texts.prompts import GivenPrompts, Message, Prompt, PromptSet, Skipped, as_prompt_set
 
 
 class _Tokens:
@@ -175,6 +174,22 @@ def encode_prompts(
         )
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="lower --max-new-tokens")
     return Encoded(texts, tuple(skipped), cut)
+
+
+def as_texts(
+    base: Base, prompts: GivenPrompts | Sequence[Text], max_new_tokens: int, *, chat_template: bool = True
+) -> tuple[Sequence[Text], tuple[Skipped, ...]]:
+    """The token ids of prompts, and the prompts that do not fit into the context; `Text` records are not changed.
+
+    Raises:
+        TreeoptError: as `as_prompt_set` and `encode_prompts`.
+        TypeError: as `as_prompt_set`.
+    """
+    if isinstance(prompts, (list, tuple)) and prompts and all(isinstance(text, Text) for text in prompts):
+        return prompts, ()
+    rows: Any = prompts
+    encoded = encode_prompts(base, as_prompt_set(rows), max_new_tokens, chat_template=chat_template)
+    return encoded.texts, encoded.skipped
 
 
 def next_turn(base: Base, text: Text, max_new_tokens: int, *, chat_template: bool = True) -> Text | Skipped | None:

@@ -1,11 +1,12 @@
-"""Prompts from a file, a hub data set, or a named set."""
+"""Prompts from a file, a hub data set, a named set or Python objects, and the faults of rows that are not prompts."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,6 @@ from treeopt.files.read import MOST_TEXT, parse_json, read_bytes
 from treeopt.files.schemas import Schema, check
 from treeopt.files.tensors import canonical_json
 from treeopt.models.hub import hub_reachable, looks_local, unreachable
-from treeopt.texts.row_errors import answer_fault, fault_of, fields_of
 
 _SCHEMA = "treeopt.prompts/1"
 _REQUESTS = ("instruction", "prompt")  # fields with a request, for the chat template
@@ -312,3 +312,184 @@ def _read_dataset(name: str) -> tuple[str, list[Any]]:
         what = f"the data set {repository} has no split {split!r}"
         raise TreeoptError(Code.PROMPTS_INVALID, what, why=f"it has {', '.join(names)}", fix=f"{repository}:{names[0]}")
     return hashlib.sha256(canonical_json(rows).encode()).hexdigest(), rows
+
+
+_SHOWN = 40  # characters of a value
+_SHOWN_FIELDS = 200  # characters of a row's field names
+# Rows that work, by field, in the order in which fields are read.
+_FIXES = {
+    "messages": '{"messages": [{"role": "user", "content": "..."}]}',
+    "turns": '{"turns": ["...", "..."]}',
+    "instruction": '{"instruction": "..."}',
+    "prompt": '{"prompt": "..."}',
+    "text": '{"text": "..."}',
+}
+# Names of JSON's types; other types of parquet have Python's names.
+_JSON_TYPES = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def fault_of(row: Any) -> tuple[str, str]:
+    """The fault of a row that `prompts.as_prompt` cannot use, to follow "row 3 of FILE", and a row that would work."""
+    if isinstance(row, str):
+        return "is an empty string", '"Name a bird." or {"instruction": "Name a bird."}'
+    if not isinstance(row, dict):
+        return f"is {shown(row)} and must be an object or a string", '{"instruction": "Name a bird."}'
+    faults = [(_fault(name, row[name]), fix) for name, fix in _FIXES.items() if name in row]
+    not_null = [one for one in faults if " null " not in one[0]]  # unused columns of parquet are null
+    return (not_null or faults or [("has no usable field", '{"instruction": "..."} or {"text": "..."}')])[0]
+
+
+def answer_fault(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The fault of a row's answer, to follow "row 3 of FILE"."""
+    found = next((name for name in names if name in row), None)
+    return "has no answer to score" if found is None else _fault(found, row[found])
+
+
+def fields_of(row: Any) -> str:
+    """The names of a row's fields, cut at `_SHOWN_FIELDS` characters."""
+    names = ", ".join(map(str, row)) if isinstance(row, dict) else ""
+    return names if len(names) <= _SHOWN_FIELDS else f"{names[:_SHOWN_FIELDS]}..."
+
+
+def shown(value: Any) -> str:
+    """The type of a value, and the value where it is short."""
+    if value is None:
+        return "null"
+    kind = _JSON_TYPES.get(type(value), f"of the type {type(value).__name__}")
+    if isinstance(value, (list, dict)):
+        return kind
+    text = json.dumps(value, default=str)
+    return f"{kind} ({text})" if len(text) <= _SHOWN else kind
+
+
+def _fault(name: str, value: Any) -> str:
+    """The fault of a field."""
+    if name == "messages":
+        return _messages_fault(value)
+    if name == "turns" or (name == "prompt" and isinstance(value, list)):
+        return _turns_fault(name, value)
+    if value == "":
+        return f"has an empty string in the field `{name}`"
+    return f"has a field `{name}` that is {shown(value)} and must be a string"
+
+
+def _turns_fault(name: str, turns: Any) -> str:
+    """The fault of a list of user turns."""
+    if not isinstance(turns, (list, tuple)):
+        return f"has a field `{name}` that is {shown(turns)} and must be a list of strings"
+    if not turns:
+        return f"has an empty list in the field `{name}`"
+    i, turn = next((i, turn) for i, turn in enumerate(turns) if not isinstance(turn, str) or not turn)
+    if turn == "":
+        return f"has an empty string in `{name}[{i}]`"
+    return f"has a `{name}[{i}]` that is {shown(turn)} and must be a string"
+
+
+def _messages_fault(messages: Any) -> str:
+    """The fault of a list of messages."""
+    if not isinstance(messages, list):
+        return f"has a field `messages` that is {shown(messages)} and must be a list of messages"
+    if not messages:
+        return "has an empty list in the field `messages`"
+    found = next(_message_faults(messages), None)
+    if found is not None:
+        return found
+    roles = ", ".join(dict.fromkeys(json.dumps(message["role"])[:_SHOWN] for message in messages))
+    return f'has no message of the role "user" in the field `messages`: its roles are {roles}'
+
+
+def _message_faults(messages: Sequence[Any]) -> Iterator[str]:
+    """The faults of single messages."""
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            yield f"has a `messages[{i}]` that is {shown(message)} and must be an object with `role` and `content`"
+            continue
+        for key in ("role", "content"):
+            if key not in message:
+                yield f"has a `messages[{i}]` without `{key}`"
+            elif not isinstance(message[key], str):
+                yield f"has a `messages[{i}].{key}` that is {shown(message[key])} and must be a string"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A prompt that was left out: its length in tokens, and the reason."""
+
+    prompt_id: str
+    tokens: int
+    reason: str
+
+
+# One row: a request, a row of a prompt file, or a conversation.
+GivenRow = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+GivenPrompts = PromptSet | str | os.PathLike[str] | Iterable[GivenRow]
+
+GIVEN = "given"  # name of prompts that are objects, not a file
+_KINDS = (
+    "{} are a file name, a list of strings, of rows such as {{'instruction': ...}} or of conversations, one list of "
+    "chat messages, or {}; not an object of type {}"
+)
+
+
+def as_prompt_set(prompts: GivenPrompts, *, answers: bool = False) -> PromptSet:
+    """The prompts that a user gave.
+
+    Args:
+        prompts: a name as for `load_prompts`; a list whose elements are requests (strings), rows as in a prompt file,
+            or conversations (lists of `{"role": ..., "content": ...}`); one such conversation; or a `PromptSet`.
+        answers: require an answer in each row.
+
+    Raises:
+        TreeoptError: E302 for a row without a usable field, E303 where there is no row; as `load_prompts`.
+        TypeError: where the prompts are of another type.
+    """
+    if isinstance(prompts, PromptSet):
+        return prompts
+    if isinstance(prompts, (str, os.PathLike)):
+        return load_prompts(os.fspath(prompts), answers=answers)
+    digest, rows = given_rows(prompts, "prompts", "what treeopt.load_prompts gives")
+    made = tuple(as_prompt(row, row_id(digest, i), GIVEN, i, answers) for i, row in enumerate(rows))
+    return PromptSet(GIVEN, digest, made)
+
+
+def given_rows(given: Any, noun: str, record: str) -> tuple[str, list[Any]]:
+    """The sha256 of the rows of a list, and the rows, with conversations as `{"messages": [...]}`.
+
+    Args:
+        given: strings, mappings or conversations; or the messages of one conversation.
+        noun: the name of the rows, for errors.
+        record: the record that may be given instead, for errors.
+
+    Raises:
+        TreeoptError: E303 where there is no row.
+        TypeError: where it is not a list of such rows.
+    """
+    if isinstance(given, (bytes, Mapping, set, frozenset)) or not isinstance(given, Iterable):
+        raise TypeError(_KINDS.format(noun, record, type(given).__name__))
+    listed = list(given)
+    if not listed:
+        raise TreeoptError(Code.PROMPTS_EMPTY, f"the list of {noun} is empty")
+    conversation = all(isinstance(row, Mapping) and {"role", "content"} <= row.keys() for row in listed)
+    rows = [_row(row) for row in ([listed] if conversation else listed)]
+    wrong = [type(row).__name__ for row in rows if not isinstance(row, (str, dict))]
+    if wrong:
+        raise TypeError(_KINDS.format(noun, record, f"{type(given).__name__} with a {wrong[0]} in it"))
+    try:
+        return hashlib.sha256(canonical_json(rows).encode()).hexdigest(), rows
+    except (TypeError, ValueError) as error:
+        what = f"{noun} hold a value that JSON cannot represent: {error}"
+        raise TreeoptError(Code.PROMPTS_INVALID, what) from error
+
+
+def _row(row: Any) -> Any:
+    """A row as in a prompt file."""
+    if isinstance(row, (list, tuple)) and row and all(isinstance(message, Mapping) for message in row):
+        return {"messages": [dict(message) for message in row]}
+    return dict(row) if isinstance(row, Mapping) else row

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from treeopt.files.work import SILENT, Chunk, Keep, Make, Recording, chunk_name, pack_rows, unpack_rows
 from treeopt.models.auto_batch import AutoBatch, in_parts
 from treeopt.models.base import Base
+from treeopt.runs.work import SILENT, Chunk, Keep, Make, Recording, chunk_name, pack_rows, unpack_rows
 from treeopt.sampling import sample_seed
 from treeopt.texts.answers import Drawn, sample_texts
 from treeopt.texts.encode import Text

@@ -19,9 +19,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
-from treeopt.files.locks import Lock
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
-from treeopt.files.resume import damaged, other_settings
+from treeopt.runs.lock import Lock
+from treeopt.runs.work import damaged, other_settings
 
 FOLDER = "checkpoints"
 _NOTE = "begun.json"

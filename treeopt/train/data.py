@@ -26,8 +26,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
 from treeopt.texts.answers import cut_at_end
 from treeopt.texts.encode import check_known, encode, render_chat
-from treeopt.texts.given_prompts import GIVEN, GivenRow, given_rows
-from treeopt.texts.prompts import ANSWERS, Message, as_prompt, read_rows, row_id
+from treeopt.texts.prompts import ANSWERS, GIVEN, GivenRow, Message, as_prompt, given_rows, read_rows, row_id
 
 Span = tuple[int, int]  # from the first token of an answer to one past its last
 

@@ -26,18 +26,16 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError, disk_full
 from treeopt.files.atomic import check_writable
-from treeopt.files.locks import Lock
 from treeopt.files.read import is_regular, parse_json
-from treeopt.files.resume import damaged, other_settings
-from treeopt.files.work import Chunk, Keep, Make, Work, chunk_name, unsaved
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel, as_base
 from treeopt.progress import Progress, silent
+from treeopt.runs.lock import Lock
+from treeopt.runs.work import Chunk, Keep, Make, Work, chunk_name, damaged, other_settings, unsaved
 from treeopt.sampling import batch_seed
 from treeopt.texts.answers import AnswerOptions
-from treeopt.texts.encode import Skipped, no_tokenizer
-from treeopt.texts.given_prompts import GivenPrompts, as_prompt_set
-from treeopt.texts.prompts import PromptSet
+from treeopt.texts.encode import no_tokenizer
+from treeopt.texts.prompts import GivenPrompts, PromptSet, Skipped, as_prompt_set
 from treeopt.train.talks import SelfTalk, Talk, Writer, has_template, opening_of, talk_of, user_turns
 
 _ROW_BEGIN = b'{"id": "'

@@ -25,10 +25,10 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from treeopt.errors import Code, TreeoptError, disk_full
 from treeopt.files.atomic import check_space, check_writable
-from treeopt.files.locks import Lock
 from treeopt.files.outputs import check_no_input
 from treeopt.models.base import Base
 from treeopt.models.head_files import CONFIG_FILE, check_heads_writable
+from treeopt.runs.lock import Lock
 from treeopt.train.checkpoints import FOLDER as CHECKPOINTS
 from treeopt.train.checkpoints import begin, check_same, check_unfinished, drop_half_written, last_checkpoint, step_of
 from treeopt.train.data import Example, TrainingTexts, collate

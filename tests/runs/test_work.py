@@ -22,7 +22,7 @@ from torn import TORN
 from treeopt.cli.console import Console
 from treeopt.cli.work_options import ending_work
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.work import Chunk, Work, chunk_name, pack_rows, unpack_rows
+from treeopt.runs.work import Chunk, Work, chunk_name, pack_rows, unpack_rows
 
 SETTINGS = {"batch_size": 2, "learning": {"seed": 0}, "rows": [0, 7]}
 FOLDER = "out.safetensors.partial"
@@ -33,7 +33,7 @@ RUN = (
     + """
 from pathlib import Path
 import numpy as np
-from treeopt.files.work import Work, pack_rows, unpack_rows
+from treeopt.runs.work import Work, pack_rows, unpack_rows
 
 resume = Path("out.safetensors.partial").exists()
 work = Work(Path("out.safetensors"), resume=resume)

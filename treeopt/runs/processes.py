@@ -9,17 +9,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import parent_process
 from typing import Any
 
-from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # its stubs lack the store
+import torch
+from torch.distributed import (  # type: ignore[attr-defined]  # its stubs lack the store
+    DistError,
+    Store,
+    TCPStore,  # type: ignore[attr-defined]  # its stubs lack the store
+)
 from torch.distributed.rendezvous import rendezvous
-from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, ProcessRaisedException, start_processes
 
-from treeopt.errors import EXIT_BUG, Code, TreeoptError
+from treeopt.errors import EXIT_BUG, Code, TreeoptError, first_line
+from treeopt.models.devices import unusable
 
 _POLL = 0.05  # seconds between two looks at the store
 _PATIENCE = 30.0  # seconds that a failed process of torchrun gives the first one to print the error
@@ -211,3 +220,61 @@ def joined() -> Processes:
         fix = "start all of them with torchrun; for one process, unset WORLD_SIZE"
         raise TreeoptError(Code.PROCESS_ENDED, what, at=at, fix=fix) from error
     return Processes(store, rank, size, watched=parent_process() is not None)
+
+
+_HERE = "127.0.0.1"
+
+
+def launched(main: Callable[[], None], arguments: Sequence[str], size: int) -> Processes:
+    """Start `size` - 1 processes that run the same command, and lead them.
+
+    They use as many threads as this process: sums are rounded differently with another number.
+
+    Args:
+        main: the program, a function of a module; it reads `sys.argv`.
+        arguments: of the program.
+        size: number of processes, this one among them.
+    """
+    store = TCPStore(_HERE, 0, is_master=True, wait_for_workers=False)
+    given = (main, tuple(arguments), store.port, size, torch.get_num_threads())
+    start: Callable[..., ProcessContext] = start_processes
+    started = start(_follow, given, nprocs=size - 1, join=False, daemon=True, start_method="spawn")
+    return Processes(store, 0, size, started=started)
+
+
+def is_launched() -> bool:
+    """Whether this process was started by `launched`."""
+    return parent_process() is not None
+
+
+def check_device(device: str, size: int) -> None:
+    """Raise E402 unless each of so many processes has a device of its own, or all of them the CPU."""
+    try:
+        name = torch.device(device).type if device != "auto" else ""
+    except RuntimeError as error:  # torch knows no device of this name
+        raise unusable(device, first_line(error)) from error
+    if name == "cpu" or not (name or torch.accelerator.is_available()):
+        return
+    count = torch.accelerator.device_count()
+    if size > count:
+        why = f"--nproc {size} needs {size} devices, and there are {count}"
+        raise unusable(device, why, f"--nproc {count}, or --device cpu" if count else "--device cpu")
+
+
+def _follow(index: int, main: Callable[[], None], arguments: Sequence[str], port: int, size: int, threads: int) -> None:
+    """The command in one of the other processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process tells when to end
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    rank = str(index + 1)
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(size), MASTER_ADDR=_HERE, MASTER_PORT=str(port))
+    os.environ.update(TORCHELASTIC_RUN_ID="treeopt", TORCHELASTIC_USE_AGENT_STORE="True")
+    torch.set_num_threads(threads)
+    sys.argv[1:] = arguments
+    main()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)  # files are written atomically

@@ -14,7 +14,7 @@ from treeopt.files.calibrations import Contents, calibration_from, content_of
 from treeopt.files.configurations import KEY
 from treeopt.files.schemas import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
-from treeopt.files.work import ROWS, Chunk, chunk_name, rows_fault
+from treeopt.runs.work import ROWS, Chunk, chunk_name, rows_fault
 
 SCHEMA = "treeopt.shard/1"
 ANSWERS_SCHEMA = "treeopt.answers/1"
@@ -61,7 +61,7 @@ class CalibrationShard:
         settings: all that the traces of the run depend on; equal in all shards of the run.
         heads: H; a drafter may have more levels.
         answers_cut: number of given answers of the whole run that were cut at the token budget.
-        skipped: prompts of the whole run that were left out, in the fields of `treeopt.texts.skipped.Skipped`.
+        skipped: prompts of the whole run that were left out, in the fields of `treeopt.texts.prompts.Skipped`.
         turns_skipped: later turns of this shard's dialogues that were left out.
     """
 

@@ -15,8 +15,8 @@ import pytest
 from owners import owner
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files import locks as locks_module
-from treeopt.files.locks import Lock
+from treeopt.runs import lock as locks_module
+from treeopt.runs.lock import Lock
 
 # Two children of the owner that live until the test ends: one of a fork, and one that inherits open files.
 CHILDREN = """

@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.resume import differences
 
 _VISIBLE = 60.0  # seconds in which a file of one machine is seen by the others; NFS keeps names for up to 30
 _POLL = 0.1  # seconds between two looks
 
 
 class Team(Protocol):
-    """The processes of a run; `treeopt.processes.team.Processes` is one."""
+    """The processes of a run; `treeopt.runs.processes.Processes` is one."""
 
     @property
     def rank(self) -> int:
@@ -113,3 +112,13 @@ class Stages:
 
 def _stamp(file: Path) -> str:
     return str(file.stat().st_mtime_ns)
+
+
+def differences(begun: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """A line for each setting that differs."""
+    for key in dict.fromkeys([*begun, *now]):
+        one, other = begun.get(key), now.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from differences(one, other, f"{prefix}{key}.")
+        elif one != other:
+            yield f"{prefix}{key}: started with {json.dumps(one)}, now {json.dumps(other)}"

@@ -6,7 +6,7 @@ makes the others; every chunk is read back in the same form, so the result has t
 
 Several processes may make the chunks of a run together in one folder (`Work.share`). The first of them leads: it
 begins the run, and it alone writes anything but chunks. From `Work.begin` on it has the lock of the folder
-(`treeopt.files.locks`), so that no other run writes there.
+(`treeopt.runs.lock`), so that no other run writes there.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
-from treeopt.files.locks import Lock
 from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes
-from treeopt.files.resume import damaged, damaged_part, other_settings
-from treeopt.files.sharing import Stages, Team
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.progress import Progress, silent
+from treeopt.runs.lock import Lock
+from treeopt.runs.stages import Stages, Team, differences
 
 Chunk = tuple[Mapping[str, NDArray[Any]], Mapping[str, Any]]  # arrays, and data that JSON can hold
 Make = Callable[[], Chunk]
@@ -359,3 +358,25 @@ def _is_ours(file: Path) -> bool:
     """Whether a file has a name that a run writes."""
     ours = file.name == _NOTE or _CHUNK.fullmatch(file.name) or _TEMPORARY.fullmatch(file.name)
     return bool(ours) and file.is_file() and not file.is_symlink()
+
+
+def other_settings(place: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> TreeoptError:
+    """E205, with the settings that differ."""
+    what = f"{place} was started with other settings"
+    at = "\n".join(differences(begun, now))
+    return TreeoptError(
+        Code.RESUME_INVALID, what, at=at, fix="give the same settings, or use --force instead of --resume"
+    )
+
+
+def damaged(place: Path, what: str, *, at: str = "", fix: str = "") -> TreeoptError:
+    """E205 for a file that an interrupted run cannot have left in this state."""
+    why = "files that this run did not write are neither continued nor deleted"
+    fix = fix or f"restore {place.name}, or start again with --force, which deletes the unfinished run"
+    return TreeoptError(Code.RESUME_INVALID, f"{place} {what}", at=at or str(place), why=why, fix=fix)
+
+
+def damaged_part(fault: str) -> TreeoptError:
+    """E205 for a stored chunk that is not what its run needs."""
+    what = f"a part of the unfinished run is damaged: {fault}"
+    return TreeoptError(Code.RESUME_INVALID, what, fix="start again with --force, which deletes the unfinished run")

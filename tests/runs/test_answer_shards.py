@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from treeopt.calibrate.shards import fill_work
+from treeopt.calibrate.results import fill_work
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.shards import ANSWERS_SCHEMA, AnswerShard, Shard, load_answers, save_answers
 from treeopt.files.tensors import write_arrays
-from treeopt.files.work import Work, pack_rows
+from treeopt.runs.shards import ANSWERS_SCHEMA, AnswerShard, Shard, load_answers, save_answers
+from treeopt.runs.work import Work, pack_rows
 
 SETTINGS = {"batch_size": 2}
 OUTSIDE = "../evil-000001"

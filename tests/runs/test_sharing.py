@@ -14,9 +14,9 @@ import pytest
 from teams import team, together
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files import sharing as sharing_module
-from treeopt.files.work import Chunk, Make, Work, chunk_name
-from treeopt.processes.team import Processes, ProcessFailed
+from treeopt.runs import stages as sharing_module
+from treeopt.runs.processes import Processes, ProcessFailed
+from treeopt.runs.work import Chunk, Make, Work, chunk_name
 
 SETTINGS = {"threads": 1}
 

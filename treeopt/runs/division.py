@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from treeopt.files.sharing import Stages
-from treeopt.processes.team import Processes
+from treeopt.runs.processes import Processes
+from treeopt.runs.stages import Stages
 
 T = TypeVar("T")
 Tally = Callable[[str, int], int]  # adds a number to a sum of all processes, and returns the sum

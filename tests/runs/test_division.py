@@ -17,8 +17,8 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validation import Measured
 from treeopt.models.given import load_pair
-from treeopt.processes.division import Division
-from treeopt.processes.team import Processes
+from treeopt.runs.division import Division
+from treeopt.runs.processes import Processes
 from treeopt.tree import Tree
 
 NEW = 10

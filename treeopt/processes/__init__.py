@@ -1,1 +1,0 @@
-"""Several processes that do the work of one command: `--nproc`, and torchrun."""

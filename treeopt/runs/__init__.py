@@ -1,0 +1,1 @@
+"""Runs: the batches of long work, stored, resumed, and divided among processes and jobs."""
