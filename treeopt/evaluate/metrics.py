@@ -60,6 +60,11 @@ class Spread:
     low: float
     high: float
 
+    def __format__(self, spec: str) -> str:
+        """`2.10 (2.05-2.14)`; one number for one repeat."""
+        ends = "" if self.low == self.high else f" ({self.low:{spec}}-{self.high:{spec}})"
+        return f"{self.median:{spec}}{ends}"
+
 
 @dataclass(frozen=True)
 class Metrics:

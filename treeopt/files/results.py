@@ -5,7 +5,11 @@ Only the parts that a report shows are read; other parts are ignored, so results
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -174,3 +178,20 @@ def _load(path: str | os.PathLike[str], schema: type[Record], command: str) -> R
         lines: list[str] = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in faults[:10]]
         what = f"{path} is not a result of treeopt {command}"
         raise TreeoptError(Code.FILE_INVALID, what, at="\n".join([str(path), *lines]), why=formats) from error
+
+
+def plain(data: Any) -> Any:
+    """Data in types of JSON: records are objects of their fields, arrays lists, and what is not finite is null."""
+    if isinstance(data, Enum):
+        return data.value
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        return {field.name: plain(getattr(data, field.name)) for field in dataclasses.fields(data)}
+    if isinstance(data, Mapping):
+        return {str(key): plain(value) for key, value in data.items()}
+    if hasattr(data, "tolist"):
+        return plain(data.tolist())
+    if isinstance(data, (list, tuple)):
+        return [plain(value) for value in data]
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    return data if data is None or isinstance(data, (bool, int, str)) else str(data)

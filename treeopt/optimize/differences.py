@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from treeopt.calibration import Calibration
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.intervals import Interval, by_text, difference_interval
 from treeopt.optimize.replay import replay
@@ -31,6 +33,15 @@ class Gain:
     def difference(self) -> float:
         """second - first."""
         return self.second - self.first
+
+    def __str__(self) -> str:
+        """`-0.012 (-0.020 to -0.004, 90 %, 60 texts)`."""
+        spread = "too few for an interval" if self.interval is None else f"{self.interval:+.3f}, 90 %"
+        return f"{self.difference:+.3f} ({spread}, {counted(self.texts, 'text')})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**dataclasses.asdict(self), "difference": self.difference}
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,10 @@ class Interval:
     high: float
     level: float = LEVEL
 
+    def __format__(self, spec: str) -> str:
+        """`1.98 to 2.11`."""
+        return f"{self.low:{spec}} to {self.high:{spec}}"
+
     def within(self, low: float, high: float) -> Interval:
         """The part between two bounds, which no figure can pass."""
         return dataclasses.replace(self, low=max(self.low, low), high=min(self.high, high))

@@ -15,7 +15,7 @@ from typing import Any
 from treeopt.calibration import Calibration
 from treeopt.drafter import HEADS, KINDS
 from treeopt.files.configurations import KEY, command_lines
-from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult
+from treeopt.files.results import ComparisonResult, DecodingResult, ValidationResult, plain
 from treeopt.latency import LatencyProfile
 from treeopt.optimize.curve import Curve
 from treeopt.optimize.intervals import LEVEL, Interval
@@ -189,17 +189,6 @@ def _origin(file: str, source: Mapping[str, Any], name: str) -> dict[str, Any]:
     if found.get("drafter"):
         found["drafter"] = Path(found["drafter"]).name
     return {name: found, **({"command": commands[0]} if commands else {})}
-
-
-def plain(data: Any) -> Any:
-    """Nested data in types of JSON; what is neither is written as text."""
-    if isinstance(data, Mapping):
-        return {str(key): plain(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [plain(value) for value in data]
-    if isinstance(data, float) and data - data != 0:  # not finite
-        return None
-    return data if data is None or isinstance(data, (bool, int, float, str)) else str(data)
 
 
 _PART = r"[^\s'\"/\\]+"

@@ -1,4 +1,4 @@
-"""The figures on the page of a report, from its data: SVG of pictures and charts, rows of tables, formats of numbers."""
+"""The figures on the page of a report, from its data: SVG of pictures and charts, rows of tables, and numbers."""
 
 from __future__ import annotations
 
