@@ -8,7 +8,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.console import Console, say_skipped, spread_text, threads
+from treeopt.cli.console import Console, say_skipped, threads
+from treeopt.cli.rows import shown
 from treeopt.errors import counted
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _cells(row: Row) -> list[str]:
         return [name, nodes, "-", "-", "-", "left out"]
     figures = row.figures
     share = "yes" if row.lossless and row.exact else f"{row.same}/{figures.texts}"
-    speeds = spread_text(figures.tokens_per_second, 0), spread_text(figures.speedup, 2)
+    speeds = shown(figures.tokens_per_second, ".0f"), shown(figures.speedup, ".2f")
     return [name, nodes, f"{figures.mean_acceptance_length:.3f}", *speeds, share]
 
 

@@ -6,12 +6,11 @@ Results go to standard output, everything else to standard error. With `--json` 
 from __future__ import annotations
 
 import functools
-import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -22,14 +21,11 @@ from treeopt.cli.configuration import configuration_of, name_variables, unknown_
 from treeopt.cli.following import follows, is_passed_on, join_team
 from treeopt.cli.help_text import write_examples, write_options
 from treeopt.cli.inputs import input_names, made_of
-from treeopt.cli.progress_lines import bar, heartbeat
-from treeopt.cli.terminal import echo, echo_json, printable_cell
+from treeopt.cli.rows import Part, keyed, lines
+from treeopt.cli.terminal import bar, echo, echo_json, heartbeat, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, counted, error_of, system_error
 from treeopt.files.configurations import MADE_BY
 from treeopt.progress import Progress, silent
-
-if TYPE_CHECKING:
-    from treeopt.evaluate.metrics import Spread
 
 # In a context's meta: errors pass through, to the command that runs this one. True where its notes are left out, too.
 RAISING = "treeopt.raising"
@@ -49,6 +45,7 @@ class Console:
     ) -> None:
         silenced = follows()
         self._warnings: list[str] = []
+        self._data: dict[str, Any] = {}
         self._configure = configure
         self.made_with: dict[str, Any] = {}  # what a run knows of its machine: stored in the configuration
         self.shown = Shown(quiet) if shown is None else shown
@@ -86,11 +83,22 @@ class Console:
         if self.for_people:
             echo(text, err=True)
 
+    def report(self, *parts: Part) -> None:
+        """Print the parts of a report; those that have a key are in the JSON object of `result`."""
+        for line in lines(parts) if self.for_people else ():
+            if isinstance(line, str):
+                echo(line)
+            else:
+                self.table(line.header, line.cells)
+        self._data |= keyed(parts) if self.for_programs else {}
+
     def result(self, data: Mapping[str, Any]) -> None:
-        """Print the result as one JSON object, where --json is given."""
+        """Print this and the parts of reports that have a key as one JSON object, where --json is given."""
         if self.for_programs:
+            from treeopt.files.results import plain
+
             more = {"warnings": self._warnings, "configuration": self.configuration}
-            echo_json(_plain({**data, **{name: value for name, value in more.items() if value}}))
+            echo_json(plain({**self._data, **data, **{name: value for name, value in more.items() if value}}))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table: aligned columns on a terminal, tab-separated in a pipe."""
@@ -213,17 +221,6 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.
     return decorate
 
 
-def _plain(data: Any) -> Any:
-    """The data in types of JSON; numbers that are not finite become null."""
-    if isinstance(data, Mapping):
-        return {key: _plain(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_plain(value) for value in data]
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    return data
-
-
 def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
     """Print the prompts that were skipped (records with prompt_id, tokens and reason)."""
     if not skipped:
@@ -236,15 +233,6 @@ def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
 def threads(number: int | str) -> str:
     """The number of threads of a measurement: `1 thread`, `2 threads`."""
     return f"{number} thread" if int(number) == 1 else f"{number} threads"
-
-
-def spread_text(spread: Spread | None, digits: int) -> str:
-    """`2.10 (2.05-2.14)`; one number for one repeat, a dash where nothing was timed."""
-    if spread is None:
-        return "-"
-    if spread.low == spread.high:
-        return f"{spread.median:.{digits}f}"
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
 
 
 def row_of(prompt_id: str) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.engine_report import gain_as_dict, gain_text
 from treeopt.cli.mismatch import warn_edited
 from treeopt.errors import counted
 
@@ -46,9 +45,7 @@ def run(console: Console, first: str, second: str, calibration: str | None) -> N
     _say_paths(console, "+", other, found.second_only)
     gain = found.gain
     if gain is not None:
-        console.say(
-            f"tokens per step by replay over {calibration}: {gain.first:.4f} and {gain.second:.4f}, {gain_text(gain)}"
-        )
+        console.say(f"tokens per step by replay over {calibration}: {gain.first:.4f} and {gain.second:.4f}, {gain}")
     console.result(
         {
             "shared": found.shared,
@@ -56,7 +53,7 @@ def run(console: Console, first: str, second: str, calibration: str | None) -> N
             "added": found.second_only,
             "nodes": [one.nodes, other.nodes],
             "depth": [one.depth, other.depth],
-            "tokens_per_step": None if gain is None else gain_as_dict(gain),
+            "tokens_per_step": None if gain is None else gain.as_dict(),
         }
     )
 

@@ -10,7 +10,6 @@ from treeopt.cli.console import Console
 
 if TYPE_CHECKING:
     from treeopt.export.lint import Constrained, Finding
-    from treeopt.optimize.differences import Gain
     from treeopt.tree import Tree
 
 
@@ -43,7 +42,7 @@ def report_limits(console: Console, constrained: Constrained, engine: str) -> No
         texts = "cross-validated" if constrained.cross_validated else "replay"
         console.say(
             f"limits{f' of {engine}' if engine else ''}: {gain.second:.3f} tokens per step, {gain.first:.3f} without "
-            f"them ({texts}): {gain_text(gain)}"
+            f"them ({texts}): {gain}"
         )
     else:
         console.say("what the limits cost is printed for one --calibration")
@@ -64,28 +63,7 @@ def limits_as_dict(constrained: Constrained, engine: str) -> dict[str, Any]:
     """What the limits of a build cost, with the keys of `--json`."""
     return {
         "engine": engine or None,
-        "loss": None if constrained.gain is None else gain_as_dict(constrained.gain),
+        "loss": None if constrained.gain is None else constrained.gain.as_dict(),
         "cross_validated": constrained.cross_validated,
         "findings": findings_as_list(constrained.findings),
-    }
-
-
-def gain_text(gain: Gain) -> str:
-    """`-0.012 (-0.020 to -0.004, 90 %, 60 texts)`."""
-    if gain.interval is None:
-        return (
-            f"{gain.difference:+.3f} ({gain.texts} {'text' if gain.texts == 1 else 'texts'}, too few for an interval)"
-        )
-    return f"{gain.difference:+.3f} ({gain.interval.low:+.3f} to {gain.interval.high:+.3f}, 90 %, {gain.texts} texts)"
-
-
-def gain_as_dict(gain: Gain) -> dict[str, Any]:
-    """A gain with the keys of `--json`."""
-    interval = None if gain.interval is None else dataclasses.asdict(gain.interval)
-    return {
-        "first": gain.first,
-        "second": gain.second,
-        "difference": gain.difference,
-        "interval": interval,
-        "texts": gain.texts,
     }

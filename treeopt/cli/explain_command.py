@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from treeopt.cli.console import Console, command
-from treeopt.cli.engine_report import gain_as_dict, gain_text
 from treeopt.cli.mismatch import warn_edited
 from treeopt.defaults import MAX_NODES
 
@@ -51,9 +50,7 @@ def run(console: Console, tree: str, path: str, calibration: str | None) -> None
     console.say(f"margin    {found.margin:+.4g}  {made} {abs(found.margin):.4g}{tie}")
     if found.gain is not None:
         gain = found.gain
-        console.say(
-            f"replay    {gain.first:.4f} tokens per step without it, {gain.second:.4f} with it: {gain_text(gain)}"
-        )
+        console.say(f"replay    {gain.first:.4f} tokens per step without it, {gain.second:.4f} with it: {gain}")
     if found.made_it != last.in_tree:
         console.say(f"note      {_why_not(found)}")
     rows = [_cells(prefix) for prefix in found.prefixes]
@@ -68,7 +65,7 @@ def run(console: Console, tree: str, path: str, calibration: str | None) -> None
             "margin": found.margin,
             "made_it": found.made_it,
             "method": found.method,
-            "tokens_per_step": None if found.gain is None else gain_as_dict(found.gain),
+            "tokens_per_step": None if found.gain is None else found.gain.as_dict(),
             "prefixes": [vars(prefix) for prefix in found.prefixes],
         }
     )

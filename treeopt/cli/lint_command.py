@@ -10,7 +10,7 @@ import click
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_belongs, check_suffix
-from treeopt.cli.engine_report import findings_as_list, gain_as_dict, gain_text, say_findings
+from treeopt.cli.engine_report import findings_as_list, say_findings
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES
 from treeopt.errors import EXIT_INPUT, counted
@@ -78,7 +78,7 @@ def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]
     console.say(f"{counted(fixed.tree.nodes, 'node')}, depth {fixed.tree.depth}, under the limits of {engine}")
     for label, gain in (("over the tree given", fixed.gain), ("over the tree without the limits", fixed.loss)):
         if gain is not None:
-            console.say(f"{label}: {gain.first:.3f} to {gain.second:.3f} tokens per step, {gain_text(gain)}")
+            console.say(f"{label}: {gain.first:.3f} to {gain.second:.3f} tokens per step, {gain}")
     if fixed.capped:
         console.say(f"fewer nodes: {fixed.capped}")
     if fixed.replaced:
@@ -89,7 +89,7 @@ def _fix(console: Console, name: str, options: dict[str, Any]) -> dict[str, Any]
         "output": output,
         "paths": fixed.tree.paths,
         "capped": fixed.capped or None,
-        "gain": fixed.gain and gain_as_dict(fixed.gain),
-        "loss": fixed.loss and gain_as_dict(fixed.loss),
+        "gain": fixed.gain and fixed.gain.as_dict(),
+        "loss": fixed.loss and fixed.loss.as_dict(),
         "findings": findings_as_list(fixed.findings),
     }

@@ -1,4 +1,4 @@
-"""Reports as data: a row or a table has labels, values and keys, and is text for people or a part of the JSON object."""
+"""Reports as data: rows and tables with labels, values and keys, printed as text or as one JSON object."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.console import Console, row_of, say_skipped, spread_text, threads
+from treeopt.cli.console import Console, row_of, say_skipped, threads
+from treeopt.cli.rows import shown
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
@@ -133,15 +134,15 @@ def say_speed(console: Console, found: Measured) -> None:
         [
             f"tree {found.nodes}" if name == "tree" else _NAMES.get(name, name),
             f"{metrics.tokens_per_step(name):.2f}",
-            spread_text(metrics.tokens_per_second(name), 0),
-            spread_text(metrics.speedup(name), 2),
+            shown(metrics.tokens_per_second(name), ".0f"),
+            shown(metrics.speedup(name), ".2f"),
         ]
         for name in metrics.baselines
     ]
     console.table(["", "tokens/step", "tokens/s", "vs autoregressive"], rows)
     repeats = f"median (quartiles) of {metrics.repeats} repeats" if metrics.repeats > 1 else "one repeat"
     console.say(
-        f"overhead {spread_text(metrics.overhead, 2)}  speedup {spread_text(metrics.speedup(), 2)} over autoregressive "
+        f"overhead {shown(metrics.overhead, '.2f')}  speedup {shown(metrics.speedup(), '.2f')} over autoregressive "
         f"({repeats}, batch {found.batch_size}, {found.made_by['device']}, {threads(found.made_by['threads'])}, "
         f"{found.made_by['attention']} attention, without prefill)"
     )
@@ -173,7 +174,7 @@ def say_parts(console: Console, metrics: Metrics) -> None:
             str(part.tokens),
             f"{part.tokens_per_step():.4f}",
             "-" if part.predicted_tokens_per_step is None else f"{part.predicted_tokens_per_step:.4f}",
-            spread_text(part.speedup(), 2),
+            shown(part.speedup(), ".2f"),
         ]
         for name, part in parts.items()
     ]
