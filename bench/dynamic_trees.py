@@ -16,8 +16,7 @@ import numpy as np
 from timing import add_tiny, judged, machine
 
 from treeopt.calibration import Calibration
-from treeopt.optimize.engine_choice import tree_of
-from treeopt.optimize.engine_replay import DynamicTree, replay_dynamic_tree
+from treeopt.optimize.chains import DynamicTree, choose_dynamic_tree, replay_dynamic_tree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from eagle_simulation import MadeUpDrafter, engine_steps, traces_of
@@ -40,7 +39,7 @@ def main() -> None:
     traces, held_out = traces_of(fitted), traces_of(other)
     worst = 0.0
     for nodes in SIZES:
-        shape = tree_of(traces, nodes).shape
+        shape = choose_dynamic_tree(traces, None, nodes).shape
         assert shape is not None
         pairs = [compared(shape, traces, fitted), compared(shape, held_out, other)]
         worst = max(worst, *(abs(engine / replayed - 1) for replayed, engine in pairs))

@@ -18,7 +18,6 @@ from .evaluate.learn_drafter import LearnedDrafter as LearnedDrafter
 from .evaluate.learn_drafter import learn_drafter as learn_drafter
 from .evaluate.profile import measure_profile as measure_profile
 from .evaluate.validate import validate as validate
-from .export.acceptance import compare_acceptance as compare_acceptance
 from .export.acceptance import read_acceptance as read_acceptance
 from .export.heads import convert_heads as convert_heads
 from .export.lint import lint_tree as lint_tree
@@ -42,6 +41,7 @@ from .models.head_files import save_heads as save_heads
 from .models.heads import MedusaHeads as MedusaHeads
 from .models.merged import save_merged as save_merged
 from .models.shapes import model_shape as model_shape
+from .optimize.chains import compare_acceptance as compare_acceptance
 from .optimize.differences import compare_trees as compare_trees
 from .optimize.explain import explain_path as explain_path
 from .optimize.per_step import build_policy as build_policy

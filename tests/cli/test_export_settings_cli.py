@@ -15,7 +15,7 @@ from treeopt.engines import ENGINES, SETTINGS
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.engine_replay import replay_chain
+from treeopt.optimize.chains import replay_chain
 
 LINE = ("export", "--to", "vllm", "--calibration", "c.safetensors")
 

@@ -10,7 +10,7 @@ from tiny import cycle_base, cycle_heads, tiny_base
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Call, Run, with_decoder, with_generate
-from treeopt.evaluate.metrics import Metrics, Spread, Trial, predicted_histogram
+from treeopt.evaluate.metrics import Metrics, Spread, Trial
 from treeopt.optimize.replay import Replay, visits
 from treeopt.tree import Tree
 
@@ -121,10 +121,10 @@ def test_predicted_histogram() -> None:
     """Steps of replay by their accepted drafts, without those that begin at the last token of a text."""
     accepted = np.array([2, 0, 0, 1, 0, 0, 0, 0], np.int8)  # of texts of 6, 1 and 1 tokens; the first: 3 + 2 + 1
     offsets = np.array([0, 6, 7, 8])
-    assert predicted_histogram(Replay(accepted, visits(accepted), offsets, 3)) == (0, 1, 1, 0)
+    assert Replay(accepted, visits(accepted), offsets, 3).histogram == (0, 1, 1, 0)
     full = np.array([1, 0, 0, 0], np.int8)  # 2 + 1 + 1
-    assert predicted_histogram(Replay(full, visits(full), np.array([0, 4]), 1)) == (1, 1)
-    assert predicted_histogram(Replay(0 * full, visits(0 * full), np.array([0, 4]), 0)) == (0,)
+    assert Replay(full, visits(full), np.array([0, 4]), 1).histogram == (1, 1)
+    assert Replay(0 * full, visits(0 * full), np.array([0, 4]), 0).histogram == (0,)
 
 
 def test_prompt_lookup_counts_its_forwards() -> None:

@@ -31,7 +31,6 @@ from treeopt.evaluate.baselines import (
     with_generate,
 )
 from treeopt.evaluate.divergence import ENDED, Cause
-from treeopt.evaluate.metrics import predicted_histogram
 from treeopt.evaluate.runs import decode_all, decode_in_turns
 from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validation import ValidateOptions, Validation
@@ -109,7 +108,7 @@ def test_validate_predicted_histogram_is_measured(kind: str, batch_size: int) ->
     assert found.lossless
     measured = found.metrics.draft_metrics()
     assert measured is not None
-    assert predicted_histogram(found.predicted) == measured.acceptance_histogram
+    assert found.predicted.histogram == measured.acceptance_histogram
     assert 0 < found.metrics.steps - measured.num_drafts < 6  # some texts end by a root that needs no forward
     assert len({trial.tokens for trial in found.metrics.trials}) > 1
 

@@ -12,8 +12,8 @@ import pytest
 from helpers import make_calibration, random_calibration
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.export.acceptance import AcceptanceComparison, MeasuredAcceptance, compare_acceptance, read_acceptance
-from treeopt.optimize.engine_replay import replay_chain
+from treeopt.export.acceptance import read_acceptance
+from treeopt.optimize.chains import AcceptanceComparison, MeasuredAcceptance, compare_acceptance, replay_chain
 from treeopt.optimize.intervals import Interval
 
 # The example of vLLM's documentation, and one of a pull request of SGLang.

@@ -19,7 +19,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.export.settings import SETTINGS_OF, engine_settings, promised
 from treeopt.files.drafters import save_drafter
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.engine_choice import best_chains, best_stopped_chain, best_tree, chain_tokens
+from treeopt.optimize.chains import best_stopped_chain, chain_tokens, chains_by_batch, choose_dynamic_tree
 from treeopt.optimize.replay import replay
 from treeopt.tree import Tree
 
@@ -70,7 +70,7 @@ def test_every_engine_has_settings() -> None:
 
 def test_lengths_are_the_fastest_at_each_batch(calibration: Calibration) -> None:
     """Each batch has the chain with the most tokens per second, found here by replay of trees."""
-    best = best_chains(calibration, priced())
+    best = chains_by_batch(calibration, priced())
     lengths = {batch: budget.nodes - 1 for batch, budget in best.items()}
     assert lengths == {batch: naive_best(calibration, cost) for batch, cost in COSTS.items()}
     assert len(set(lengths.values())) > 2
@@ -218,7 +218,7 @@ def test_sglang_options_are_a_command_line(stepwise: Calibration) -> None:
     words = shlex.split(found.content)
     options = dict(zip(words[::2], map(int, words[1::2]), strict=True))
     assert options == found.settings
-    best = best_tree(stepwise, profile)
+    best = choose_dynamic_tree(stepwise, profile)
     assert best.shape is not None
     assert tuple(options.values()) == (best.shape.steps, best.shape.top_k, best.shape.nodes)
     assert found.replay is not None
@@ -284,18 +284,18 @@ def test_p_min_is_the_fastest(stepwise: Calibration) -> None:
                 at += 1 + right
             rates[drafts, least] = stepwise.positions / seconds
     assert best.budget.speedup == pytest.approx(max(rates.values()))
-    assert rates[best.drafts, best.least] == pytest.approx(max(rates.values()))
+    assert rates[best.budget.nodes - 1, best.least] == pytest.approx(max(rates.values()))
     settings = engine_settings("llamacpp", stepwise, profile).settings
     assert settings["--spec-draft-p-min"] == best.least > 0
-    assert settings["--spec-draft-n-max"] == best.drafts
+    assert settings["--spec-draft-n-max"] == best.budget.nodes - 1
 
 
 @pytest.mark.parametrize("largest", [2, 3, 4])
 def test_stopped_chain_is_as_long_as_was_measured(largest: int, stepwise: Calibration) -> None:
     """Where drafts cost next to nothing the chain is the longest of the profile: its nodes without the root."""
     profile = dataclasses.replace(priced({1: 1e-6}, largest), provenance={"kind": "dynamic", "drafter": ""})
-    assert best_stopped_chain(stepwise, profile).drafts == largest - 1
-    assert best_stopped_chain(stepwise, profile, 1).drafts == 1
+    assert best_stopped_chain(stepwise, profile).budget.nodes == largest
+    assert best_stopped_chain(stepwise, profile, 1).budget.nodes == 2
 
 
 def test_method_of_a_draft_model(tmp_path: Path, calibration: Calibration) -> None:

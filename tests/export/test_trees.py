@@ -95,7 +95,7 @@ def test_running_example_is_golden(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", GOLDEN)
 def test_random_trees_are_read_back(engine: str, tmp_path: Path) -> None:
-    """The engine's reader drafts exactly the paths of each tree that is not refused; the importer reads all but Triton's."""
+    """The engine's reader drafts exactly the paths of each tree that is not refused, the importer all but Triton's."""
     legal = 0
     for i, tree in enumerate(trees()):
         if any(finding.severity == ERROR for finding in lint_tree(tree, engine)):

@@ -9,14 +9,14 @@ from treeopt.cli.console import Console
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.models.base import Base
-    from treeopt.optimize.leviathan import ChainFigures, ChainPrediction
+    from treeopt.optimize.chains import ChainFigures, ChainPrediction
 
 _SHOWN = 8  # chains of more drafts are shown only where one is the fastest
 
 
 def report_acceptance(console: Console, calibration: Calibration, draft: Base | None) -> None:
     """With a draft model, print the acceptance rate, and tokens per step of chains by the formula and by replay."""
-    from treeopt.optimize.leviathan import predict_chains
+    from treeopt.optimize.chains import predict_chains
 
     if draft is None:
         return

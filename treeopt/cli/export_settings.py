@@ -12,8 +12,8 @@ from treeopt.files.atomic import write_text
 from treeopt.files.configurations import write_note
 
 if TYPE_CHECKING:
-    from treeopt.export.acceptance import AcceptanceComparison
     from treeopt.export.settings import EngineSettings
+    from treeopt.optimize.chains import AcceptanceComparison
 
 
 def export_settings(console: Console, to: str, output: str | None, options: Mapping[str, Any]) -> None:
@@ -30,7 +30,8 @@ def export_settings(console: Console, to: str, output: str | None, options: Mapp
     found = engine_settings(to, calibration, profile, drafts=options["drafts"], nodes=options["nodes"])
     comparison = None
     if options["compare"] is not None:
-        from treeopt.export.acceptance import compare_acceptance, read_acceptance
+        from treeopt.export.acceptance import read_acceptance
+        from treeopt.optimize.chains import compare_acceptance
 
         measured = read_acceptance(options["compare"])
         if len(measured.draft_lengths) > 1:

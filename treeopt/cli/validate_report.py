@@ -225,8 +225,6 @@ def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
 
 def measured_json(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]:
     """The part of the JSON report that all acceptance rules have."""
-    from treeopt.evaluate.metrics import predicted_histogram
-
     metrics = found.metrics
     return {
         "prompts": len({text.dialogue for text in found.texts}),
@@ -240,7 +238,7 @@ def measured_json(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]
         "predicted_tokens_per_step": found.predicted.tokens_per_step,
         "expected_tokens_per_step": found.expected_tokens_per_step,
         **_draft_metrics(metrics).as_dict(),
-        "predicted_acceptance_histogram": list(predicted_histogram(found.predicted)),
+        "predicted_acceptance_histogram": list(found.predicted.histogram),
         "acceptance_by_depth": {
             "measured": found.measured_by_depth,
             "predicted": found.predicted.acceptance_by_depth().tolist(),

@@ -27,7 +27,7 @@ from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.heads import MedusaHeads
 from treeopt.optimize.budget import fastest
-from treeopt.optimize.leviathan import ChainPrediction, cost_ratio, predict_chains, sampled_acceptance
+from treeopt.optimize.chains import ChainPrediction, predict_chains, sampled_acceptance
 from treeopt.optimize.per_step import build_policy
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import STEP_SIZES, Plan, TreePolicy
@@ -291,7 +291,7 @@ def learn_drafter(
         for decoders, spent in zip(groups, seconds, strict=True)
         for one in figures_of(plans, spent, decoders[0].base)
     )
-    chains = None if draft is None else predict_chains(run.calibration, cost_ratio(of_draft, seconds[0][0]))
+    chains = None if draft is None else predict_chains(run.calibration, of_draft / seconds[0][0])
     alpha = None if draft is None else _sampled_alpha(base, draft, run.texts[:_SAMPLED])
     found = LearnedDrafter(run.learned.drafter, figures, run, chains, alpha)
     best = found.recommended

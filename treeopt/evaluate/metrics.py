@@ -9,7 +9,6 @@ import numpy as np
 
 from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Run
-from treeopt.optimize.replay import Replay
 
 _QUARTILES = (0.25, 0.5, 0.75)
 
@@ -168,20 +167,6 @@ class Metrics:
             return None
         low, median, high = np.quantile(known, _QUARTILES).tolist()
         return Spread(median, low, high)
-
-
-def predicted_histogram(predicted: Replay) -> tuple[int, ...]:
-    """[D+1]: the number of steps with k accepted drafts by replay, comparable to `DraftMetrics.acceptance_histogram`.
-
-    A step whose root is the last token of its text has no forward and is not counted, nor are the steps of the one-node
-    tree. A policy may give a step one node; replay does not know its size and counts it as a step that accepts none.
-    """
-    if not predicted.depth:
-        return (0,)
-    verified = predicted.visited.copy()
-    verified[predicted.offsets[1:] - 1] = False
-    counts = np.bincount(predicted.accepted[verified], minlength=predicted.depth + 1)
-    return tuple(counts.tolist())
 
 
 def _seconds_per_step(runs: Sequence[Run]) -> float:

@@ -1,4 +1,4 @@
-"""Accepted drafts as an engine measured them, and their comparison with replay.
+"""Accepted drafts as an engine measured them.
 
 Read are metrics of Prometheus as text, and JSON or JSON lines with the records of requests or of the server, under the
 names of vLLM, SGLang and TensorRT-LLM. Counts of several records are added.
@@ -10,18 +10,14 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.evaluate.metrics import predicted_histogram
 from treeopt.files.read import parse_json, read_bytes
-from treeopt.optimize.intervals import Interval, by_text, prediction_interval
-from treeopt.optimize.replay import Replay
+from treeopt.optimize.chains import MeasuredAcceptance, mean_acceptance
 
 MOST_BYTES = 1 << 26
 MOST_DRAFTS = 1 << 10
@@ -37,64 +33,6 @@ _GAUGE = "sglang:spec_accept_length"
 _COUNTER = "vllm:spec_decode_num_{}_total"
 _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?")
 _POSITION = re.compile(r'(?:^|,)position="(\d{1,4})"')
-
-
-@dataclass(frozen=True)
-class MeasuredAcceptance:
-    """Accepted drafts of an engine.
-
-    Args:
-        mean_acceptance_length: tokens per step, the one after the accepted drafts counted.
-        histogram: [D+1], steps with k accepted drafts; None where the engine gives the mean alone.
-        draft_lengths: the numbers of drafts that steps had, ascending, where the engine states them.
-    """
-
-    mean_acceptance_length: float
-    histogram: tuple[int, ...] | None
-    draft_lengths: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class AcceptanceComparison:
-    """Accepted drafts of an engine beside those that replay promised.
-
-    Args:
-        promised: tokens per step by replay: 1 + accepted drafts per step with a forward.
-        interval: of the promise on as many new texts; None below two different ones.
-        measured: tokens per step of the engine.
-        promised_rates: [D], share of steps that accept d drafts or more by replay, d = 1 .. D.
-        measured_rates: [D] of the engine; None where it gives the mean alone.
-    """
-
-    promised: float
-    interval: Interval | None
-    measured: float
-    promised_rates: tuple[float, ...]
-    measured_rates: tuple[float, ...] | None
-
-    @property
-    def as_promised(self) -> bool | None:
-        """Whether the engine's figure is in the interval of the promise; None without one."""
-        return None if self.interval is None else self.interval.low <= self.measured <= self.interval.high
-
-
-def compare_acceptance(replay: Replay, calibration: Calibration, measured: MeasuredAcceptance) -> AcceptanceComparison:
-    """An engine's accepted drafts beside those of a replay over the texts of a calibration."""
-    histogram = predicted_histogram(replay)
-    verified = replay.visited.copy()
-    verified[replay.offsets[1:] - 1] = False  # as in `predicted_histogram`
-    steps, accepted = (
-        np.diff(np.concatenate([[0], np.cumsum(column)])[replay.offsets])
-        for column in (verified, np.where(verified, replay.accepted, 0).astype(np.int64))
-    )
-    interval = prediction_interval(*by_text(calibration.token_hashes, steps + accepted, steps))
-    return AcceptanceComparison(
-        _mean(histogram),
-        interval,
-        measured.mean_acceptance_length,
-        _rates(histogram),
-        None if measured.histogram is None else _rates(measured.histogram),
-    )
 
 
 def read_acceptance(path: str | os.PathLike[str]) -> MeasuredAcceptance:
@@ -225,24 +163,13 @@ def _number(value: Any, name: str, path: str | os.PathLike[str]) -> float:
 def _positive_mean(histogram: tuple[int, ...], path: str | os.PathLike[str]) -> float:
     if not sum(histogram):
         raise _invalid(path, "counts no step with drafts")
-    return _mean(histogram)
+    return mean_acceptance(histogram)
 
 
 def _tokens(mean: float, path: str | os.PathLike[str]) -> float:
     if not 1 <= mean <= MOST_DRAFTS:
         raise _invalid(path, f"has {mean} tokens per step; a step emits 1 or more")
     return mean
-
-
-def _mean(histogram: tuple[int, ...]) -> float:
-    """Tokens per step: 1 + accepted drafts per step; 1 where there is no step."""
-    return 1 + sum(k * steps for k, steps in enumerate(histogram)) / max(sum(histogram), 1)
-
-
-def _rates(histogram: tuple[int, ...]) -> tuple[float, ...]:
-    """[D]: share of steps that accept d drafts or more, d = 1 .. D."""
-    reached = np.cumsum(histogram[::-1])[::-1] / max(sum(histogram), 1)
-    return tuple(reached[1:].tolist())
 
 
 def _invalid(path: str | os.PathLike[str], what: str) -> TreeoptError:

@@ -64,6 +64,24 @@ class Replay:
         """Tokens and steps of each text."""
         return text_sums(self.visited, self.offsets, self.expected_drafts)
 
+    @property
+    def verified(self) -> NDArray[np.bool_]:
+        """bool [P]: the steps with a forward, which a root that is the last token of its text needs not."""
+        found = self.visited.copy()
+        found[self.offsets[1:] - 1] = False
+        return found
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        """[D+1]: verified steps with k accepted drafts, comparable to `DraftMetrics.acceptance_histogram`.
+
+        There are none of the one-node tree. A policy may give a step one node; replay does not know its size and counts
+        it as a step that accepts none.
+        """
+        if not self.depth:
+            return (0,)
+        return tuple(np.bincount(self.accepted[self.verified], minlength=self.depth + 1).tolist())
+
     def steps_by_sequence(self) -> NDArray[np.int64]:
         """int64 [S]: steps of each sequence."""
         return self.sums.steps

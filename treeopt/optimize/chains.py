@@ -1,0 +1,457 @@
+"""Chains and the dynamic trees of engines, by replay: the steps they take, and which of them is the fastest.
+
+An engine that takes no fixed tree drafts by a few numbers: the length of a chain, the probability at which it stops, or
+the numbers of EAGLE-2's trees. A chain is also what the formulas of arXiv:2211.17192 predict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.calibration import Calibration
+from treeopt.drafter import KINDS
+from treeopt.errors import Code, TreeoptError
+from treeopt.latency import ONE_NODE, LatencyProfile
+from treeopt.optimize.budget import Budget, best_budget, budget_at, check_priced, fastest, step_seconds
+from treeopt.optimize.curve import default_sizes
+from treeopt.optimize.intervals import Interval, by_text, prediction_interval
+from treeopt.optimize.per_step import traced_steps
+from treeopt.optimize.replay import Replay, accepted_drafts, visits
+from treeopt.policy import STEP_SIZES
+from treeopt.tree import Tree
+
+MOST_DRAFTS = 16  # longest chain that is considered
+WIDTHS = (1, 2, 4, 8, 16)  # of `top_k` that are tried
+LEAST_PROBABILITIES = tuple(i / 20 for i in range(20))  # at which a chain may end; 0 never ends one
+_GOOD_ENOUGH = 0.995  # of the most tokens per step: below it, a deeper or wider expansion is worth its drafting
+MOST_NODES = STEP_SIZES[-1]  # of which places are traced
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """The numbers that EAGLE-2's choice of a tree takes (arXiv:2406.16858, section 4), as SGLang names them.
+
+    Level 1 has the `top_k` likeliest tokens. Of the nodes of a level the `top_k` likeliest are expanded, each by its
+    `top_k` likeliest tokens, until there are `steps` levels. The tree is the `nodes` - 1 likeliest of all of these
+    nodes and the root; the probability of a node is the product along its path.
+
+    Args:
+        steps: levels, `--speculative-num-steps`.
+        top_k: `--speculative-eagle-topk`.
+        nodes: root counted, `--speculative-num-draft-tokens`.
+
+    Raises:
+        ValueError: where a number is out of range, or the tree has more nodes than there are candidates.
+    """
+
+    steps: int
+    top_k: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.top_k) < 1 or self.nodes < 2:
+            raise ValueError(f"{self}: steps and top_k are 1 or more, nodes 2 or more")
+        if self.nodes - 1 > self.top_k + self.top_k**2 * (self.steps - 1):
+            raise ValueError(f"{self}: there are fewer candidates than nodes")
+
+    def replays_exactly(self, levels: int) -> bool:
+        """Whether per-step traces of so many levels give the accepted drafts of this tree exactly.
+
+        With `top_k` >= `nodes` - 1 every node of the tree is a candidate, whatever was expanded, so the tree is that of
+        the likeliest nodes, which the traces are of. Traces of more levels than `steps` also count deeper nodes. A
+        chain, and a tree of one level, follow from the ranks.
+        """
+        return self.steps == 1 or self.top_k == 1 or (self.top_k >= self.nodes - 1 and self.steps == levels)
+
+
+@dataclass(frozen=True)
+class StoppedChain:
+    """A chain that ends before drafts with a probability below `least`; 0 drafts all.
+
+    `budget` has the mean seconds of its steps, and the nodes of its greatest length.
+    """
+
+    least: float
+    replay: Replay
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class TreeChoice:
+    """The numbers of a dynamic tree and its steps.
+
+    Args:
+        shape: the numbers; None where decoding without drafts is the fastest.
+        replay: the steps, with the likely accepted drafts; None without a shape.
+        budget: seconds and speedup; None without a profile.
+    """
+
+    shape: DynamicTree | None
+    replay: Replay | None
+    budget: Budget | None
+
+
+@dataclass(frozen=True)
+class ChainFigures:
+    """A chain of `drafts` drafts: tokens per step and speedup by the formulas, and by replay.
+
+    Those by replay are None where the traces have fewer levels than the chain has drafts.
+    """
+
+    drafts: int
+    tokens_per_step: float
+    speedup: float
+    replayed_tokens_per_step: float | None
+    replayed_speedup: float | None
+
+
+@dataclass(frozen=True)
+class ChainPrediction:
+    """Chains of 1 to `MOST_DRAFTS` drafts from one acceptance rate and one cost ratio.
+
+    Args:
+        alpha: acceptance rate of a draft under greedy decoding: the share of positions with a next token where the
+            drafter's best one is the target's.
+        cost: c, seconds of a forward of the draft model ÷ seconds of one of the target.
+        chains: the figures of each length, ascending from 1.
+    """
+
+    alpha: float
+    cost: float
+    chains: tuple[ChainFigures, ...]
+
+    @property
+    def best_drafts(self) -> int:
+        """Length of the fastest chain by the formulas; 0 where none pays."""
+        return _fastest_length([one.speedup for one in self.chains])
+
+    @property
+    def best_replayed_drafts(self) -> int:
+        """Length of the fastest chain by replay; 0 where none pays."""
+        return _fastest_length([one.replayed_speedup for one in self.chains if one.replayed_speedup is not None])
+
+
+@dataclass(frozen=True)
+class MeasuredAcceptance:
+    """Accepted drafts of an engine.
+
+    Args:
+        mean_acceptance_length: tokens per step, the one after the accepted drafts counted.
+        histogram: [D+1], steps with k accepted drafts; None where the engine gives the mean alone.
+        draft_lengths: the numbers of drafts that steps had, ascending, where the engine states them.
+    """
+
+    mean_acceptance_length: float
+    histogram: tuple[int, ...] | None
+    draft_lengths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class AcceptanceComparison:
+    """Accepted drafts of an engine beside those that replay promised.
+
+    Args:
+        promised: tokens per step by replay: 1 + accepted drafts per step with a forward.
+        interval: of the promise on as many new texts; None below two different ones.
+        measured: tokens per step of the engine.
+        promised_rates: [D], share of steps that accept d drafts or more by replay, d = 1 .. D.
+        measured_rates: [D] of the engine; None where it gives the mean alone.
+    """
+
+    promised: float
+    interval: Interval | None
+    measured: float
+    promised_rates: tuple[float, ...]
+    measured_rates: tuple[float, ...] | None
+
+    @property
+    def as_promised(self) -> bool | None:
+        """Whether the engine's figure is in the interval of the promise; None without one."""
+        return None if self.interval is None else self.interval.low <= self.measured <= self.interval.high
+
+
+def replay_chain(calibration: Calibration, drafts: int) -> Replay:
+    """The steps of a chain of `drafts` drafts, each the likeliest token of its level; 0 is decoding without drafts."""
+    return _walked(calibration, np.logical_and.accumulate(calibration.ranks[:, :drafts] == 0, axis=1), drafts)
+
+
+def chain_tokens(calibration: Calibration) -> Floats:
+    """Tokens per step of chains of 0, 1, ... drafts, up to `MOST_DRAFTS` and the levels: float64 [n]."""
+    longest = min(calibration.num_heads, MOST_DRAFTS)
+    return np.array([replay_chain(calibration, drafts).tokens_per_step for drafts in range(longest + 1)])
+
+
+def replay_stopped_chain(calibration: Calibration, drafts: int, least: float) -> tuple[Replay, NDArray[np.int64]]:
+    """The steps of a chain that ends before the first token with a probability below `least`, and int64 [P] its drafts.
+
+    After a draft that is wrong no probabilities are traced, and the chain is counted as if it reached its greatest
+    length, so an engine drafts no more than this.
+    """
+    confident = traced_steps(calibration).confidence[:, :drafts] >= least
+    right = calibration.ranks[:, :drafts] == 0
+    going = np.logical_and.accumulate(confident & right, axis=1)
+    accepted = going.sum(1, dtype=np.int64)
+    ended = np.minimum(accepted, drafts - 1)  # the level that was not accepted, where there is one
+    stopped = ~np.take_along_axis(confident, ended[:, None], axis=1)[:, 0] & (accepted < drafts)
+    return _walked(calibration, going, drafts), np.where(stopped, accepted, drafts)
+
+
+def replay_dynamic_tree(calibration: Calibration, shape: DynamicTree) -> Replay:
+    """The likely steps with EAGLE-2's trees, by per-step traces; exact where `shape.replays_exactly`.
+
+    The traces hold the place of the true path among the likeliest nodes of all, and not which nodes an engine expands.
+    A path is taken to be in the tree where each of its nodes has a rank below `top_k` and its last node is among the
+    `nodes` likeliest. An engine leaves out such a path where it did not expand one of its nodes, and it has others in
+    the place of likelier nodes that it did not expand. bench/dynamic_trees.py measures the difference. Chains and trees
+    of one level follow from the ranks alone.
+    """
+    places = traced_steps(calibration).node_rank[:, : shape.steps].astype(np.int64)
+    ranks = calibration.ranks[:, : shape.steps]
+    inside = ranks < shape.top_k
+    if shape.steps == 1:
+        inside = ranks < shape.nodes - 1
+    elif shape.top_k == 1:
+        inside = inside[:, : shape.nodes - 1]
+    else:
+        inside &= places < shape.nodes
+    return _walked(calibration, np.logical_and.accumulate(inside, axis=1), shape.steps)
+
+
+def mean_dynamic_tree(calibration: Calibration, shape: DynamicTree) -> Tree:
+    """EAGLE-2's tree where each level has the mean probabilities of its ranks at every step: a fixed tree.
+
+    It stands for the engine's trees where no per-step traces are known. Equal probabilities are ordered by depth, then
+    path.
+    """
+    chances = calibration.accuracy[:, : shape.top_k].tolist()
+    level: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
+    found = []
+    for depth in range(min(shape.steps, calibration.num_heads)):
+        children = [(p * chance, (*path, rank)) for p, path in level for rank, chance in enumerate(chances[depth])]
+        found += children
+        level = sorted(children, key=_order)[: shape.top_k]
+    chosen = sorted(found, key=_order)[: shape.nodes - 1]
+    return Tree.from_paths([path for _, path in chosen])
+
+
+def replay_mean_tree(calibration: Calibration, shape: DynamicTree) -> Replay:
+    """The steps with the tree of `mean_dynamic_tree`."""
+    tree = mean_dynamic_tree(calibration, shape)
+    accepted = accepted_drafts(tree, calibration.ranks)
+    return Replay(accepted, visits(accepted), calibration.offsets, tree.depth)
+
+
+def chains_by_batch(calibration: Calibration, profile: LatencyProfile, drafts: int | None = None) -> dict[int, Budget]:
+    """The figures of the chain of `drafts` drafts, or of the fastest, at each measured batch and the largest context.
+
+    Chains are priced by trees of as many nodes of either kind.
+
+    Raises:
+        TreeoptError: E223 where the profile is of another drafter, E230 where it lacks the one-node step or the size.
+    """
+    check_priced(profile, calibration, profile.kind or KINDS[0])
+    expected = chain_tokens(calibration)
+    if drafts is None:
+        return {batch: best_budget(expected, profile, batch) for batch in profile.batches}
+    return {batch: budget_at(expected, profile, drafts + 1, batch) for batch in profile.batches}
+
+
+def best_stopped_chain(
+    calibration: Calibration, profile: LatencyProfile, drafts: int | None = None, *, batch: int = 1
+) -> StoppedChain:
+    """The fastest chain of at most `drafts` drafts that ends before improbable ones, at one batch.
+
+    Raises:
+        TreeoptError: as `chains_by_batch`; E220 and E303 as `traced_steps`.
+    """
+    check_priced(profile, calibration, profile.kind or KINDS[0])
+    most = min(calibration.num_heads, MOST_DRAFTS, profile.largest(batch) - 1)
+    seconds = np.array([step_seconds(profile, drafted + 1, batch) for drafted in range(most + 1)])
+
+    def chains() -> Iterator[StoppedChain]:
+        for length in range(1, most + 1) if drafts is None else [min(drafts, most)]:
+            for least in LEAST_PROBABILITIES:
+                replay, drafted = replay_stopped_chain(calibration, length, least)
+                # The improbable draft that ends a chain is made too: a step is priced as if it were verified.
+                spent = float(seconds[np.minimum(drafted[replay.visited] + 1, length)].mean())
+                tokens, overhead = replay.tokens_per_step, spent / float(seconds[0])
+                yield StoppedChain(least, replay, Budget(length + 1, tokens, spent, overhead, tokens / overhead))
+
+    return max(chains(), key=lambda chain: chain.budget.speedup)  # the shortest and least restrictive of equal ones
+
+
+def choose_dynamic_tree(
+    calibration: Calibration, profile: LatencyProfile | None, nodes: int | None = None, *, narrow: bool = False
+) -> TreeChoice:
+    """The dynamic tree of so many nodes, or the fastest at the smallest measured batch and the largest context.
+
+    Args:
+        calibration: the traces; without those of per-step trees, the tree is that of the mean probabilities.
+        profile: seconds per step of trees of as many nodes, of the kind of the traces; None where `nodes` is given.
+        nodes: root counted.
+        narrow: as `best_shape`.
+
+    Raises:
+        TreeoptError: E223 where the profile is of another drafter, E230 where it is of another kind of trees, or lacks
+            the one-node step or the size; as `best_shape`.
+    """
+    if profile is not None:
+        check_priced(profile, calibration, KINDS[calibration.steps is not None])
+    if nodes is None:
+        assert profile is not None
+        best = _fastest_tree(calibration, profile, narrow)
+        if best.nodes == ONE_NODE:
+            return TreeChoice(None, None, best)
+        nodes = best.nodes
+    shape, replay = best_shape(calibration, nodes, narrow=narrow)
+    if profile is None:
+        return TreeChoice(shape, replay, None)
+    tokens = np.full(nodes, replay.tokens_per_step)
+    return TreeChoice(shape, replay, budget_at(tokens, profile, nodes, profile.batches[0]))
+
+
+def _fastest_tree(calibration: Calibration, profile: LatencyProfile, narrow: bool) -> Budget:
+    """The fastest size; tokens per step are interpolated between some sizes."""
+    batch = profile.batches[0]
+    largest = min(profile.largest(batch), most_nodes(calibration, narrow=narrow))
+    sizes = default_sizes(largest)[1:]
+    known = [1.0] + [best_shape(calibration, size, narrow=narrow)[1].tokens_per_step for size in sizes]
+    expected = np.interp(np.arange(1, largest + 1), [ONE_NODE, *sizes], known)
+    return best_budget(expected, profile, batch)
+
+
+def best_shape(calibration: Calibration, nodes: int, *, narrow: bool = False) -> tuple[DynamicTree, Replay]:
+    """Steps and top_k of a tree of so many nodes, and its replay.
+
+    Deeper and wider expansions take longer to draft, which no profile has measured. So it is the expansion with the
+    fewest candidates among those within 0.5 % of the most tokens per step. With `narrow` there are at most
+    `steps` * `top_k` drafts, the limit of TensorRT-LLM.
+
+    Raises:
+        TreeoptError: E103 where the number of nodes is out of range.
+    """
+    most = most_nodes(calibration, narrow=narrow)
+    if not 2 <= nodes <= most:
+        what = f"a dynamic tree of {nodes} nodes cannot be replayed"
+        why = f"places are traced up to {MOST_NODES} nodes, root counted"
+        if most < MOST_NODES:
+            limit = f"{'steps * top_k drafts, with ' if narrow else ''}a top_k of {WIDTHS[-1]} at most"
+            traced = f"{calibration.num_heads} levels of {calibration.top_k} ranks are traced"
+            why = f"{traced}; with {limit}, the largest tree has {most} nodes, root counted"
+        raise TreeoptError(Code.TREE_INVALID, what, why=why, fix=f"--nodes from 2 to {most}")
+    figure = replay_mean_tree if calibration.steps is None else replay_dynamic_tree
+    found = [(shape, figure(calibration, shape)) for shape in _shapes(calibration, nodes, narrow)]
+    best = max(replay.tokens_per_step for _, replay in found)
+    good = [one for one in found if one[1].tokens_per_step >= _GOOD_ENOUGH * best]
+    return min(good, key=lambda one: (one[0].steps * one[0].top_k, one[0].steps))
+
+
+def most_nodes(calibration: Calibration, *, narrow: bool = False) -> int:
+    """The largest number of nodes, root counted, of a dynamic tree of the traced levels and ranks; see `best_shape`."""
+    widest = min(calibration.top_k, WIDTHS[-1])
+    return min(MOST_NODES, 1 + _candidates(calibration.num_heads, widest, narrow))
+
+
+def predict_chains(calibration: Calibration, cost: float) -> ChainPrediction:
+    """The figures of chains by the formulas and by replay over the traces of a draft model.
+
+        tokens per step of g drafts = (1 - alpha^(g+1)) / (1 - alpha)        (equation 1)
+        speedup = tokens per step / (g c + 1)                                (theorem 3.8)
+
+    The formulas assume that drafts are accepted independently of each other, and that the target verifies g drafts in
+    the time of one token. Replay makes the second assumption only.
+    """
+    rate, replayed = float(calibration.accuracy[0, 0]), chain_tokens(calibration).tolist()
+
+    def figures(drafts: int) -> ChainFigures:
+        tokens, overhead = expected_tokens(rate, drafts), drafts * cost + 1.0
+        known = replayed[drafts] if drafts < len(replayed) else None
+        return ChainFigures(drafts, tokens, tokens / overhead, known, None if known is None else known / overhead)
+
+    return ChainPrediction(rate, cost, tuple(figures(drafts) for drafts in range(1, MOST_DRAFTS + 1)))
+
+
+def expected_tokens(alpha: float, drafts: int) -> float:
+    """Tokens per step of a chain of `drafts` drafts, each accepted with probability `alpha`.
+
+    >>> expected_tokens(0.5, 2)
+    1.75
+    """
+    return math.fsum(alpha**i for i in range(drafts + 1))  # exact where alpha is 1, or nearly
+
+
+def sampled_acceptance(target: NDArray[np.floating], draft: NDArray[np.floating]) -> float:
+    """alpha of sampling: the mean of sum_x min(p(x), q(x)) over positions (corollary 3.6); both are float [n, V]."""
+    p, q = np.asarray(target, np.float64), np.asarray(draft, np.float64)
+    return min(float(np.minimum(p, q).sum(1).mean()), 1.0)
+
+
+def compare_acceptance(replay: Replay, calibration: Calibration, measured: MeasuredAcceptance) -> AcceptanceComparison:
+    """An engine's accepted drafts beside those of a replay.
+
+    Args:
+        replay: of what the engine drafts, over the texts of `calibration`.
+        calibration: the traces.
+        measured: as `read_acceptance` reads it.
+    """
+    accepted = np.where(replay.verified, replay.accepted, 0).astype(np.int64)
+    steps, drafts = (
+        np.diff(np.concatenate([[0], np.cumsum(column)])[replay.offsets]) for column in (replay.verified, accepted)
+    )
+    interval = prediction_interval(*by_text(calibration.token_hashes, steps + drafts, steps))
+    return AcceptanceComparison(
+        mean_acceptance(replay.histogram),
+        interval,
+        measured.mean_acceptance_length,
+        _rates(replay.histogram),
+        None if measured.histogram is None else _rates(measured.histogram),
+    )
+
+
+def mean_acceptance(histogram: Sequence[int]) -> float:
+    """Tokens per step of a histogram: 1 + accepted drafts per step; 1 where there is no step."""
+    return 1 + sum(k * steps for k, steps in enumerate(histogram)) / max(sum(histogram), 1)
+
+
+def _rates(histogram: Sequence[int]) -> tuple[float, ...]:
+    """[D]: share of steps that accept d drafts or more, d = 1 .. D."""
+    reached = np.cumsum(histogram[::-1])[::-1] / max(sum(histogram), 1)
+    return tuple(reached[1:].tolist())
+
+
+def _fastest_length(speedups: Sequence[float]) -> int:
+    best = fastest(speedups)
+    return 0 if best is None else best + 1
+
+
+def _candidates(steps: int, top_k: int, narrow: bool) -> int:
+    """The number of nodes, root not counted, that a tree is chosen from, or the limit of TensorRT-LLM."""
+    return steps * top_k if narrow else top_k + top_k**2 * (steps - 1)
+
+
+def _shapes(calibration: Calibration, nodes: int, narrow: bool) -> Iterator[DynamicTree]:
+    """The numbers that engines accept for so many nodes."""
+    for steps in range(1, min(calibration.num_heads, nodes - 1) + 1):
+        for top_k in sorted({*WIDTHS, calibration.top_k}):
+            enough = nodes - 1 <= _candidates(steps, top_k, narrow)
+            if enough and top_k <= min(calibration.top_k, WIDTHS[-1]):
+                yield DynamicTree(steps, top_k, nodes)
+
+
+def _order(node: tuple[float, tuple[int, ...]]) -> tuple[float, int, tuple[int, ...]]:
+    """Probability down, then depth and path up."""
+    value, path = node
+    return -value, len(path), path
+
+
+def _walked(calibration: Calibration, inside: NDArray[np.bool_], depth: int) -> Replay:
+    """The replay of paths whose prefixes are in the tree: bool [P, D], true up to the last accepted level."""
+    accepted: NDArray[np.int8] = inside.sum(1, dtype=np.int8)
+    return Replay(accepted, visits(accepted), calibration.offsets, depth)
