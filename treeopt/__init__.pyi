@@ -71,8 +71,8 @@ from .train.settings import JointSettings as JointSettings
 from .train.settings import Settings as Settings
 from .train.talks import SelfTalk as SelfTalk
 from .tree import Tree as Tree
-from .verify.buffer_files import load_buffers as load_buffers
 from .verify.buffers import Buffers as Buffers
 from .verify.buffers import compile_tree as compile_tree
+from .verify.buffers import load_buffers as load_buffers
 
 __version__: str
