@@ -35,7 +35,7 @@ from transformers import (
 
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
-from treeopt.files.schemas import Schema, check
+from treeopt.files.strict_yaml import Schema, check
 from treeopt.models.base import load_base
 from treeopt.models.head_files import WEIGHT_FILES
 from treeopt.texts.prompts import load_prompts

@@ -36,7 +36,7 @@ from torch.utils.data import Dataset
 from transformers import LlamaForCausalLM, PreTrainedModel, Trainer
 
 from treeopt.files.atomic import write_text
-from treeopt.files.schemas import Schema
+from treeopt.files.strict_yaml import Schema
 from treeopt.models.base import Base, load_base
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import encode_prompts

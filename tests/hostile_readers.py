@@ -28,12 +28,11 @@ from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration
 from treeopt.files.drafters import load_drafter
 from treeopt.files.manifest import Manifest
-from treeopt.files.marks import unedited_kind
+from treeopt.files.outputs import unedited_kind
 from treeopt.files.policies import load_plan, load_plan_for
 from treeopt.files.profiles import load_profile
 from treeopt.files.results import load_comparison, load_decoding, load_validation
-from treeopt.files.schemas import check
-from treeopt.files.strict_yaml import load
+from treeopt.files.strict_yaml import check, load
 from treeopt.files.tensors import unedited_schema
 from treeopt.files.trees import load_tree
 from treeopt.models.adapters import CONFIG_FILE, NOTE_FILE, WEIGHTS_FILE, read_adapter

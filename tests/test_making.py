@@ -17,8 +17,7 @@ from recipes import SIZES, SOURCE, corpus, documents, script
 from tiny import VOCAB, tiny_base
 
 from treeopt.files.bundled import data_root, pocket, pocket_draft
-from treeopt.files.schemas import check
-from treeopt.files.strict_yaml import load
+from treeopt.files.strict_yaml import check, load
 from treeopt.models.base import Base, load_base
 from treeopt.models.given import load_pair
 from treeopt.texts.answers import continue_texts

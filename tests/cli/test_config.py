@@ -30,8 +30,7 @@ from treeopt.cli.configuration import (
     with_configuration,
 )
 from treeopt.files.calibrations import load_calibration, save_calibration
-from treeopt.files.configurations import command_lines, configuration_yaml, stored_configuration
-from treeopt.files.storing import storing
+from treeopt.files.configurations import command_lines, configuration_yaml, stored_configuration, storing
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.models.head_files import save_heads
 from treeopt.provenance import Provenance, merged

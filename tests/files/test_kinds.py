@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files import kinds, tensors
+from treeopt.files import strict_yaml, tensors
 from treeopt.files.bundled import pocket, prompt_sets, zoo
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.drafters import save_drafter
@@ -137,7 +137,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "t.yaml").write_text("[[0]]")
-    monkeypatch.setattr(kinds, "read_start", refuse)
+    monkeypatch.setattr(strict_yaml, "read_start", refuse)
     with pytest.raises(TreeoptError, match="cannot be read: Permission denied"):
         load_tree(tmp_path / "t.yaml")
 
@@ -147,7 +147,7 @@ def test_header_of_the_greatest_length_is_read(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "c.safetensors"
     _calibration(path)
     length = int.from_bytes(path.read_bytes()[:8], "little")
-    for module, read in ((kinds, kinds.schema_of), (tensors, unedited)):
+    for module, read in ((strict_yaml, strict_yaml.schema_of), (tensors, unedited)):
         monkeypatch.setattr(module, "MAX_HEADER", length)
         assert read(path).startswith("treeopt.")
         monkeypatch.setattr(module, "MAX_HEADER", length - 1)

@@ -11,8 +11,7 @@ from helpers import random_calibration
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import save_calibration
-from treeopt.files.marks import BUFFERS, PICTURE, TREE, write_marked
-from treeopt.files.outputs import check_distinct, check_no_input, check_output
+from treeopt.files.outputs import BUFFERS, PICTURE, TREE, check_distinct, check_no_input, check_output, write_marked
 from treeopt.files.policies import save_policy
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.policy import TreePolicy

@@ -16,7 +16,7 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import DEFAULTS
-from treeopt.files.kinds import schema_of
+from treeopt.files.strict_yaml import schema_of
 from treeopt.runs.shards import (
     ANSWERS_SCHEMA,
     SCHEMA,

@@ -12,7 +12,7 @@ from treeopt.cli.options import check_outputs
 from treeopt.cli.sampling_options import check_temperature_of
 from treeopt.defaults import KINDS, ONE_NODE
 from treeopt.errors import counted
-from treeopt.files.marks import TREE
+from treeopt.files.outputs import TREE
 from treeopt.progress import late
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from treeopt.cli.sampling_options import check_temperature_of, temperature_optio
 from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, KINDS, MAX_NODES, STEP_SIZES
 from treeopt.engines import ALL_LEVELS, ENGINES
 from treeopt.errors import counted
-from treeopt.files.marks import TREE
+from treeopt.files.outputs import TREE
 from treeopt.optimize.methods import VALUES, WEIGHTS
 from treeopt.progress import Progress, late
 

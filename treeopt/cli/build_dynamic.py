@@ -14,7 +14,7 @@ from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.options import check_outputs
 from treeopt.cli.sampling_options import check_temperature_of
 from treeopt.defaults import ONE_NODE
-from treeopt.files.marks import TREE
+from treeopt.files.outputs import TREE
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration

@@ -33,7 +33,7 @@ from treeopt.defaults import STEP_SIZES
 from treeopt.files.atomic import write_text
 from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.configurations import write_note
-from treeopt.files.marks import PICTURE, write_marked
+from treeopt.files.outputs import PICTURE, write_marked
 
 if TYPE_CHECKING:
     from treeopt.evaluate.comparison import Comparison

@@ -9,7 +9,7 @@ import click
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import check_outputs, force_option
-from treeopt.files.marks import BUFFERS
+from treeopt.files.outputs import BUFFERS
 
 
 @command("compile")

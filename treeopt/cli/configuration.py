@@ -156,7 +156,7 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
     if not path:
         raise click.BadParameter("it is empty", context, _option)
     from treeopt.files.configurations import read_configuration
-    from treeopt.files.schemas import faults_error
+    from treeopt.files.strict_yaml import faults_error
 
     document, place = read_configuration(path)
     faults: Faults = []

@@ -21,7 +21,7 @@ from treeopt.defaults import (
     MAX_NODES,
     ONE_NODE,
 )
-from treeopt.files.marks import PICTURE, write_marked
+from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.optimize.methods import VALUES, WEIGHTS, candidates
 
 if TYPE_CHECKING:

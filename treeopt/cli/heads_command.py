@@ -11,8 +11,7 @@ from treeopt.cli.console import command as make_command
 from treeopt.cli.help_text import write_examples
 from treeopt.cli.options import force_option
 from treeopt.engines import HEAD_READERS
-from treeopt.files.configurations import write_note
-from treeopt.files.storing import storing
+from treeopt.files.configurations import storing, write_note
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base

@@ -9,7 +9,7 @@ from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.errors import counted
-from treeopt.files.marks import TREE
+from treeopt.files.outputs import TREE
 
 
 @command("import")

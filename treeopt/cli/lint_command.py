@@ -14,7 +14,7 @@ from treeopt.cli.engine_report import findings_as_list, say_findings
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.engines import ENGINES
 from treeopt.errors import EXIT_INPUT, counted
-from treeopt.files.marks import TREE
+from treeopt.files.outputs import TREE
 from treeopt.progress import late
 
 

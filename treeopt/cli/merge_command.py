@@ -37,7 +37,7 @@ def run(console: Console, **options: Any) -> None:
     check_suffix(options["output"], ".safetensors")
     from treeopt.calibrate.results import fill_work, is_answers, merge_calibrations
     from treeopt.files.calibrations import SCHEMA, save_calibration
-    from treeopt.files.kinds import schema_of
+    from treeopt.files.strict_yaml import schema_of
     from treeopt.runs.work import Work
 
     if is_answers(options["files"][0]):

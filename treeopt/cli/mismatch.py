@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console
-from treeopt.files.marks import is_edited
+from treeopt.files.outputs import is_edited
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration

@@ -22,7 +22,7 @@ from treeopt.cli.plan_inputs import (
 )
 from treeopt.cli.plan_report import as_dict, report, report_operators, report_presets
 from treeopt.defaults import ATTENTIONS, KINDS
-from treeopt.files.marks import PICTURE, write_marked
+from treeopt.files.outputs import PICTURE, write_marked
 from treeopt.plan.devices import BYTES
 from treeopt.version import VERSION
 

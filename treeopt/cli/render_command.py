@@ -67,7 +67,7 @@ command = run
 
 def _draw(console: Console, options: dict[str, Any], target: str, file_format: str) -> None:
     """Draw what the options choose. An invalid tree is the first error, before an output that may not be replaced."""
-    from treeopt.files.marks import PICTURE
+    from treeopt.files.outputs import PICTURE
 
     static = _static(options) if options["example"] is None else None
     chosen = chosen_plan(options) if static is None else None
@@ -138,7 +138,7 @@ def _write(
     """Write the picture, and print the step and the name of the file."""
     from treeopt.files.atomic import write_bytes
     from treeopt.files.configurations import write_note
-    from treeopt.files.marks import PICTURE, write_marked
+    from treeopt.files.outputs import PICTURE, write_marked
     from treeopt.view.graph import render
     from treeopt.view.scene import accepted_words, drawn_data
 

@@ -13,7 +13,7 @@ from treeopt.cli.inputs import hashes_of, several
 from treeopt.cli.options import check_outputs, force_option
 from treeopt.defaults import MAX_NODES
 from treeopt.files.configurations import INPUTS as STORED_INPUTS
-from treeopt.files.marks import REPORT, write_marked
+from treeopt.files.outputs import REPORT, write_marked
 
 _LARGEST = 64
 

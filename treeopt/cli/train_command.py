@@ -17,7 +17,7 @@ from treeopt.cli.numbers import SEED, FiniteRange
 from treeopt.cli.options import base_options, loading_options, say_base
 from treeopt.cli.work_options import resumable
 from treeopt.errors import TreeoptError, counted, system_error
-from treeopt.files.storing import storing
+from treeopt.files.configurations import storing
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base

@@ -20,7 +20,7 @@ from torch import Tensor
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, make_folder, write_files
-from treeopt.files.storing import with_stored
+from treeopt.files.configurations import with_stored
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_heads_fit
 from treeopt.models.devices import weight_of

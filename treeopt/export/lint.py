@@ -17,7 +17,7 @@ from treeopt.errors import Code, TreeoptError, check_choice, check_counts
 from treeopt.export.growmaps import shown
 from treeopt.files.choices import is_choices, literal
 from treeopt.files.drafters import load_drafter
-from treeopt.files.kinds import TREE_FORMATS, read_text
+from treeopt.files.strict_yaml import TREE_FORMATS, read_text
 from treeopt.files.trees import GivenTree, as_tree, load_tree
 from treeopt.optimize.build_job import Built, Job, run_job
 from treeopt.optimize.contiguous import gaps

@@ -26,8 +26,8 @@ from treeopt.export.growmaps import (
 )
 from treeopt.export.lint import Finding, check_exportable
 from treeopt.files.choices import choices_text, is_choices, literal, tree_of_literal
-from treeopt.files.kinds import read_text, refusal
 from treeopt.files.read import read_bytes
+from treeopt.files.strict_yaml import read_text, refusal
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.tree import MAX_DEPTH, Tree
 from treeopt.tree import Path as RankPath

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field
 from treeopt.calibration import Calibration, Provenance, StepTraces, TargetTraces
 from treeopt.defaults import CALIBRATION_FILE
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.schemas import Schema, reading
+from treeopt.files.strict_yaml import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 
 SCHEMA = "treeopt.calibration/1"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import Code, TreeoptError, first_line
-from treeopt.files.kinds import TREE_FORMATS, refusal
-from treeopt.files.strict_yaml import MAX_DEPTH
+from treeopt.files.strict_yaml import MAX_DEPTH, TREE_FORMATS, refusal
 from treeopt.tree import Tree
 
 MAX_PYTHON = 1_000_000  # characters of a Python literal: its parser takes a thousand times as much memory

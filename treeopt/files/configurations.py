@@ -24,18 +24,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_text
 from treeopt.files.read import MAX_HEADER, MOST_SETTINGS, parse_json, read_bytes, read_head, sha256_of
-from treeopt.files.yaml_text import decimal, flow
 
 if TYPE_CHECKING:
     from treeopt.files.strict_yaml import Document, Where
+
 
 KEY = "configuration"
 _MOST_READ = 1 << 27  # bytes of a picture or report
@@ -284,3 +287,39 @@ def _json(raw: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+_UNPRINTED = re.compile("[\x7f-\x9f\ufeff\ufffe\uffff]")
+
+
+def flow(value: Any) -> str:
+    """A scalar in JSON notation, which is also YAML, with the characters escaped that YAML does not allow."""
+    if isinstance(value, str):  # a file name that is not UTF-8 would make the file unreadable
+        value = value.encode(errors="replace").decode()
+    return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+
+
+def decimal(value: float) -> str:
+    """The shortest notation that reads back equal, with the decimal point that YAML 1.1 requires."""
+    text = repr(float(value))
+    mantissa, exponent, power = text.partition("e")
+    return text if not exponent or "." in mantissa else f"{mantissa}.0e{power}"
+
+
+_running: ContextVar[Configuration | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def storing(configuration: Configuration) -> Iterator[None]:
+    """Context in which heads, adapters and merged models are written with the configuration of a command."""
+    before = _running.set(configuration)
+    try:
+        yield
+    finally:
+        _running.reset(before)
+
+
+def with_stored(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of a JSON file, with the configuration of the command that writes it; unchanged outside of commands."""
+    running = _running.get()
+    return dict(data) if running is None else {**data, KEY: running}

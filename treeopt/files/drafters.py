@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field
 
 from treeopt.drafter import HEADS, HEADS_NGRAM, Drafter, Level
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.schemas import Schema, reading
+from treeopt.files.strict_yaml import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.ngram_table import NgramTable
 from treeopt.policy import Plan, PolicyExpected, TreePolicy

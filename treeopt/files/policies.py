@@ -10,11 +10,10 @@ from pydantic import AliasChoices, Field
 
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.configurations import stored_lines
+from treeopt.files.configurations import decimal, flow, stored_lines
 from treeopt.files.drafters import load_drafter
-from treeopt.files.marks import TREE, write_marked
-from treeopt.files.schemas import Schema, check, faults_error
-from treeopt.files.strict_yaml import Document
+from treeopt.files.outputs import TREE, write_marked
+from treeopt.files.strict_yaml import Document, Schema, check, faults_error
 from treeopt.files.tensors import canonical_json
 from treeopt.files.trees import (
     POLICY,
@@ -29,7 +28,6 @@ from treeopt.files.trees import (
     schema_of,
     tree_of,
 )
-from treeopt.files.yaml_text import decimal, flow
 from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Tree
 

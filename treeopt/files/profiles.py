@@ -12,9 +12,8 @@ from treeopt.defaults import PROFILE_FILE
 from treeopt.errors import Code, TreeoptError
 from treeopt.files import strict_yaml
 from treeopt.files.atomic import write_text
-from treeopt.files.configurations import KEY, stored_lines
-from treeopt.files.schemas import Schema, check, faults_error
-from treeopt.files.yaml_text import decimal, flow
+from treeopt.files.configurations import KEY, decimal, flow, stored_lines
+from treeopt.files.strict_yaml import Schema, check, faults_error
 from treeopt.latency import LatencyPoint, LatencyProfile, repeated
 
 SCHEMA = "treeopt.latency/1"

@@ -16,8 +16,8 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.kinds import read_text
 from treeopt.files.read import parse_json
+from treeopt.files.strict_yaml import read_text
 
 _FORMATS = "a result is the JSON object that treeopt {0} --json prints: treeopt {0} ... --json > {0}.json"
 

@@ -6,15 +6,20 @@ aliases without a limit. Here each of these is an error with file, line and colu
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.read import read_bytes
+from treeopt.files.read import MAX_HEADER, is_regular, read_bytes, read_start, unreadable
+from treeopt.tree import MAX_FAULTS
 
 MAX_BYTES = 8 * 1024 * 1024  # about 200,000 paths of a tree
 MAX_DEPTH = 20
@@ -148,3 +153,151 @@ def _place(mark: Any) -> tuple[int, int]:
 
 def _fault(path: Path, line: int, column: int, what: str) -> TreeoptError:
     return TreeoptError(Code.FILE_INVALID, f"{path} {what}", at=f"{path}:{line}:{column}")
+
+
+class Schema(BaseModel):
+    """Base class of all schemas: unknown keys and implicit conversions are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+S = TypeVar("S", bound=Schema)
+
+
+def check(document: Document, schema: type[S], name: str) -> S:
+    """The document as a record of `schema`.
+
+    Raises:
+        TreeoptError: E203 with every fault (at most 10) and its place.
+    """
+    data = document.data
+    found = data.get("schema") if isinstance(data, dict) else None
+    if found != name:
+        what = f"{document.path} says schema {found!r}, but this treeopt reads {name!r}"
+        raise TreeoptError(Code.FILE_INVALID, what, at=document.at(("schema",)))
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        faults = [(tuple(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False)]
+        raise faults_error(document, name, faults) from error
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Turn errors of the block, which makes a record from a header and arrays, into errors that name the file.
+
+    Raises:
+        TreeoptError: E203 for an invalid header and for missing or invalid parts; the code of the record where the
+            record refuses its content.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        what = f"{path} has a damaged header: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise TreeoptError(Code.FILE_INVALID, what) from error
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise TreeoptError(Code.FILE_INVALID, f"{path} lacks a part of a {kind}: {error}") from error
+    except TreeoptError as error:
+        raise TreeoptError(error.code, f"{path}: {error.what}", at=error.at, why=error.why, fix=error.fix) from error
+
+
+def faults_error(document: Document, name: str, faults: list[tuple[tuple[str | int, ...], str]]) -> TreeoptError:
+    """One error that lists the faults of a file, each with its place."""
+    lines = [f"{document.at(where)}  {'.'.join(map(str, where))}: {what}" for where, what in faults[:MAX_FAULTS]]
+    if len(faults) > MAX_FAULTS:
+        lines.append(f"and {len(faults) - MAX_FAULTS} more")
+    count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    what = f"{document.path} is not a {name} file: {count}"
+    return TreeoptError(
+        Code.FILE_INVALID, what, at="\n".join(lines), fix="correct these places, or make the file again"
+    )
+
+
+TREE_FORMATS = (
+    "a tree is a YAML file of treeopt (treeopt.tree/1), a list of paths such as [[0], [1], [0, 0]] in JSON or Python, "
+    "or a name from `treeopt list`"
+)
+# Schema of treeopt's other files -> their kind and their use.
+OURS = {
+    "treeopt.calibration/1": ("a calibration", "treeopt build --calibration FILE makes a tree of it"),
+    "treeopt.shard/1": ("a shard of a calibration", "treeopt merge SHARDS -o FILE makes a calibration of all shards"),
+    "treeopt.answers/1": ("a shard of answers", "treeopt merge SHARDS -o FILE joins all shards"),
+    "treeopt.drafter/1": ("a drafter", "treeopt calibrate --drafter FILE, and treeopt build, make a tree for it"),
+    "treeopt.buffers/1": ("a compiled tree", "give the tree that it was compiled from"),
+    "treeopt.latency/1": ("a latency profile", "treeopt build --nodes auto --profile FILE makes a tree with it"),
+    "treeopt.prompts/1": ("a description of prompts", "give it to --prompts"),
+    "treeopt.policy/1": ("a policy, with a tree for each step", "give it to treeopt generate"),
+}
+_MAGIC = (
+    (b"\x89PNG", "a PNG picture"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"GIF8", "a GIF picture"),
+    (b"%PDF", "a PDF document"),
+    (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"PAR1", "a parquet file"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"\xff\xfe", "text in UTF-16, not in UTF-8"),
+    (b"\xfe\xff", "text in UTF-16, not in UTF-8"),
+    (b"<svg", "an SVG picture"),
+    (b"<?xml", "an XML document"),
+    (b"<!DOCTYPE", "a web page"),
+    (b"<html", "a web page"),
+)
+
+
+def read_text(path: Path, formats: str) -> bytes:
+    """The bytes of a file that may be UTF-8 text.
+
+    Args:
+        path: an existing file; a pipe is read to its end.
+        formats: the formats that are expected, for the error.
+
+    Raises:
+        TreeoptError: E203 where it is a folder, a binary file of treeopt, of another known format, or too large.
+    """
+    most = MAX_BYTES
+    try:
+        raw, size = read_start(path, most + 1)
+    except IsADirectoryError as error:
+        raise refusal(path, "is a folder", formats, at=str(path), fix="name a file in it") from error
+    except (OSError, ValueError) as error:
+        raise refusal(path, f"cannot be read: {unreadable(error)}", formats) from error
+    kind, use = _binary_kind(raw)
+    if kind:
+        raise refusal(path, f"is {kind}", formats, fix=use)
+    if len(raw) > most:
+        raise refusal(path, f"has {size:,} bytes; at most {most:,} are read", formats)
+    return raw
+
+
+def schema_of(path: Path) -> str:
+    """The schema of a safetensors file of treeopt; empty for any other file, a folder and a pipe."""
+    if not is_regular(path):
+        return ""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        return _schema(stream.read(length)) if length <= MAX_HEADER else ""
+
+
+def refusal(path: Path, what: str, formats: str, *, at: str = "", fix: str = "") -> TreeoptError:
+    """E203: a file is not of the expected formats."""
+    return TreeoptError(Code.FILE_INVALID, f"{path} {what}", at=at or f"{path}:1:1", why=formats, fix=fix)
+
+
+def _binary_kind(raw: bytes) -> tuple[str, str]:
+    """The kind of the bytes and, for a file of treeopt, its use; empty where they may be text."""
+    length = int.from_bytes(raw[:8], "little")
+    if raw[8:9] == b"{" and 2 <= length <= MAX_HEADER:
+        return OURS.get(_schema(raw[8 : 8 + length]), ("a safetensors file", ""))
+    return next(((kind, "") for magic, kind in _MAGIC if raw.startswith(magic)), ("", ""))
+
+
+def _schema(header: bytes) -> str:
+    """The schema in the header of a safetensors file of treeopt; empty for any other file."""
+    try:
+        return str(json.loads(json.loads(header)["__metadata__"]["treeopt"])["schema"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""

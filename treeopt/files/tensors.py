@@ -19,8 +19,8 @@ from safetensors.numpy import load, save
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import write_bytes
-from treeopt.files.kinds import OURS
 from treeopt.files.read import MAX_HEADER, is_regular, parse_json, read_bytes
+from treeopt.files.strict_yaml import OURS
 
 _KEY = "treeopt"
 _CHECKSUM = "sha256"  # of the header without it, and of the arrays

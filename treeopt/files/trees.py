@@ -19,13 +19,10 @@ from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import zoo
 from treeopt.files.choices import is_choices, parse_choices
-from treeopt.files.configurations import stored_lines
-from treeopt.files.kinds import OURS, TREE_FORMATS, read_text, refusal
-from treeopt.files.marks import LONGEST, TREE, write_marked
-from treeopt.files.schemas import Schema, check, faults_error
-from treeopt.files.strict_yaml import Document
+from treeopt.files.configurations import decimal, flow, stored_lines
+from treeopt.files.outputs import LONGEST, TREE, write_marked
+from treeopt.files.strict_yaml import OURS, TREE_FORMATS, Document, Schema, check, faults_error, read_text, refusal
 from treeopt.files.tensors import canonical_json
-from treeopt.files.yaml_text import decimal, flow
 from treeopt.tree import MAX_RANK, Expected, Tree, path_faults
 from treeopt.tree import Path as RankPath
 

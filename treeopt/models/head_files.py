@@ -23,8 +23,8 @@ from torch import Tensor
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_folder, check_writable, make_folder, write_files
 from treeopt.files.bundled import POCKET
+from treeopt.files.configurations import with_stored
 from treeopt.files.read import is_regular, read_head
-from treeopt.files.storing import with_stored
 from treeopt.models.checkpoint import check_shards, read_config, refused_name
 from treeopt.models.head_layouts import MEDUSA, NOT_YET, HeadsLayout, detect, invalid, listed
 from treeopt.models.head_layouts import expected_keys as expected_keys

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from treeopt.errors import Code, TreeoptError, first_line, os_error
 from treeopt.files.atomic import check_folder, check_space, make_folder, new_file_mode, unwritable, write_text
-from treeopt.files.storing import with_stored
+from treeopt.files.configurations import with_stored
 from treeopt.models.adapters import NOTE_FILE
 from treeopt.models.base import Base
 from treeopt.models.checkpoint import read_config

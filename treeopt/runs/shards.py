@@ -12,7 +12,7 @@ from pydantic import Field
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import Contents, calibration_from, content_of
 from treeopt.files.configurations import KEY
-from treeopt.files.schemas import Schema, reading
+from treeopt.files.strict_yaml import Schema, reading
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.runs.work import ROWS, Chunk, chunk_name, rows_fault
 

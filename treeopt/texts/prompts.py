@@ -17,7 +17,7 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files import strict_yaml
 from treeopt.files.bundled import prompt_sets
 from treeopt.files.read import MOST_TEXT, parse_json, read_bytes
-from treeopt.files.schemas import Schema, check
+from treeopt.files.strict_yaml import Schema, check
 from treeopt.files.tensors import canonical_json
 from treeopt.models.hub import hub_reachable, looks_local, unreachable
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import KEY, Configuration
-from treeopt.files.marks import BUFFERS_SCHEMA as SCHEMA
+from treeopt.files.outputs import BUFFERS_SCHEMA as SCHEMA
 from treeopt.files.tensors import read_arrays, write_arrays
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.tree import MAX_DEPTH, MAX_RANK, ROOT, Tree
