@@ -49,6 +49,7 @@ BATCH = {
     "attention_mask": torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 1]]),
 }
 INPUTS = {"alone": ALONE, "batch": BATCH}
+OWN = {"custom_generate": tree_generate, "stateless_processors": True}
 
 
 class OddPaths(LogitsProcessor):
@@ -121,7 +122,7 @@ def test_equal_to_stock(model: PreTrainedModel, heads: MedusaHeads, name: str, r
     """Token for token and pad for pad what stock generate gives, alone and in a left-padded batch."""
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
     stock = model.generate(**options)
-    ours = model.generate(**options, custom_generate=tree_generate, heads=heads, tree=TREE)
+    ours = model.generate(**options, **OWN, heads=heads, tree=TREE)
     assert ours.tolist() == stock.tolist()
     assert not ours.is_inference()
     if name in CHANGED and rows == "alone":
@@ -135,7 +136,7 @@ def test_equal_to_stock_own_trees(model: PreTrainedModel, name: str, rows: str) 
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
     stock = model.generate(**options)
     trees = RandomTrees(Base(model, None, "tiny"), nodes=40, depth=3)
-    ours = model.generate(**options, custom_generate=tree_generate, tree=trees, return_dict_in_generate=True)
+    ours = model.generate(**options, **OWN, tree=trees, return_dict_in_generate=True)
     assert ours.sequences.tolist() == stock.tolist()
     assert ours.tokens_per_step > 1
 
@@ -231,7 +232,7 @@ def test_sampling_distribution(name: str) -> None:
             num_return_sequences=rows,
             max_new_tokens=LENGTH,
             logits_processor=own,
-            custom_generate=tree_generate,
+            **OWN,
             heads=random_heads(base, 2, 3),
             tree=tree,
             **options,
@@ -357,7 +358,7 @@ def test_equal_to_stock_with_drafters(
     options = {"max_new_tokens": NEW, "do_sample": False, **OPTIONS[name](model), **INPUTS[rows]}
     ours = model.generate(
         **options,
-        custom_generate=tree_generate,
+        **OWN,
         heads=heads,
         tree=str(drafting.folder / f"{kind}.yaml"),
         return_dict_in_generate=True,

@@ -13,9 +13,10 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -28,18 +29,17 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
-from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
 
 from treeopt.decode.decoder import Rows, TreeDecoder, advance
 from treeopt.decode.draft_metrics import DraftMetrics, Step
-from treeopt.decode.processors import Processed
-from treeopt.decode.rules import Greedy, Rule
+from treeopt.decode.processors import Processed, check_processors
+from treeopt.decode.rules import Greedy
 from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.plans import TreeSource
 from treeopt.errors import Code, TreeoptError
-from treeopt.files.policies import GivenPlan, load_plan, load_plan_for
+from treeopt.files.policies import GivenPlan
 from treeopt.files.trees import as_tree
 from treeopt.models.base import Base, shown_name
 from treeopt.models.given import GivenModel
@@ -47,12 +47,13 @@ from treeopt.models.heads import MedusaHeads
 from treeopt.policy import TreePolicy
 from treeopt.tree import Tree
 from treeopt.verify.buffers import BUFFER_NAMES, Buffers
-from treeopt.verify.probe import check_trees, soft_prompt
+from treeopt.verify.probe import soft_prompt
 
 MOST_KEPT = 4  # decoders of a model; the one that was not used for the longest time is dropped
-
-Given = tuple[Any, Any, Any, Any]  # heads, tree, drafter and draft model, as for `TreeDecoder`
-Stamp = tuple[str, tuple[int, int, int] | None]  # a file; its time, size and inode, None where there is no file
+# Other arguments of `generate` that are replaced here or have no effect, after they were checked.
+_KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 class BorrowedBase(Base):
@@ -73,181 +74,64 @@ class BorrowedBase(Base):
         return found
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What a decoder was made for.
-
-    Args:
-        setting: dtype, device and attention of the model.
-        heads: a weak reference to the heads, and the state of their weights.
-        tree: the tree's value, its file, or the identity of a compiled tree.
-        drafter: the identity of a record, or its file.
-        draft: the identity of a draft model, or its name.
-    """
-
-    setting: Hashable
-    heads: tuple[Any, ...] | None
-    tree: Hashable
-    drafter: Hashable
-    draft: Hashable
-
-    def serves(self, setting: Hashable) -> bool:
-        """Whether the model still has this setting, and the heads exist."""
-        return self.setting == setting and (self.heads is None or self.heads[0]() is not None)
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """A decoder that no call uses."""
-
-    key: _Key
-    files: tuple[Stamp, ...]
-    decoder: TreeDecoder
-
-
-class _Same:
-    """An object, equal to itself alone."""
-
-    def __init__(self, thing: object) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.thing is self.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
-class _Idle:
-    """The decoders of one model that no call uses, the last used one first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: list[_Kept] = []
-
-    def take(self, key: _Key) -> _Kept | None:
-        """Remove and return a decoder for this key; those that can serve no call any more are dropped."""
-        with self._lock:
-            self._kept = [one for one in self._kept if one.key.serves(key.setting)]
-            for i, one in enumerate(self._kept):
-                if one.key == key:
-                    del self._kept[i]
-                    return one if all(_stamp(name) == stamp for name, stamp in one.files) else None
-        return None
-
-    def put(self, kept: _Kept) -> None:
-        """Keep a decoder."""
-        with self._lock:
-            self._kept = [kept, *self._kept][:MOST_KEPT]
-
-
-_idle: weakref.WeakKeyDictionary[PreTrainedModel, _Idle] = weakref.WeakKeyDictionary()
-_idle_lock = threading.Lock()
+_kept: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Any, TreeDecoder]]] = weakref.WeakKeyDictionary()
+_kept_lock = threading.Lock()
 
 
 @contextmanager
-def kept_decoder(model: PreTrainedModel, given: Given, acceptance: Rule) -> Iterator[TreeDecoder]:
-    """A decoder for one call: one that an earlier call returned, or a new one.
+def kept_decoder(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any) -> Iterator[TreeDecoder]:
+    """A decoder for one call: one that a call with the same arguments has returned, or a new one.
 
-    Args:
-        model: the model.
-        given: heads, tree, drafter and draft model, as for `TreeDecoder`. A `Proposer` and a `TreeSource` are objects
-            of the user that may hold the model, so their decoders are not kept.
-        acceptance: the rule of this call; it is not kept.
-
-    Raises:
-        TreeoptError: as `TreeDecoder`.
+    A call takes a decoder away and returns it at its end, so two threads share none; after an error it is not returned.
     """
-    heads, tree, drafter, draft = given
-    if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers, type(None))) and _is_paths(tree):
+    if not isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers, TreeSource, NoneType)):
         tree = as_tree(tree)
-    key = _key(model, (heads, tree, drafter, draft))
+    key = _key(model, heads, tree, drafter, draft)
     if key is None:
-        yield TreeDecoder(model, heads, tree, drafter=drafter, draft=draft, acceptance=acceptance)
+        yield TreeDecoder(model, heads, tree, drafter=drafter, draft=draft)
         return
-    with _idle_lock:
-        idle = _idle.setdefault(model, _Idle())
-    kept = idle.take(key) or _made(model, key, (heads, tree, drafter, draft))
-    check_trees(kept.decoder.base)  # a kept decoder's model may be in training mode by now
-    kept.decoder.acceptance = acceptance
-    yield kept.decoder  # after an error it is not kept
-    kept.decoder.acceptance = Greedy()  # the call's rule holds its texts
-    idle.put(kept)
+    with _kept_lock:
+        mine = _kept.setdefault(model, [])
+        mine[:] = [one for one in mine if one[0][0] == key[0]]  # no call can use those of another dtype or device
+        place = next((i for i, one in enumerate(mine) if one[0] == key), None)
+        decoder = None if place is None else mine.pop(place)[1]
+    if decoder is None:
+        decoder = TreeDecoder(BorrowedBase(model), heads, tree, drafter=drafter, draft=draft)
+    yield decoder
+    decoder.acceptance = Greedy()  # the call's rule holds its texts
+    with _kept_lock:
+        mine[:] = [(key, decoder), *mine][:MOST_KEPT]
 
 
-def _made(model: PreTrainedModel, key: _Key, given: Given) -> _Kept:
-    """A new decoder, and the files that it was read from as they were before."""
-    heads, tree, drafter, draft = given
-    files = [_stamped(one) for one in (tree, drafter) if isinstance(one, (str, os.PathLike))]
-    if isinstance(tree, (str, os.PathLike)) and drafter is None:
-        named = load_plan(tree).source.get("drafter")
-        files += [_stamped(named)] if named else []
-        tree, drafter = load_plan_for(tree)
-    decoder = TreeDecoder(BorrowedBase(model), heads, tree, drafter=drafter, draft=draft)
-    return _Kept(key, tuple(files), decoder)
+def _key(model: PreTrainedModel, heads: Any, tree: Any, drafter: Any, draft: Any) -> tuple[Any, ...] | None:
+    """Equal for the same arguments; None where no decoder is kept, because an argument may hold the model, or is wrong.
 
-
-def _key(model: PreTrainedModel, given: Given) -> _Key | None:
-    """The key of these arguments; None where a decoder is not kept, or refuses them."""
-    heads, tree, drafter, draft = given
-    known_heads = heads is None or isinstance(heads, nn.Module)
-    known_tree = tree is None or isinstance(tree, (str, os.PathLike, Tree, TreePolicy, Buffers))
-    known_drafter = drafter is None or isinstance(drafter, (str, os.PathLike, Drafter))
-    by_itself = draft is model or getattr(draft, "model", None) is model  # a kept decoder would keep its model alive
-    if by_itself or not (isinstance(model, PreTrainedModel) and known_heads and known_tree and known_drafter):
+    Trees are the same by their values, files by their time and size, heads and compiled trees while their tensors are
+    not written to, and everything else by identity.
+    """
+    known_drafter = isinstance(drafter, (Drafter, str, os.PathLike, NoneType))
+    by_itself = getattr(draft, "model", draft) is model
+    if by_itself or isinstance(tree, TreeSource) or not known_drafter or not isinstance(heads, (nn.Module, NoneType)):
         return None
-    by_heads = None if heads is None else (weakref.ref(heads), *map(_state, heads.parameters()))
-    by_tree: Hashable = tree
+    tensors = list(heads.parameters()) if isinstance(heads, nn.Module) else []
     if isinstance(tree, Buffers):
-        tensors = (getattr(tree, name) for name in BUFFER_NAMES)
-        by_tree = (_Same(tree), *(_state(one) for one in tensors if isinstance(one, Tensor)))
-    elif isinstance(tree, (str, os.PathLike)):
-        by_tree = ("file", os.path.abspath(os.fsdecode(tree)))
-    by_drafter: Hashable = None if drafter is None else _Same(drafter)
-    if isinstance(drafter, (str, os.PathLike)):
-        by_drafter = os.path.abspath(os.fsdecode(drafter))
+        tensors += [getattr(tree, name) for name in BUFFER_NAMES]
+    written = [(one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in tensors]
     setting = (model.dtype, model.device, model.config._attn_implementation)
-    return _Key(setting, by_heads, by_tree, by_drafter, _draft_key(draft))
+    of_draft = getattr(draft, "dtype", None), getattr(draft, "device", None)
+    return setting, heads, written, of_draft, *map(_named, (tree, drafter, draft))
 
 
-def _draft_key(draft: Any) -> Hashable:
-    """The key of a draft model: its name, or itself with its dtype and device; None without one."""
-    if draft is None or isinstance(draft, (str, os.PathLike)):
-        return None if draft is None else os.fsdecode(draft)
-    return _Same(draft), getattr(draft, "dtype", None), getattr(draft, "device", None)
-
-
-def _state(tensor: Tensor) -> Hashable:
-    """Equal while a tensor has the same memory, and was not written in place."""
-    written = None if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), tensor.dtype, tensor.device, written
-
-
-def _is_paths(tree: Any) -> bool:
-    """Whether a tree is given as a list of paths, or as another iterable of them."""
-    return hasattr(tree, "__iter__") and not hasattr(tree, "draft")
-
-
-def _stamped(name: str | os.PathLike[str]) -> Stamp:
-    path = os.path.abspath(os.fsdecode(name))
-    return path, _stamp(path)
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    """Time, size and inode of a file, which a file that is written again does not have."""
+def _named(given: Any) -> Any:
+    """A file's path, time and size; another argument as it is."""
+    if not isinstance(given, (str, os.PathLike)):
+        return given
+    path = os.path.abspath(os.fsdecode(given))
     try:
         found = os.stat(path)
     except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-# Other arguments of `generate` that are replaced here or have no effect, after they were checked.
-_KNOWN = {"attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache"}
-_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
-_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# Processors that store the texts of earlier calls, and would store drafts that are rejected later.
-_STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
+        return path, None
+    return path, found.st_mtime_ns, found.st_size, found.st_ino
 
 
 @dataclass
@@ -300,10 +184,8 @@ def tree_generate(
     Greedy texts equal those of stock `generate` token for token; with `do_sample=True` texts have its distribution.
     Logits processors are called with the path of each node, stopping criteria after each token. A processor that counts
     its calls, such as a grammar's matcher, would count the paths of drafts as text. Therefore processors that are not
-    part of transformers are refused if they change their state when they are called, or if their state cannot be read.
-    With a tree of one node they are called exactly as by stock `generate`, once for each token. State is not detected
-    in a compiled library behind an opaque attribute, in a global variable, on the class, or in a
-    `prefix_allowed_tokens_fn`.
+    part of transformers are refused unless they are declared stateless, and so are the two of transformers that store
+    the texts of their calls. A tree of one node takes all: they are called exactly as by stock `generate`.
 
     Args:
         model: a stock causal language model.
@@ -313,11 +195,12 @@ def tree_generate(
         generation_config: as `generate` made it.
         heads: the model's draft heads.
         tree: as for `TreeDecoder`.
-        drafter: as for `TreeDecoder`. It is kept from one call to the next, like heads and tree: a file is read once.
-        draft: the draft model of the drafter, as for `TreeDecoder`; kept likewise.
+        drafter: as for `TreeDecoder`. What is made from heads, tree, drafter and draft is kept for the next call with
+            the same ones; a file is read again after it has changed, the drafter that a tree's file names with it.
+        draft: the draft model of the drafter, as for `TreeDecoder`.
         text_streamer: the streamer; see the module docstring.
         stateless_processors: True, or the classes of processors whose result depends only on the tokens and scores of
-            a call; these are not checked.
+            a call.
         model_kwargs: other arguments of `generate`. The attention mask is used, an empty cache is left empty.
 
     Returns:
@@ -327,19 +210,22 @@ def tree_generate(
         ValueError: with heads, without a tree or a drafter.
         TreeoptError: E510 for options that tree decoding does not support (beam search, assisted decoding, inputs other
             than token ids, a cache that holds tokens, prompt learning of peft, masks that are not left padding,
-            positions that are not those of the mask, scores and attentions of each step, processors with a state); as
+            positions that are not those of the mask, scores and attentions of each step, undeclared processors); as
             `TreeDecoder` and `TreeDecoder.generate`.
     """
     config = generation_config or model.generation_config
     processors, criteria = logits_processor or LogitsProcessorList(), stopping_criteria or StoppingCriteriaList()
-    _check_supported(model, config, processors, model_kwargs)
+    _check_supported(model, config, model_kwargs)
     prompts = _prompts(input_ids, model_kwargs.get("attention_mask"))
     _check_positions(model_kwargs.get("position_ids"), list(map(len, prompts)), input_ids.shape[1])
     pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
-    rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, stateless=stateless_processors)
     limit = criteria.max_length
-    with kept_decoder(model, (heads, tree, drafter, draft), rule) as decoder:
-        rule.verify_trees(decoder.trees.nodes)
+    with kept_decoder(model, heads, tree, drafter, draft) as decoder:
+        one_node = decoder.trees.nodes == 1
+        if not one_node:
+            check_processors(processors, stateless_processors)
+        rule = Processed(processors, input_ids, sample=bool(config.do_sample), pad=pad, one_node=one_node)
+        decoder.acceptance = rule
         budget = (limit if limit is not None else decoder.base.context) - input_ids.shape[1]
         rows = decoder.prefill(prompts, budget)
         text = _Text(input_ids, criteria, config, budget, text_streamer)
@@ -444,9 +330,7 @@ class _Text:
             self._ended |= {row for row in rows if stop[row]}
 
 
-def _check_supported(
-    model: PreTrainedModel, config: GenerationConfig, processors: LogitsProcessorList, more: Mapping[str, Any]
-) -> None:
+def _check_supported(model: PreTrainedModel, config: GenerationConfig, more: Mapping[str, Any]) -> None:
     """Raise E510 for options that tree decoding does not support."""
     mode = GenerationMode.ASSISTED_GENERATION if _assisted() else config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
@@ -459,9 +343,6 @@ def _check_supported(
         what = f"the model takes {', '.join(strange)}" if strange else "the model has an encoder"
         raise _unsupported(what, why="a tree is verified on token ids alone")
     _check_start(model, more)
-    stateful = [type(one).__name__ for one in processors if isinstance(one, _STATEFUL)]
-    if stateful:
-        raise _unsupported(f"{stateful[0]} is set", why="it stores every text of its calls")
 
 
 def _assisted() -> bool:

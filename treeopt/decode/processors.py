@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Collection, Iterable, Sequence
-from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import LogitsProcessorList, PrefixConstrainedLogitsProcessor, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process as stock
 
 from treeopt.decode.decoder import Rows
@@ -18,105 +15,7 @@ from treeopt.decode.rules import Exact, best, draw
 from treeopt.drafting.interface import Drafts
 from treeopt.errors import Code, TreeoptError
 
-_STOCK = "transformers."  # prefix of its modules; its processors with a state are refused by name in `generate`
-_COMPARED = 1 << 16  # largest number of values of a CPU tensor that is compared; else its version counter
-_CONSTANT = (nn.Module, PreTrainedTokenizerBase, type, ModuleType)  # not changed by processors
-_FIX = "tree=treeopt.Tree(()) decodes with one node; stateless_processors=True, or [{name}], says that it has no state"
-
-
-def watched(processors: Iterable[Any], stateless: bool | Sequence[type]) -> list[Any]:
-    """The processors that run code from outside transformers and are not declared stateless."""
-    if stateless is True:
-        return []
-    declared = tuple(stateless or ())
-    # This stock processor calls a function that the user passes, such as a grammar's.
-    others = [one for one in processors if isinstance(one, PrefixConstrainedLogitsProcessor) or not _is_stock(one)]
-    return [one for one in others if not (declared and isinstance(one, declared))]
-
-
-def _is_stock(processor: Any) -> bool:
-    return (type(processor).__module__ + ".").startswith(_STOCK)
-
-
-class Watch:
-    """The state of some processors when this object was made.
-
-    Raises:
-        TreeoptError: E510 where a state cannot be read.
-    """
-
-    def __init__(self, processors: Sequence[Any]) -> None:
-        self._processors = processors
-        self._before = [_State(one) for one in processors]
-
-    def check(self) -> None:
-        """Raise E510 where a processor has changed since then."""
-        for one, before in zip(self._processors, self._before, strict=True):
-            if _State(one).text != before.text:
-                what = f"the logits processor {type(one).__name__} changes its own state when it is called"
-                why = "a tree calls it with the paths of drafts that are rejected later"
-                raise _refused(one, what, why)
-
-
-class _State(pickle.Pickler):
-    """The state of an object as bytes, which are equal where nothing has changed; they are never unpickled.
-
-    Attributes:
-        text: the bytes.
-    """
-
-    def __init__(self, processor: Any) -> None:
-        self._alive: list[Any] = []  # objects identified by their address, which must not be freed
-        stream = io.BytesIO()
-        super().__init__(stream, protocol=4)
-        try:
-            self.dump(processor)
-        except Exception as error:  # foreign objects raise any type
-            what = f"the state of the logits processor {type(processor).__name__} cannot be read: {error}"
-            raise _refused(processor, what, "a tree would call it with drafts that are rejected later") from error
-        self.text = stream.getvalue()
-
-    def persistent_id(self, obj: Any) -> Any:
-        """A replacement for tensors and for objects that do not change; None for everything else."""
-        if isinstance(obj, _CONSTANT):
-            return self._place(obj)
-        if isinstance(obj, Tensor):
-            if obj.is_inference() or (obj.device.type == "cpu" and obj.numel() <= _COMPARED):
-                return str(obj.dtype), tuple(obj.shape), _bytes(obj)
-            return (*self._place(obj), obj._version)
-        if isinstance(obj, torch.Generator):
-            return "generator", _bytes(obj.get_state())
-        return None
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Functions by their closures and defaults; other objects as they pickle themselves."""
-        if isinstance(obj, FunctionType) and obj is not _parts:
-            cells = [cell.cell_contents for cell in obj.__closure__ or ()]
-            return _parts, (self._place(obj.__code__), cells, obj.__defaults__)
-        if isinstance(obj, MethodType):
-            return _parts, (obj.__func__, obj.__self__)
-        return NotImplemented
-
-    def _place(self, obj: Any) -> tuple[str, int]:
-        self._alive.append(obj)
-        return type(obj).__name__, id(obj)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    """The values of a tensor of any type."""
-    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def _parts(*parts: Any) -> tuple[Any, ...]:
-    """The parts of a function in a state."""
-    return parts
-
-
-def _refused(processor: Any, what: str, why: str) -> TreeoptError:
-    fix = _FIX.format(name=type(processor).__name__)
-    return TreeoptError(Code.GENERATE_UNSUPPORTED, what, why=why, fix=fix)
-
-
+_FIX = "tree=treeopt.Tree(()) decodes with one node"
 # Processors that depend on the scores alone, not on the text; all nodes are processed in one call.
 _TEXT_FREE = (
     stock.TemperatureLogitsWarper,
@@ -136,22 +35,36 @@ _BY_ROW = (
     stock.EncoderRepetitionPenaltyLogitsProcessor,
     stock.EncoderNoRepeatNGramLogitsProcessor,
 )
-
+# Processors that store the texts of earlier calls, and would store drafts that are rejected later.
+_STATEFUL = (stock.UnbatchedClassifierFreeGuidanceLogitsProcessor, stock.SynthIDTextWatermarkLogitsProcessor)
 
 SameDepth = tuple[list[int], Tensor]  # n nodes of one depth, and their paths int64 [n, depth + 1]
+
+
+def check_processors(processors: Iterable[Any], stateless: bool | Sequence[type]) -> None:
+    """Raise E510 for a processor whose result may depend on its earlier calls.
+
+    Those of transformers depend on the text alone, with two exceptions; others where the user says so by `stateless`.
+    """
+    declared = (object,) if stateless is True else tuple(stateless or ())
+    for one in processors:
+        of_transformers = type(one).__module__.split(".")[0] == "transformers"
+        if isinstance(one, _STATEFUL) or not (of_transformers or isinstance(one, declared)):
+            name = type(one).__name__
+            more = f"; stateless_processors=True, or [{name}], says that its result depends on the text alone"
+            raise TreeoptError(
+                Code.GENERATE_UNSUPPORTED,
+                f"the logits processor {name} may depend on its earlier calls",
+                why="a tree also calls it with the paths of drafts that are rejected later",
+                fix=_FIX + ("" if of_transformers else more),
+            )
 
 
 class Processed(Exact):
     """The choice of stock `generate` after every node: its processors are called with the node's path.
 
-    Where trees have one node, processors are called as by `generate`: once for each token, with all rows of the batch.
-
-    Args:
-        processors: as `generate` made them.
-        prompts: int64 [B, T], padded on the left.
-        sample: whether tokens are drawn.
-        pad: token id of rows that have ended.
-        stateless: as `tree_generate`.
+    With `one_node` trees they are called as by `generate`: once for each token, with all rows of the batch, of which
+    those that have ended hold `pad`. Prompts int64 [B, T] are padded on the left.
     """
 
     def __init__(
@@ -161,28 +74,15 @@ class Processed(Exact):
         *,
         sample: bool,
         pad: int = 0,
-        stateless: bool | Sequence[type] = False,
+        one_node: bool = False,
     ) -> None:
         self.texts: list[list[int]] = prompts.tolist()  # of each row: padding, prompt and emitted tokens
         self._prompts = prompts
         self._processors = processors
         self._sample = sample
         self._pad = pad
-        self._stateless = stateless
-        self._watch = Watch(())
-        self._one_node = False
+        self._one_node = one_node
         self._chosen: dict[int, int] = {}  # for trees of one node: the last chosen token of each row
-
-    def verify_trees(self, nodes: int) -> None:
-        """Set how many nodes the trees have; with more than one, processors must have no state.
-
-        Raises:
-            TreeoptError: E510 where the state of a processor cannot be read; `choose` raises it where the state
-                changes in a call.
-        """
-        self._one_node = nodes == 1
-        if not self._one_node:
-            self._watch = Watch(watched(self._processors, self._stateless))
 
     def follow(self, rows: Rows, ends: Collection[int]) -> None:
         """Set the rows of the next calls, and the tokens that end a text."""
@@ -193,7 +93,6 @@ class Processed(Exact):
         scores = logits.float()
         if self._processors:
             scores = self._process(scores.clone(), drafts)
-            self._watch.check()
         choice = draw(scores, generator) if self._sample else best(scores)
         if self._one_node and self._processors:
             rows = range(len(choice)) if drafts is None else self._rows.indices
