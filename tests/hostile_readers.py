@@ -20,6 +20,7 @@ from damage import Damage, damage_arrays, damage_bytes, damage_json, damage_tens
 
 from treeopt.calibrate.results import is_answers, merge_calibrations
 from treeopt.cli.configuration import _read as read_options
+from treeopt.cli.demo_command import Manifest
 from treeopt.cli.report_inputs import listed_inputs
 from treeopt.export.acceptance import read_acceptance
 from treeopt.export.lint import lint_file
@@ -27,7 +28,6 @@ from treeopt.export.trees import import_tree
 from treeopt.files.calibrations import load_calibration
 from treeopt.files.configurations import configuration_yaml, stored_configuration
 from treeopt.files.drafters import load_drafter
-from treeopt.files.manifest import Manifest
 from treeopt.files.outputs import unedited_kind
 from treeopt.files.policies import load_plan, load_plan_for
 from treeopt.files.profiles import load_profile

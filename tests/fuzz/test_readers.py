@@ -171,7 +171,7 @@ EXCEPTIONS = {
 # Modules that open files or parse their content -> their readers in the table, or the reason why there is none.
 MODULES: dict[str, tuple[str, ...] | str] = {
     "cli.app": "opens /dev/null",
-    "cli.demo_command": "parses what a command of the same process printed",
+    "cli.demo_command": ("manifest",),
     "cli.report_inputs": ("report-inputs.json",),
     "cli.rerun": "parses what a command of the same process printed",
     "cli.terminal": "opens /dev/null",
@@ -184,7 +184,6 @@ MODULES: dict[str, tuple[str, ...] | str] = {
     "files.choices": ("tree", "tree of an engine"),
     "files.configurations": ("--config", "stored options"),
     "runs.lock": "the name of a lock's owner, for a message: tests/runs/test_locks.py",
-    "files.manifest": ("manifest",),
     "files.parts": "the file of reproduce, whose stored options are in the table: tests/files/test_parts.py",
     "files.profiles": ("profile",),
     "files.read": ("tree", "calibration", "config of heads"),

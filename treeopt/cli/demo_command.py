@@ -6,9 +6,10 @@ import contextlib
 import importlib
 import io
 import json
+import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import click
 from treeopt.cli.console import RAISING, Console, command
 from treeopt.cli.options import force_option
 from treeopt.defaults import HEADS_NGRAM, NGRAM, REPORT_INPUTS_FILE
+from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import make_folder, write_text
-from treeopt.files.manifest import Manifest
+from treeopt.files.read import MOST_SETTINGS, parse_json, read_bytes, sha256_of
 
 NODES = 16
 _PROMPTS, _TOKENS = 40, 96  # prompts and new tokens of the calibrations
@@ -157,3 +159,39 @@ def _run(console: Console, name: str, *arguments: object) -> dict[str, Any]:
             one.invoke(running)
     found: dict[str, Any] = json.loads(printed.getvalue() or "{}")
     return found
+
+
+_HASH = re.compile("[0-9a-f]{64}")
+
+
+class Manifest:
+    """A JSON file `{name: sha256}` in the folder of the files that it lists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check(self, names: Iterable[str], *, force: bool) -> None:
+        """Raise E202 where a file of these names exists that no earlier run wrote, or that was changed since."""
+        known = self._read()
+        for name in () if force else (self.path.name, *names):
+            file = self.path.with_name(name)
+            if not file.exists() or (file == self.path and known):
+                continue
+            if known.get(name) != sha256_of(file):
+                why = f"{self.path.name} lists the files of an earlier run; this one is not in it, or was changed"
+                fix = "choose another folder with -o, or overwrite it with --force"
+                raise TreeoptError(Code.FILE_EXISTS, f"{file} exists", why=why, fix=fix)
+
+    def add(self, names: Iterable[str]) -> None:
+        """List these files, where they exist, as they are now."""
+        files = {name: self.path.with_name(name) for name in names}
+        found = {name: sha256_of(file) for name, file in files.items() if file.is_file()}
+        write_text(self.path, json.dumps(self._read() | found, indent=1) + "\n")
+
+    def _read(self) -> dict[str, object]:
+        try:
+            data = parse_json(read_bytes(self.path, MOST_SETTINGS))
+        except (TreeoptError, ValueError):
+            return {}  # no manifest, or an unreadable one: no file is known
+        valid = isinstance(data, dict) and all(isinstance(one, str) and _HASH.fullmatch(one) for one in data.values())
+        return data if valid else {}
