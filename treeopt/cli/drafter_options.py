@@ -15,7 +15,6 @@ import click
 
 from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_belongs
-from treeopt.cli.options import check_id
 from treeopt.defaults import HEADS, HEADS_NGRAM, LEARN_TOKENS, LEVELS, MAX_DEPTH, MODEL, MODEL_NGRAM, NGRAM
 from treeopt.errors import Code, TreeoptError
 
@@ -129,7 +128,6 @@ def load_draft_model(
         raise
     if "output" in options:
         check_no_input(options["output"], draft.name)
-    check_id("draft_id", draft.name, draft.fingerprint)
     console.note(f"draft    {draft.name}  {draft.model.num_parameters():,} parameters")
     for warning in draft.notes:
         console.warn(warning)

@@ -14,16 +14,12 @@ from treeopt.cli.early_checks import check_apart
 from treeopt.cli.following import NO_PROCESSES, is_one_of_several
 from treeopt.cli.inputs import INPUT_OPTIONS, several
 from treeopt.defaults import CALIBRATION_FILE
-from treeopt.errors import Code, TreeoptError
 from treeopt.files.bundled import POCKET
 
 if TYPE_CHECKING:
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
     from treeopt.texts.prompts import PromptSet
-
-
-EXPECTED_IDS = "treeopt.expected-ids"  # in a context's meta: kinds and the fingerprints that weights must have
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -130,7 +126,6 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
     loaded: LoadedHeads | None = None
     if with_heads:
         base, loaded = load_pair(options["heads"] or POCKET, options["model"], **on)
-        check_id("heads_id", loaded.name, loaded.fingerprint)
         for note in (f"heads    {loaded.heads.num_heads} in {loaded.file}", *loaded.notes):
             console.note(note)
     else:
@@ -143,27 +138,8 @@ def load_models(console: Console, options: Mapping[str, Any], *, with_heads: boo
     return base, loaded
 
 
-def check_id(kind: str, name: str, found: str) -> None:
-    """Raise E207 where `treeopt reproduce` runs this command, and its file was made with other weights.
-
-    Args:
-        kind: `model_id`, `heads_id` or `draft_id`.
-        name: of the weights, as given.
-        found: their fingerprint.
-    """
-    context = click.get_current_context(silent=True)
-    expected = {} if context is None else context.meta.get(EXPECTED_IDS, {})
-    expected = expected.get(kind, (found,))
-    if found not in expected:
-        what = f"{name} has the {kind} {found}, and the file was made with {' or '.join(expected)}"
-        raise TreeoptError(
-            Code.INPUT_CHANGED, what, at=name, fix="--map OLD=NEW, with the weights that it was made with"
-        )
-
-
 def say_base(console: Console, base: Base) -> None:
     """Print the base model's name, precision and device, and its warnings."""
-    check_id("model_id", base.name, base.fingerprint)
     if any(device.type == "cpu" for device in base.devices):
         import torch
 

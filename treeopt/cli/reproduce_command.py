@@ -2,150 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from treeopt.cli.console import Console, command
-from treeopt.cli.early_checks import check_apart
+from treeopt.cli.configuration import option_name
+from treeopt.cli.console import RAISING, Console, command
 from treeopt.cli.inputs import hashes_of
-from treeopt.cli.options import force_option
-from treeopt.cli.rerun import Remade, check_remade, line_of, rerun
-from treeopt.errors import Code, TreeoptError, counted
-from treeopt.files.configurations import DEFAULTS, INPUTS, MADE_BY, NO_COMMANDS, command_lines
+from treeopt.errors import EXIT_BELOW, EXIT_NOT_LOSSLESS, Code, TreeoptError
+from treeopt.files.configurations import (
+    DEFAULTS,
+    INPUTS,
+    KEY,
+    MADE_BY,
+    NO_COMMANDS,
+    command_lines,
+    stored_configuration,
+)
 
-if TYPE_CHECKING:
-    from treeopt.evaluate.again import Comparison, Difference, Kind
+Content = dict[str, Any]  # values by their place, with dots
 
-_SHOWN = 10  # of the differences of one kind
-_LONGEST = 100  # characters of a value that are printed
+_DRAFTER_SUFFIX = ".drafter.safetensors"  # of a drafter that calibrate learned, named after the calibration
+_SHARDS = ("treeopt.shard/1", "treeopt.answers/1")
 _MOST_THREADS = 1 << 16
-_IDS = ("model_id", "heads_id", "draft_id")
-_WORDS = {
-    "identical": "identical: the same bytes",
-    "equal": "equal",
-    "within": "within the tolerance",
-    "differs": "different",
-}
-_KINDS: dict[Kind, str] = {
-    "result": "results",
-    "seconds": "measured in seconds, or chosen by them",
-    "environment": "environment",
-    "name": "names of files and options",
-}
+# Parts that follow from the clock, in what these commands write; from the machine; and from names of files.
+_MEASURE = ("validate", "compare", "generate", "demo", "calibrate", "learn", "profile")
+_CLOCK = {"tokens_per_second", "prefill_seconds", "overhead", "speedup", "speedup_vs_autoregressive", "quartiles"}
+_CLOCK |= {"seconds", "recommended", "warnings", *(f"{one}_{end}" for one in _CLOCK for end in ("low", "high"))}
+_CLOCK |= {"plan", "cost_ratio", "best_drafts", "best_replayed_drafts", "replayed_speedup", "drafting"}
+_PROFILE = {"low", "high"}  # quartiles of seconds
+_MACHINE = {"made_by", "versions", "device", "dtype", "threads", "attention"}
+_NAMES = {"output", "csv", "chart", "command", "files", "file", "work", "adapter", "drafter", "sha256", KEY}
+_COMMENTS = ("<!-- treeopt ", "// treeopt ", "# ")  # configurations and marks
+_FASTEST = "fastest size"  # ends the methods of compare that are chosen by seconds
 
 
 @command("reproduce")
 @click.argument("file")
 @click.option("--map", "mapped", multiple=True, metavar="OLD=NEW", help="An input that is elsewhere now; repeatable.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...")
-@click.option("--device-map", type=click.Choice(["auto"]), help="auto: divide the model among all GPUs.")
-@force_option
-@click.option("-o", "--output", help="Keep what is made again under this name [default: it is deleted].")
-def run(console: Console, file: str, mapped: tuple[str, ...], output: str | None, **options: Any) -> None:
+def run(console: Console, file: str, mapped: tuple[str, ...], device: str | None) -> None:
     """Run the command that made FILE again, from the inputs that it was made from, and compare.
 
-    FILE is any file that `treeopt config` reads; it is never replaced. Names of inputs are relative to the folder in
-    which the command was run, so run this there too. Inputs with another content, and models with other weights, are
-    refused (E207).
+    FILE is any file that stores its options (`treeopt show FILE --options`); it is never replaced. Names of inputs are
+    relative to the folder in which the command was run. Inputs with another content are refused (E207).
 
-    Exit status 0: the bytes are the same, or all that differs is measured in seconds, or is a name. Where versions,
-    device, precision or threads differ from those of FILE, results may differ within a tolerance, which is printed with
-    its figures. Exit status 6: the results differ.
+    Exit status 0: the same bytes, or the same values but for those that follow from the clock, the machine, and names
+    of files. Exit status 6: another result; the first difference is printed.
     """
-    from treeopt.evaluate.again import compare_files
-
-    check_apart("device", "device_map")
-    made = _remade(file, _mapping(mapped), options["device"] or options["device_map"])
-    check_remade(made)
-    _check_output(made, output, force=options["force"])
-    line = line_of(made)
+    made = _checked(Path(file), _mapping(mapped))
+    name, stored = next(one for one in made.items() if one[0] not in NO_COMMANDS)
+    arguments = [option_name(one) for one in _command(name).params if isinstance(one, click.Argument)]
+    [line] = command_lines({name: stored}, arguments=arguments)
     console.say(f"command   {line}")
-    _use_threads(made)
-    with rerun(console, made, output=output, **options) as again:
-        found = compare_files(made.file, again, made.command)
-    _report(console, made, found)
-    if output is not None:
-        console.note(f"wrote {output}")
-    result = {"file": file, "command": line, "verdict": found.verdict, "tolerance": found.rule, "output": output}
-    checks = [{**vars(one), "holds": one.holds} for one in found.checks]
-    differences = [{**vars(one), "old": _plain(one.old), "new": _plain(one.new, one.old)} for one in found.differences]
-    console.result({**result, "checks": checks, "differences": differences})
-    if found.verdict == "differs":
-        raise _different(made, found)
+    with _again(console, Path(file), name, made, device) as again:
+        same = _bytes(Path(file)) == _bytes(again)
+        difference = None if same else _difference(Path(file), again, name)
+        machine = _machines(made, again)
+    verdict = "differs" if difference else "identical" if same else "equal"
+    words = {"identical": "the same bytes", "equal": "the same values, but for the clock, the machine and names"}
+    console.say(f"result    {file} is {'different' if difference else f'{verdict}: {words[verdict]}'}")
+    console.result({"file": file, "command": line, "verdict": verdict, "difference": difference, "machine": machine})
+    if difference:
+        raise TreeoptError(
+            Code.NOT_REPRODUCED,
+            f"{file} is not what its command makes now",
+            at=difference["place"] + f": {str(difference['old'])[:100]} -> {str(difference['new'])[:100]}",
+            why="; ".join(machine),
+            fix=f"{line}, with -o AGAIN, to look at what it makes",
+        )
 
 
 command = run
 
 
-def _mapping(mapped: Iterable[str]) -> dict[str, str]:
+def _mapping(mapped: tuple[str, ...]) -> dict[str, str]:
     """The present names of inputs by the old ones."""
-    found = {}
-    for text in mapped:
-        old, equals, new = text.partition("=")
-        if not (old and equals and new):
-            raise click.BadParameter(f"{text!r} is not OLD=NEW", param_hint="--map")
-        found[old] = new
+    found = dict(text.split("=", 1) for text in mapped if "=" in text)
+    if len(found) < len(mapped) or not all([*found, *found.values()]):
+        raise click.BadParameter("OLD=NEW is needed, with two names", param_hint="--map")
     return found
-
-
-def _remade(file: str, mapping: Mapping[str, str], device: str | None) -> Remade:
-    """What is to be made again, after checking its inputs.
-
-    Raises:
-        TreeoptError: E201 where the file or an input is missing, E203 where it stores no configuration or no hashes,
-            E207 where an input has changed.
-    """
-    from treeopt.files.configurations import stored_configuration
-    from treeopt.files.parts import data_of, parts_of
-
-    path, stored = Path(file), stored_configuration(file)
-    names = [name for name in stored if name not in NO_COMMANDS]
-    if len(names) != 1:
-        raise TreeoptError(Code.FILE_INVALID, f"{file} stores {len(names)} commands, and one makes a file")
-    if MADE_BY not in stored:
-        lines = "; ".join(command_lines(stored))
-        what = f"{file} stores no hashes of its inputs, so it cannot be known whether they are the same"
-        raise TreeoptError(
-            Code.FILE_INVALID, what, why="versions of treeopt before wrote it", fix=f"run again: {lines}"
-        )
-    _check_types(file, stored)
-    _check_mapping(stored, names[0], mapping)
-    _check_inputs(file, stored.get(INPUTS, {}), mapping)
-    configuration = {
-        name: {key: _mapped(value, mapping) for key, value in options.items()}
-        for name, options in stored.items()
-        if name in (names[0], DEFAULTS)
-    }
-    parts, result = parts_of(path), data_of(path)
-    if names[0] == "generate" and result is not None:  # the prompt may have come from standard input
-        configuration[names[0]].setdefault("prompt", result.get("prompt"))
-    ids = {
-        kind: tuple(dict.fromkeys(str(part) for place, part in parts.items() if place[-1] == kind and part))
-        for kind in _IDS
-    }
-    if path.is_dir():
-        ids["model_id"] = _base_ids(parts)
-    if device is not None and configuration.get(DEFAULTS, {}).get("dtype") == "auto":  # each device has its own
-        precisions = {part for place, part in parts.items() if place[-1] == "dtype" and place[0] != "configuration"}
-        configuration[DEFAULTS] |= {"dtype": precisions.pop()} if len(precisions) == 1 else {}
-    header = {str(place[0]): part for place, part in parts.items() if len(place) == 1}
-    header["provenance"] = {str(place[1]): part for place, part in parts.items() if place[0] == "provenance"}
-    known = {kind: found for kind, found in ids.items() if found}
-    inputs = tuple(str(_mapped(name, mapping)) for name in stored.get(INPUTS, {}))
-    return Remade(path, names[0], configuration, result, header, known, inputs)
-
-
-def _base_ids(parts: Mapping[tuple[str | int, ...], Any]) -> tuple[str, ...]:
-    """The fingerprints of the base in a folder of heads, of an adapter or of a merged model; the last two by precision.
-
-    The note of a merged model has the name of its base where that of an adapter has the fingerprints.
-    """
-    ours = ("config.json", "treeopt", "base"), ("treeopt.json", "base"), ("treeopt.json", "base_ids")
-    name = ours[1]
-    return tuple(str(part) for place, part in parts.items() if place != name and {place[:2], place[:3]} & {*ours})
 
 
 def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:
@@ -153,125 +98,215 @@ def _mapped(value: Any, mapping: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_mapped(one, mapping) for one in value]
     for old, new in mapping.items():
-        if value == old:
-            return new
-        if isinstance(value, str) and value.startswith(old.rstrip("/") + "/"):
+        if isinstance(value, str) and f"{value}/".startswith(f"{old.rstrip('/')}/"):
             return new.rstrip("/") + value[len(old.rstrip("/")) :]
     return value
 
 
-def _check_types(file: str, stored: Mapping[str, Mapping[Any, Any]]) -> None:
-    """Raise E203 where the hashes of inputs are no texts, or the number of threads cannot be."""
-    what, threads = "", stored[MADE_BY].get("threads", 1)
-    if not all(isinstance(one, str) for pair in stored.get(INPUTS, {}).items() for one in pair):
-        what = f"{INPUTS} of {file} are not names with their SHA-256"
-    elif type(threads) is not str and not (type(threads) is int and 1 <= threads <= _MOST_THREADS):
-        what = f"{MADE_BY} of {file} has {threads!r} threads, and 1 to {_MOST_THREADS} are possible"
-    if what:
-        raise TreeoptError(Code.FILE_INVALID, what, why="it was edited", fix="restore it")
+def _checked(file: Path, mapping: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The stored configuration with the present names of inputs.
+
+    Raises:
+        TreeoptError: E201 for a missing file or input, E203 where no command or no hashes are stored, E207 for an input
+            with another content.
+    """
+    stored = stored_configuration(file)
+    if len([name for name in stored if name not in NO_COMMANDS]) != 1 or MADE_BY not in stored:
+        what = f"{file} does not store one command with the hashes of its inputs"
+        lines = "; ".join(command_lines(stored))
+        raise TreeoptError(Code.FILE_INVALID, what, why="another version wrote it, or Python code", fix=lines)
+    if file.suffix == ".svg" and "compare" in stored:
+        what = f"{file} is a picture of measured seconds, which are never the same again"
+        raise TreeoptError(Code.FILE_INVALID, what, fix="reproduce the .csv file, or the result of --json")
+    made = {
+        name: {key: value if name == MADE_BY else _mapped(value, mapping) for key, value in options.items()}
+        for name, options in stored.items()
+    }
+    made[INPUTS] = {str(_mapped(name, mapping)): hashed for name, hashed in stored.get(INPUTS, {}).items()}
+    if mapping and made == {INPUTS: {}, **stored}:
+        raise click.BadParameter("no input of the command has this name", param_hint="--map")
+    found = hashes_of(made[INPUTS])
+    for name, hashed in made[INPUTS].items():
+        if name not in found:
+            fix = "run this in the folder in which the command was run, or give --map OLD=NEW"
+            raise TreeoptError(Code.FILE_MISSING, f"an input of {file} is missing", at=name, fix=fix)
+        if found[name] != hashed:
+            at = f"{name}: sha256 {found[name][:12]}, was {str(hashed)[:12]}"
+            fix = "restore it, or give --map OLD=NEW"
+            raise TreeoptError(Code.INPUT_CHANGED, f"an input changed since {file} was made", at=at, fix=fix)
+    return made
 
 
-def _check_mapping(stored: Mapping[str, Mapping[str, Any]], name: str, mapping: Mapping[str, str]) -> None:
-    """Raise a usage error for a name that the command did not have."""
-    values = [one for value in stored[name].values() for one in (value if isinstance(value, list) else [value])]
-    values += [*stored.get(DEFAULTS, {}).values(), *stored.get(INPUTS, {})]
-    for old in mapping:
-        if all(_mapped(value, {old: ""}) == value for value in values):
-            raise click.BadParameter(f"no input of the command was named {old!r}", param_hint="--map")
+def _command(name: str) -> click.Command:
+    """The command of a name such as `heads convert`."""
+    found: click.Command | None = click.get_current_context().find_root().command
+    for part in name.split():
+        found = found.get_command(click.Context(found), part) if isinstance(found, click.Group) else None
+    if found is None:
+        raise TreeoptError(Code.FILE_INVALID, f"this version of treeopt has no command {name!r}")
+    return found
 
 
-def _check_inputs(file: str, hashes: Mapping[str, str], mapping: Mapping[str, str]) -> None:
-    """Raise E201 for a missing input, E207 for one with another content."""
-    names = {name: str(_mapped(name, mapping)) for name in hashes}
-    found = hashes_of(names.values())
-    missing = [now for now in names.values() if now not in found]
-    if missing:
-        what = f"missing of {file}: {counted(len(missing), 'input')}"
-        fix = "run this in the folder in which the command was run, or give --map OLD=NEW"
-        raise TreeoptError(Code.FILE_MISSING, what, at="\n".join(missing[:_SHOWN]), fix=fix)
-    changed = [name for name, now in names.items() if found[now] != hashes[name]]
-    if changed:
-        lines = [f"{names[name]}: sha256 {found[names[name]][:12]}, was {hashes[name][:12]}" for name in changed]
-        what = f"changed since {file} was made: {counted(len(changed), 'input')}"
-        raise TreeoptError(Code.INPUT_CHANGED, what, at="\n".join(lines[:_SHOWN]), fix="restore them, or give --map")
+@contextlib.contextmanager
+def _again(console: Console, file: Path, name: str, made: Mapping[str, Any], device: str | None) -> Iterator[Path]:
+    """Run the command again; yields what is to be compared, which is deleted at the end.
+
+    Files name their drafter relative to their folder, so the new file lies in the folder of the old one.
+    """
+    content = _content(file)
+    place = file.resolve().parent
+    adapter = (file / "adapter_config.json").is_file()
+    folder = Path(tempfile.mkdtemp(prefix=".treeopt-again-", dir=place.parent if adapter else place))
+    try:
+        words, target = _outputs(file, name, content, folder, adapter)
+        result = _is_result(file)
+        if result:
+            words = ["--json", *words]
+            if name == "generate":  # the prompt may have come from standard input
+                made[name].setdefault("prompt", content.get("prompt"))
+        options = folder / "options.json"
+        options.write_text(json.dumps({one: made[one] for one in (name, DEFAULTS) if one in made}))
+        words += ["--device", device] if device and "device" in {one.name for one in _command(name).params} else []
+        threads = made[MADE_BY].get("threads")
+        if isinstance(threads, int) and 0 < threads <= _MOST_THREADS:
+            import torch
+
+            torch.set_num_threads(threads)  # sums depend on it
+        printed = _run(console, name, ["--config", str(options), *words], keep=result)
+        if result:
+            target = folder / file.name
+            target.write_text(printed)
+        yield target
+    finally:
+        for one in folder.parent.glob(f"{folder.name}*"):
+            shutil.rmtree(one, ignore_errors=True) if one.is_dir() else one.unlink(missing_ok=True)
 
 
-def _check_output(made: Remade, output: str | None, *, force: bool) -> None:
-    """Check -o: the file itself and its inputs are never replaced."""
-    from treeopt.files.outputs import check_no_input, check_output
-
-    if output is None:
-        return
-    if made.file.is_dir():
-        check_no_input(output, made.file, *made.inputs)
-    else:
-        check_output(output, force=force, inputs=[made.file, *made.inputs])
+def _is_result(file: Path) -> bool:
+    """Whether a file is a result of --json."""
+    return file.suffix == ".json" and not Path(f"{file}.treeopt.yaml").exists()
 
 
-def _use_threads(made: Remade) -> None:
-    """Set torch's threads to those of the file, since sums depend on them."""
-    from treeopt.files.configurations import stored_configuration
-
-    threads = stored_configuration(made.file)[MADE_BY].get("threads")
-    if isinstance(threads, int):
-        import torch
-
-        torch.set_num_threads(threads)
-
-
-def _report(console: Console, made: Remade, found: Comparison) -> None:
-    """Print the verdict and what differs."""
-    but = [title for kind, title in _KINDS.items() if kind != "result" and found.of(kind)]
-    verdict = _WORDS[found.verdict]
-    if found.verdict == "equal":
-        verdict += f" but for what is {' and '.join(but)}" if but else ": the same values, written in other bytes"
-    console.say(f"result    {made.file} is {verdict}")
-    if found.rule:
-        console.say(f"tolerance {found.rule}")
-    for one in found.checks:
-        console.say(
-            f"  {one.name}: {one.old:.4f} -> {one.new:.4f}, limit {one.limit:.4f}{'' if one.holds else '  OUTSIDE'}"
-        )
-    for kind, title in _KINDS.items():
-        some = found.of(kind)
-        if some:
-            console.say(f"differing: {counted(len(some), 'part')}: {title}")
-            for each in some[:_SHOWN]:
-                console.say(f"  {_line(each)}")
-            if len(some) > _SHOWN:
-                console.say(f"  and {len(some) - _SHOWN} more")
+def _outputs(file: Path, name: str, content: Content, folder: Path, adapter: bool) -> tuple[list[str], Path]:
+    """The options of the outputs, and the file or folder among them that is compared."""
+    inside, beside = folder / file.name, folder.with_name(f"{folder.name}.{file.name}")
+    options = {str(one.name) for one in _command(name).params}
+    if adapter:
+        return ["-o", str(folder / "heads")], folder / "heads" / file.name
+    if (file / "treeopt.json").is_file() and (file / "config.json").is_file():
+        return ["-o", str(folder / "heads"), "--merge", str(inside)], inside
+    if name == "heads convert" and file.is_file():
+        return ["-o", str(folder / "out")], folder / "out" / file.name
+    if name == "calibrate" and file.name.endswith(_DRAFTER_SUFFIX):
+        return ["-o", str(inside.with_name(inside.name.replace(_DRAFTER_SUFFIX, ".safetensors")))], inside
+    if _is_result(file):
+        named = str(content.get("output") or "output")
+        return ["-o", str(folder / Path(named).name)] if "output" in options and content.get("output") else [], inside
+    shard = ["--shard", f"{content['shard']}/{content['shards']}"] if content.get("schema") in _SHARDS else []
+    learned = content.get("provenance.drafter") == f"{file.stem}{_DRAFTER_SUFFIX}"
+    target = inside if learned else beside
+    return [*shard, "--csv" if name == "compare" else "--output", str(target)], target
 
 
-def _different(made: Remade, found: Comparison) -> TreeoptError:
-    """E506, with the first results that differ."""
-    results = found.of("result")
-    what = f"{made.file} is not what its command makes now: {counted(len(results), 'difference')}"
-    why = "results are outside the tolerance" if found.rule else ""
-    fix = "treeopt reproduce FILE -o AGAIN keeps what was made"
-    if made.configuration[made.command].get("refine"):
-        fix = "leave out --refine: how far it gets depends on the speed of the machine"
-    return TreeoptError(Code.NOT_REPRODUCED, what, at="\n".join(map(_line, results[:_SHOWN])), why=why, fix=fix)
+def _run(console: Console, name: str, words: list[str], *, keep: bool) -> str:
+    """Run a command in this process; returns its standard output, which is kept where only its status is an error."""
+    words = [*words, *(["--quiet"] if console.quiet else []), *(["--no-progress"] if console.shown.no_progress else [])]
+    context = click.Context(click.get_current_context().find_root().command, info_name="treeopt")
+    context.meta[RAISING] = True
+    *groups, last = name.split()
+    for group in groups:
+        context = click.Context(_command(group), info_name=group, parent=context)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            with _command(name).make_context(last, words, parent=context) as running:
+                running.command.invoke(running)
+        except click.exceptions.Exit:  # after the result
+            if not (keep and printed.getvalue()):
+                raise
+        except click.ClickException as error:
+            what = f"treeopt {name} does not take the stored options: {error.format_message()}"
+            raise TreeoptError(Code.FILE_INVALID, what, why="another version of treeopt wrote the file") from error
+        except TreeoptError as error:
+            if not (keep and printed.getvalue() and error.exit_status in (EXIT_NOT_LOSSLESS, EXIT_BELOW)):
+                raise
+    return printed.getvalue()
 
 
-def _line(one: Difference) -> str:
-    return f"{one.place}: {_shown(one.old)} -> {_shown(one.new, one.old)}"
+def _difference(old: Path, new: Path, name: str) -> dict[str, Any] | None:
+    """The first place of two files, or folders, with other values."""
+    one, other = _content(old), _content(new)
+    left_out = _MACHINE | _NAMES | (_CLOCK if name in _MEASURE else set()) | (_PROFILE if name == "profile" else set())
+    for place in dict.fromkeys([*one, *other]):
+        if one.get(place) != other.get(place) and not left_out & set(place.split(".")):
+            return {"place": place, "old": one.get(place), "new": other.get(place)}
+    return None
 
 
-def _shown(value: Any, other: Any = None) -> str:
-    """A value in words of bounded length; `--json` has the whole value."""
-    text = str(_plain(value, other))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}… ({len(text):,} characters)"
+def _machines(made: Mapping[str, Any], again: Path) -> list[str]:
+    """What else the new file was made with: versions and threads, which round differently."""
+    try:
+        now = stored_configuration(again).get(MADE_BY, {})
+    except TreeoptError:  # a file with a note beside it
+        return []
+    return [
+        f"{name} was {made[MADE_BY].get(name)}, is {now.get(name)}"
+        for name in now
+        if now[name] != made[MADE_BY].get(name)
+    ]
 
 
-def _plain(value: Any, other: Any = None) -> Any:
-    """A value in types of JSON; of an array its form, and how many values differ."""
-    import numpy as np
+def _bytes(path: Path) -> dict[str, bytes]:
+    """The files of a folder, or a file alone, by their names in it."""
+    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    return {"" if one == path else str(one.relative_to(path)): one.read_bytes() for one in files}
 
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    if not isinstance(value, np.ndarray):
-        return value
-    form = f"{value.dtype} {list(value.shape)}"
-    if not isinstance(other, np.ndarray) or other.shape != value.shape:
-        return form
-    return f"{form}, {counted(int((value != other).sum()), 'different value')}"
+
+def _content(path: Path) -> Content:
+    """The values of a file, or of the files of a folder, by their place; of an array its form and its hash."""
+    return {
+        f"{name}.{place}" if name else place: part
+        for name, raw in _bytes(path).items()
+        for place, part in _values(path / name if name else path, raw).items()
+    }
+
+
+def _values(path: Path, raw: bytes) -> Content:
+    length = int.from_bytes(raw[:8], "little")
+    try:
+        if raw[8:9] == b"{" and length <= len(raw):
+            return _flat(_tensors(raw, length))
+        if path.suffix in (".yaml", ".yml"):
+            from treeopt.files import strict_yaml
+
+            return _flat(strict_yaml.load(path).data)
+        text = raw.decode()
+        if path.suffix == ".json":
+            return _flat(json.loads(text))
+        if path.suffix == ".csv":
+            return _flat(list(csv.DictReader(io.StringIO(text))))
+        lines = [line for line in text.splitlines() if not line.startswith(_COMMENTS)]
+        return {f"line {i}": line for i, line in enumerate(lines, start=1)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error):  # another format
+        return {"bytes": hashlib.sha256(raw).hexdigest()}
+
+
+def _tensors(raw: bytes, length: int) -> Any:
+    header = json.loads(raw[8 : 8 + length])
+    ours = json.loads(header.pop("__metadata__", {}).get("treeopt", "{}"))
+    for name, one in sorted(header.items()):
+        begin, end = (8 + length + offset for offset in one["data_offsets"])
+        ours[name] = f"{one['dtype']} {one['shape']} {hashlib.sha256(raw[begin:end]).hexdigest()}"
+    return ours
+
+
+def _flat(data: Any, place: str = "") -> Content:
+    """The values of nested data by their place; rows of compare that are chosen by seconds are left out."""
+    if isinstance(data, dict) and str(data.get("method", "")).endswith(_FASTEST):
+        return {}
+    parts = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else None
+    if parts is None:
+        return {place: data}
+    return {
+        key: part for name, one in parts for key, part in _flat(one, f"{place}.{name}" if place else str(name)).items()
+    }
