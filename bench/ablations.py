@@ -37,11 +37,9 @@ from treeopt.files.calibrations import load_calibration
 from treeopt.files.profiles import load_profile
 from treeopt.optimize.curve import Timing, default_sizes
 from treeopt.optimize.intervals import Interval, by_text, difference_interval, ratio_interval, sampling_interval
-from treeopt.optimize.methods import MEDUSA, Method, candidates
 from treeopt.optimize.per_step import sums_by_size
-from treeopt.optimize.select_method import FOLDS, Fitter
-from treeopt.optimize.sums import TextSums
-from treeopt.optimize.trace_rows import TraceRows
+from treeopt.optimize.replay import TextSums, TraceRows
+from treeopt.optimize.select_method import FOLDS, MEDUSA, Fitter, Method, candidates
 from treeopt.optimize.tree_builder import tree_limits
 from treeopt.texts.prompts import load_prompts
 from treeopt.tree import Tree

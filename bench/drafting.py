@@ -37,8 +37,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.evaluate.baselines import LOOKUP_TOKENS, Call, with_generate
-from treeopt.optimize.per_step import build_policy, replay_policy
-from treeopt.optimize.reliability import reliability
+from treeopt.optimize.per_step import build_policy, reliability, replay_policy
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy

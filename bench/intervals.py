@@ -29,11 +29,9 @@ from treeopt.optimize.intervals import (
     ratio_interval,
     sampling_interval,
 )
-from treeopt.optimize.methods import MEDUSA, candidates
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.sums import TextSums
-from treeopt.optimize.trace_rows import TraceRows
+from treeopt.optimize.replay import TextSums, TraceRows
+from treeopt.optimize.select_method import MEDUSA, Fitter, candidates
 from treeopt.optimize.tree_builder import describe
 from treeopt.provenance import Provenance
 from treeopt.tree import Tree

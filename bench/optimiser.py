@@ -22,11 +22,10 @@ from timing import add_tiny, goal_line, machine
 
 from treeopt.calibration import Calibration
 from treeopt.files.calibrations import load_calibration
-from treeopt.optimize.held_out import Judgement, judge
+from treeopt.optimize.build_job import Judgement, judge
 from treeopt.optimize.intervals import Interval, prediction_interval, sampling_interval
-from treeopt.optimize.methods import candidates
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fit, Fitter
+from treeopt.optimize.select_method import Fit, Fitter, candidates
 
 SIZES = (8, 16, 32, 64, 128, 256)
 GOALS = (1.5, 0.8, 1.2, 1.2, 1.4, 1.4)  # percent over the Medusa tree, rows 0-255 against 256-511

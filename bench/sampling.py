@@ -38,8 +38,7 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.learn import Learning
 from treeopt.optimize.intervals import by_text, difference_interval
 from treeopt.optimize.per_step import replay_policy
-from treeopt.optimize.replay import Replay, replay
-from treeopt.optimize.sums import standard_error
+from treeopt.optimize.replay import Replay, replay, standard_error
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import encode_prompts

@@ -42,8 +42,8 @@ from .models.heads import MedusaHeads as MedusaHeads
 from .models.merged import save_merged as save_merged
 from .models.shapes import model_shape as model_shape
 from .optimize.chains import compare_acceptance as compare_acceptance
-from .optimize.differences import compare_trees as compare_trees
 from .optimize.explain import explain_path as explain_path
+from .optimize.intervals import compare_trees as compare_trees
 from .optimize.per_step import build_policy as build_policy
 from .optimize.per_step import replay_policy as replay_policy
 from .optimize.replay import replay as replay

@@ -17,6 +17,7 @@ LEVELS = 8  # of a drafter with an n-gram table, those of the heads included
 
 MAX_DEPTH = 127  # of a tree: replay counts accepted drafts in int8
 STEP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 254)  # nodes that a step may have, with the root
+VALUES, WEIGHTS = ("independent", "joint"), ("uniform", "visits")
 DEFAULT_VALUES, DEFAULT_WEIGHTS = "joint", "visits"  # of nodes and of texts, where no method is chosen
 CURVE_LARGEST = 256  # nodes of the largest tree of a curve without a profile
 DEFAULT_TOP_K = 32  # ranks of a level that a tree is built from

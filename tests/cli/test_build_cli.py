@@ -22,8 +22,7 @@ from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.methods import candidates
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import tree_limits
 
 BOTH = ("--calibration", "one.safetensors", "--calibration", "two.safetensors")

@@ -21,11 +21,10 @@ from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.contiguous import gaps
-from treeopt.optimize.methods import MEDUSA
+from treeopt.optimize.grow import gaps
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter
 from treeopt.tree import Tree
 
 
@@ -342,7 +341,7 @@ def test_fix_has_at_most_the_nodes_of_the_engine(given: int, most: int, monkeypa
 
 def test_fix_names_no_option_that_lint_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the search without gaps has a limit, the remedy is a build."""
-    monkeypatch.setattr("treeopt.optimize.contiguous.MAX_NODES", 4)
+    monkeypatch.setattr("treeopt.optimize.grow.MAX_NODES", 4)
     save_tree(Tree.chain(3), "c.yaml")
     save_tree(Tree.from_paths([(rank,) for rank in range(11)]), "wide.yaml")
     calibration = rising()

@@ -20,13 +20,12 @@ from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
+from treeopt.optimize.build_job import Judgement, judge, split
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.grow import grow
-from treeopt.optimize.held_out import Judgement, judge, split
-from treeopt.optimize.methods import MEDUSA, candidates
 from treeopt.optimize.mixtures import Tasks
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter, candidates
 from treeopt.optimize.tree_builder import build_tree, tree_limits
 from treeopt.optimize.values import IndependentValues
 

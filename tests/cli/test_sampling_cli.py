@@ -17,9 +17,8 @@ from treeopt.files.calibrations import load_calibration, save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter
 from treeopt.optimize.tree_builder import tree_limits
 
 

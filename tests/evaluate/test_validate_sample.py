@@ -23,7 +23,7 @@ from treeopt.evaluate.validate import validate
 from treeopt.evaluate.validate_sample import SampleValidation, z_score
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
-from treeopt.optimize.sums import standard_error
+from treeopt.optimize.replay import standard_error
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Prompt

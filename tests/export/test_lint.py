@@ -17,7 +17,7 @@ from treeopt.export import lint, trees
 from treeopt.export.growmaps import adjacency_text
 from treeopt.export.lint import DRAFT_ROWS, ERROR, WARNING, check_exportable, lint_list, lint_tree
 from treeopt.export.trees import import_tree
-from treeopt.optimize.build_job import Job
+from treeopt.optimize.build_job import BuildJob
 from treeopt.tree import MAX_DEPTH, Tree
 
 
@@ -145,6 +145,6 @@ def test_tree_is_built_flatter_until_it_is_read_rightly(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(lint, "run_job", run_job)
     monkeypatch.setattr(lint, "lint_tree", lambda tree, engine: [other, *([rows] if tree.depth > 2 else [])])
-    made = lint.build_for([None, None], Job(8, engine="eagle"))  # type: ignore[list-item]
+    made = lint.build_for([None, None], BuildJob(8, engine="eagle"))  # type: ignore[list-item]
     assert depths == [None, 3, 2]
     assert (made.built.tree.depth, made.findings, made.gain) == (2, (other,), None)

@@ -15,7 +15,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.auto_drafter import DrafterChoice, choose_drafter
 from treeopt.optimize.budget import step_seconds
-from treeopt.optimize.build_job import Job
+from treeopt.optimize.build_job import BuildJob
 from treeopt.optimize.curve import default_sizes
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import fastest_policy
@@ -30,7 +30,7 @@ STEEP: Seconds = {1: (1.0, 0.0), 2: (1.2, 0.1), 8: (2.5, 0.5), 40: (9.0, 2.0)}
 SLOW: Seconds = {n: (s - part + (n > 1) * 0.9, (n > 1) * 0.9) for n, (s, part) in CHEAP.items()}  # to draft
 NAMES = {"d1": "ngram", "d2": "model+ngram", "": "heads"}
 MACHINE = {"model_id": "b1", "device": "cpu", "dtype": "float32", "threads": 1}
-WHOLE = Job(nodes=None)
+WHOLE = BuildJob(nodes=None)
 
 
 def profile_of(seconds: Seconds, drafter: str, kind: str, **machine: Any) -> LatencyProfile:
@@ -71,7 +71,7 @@ CALIBRATIONS = {"d1": traced(1, sequences=20), "d2": traced(2, sequences=20, hea
 KEYS = [("d1", "static"), ("d1", "dynamic"), ("d2", "static"), ("d2", "dynamic")]
 
 
-def choose(seconds: dict[tuple[str, str], Seconds], job: Job = WHOLE, **options: Any) -> DrafterChoice:
+def choose(seconds: dict[tuple[str, str], Seconds], job: BuildJob = WHOLE, **options: Any) -> DrafterChoice:
     """The choice between both drafters with these seconds."""
     profiles = [profile_of(curve, *key) for key, curve in seconds.items()]
     return choose_drafter(list(CALIBRATIONS.values()), profiles, job, **options)
@@ -129,7 +129,7 @@ def test_calibrations_of_one_drafter_are_its_tasks() -> None:
 
 def test_given_number_of_nodes_is_the_only_size() -> None:
     """With a number of nodes the drafters compete at that size, whatever would be faster."""
-    choice = choose(dict.fromkeys(KEYS, STEEP), Job(nodes=12))
+    choice = choose(dict.fromkeys(KEYS, STEEP), BuildJob(nodes=12))
     assert [one.budget.nodes for one in choice.candidates if one.budget] == [12, 12, 12, 12]
     assert choice.plan.nodes == 12
     for one in choice.candidates:
@@ -179,7 +179,7 @@ def test_one_node_where_no_draft_pays() -> None:
 def test_profile_without_the_size_leaves_its_candidate_out() -> None:
     """A profile up to 8 nodes has no seconds of 12; the other drafter is taken."""
     few = {n: seconds for n, seconds in CHEAP.items() if n <= 8}
-    choice = choose({("d1", "static"): few, ("d2", "static"): STEEP}, Job(nodes=12), kinds=["static"])
+    choice = choose({("d1", "static"): few, ("d2", "static"): STEEP}, BuildJob(nodes=12), kinds=["static"])
     assert choice.best.group.drafter_id == "d2"
     assert "12 nodes" in choice.candidates[0].missing
 
@@ -258,7 +258,7 @@ def test_unclear_profiles_are_refused(two: bool) -> None:
 def test_options_of_one_drafter_are_refused(wrong: dict[str, Any]) -> None:
     """These are for the tree of one drafter."""
     with pytest.raises(ValueError, match="neither"):
-        choose_drafter(list(CALIBRATIONS.values()), [], Job(nodes=None, **wrong))
+        choose_drafter(list(CALIBRATIONS.values()), [], BuildJob(nodes=None, **wrong))
     with pytest.raises(ValueError, match="takes calibrations"):
         choose_drafter([], [], WHOLE)
 
@@ -267,8 +267,8 @@ def test_options_of_one_drafter_are_refused(wrong: dict[str, Any]) -> None:
 def test_options_of_static_trees_reach_them(nodes: int | None) -> None:
     """On traces whose levels depend on each other, the estimate of the Medusa tree has fewer tokens per step."""
     calibration, profiles = stretches(1), [profile_of({1: (1.0, 0.0), 24: (1.0, 0.5)}, "", "static")]
-    medusa = Job(nodes=nodes, values="independent", weights="uniform", exactly=True)
-    jobs = (Job(nodes=nodes), medusa, Job(nodes=nodes, max_depth=1))
+    medusa = BuildJob(nodes=nodes, values="independent", weights="uniform", exactly=True)
+    jobs = (BuildJob(nodes=nodes), medusa, BuildJob(nodes=nodes, max_depth=1))
     best, found, flat = (choose_drafter([calibration], profiles, job, kinds=["static"]) for job in jobs)
     assert best.budget.tokens_per_step > found.budget.tokens_per_step
     assert flat.plan.depth == 1

@@ -10,12 +10,10 @@ from helpers import random_calibration
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile
-from treeopt.optimize.auto_nodes import SizeChoice, best_size
 from treeopt.optimize.budget import step_seconds
-from treeopt.optimize.build_job import Job, run_job
-from treeopt.optimize.curve import Timing, default_sizes, measure_curve
-from treeopt.optimize.methods import MEDUSA, Method, candidates
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.build_job import BuildJob, run_job
+from treeopt.optimize.curve import SizeChoice, Timing, best_size, default_sizes, measure_curve
+from treeopt.optimize.select_method import MEDUSA, Fitter, Method, candidates
 from treeopt.optimize.tree_builder import tree_limits
 
 CALIBRATION = random_calibration(1)
@@ -116,7 +114,7 @@ def test_profiles_of_other_steps_are_refused(source: dict[str, str], code: Code 
     uses: tuple[Callable[[], object], ...] = (
         lambda: best_size(fitter, [MEDUSA], profile),
         lambda: measure_curve(fitter, MEDUSA, [1, 8], Timing(profile)),
-        lambda: run_job([CALIBRATION], Job(profile=profile, nodes=None)),
+        lambda: run_job([CALIBRATION], BuildJob(profile=profile, nodes=None)),
     )
     for use in uses:
         if code is None:

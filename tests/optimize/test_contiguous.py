@@ -15,12 +15,9 @@ from hypothesis import strategies as st
 
 from treeopt.engines import ALL_LEVELS
 from treeopt.errors import TreeoptError
-from treeopt.optimize import contiguous
-from treeopt.optimize.contiguous import gaps, grow_contiguous
-from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.methods import MEDUSA
+from treeopt.optimize.grow import Growth, gaps, grow, grow_contiguous
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter
 from treeopt.optimize.values import Floats, IndependentValues
 from treeopt.tree import Path
 
@@ -125,7 +122,7 @@ def test_a_poor_rank_is_taken_for_the_next_one() -> None:
 
 def test_sorted_accuracies_give_the_usual_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no accuracy rises with the rank, nothing is lost, and nothing is searched."""
-    monkeypatch.setattr(contiguous, "_Search", None)
+    monkeypatch.setattr("treeopt.optimize.grow._Search", None)
     table = -np.sort(-np.random.default_rng(1).random((4, 8)), axis=1)
     growth = grow_contiguous(IndependentValues(table), 200, ALL_LEVELS)
     assert growth.makes_the_tree_of(grow(IndependentValues(table), 200))
@@ -136,7 +133,7 @@ def test_parts_of_the_search_change_nothing(parts: int, monkeypatch: pytest.Monk
     """However many sums are computed at once, the tree is the same."""
     table = np.random.default_rng(2).random((3, 6)) ** 3
     whole = grow_contiguous(IndependentValues(table), 40, ALL_LEVELS)
-    monkeypatch.setattr(contiguous, "_CELLS", parts)
+    monkeypatch.setattr("treeopt.optimize.grow._CELLS", parts)
     assert grow_contiguous(IndependentValues(table), 40, ALL_LEVELS).tree() == whole.tree()
 
 

@@ -13,9 +13,8 @@ from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.budget import step_seconds
 from treeopt.optimize.curve import Curve, Timing, default_sizes, measure_curve
 from treeopt.optimize.intervals import Interval, by_text, prediction_interval, sampling_interval
-from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter, Method
 from treeopt.optimize.tree_builder import tree_limits
 
 SIZES = [1, 2, 4, 8, 16, 24]

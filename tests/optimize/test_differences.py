@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.optimize.differences import compare_trees
+from treeopt.optimize.intervals import compare_trees
 from treeopt.tree import Tree
 
 

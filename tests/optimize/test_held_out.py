@@ -10,7 +10,7 @@ from helpers import random_calibration
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
-from treeopt.optimize.held_out import judge, split
+from treeopt.optimize.build_job import judge, split
 from treeopt.optimize.intervals import difference_interval, sampling_interval
 from treeopt.optimize.replay import replay
 from treeopt.optimize.tree_builder import build_tree, tree_limits

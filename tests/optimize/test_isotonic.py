@@ -8,7 +8,7 @@ from helpers import pooled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.optimize.isotonic import falling_rows, isotonic
+from treeopt.optimize.values import falling_rows, isotonic
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1e6), st.integers(1, 5)), min_size=1, max_size=12))

@@ -12,11 +12,10 @@ from helpers import make_calibration
 
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
-from treeopt.optimize.methods import MEDUSA, candidates
 from treeopt.optimize.mixtures import Mixed, Tasks
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter, candidates
 from treeopt.optimize.tree_builder import build_tree
 
 LIMITS = Limits(10, 12)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from helpers import make_calibration, random_calibration, random_tree
 
-from treeopt.optimize.prune import most_used
-from treeopt.optimize.replay import replay
+from treeopt.optimize.replay import most_used, replay
 from treeopt.tree import Tree
 
 

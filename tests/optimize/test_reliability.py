@@ -9,7 +9,7 @@ import pytest
 from helpers import make_calibration
 
 from treeopt.calibration import NONE, StepTraces
-from treeopt.optimize.reliability import BINS, reliability
+from treeopt.optimize.per_step import BINS, reliability
 from treeopt.policy import STEP_SIZES
 
 

@@ -13,16 +13,14 @@ from sampled_traces import LEVELS, RANKS, TRACED, of_drafter, sampled
 
 from treeopt.calibration import NONE, Calibration, TargetTraces
 from treeopt.errors import Code, TreeoptError
+from treeopt.optimize.build_job import judge, split
 from treeopt.optimize.curve import measure_curve, policy_curve
-from treeopt.optimize.held_out import judge, split
 from treeopt.optimize.intervals import by_text, difference_interval, prediction_interval
-from treeopt.optimize.methods import MEDUSA, Method
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, replay_policy
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.sums import TextSums, standard_error
+from treeopt.optimize.replay import TextSums, replay, standard_error
+from treeopt.optimize.select_method import MEDUSA, Fitter, Method
 from treeopt.optimize.tree_builder import build_tree, describe
 from treeopt.optimize.trie import PathTrie
 from treeopt.policy import TreePolicy

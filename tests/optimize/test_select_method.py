@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration
 from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.methods import MEDUSA, STRENGTHS, Method, candidates
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.replay import accepted_drafts, replay, visits
-from treeopt.optimize.select_method import FOLDS, Fitter
-from treeopt.optimize.sums import TextSums
+from treeopt.optimize.replay import TextSums, accepted_drafts, replay, visits
+from treeopt.optimize.select_method import FOLDS, MEDUSA, STRENGTHS, Fitter, Method, candidates
 from treeopt.optimize.tree_builder import build_tree
 from treeopt.optimize.trie import PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values

@@ -14,10 +14,9 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.files.trees import tree_yaml
-from treeopt.optimize.methods import MEDUSA
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import replay
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import MEDUSA, Fitter
 from treeopt.optimize.tree_builder import build_tree, check_size, describe, tree_limits
 from treeopt.tree import Tree
 

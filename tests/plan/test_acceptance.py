@@ -9,8 +9,7 @@ import pytest
 from helpers import random_calibration
 
 from treeopt.optimize.curve import default_sizes, measure_curve
-from treeopt.optimize.methods import candidates
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import Fitter, candidates
 from treeopt.optimize.tree_builder import tree_limits
 from treeopt.plan.planner import Acceptance, calibrated_acceptance
 

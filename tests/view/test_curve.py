@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 import treeopt
 from treeopt.optimize.curve import Curve, CurvePoint
 from treeopt.optimize.intervals import Interval
-from treeopt.optimize.methods import Method
+from treeopt.optimize.select_method import Method
 from treeopt.view.charts import curve_figure, render_curve
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -29,7 +29,7 @@ def run_auto(console: Console, options: dict[str, Any]) -> None:
     from treeopt.files.policies import save_plan
     from treeopt.files.profiles import load_profile
     from treeopt.optimize.auto_drafter import choose_drafter
-    from treeopt.optimize.build_job import Job
+    from treeopt.optimize.build_job import BuildJob
 
     check_belongs(_ONE_DRAFTER, "a build without --drafter auto", holds=False)
     kinds = (options["kind"],) if given("kind") else KINDS
@@ -37,7 +37,7 @@ def run_auto(console: Console, options: dict[str, Any]) -> None:
         check_static_only(_STATIC)
     check_outputs(options, options["output"], kind=TREE)
     check_suffix(options["output"], ".yaml", ".yml")
-    job = Job(
+    job = BuildJob(
         nodes=options["nodes"] if given("nodes") and isinstance(options["nodes"], int) else None,
         exactly=given("values") and given("weights"),
         **{name: options[name] for name in (*_STATIC, "batch", "context")},

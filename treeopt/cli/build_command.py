@@ -18,18 +18,25 @@ from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
 from treeopt.cli.options import calibrations_option, check_outputs, force_option
 from treeopt.cli.sampling_options import check_temperature_of, temperature_option
-from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, KINDS, MAX_NODES, STEP_SIZES
+from treeopt.defaults import (
+    DEFAULT_TOP_K,
+    DEFAULT_VALUES,
+    DEFAULT_WEIGHTS,
+    KINDS,
+    MAX_NODES,
+    STEP_SIZES,
+    VALUES,
+    WEIGHTS,
+)
 from treeopt.engines import ALL_LEVELS, ENGINES
 from treeopt.errors import counted
 from treeopt.files.outputs import TREE
-from treeopt.optimize.methods import VALUES, WEIGHTS
 from treeopt.progress import Progress, late
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.export.lint import Constrained
-    from treeopt.optimize.build_job import Built, Job
-    from treeopt.optimize.held_out import Judgement
+    from treeopt.optimize.build_job import BuildJob, Built, Judgement
 
 
 class _Nodes(click.ParamType[int | str]):
@@ -160,7 +167,7 @@ def _run_static(console: Console, options: dict[str, Any]) -> None:
     console.result(_as_dict(built, judgement, options["output"]) | limits)
 
 
-def _build(calibrations: list[Calibration], job: Job, progress: Progress) -> tuple[Built, Constrained | None]:
+def _build(calibrations: list[Calibration], job: BuildJob, progress: Progress) -> tuple[Built, Constrained | None]:
     """The tree of a job; under limits for an engine, with what they cost."""
     from treeopt.optimize.build_job import run_job
 
@@ -172,10 +179,10 @@ def _build(calibrations: list[Calibration], job: Job, progress: Progress) -> tup
     return constrained.built, constrained
 
 
-def _job(options: dict[str, Any], tasks: int) -> Job:
+def _job(options: dict[str, Any], tasks: int) -> BuildJob:
     """The job of the options; contradicting options are refused."""
     from treeopt.files.profiles import load_profile
-    from treeopt.optimize.build_job import Job
+    from treeopt.optimize.build_job import BuildJob
 
     auto = options["nodes"] == AUTO
     check_profile(options)
@@ -186,7 +193,7 @@ def _job(options: dict[str, Any], tasks: int) -> Job:
     if options["mix"] is not None and options["robust"]:
         raise click.UsageError("--mix and --robust exclude each other")
     same = ("values", "weights", "top_k", "max_rank", "max_depth", "batch", "context", "robust")
-    return Job(
+    return BuildJob(
         nodes=None if auto else options["nodes"],
         refine_seconds=options["refine"],
         holdout=options["holdout"] or 0,

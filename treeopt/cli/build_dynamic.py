@@ -32,7 +32,7 @@ def run_dynamic(console: Console, options: dict[str, Any]) -> None:
     """A policy from one calibration, or none where a profile says that plain decoding is as fast."""
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.policies import save_plan
-    from treeopt.optimize.reliability import reliability
+    from treeopt.optimize.per_step import reliability
     from treeopt.optimize.tree_builder import build_tree
 
     check_static_only(_STATIC_ONLY)

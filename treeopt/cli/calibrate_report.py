@@ -79,7 +79,7 @@ def _print_accuracy(console: Console, run: CalibrationRun) -> None:
 
 def _as_dict(run: CalibrationRun) -> dict[str, Any]:
     """The figures of a calibration for JSON."""
-    from treeopt.optimize.reliability import reliability
+    from treeopt.optimize.per_step import reliability
 
     calibration = run.calibration
     top_k = min(DEFAULT_TOP_K, calibration.top_k)

@@ -20,9 +20,10 @@ from treeopt.defaults import (
     KINDS,
     MAX_NODES,
     ONE_NODE,
+    VALUES,
+    WEIGHTS,
 )
 from treeopt.files.outputs import PICTURE, write_marked
-from treeopt.optimize.methods import VALUES, WEIGHTS, candidates
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
@@ -104,6 +105,7 @@ def _timing(options: dict[str, Any]) -> Timing | None:
 def _measure(console: Console, calibration: Calibration, timing: Timing | None, options: dict[str, Any]) -> Curve:
     """The curve up to the largest size of the options and the profile."""
     from treeopt.cli.curve_figures import measured_curve
+    from treeopt.optimize.select_method import candidates
 
     methods = None
     if options["kind"] == KINDS[1]:

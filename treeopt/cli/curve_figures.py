@@ -8,8 +8,7 @@ from treeopt.calibration import Calibration
 from treeopt.cli.console import Console
 from treeopt.defaults import CURVE_LARGEST, DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, KINDS, MAX_NODES, STEP_SIZES
 from treeopt.optimize.curve import Curve, Timing, default_sizes, measure_curve, policy_curve
-from treeopt.optimize.methods import Method, candidates
-from treeopt.optimize.select_method import Fitter
+from treeopt.optimize.select_method import Fitter, Method, candidates
 from treeopt.optimize.tree_builder import check_size, tree_limits
 from treeopt.progress import late
 

@@ -30,7 +30,7 @@ def run(console: Console, first: str, second: str, calibration: str | None) -> N
     """
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.trees import load_tree
-    from treeopt.optimize.differences import compare_trees
+    from treeopt.optimize.intervals import compare_trees
 
     one, other = load_tree(first), load_tree(second)
     warn_edited(console, first, second)

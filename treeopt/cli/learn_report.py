@@ -140,7 +140,7 @@ def report_reliability(console: Console, calibration: Calibration) -> None:
     """Print the accuracy of top-1 guesses by their estimated probability, and the expected calibration error."""
     import numpy as np
 
-    from treeopt.optimize.reliability import BINS, reliability
+    from treeopt.optimize.per_step import BINS, reliability
 
     found = reliability(calibration)
     trials, estimated, correct = (table.sum(0) for table in (found.trials, found.estimated, found.correct))

@@ -23,7 +23,7 @@ from treeopt.drafting.plans import proposer_for
 from treeopt.drafting.trace import Positions, positions_of
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
-from treeopt.optimize.isotonic import isotonic
+from treeopt.optimize.values import isotonic
 from treeopt.texts.encode import Text
 from treeopt.texts.hidden_states import hidden_states
 

@@ -27,9 +27,7 @@ from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import fingerprint
 from treeopt.optimize.per_step import replay_policy
-from treeopt.optimize.prune import most_used
-from treeopt.optimize.replay import Replay, replay
-from treeopt.optimize.sums import TextSums
+from treeopt.optimize.replay import Replay, TextSums, most_used, replay
 from treeopt.policy import Plan, TreePolicy
 from treeopt.texts.encode import Text
 from treeopt.texts.prompts import Skipped

@@ -34,7 +34,7 @@ from treeopt.evaluate.inputs import Inputs, parts, replayed
 from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.evaluate.validation import Measured
 from treeopt.models.base import Base
-from treeopt.optimize.sums import standard_error
+from treeopt.optimize.replay import standard_error
 from treeopt.progress import Progress
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree

@@ -19,9 +19,9 @@ from treeopt.files.choices import is_choices, literal
 from treeopt.files.drafters import load_drafter
 from treeopt.files.strict_yaml import TREE_FORMATS, read_text
 from treeopt.files.trees import GivenTree, as_tree, load_tree
-from treeopt.optimize.build_job import Built, Job, run_job
-from treeopt.optimize.contiguous import gaps
-from treeopt.optimize.differences import Gain, gain_of_sums, replayed_gain
+from treeopt.optimize.build_job import BuildJob, Built, run_job
+from treeopt.optimize.grow import gaps
+from treeopt.optimize.intervals import Gain, gain_of_sums, replayed_gain
 from treeopt.progress import Progress, silent
 from treeopt.tree import Path as RankPath
 from treeopt.tree import Tree
@@ -313,7 +313,7 @@ class Constrained:
     findings: tuple[Finding, ...]
 
 
-def build_for(calibrations: Sequence[Calibration], job: Job, *, progress: Progress = silent) -> Constrained:
+def build_for(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Progress = silent) -> Constrained:
     """Build the tree of a job that has limits for an engine, and the tree of the same size without them.
 
     EAGLE-1 misreads some trees of three levels and more (`draft-rows`). For it the tree is built again with one level
@@ -333,7 +333,7 @@ def build_for(calibrations: Sequence[Calibration], job: Job, *, progress: Progre
     return Constrained(built, *_loss(calibrations, job, built, progress), tuple(findings))
 
 
-def _loss(calibrations: Sequence[Calibration], job: Job, built: Built, progress: Progress) -> tuple[Gain, bool]:
+def _loss(calibrations: Sequence[Calibration], job: BuildJob, built: Built, progress: Progress) -> tuple[Gain, bool]:
     """The gain over the tree of the same size without the limits, and whether it is cross-validated."""
     same_size = dataclasses.replace(job.unconstrained, nodes=built.budget)
     free = run_job(calibrations, same_size, progress=progress)
@@ -424,7 +424,7 @@ def fix_tree(
     """
     report = lint_file(name, [engine])
     nodes = min(report.nodes, ENGINES[engine].max_nodes or report.nodes)
-    job = Job(nodes=nodes, max_depth=num_heads, engine=engine)
+    job = BuildJob(nodes=nodes, max_depth=num_heads, engine=engine)
     try:
         constrained = build_for([calibration], job, progress=progress)
     except TreeoptError as error:

@@ -85,7 +85,7 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _EngineInput:
     """The input of all engines, as `engine_settings` takes it."""
 
     calibration: Calibration
@@ -137,7 +137,7 @@ def engine_settings(
         what = f"a chain of {drafts} drafts cannot be replayed"
         why = f"the calibration has {calibration.num_heads} levels, and chains have 16 drafts at most"
         raise TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--drafts {drafts}", why=why)
-    found = SETTINGS_OF[engine](_Given(calibration, profile, drafts, nodes))
+    found = SETTINGS_OF[engine](_EngineInput(calibration, profile, drafts, nodes))
     drafters = known.trees if nodes is not None or known.chains is None else known.chains
     assert drafters is not None
     name = drafter_name(calibration)
@@ -183,7 +183,7 @@ def drafter_name(calibration: Calibration) -> str | None:
 
 
 def _chain(
-    given: _Given, key: str, make: Callable[[Lengths], dict[str, Any]], *notes: str, by_batch: bool = False
+    given: _EngineInput, key: str, make: Callable[[Lengths], dict[str, Any]], *notes: str, by_batch: bool = False
 ) -> EngineSettings:
     """The settings of an engine that takes a length, which it calls `key`.
 
@@ -205,7 +205,7 @@ def _chain(
     return EngineSettings(make(lengths), replay, budgets, notes=notes, batch=batch if budgets else None)
 
 
-def _vllm(given: _Given) -> EngineSettings:
+def _vllm(given: _EngineInput) -> EngineSettings:
     table = "num_speculative_tokens_per_batch_size"
     method = _METHODS.get(drafter_name(given.calibration) or "")
     by_batch = method != _METHODS[HEADS]  # its proposer asserts one length: with a table vLLM stops
@@ -241,7 +241,7 @@ def _ranges(lengths: Lengths) -> list[list[int]]:
     return ranges
 
 
-def _sglang(given: _Given) -> EngineSettings:
+def _sglang(given: _EngineInput) -> EngineSettings:
     key = "--speculative-num-draft-tokens"
     if given.nodes is None and given.profile is None:
         return EngineSettings({}, underived={key: _NO_SIZE}, chain=False)
@@ -257,11 +257,11 @@ def _sglang(given: _Given) -> EngineSettings:
     return dataclasses.replace(_tree(given, choice, settings), underived=algorithm, lines=True)
 
 
-def _trtllm(given: _Given) -> EngineSettings:
+def _trtllm(given: _EngineInput) -> EngineSettings:
     return _trtllm_chain(given) if given.nodes is None else _trtllm_tree(given)
 
 
-def _trtllm_chain(given: _Given) -> EngineSettings:
+def _trtllm_chain(given: _EngineInput) -> EngineSettings:
     def make(lengths: Lengths) -> dict[str, Any]:
         # The first length is the greatest by rule; beyond the last batch TensorRT-LLM does not draft.
         longest = lengths[min(lengths)]
@@ -281,7 +281,7 @@ def _trtllm_chain(given: _Given) -> EngineSettings:
     return found
 
 
-def _trtllm_tree(given: _Given) -> EngineSettings:
+def _trtllm_tree(given: _EngineInput) -> EngineSettings:
     choice = choose_dynamic_tree(given.calibration, given.profile, given.nodes, narrow=True)
     assert choice.shape is not None
     settings = {
@@ -296,7 +296,7 @@ def _trtllm_tree(given: _Given) -> EngineSettings:
     return dataclasses.replace(found, notes=notes, underived=underived)
 
 
-def _tree(given: _Given, choice: TreeChoice, settings: dict[str, Any]) -> EngineSettings:
+def _tree(given: _EngineInput, choice: TreeChoice, settings: dict[str, Any]) -> EngineSettings:
     """The settings of a dynamic tree, with its figures at the smallest measured batch."""
     batch = None if given.profile is None else given.profile.batches[0]
     budgets = {} if batch is None or choice.budget is None else {batch: choice.budget}
@@ -316,7 +316,7 @@ def _tree(given: _Given, choice: TreeChoice, settings: dict[str, Any]) -> Engine
     return EngineSettings(settings, choice.replay, budgets, notes=notes, batch=batch, bound=bound, chain=False)
 
 
-def _llamacpp(given: _Given) -> EngineSettings:
+def _llamacpp(given: _EngineInput) -> EngineSettings:
     def make(lengths: Lengths) -> dict[str, Any]:
         return {
             "--spec-type": "draft-simple",
@@ -350,7 +350,7 @@ def _llamacpp(given: _Given) -> EngineSettings:
     )
 
 
-def _transformers(given: _Given) -> EngineSettings:
+def _transformers(given: _EngineInput) -> EngineSettings:
     def make(lengths: Lengths) -> dict[str, Any]:
         return {
             "num_assistant_tokens": lengths[min(lengths)],
@@ -365,11 +365,11 @@ def _transformers(given: _Given) -> EngineSettings:
     return found
 
 
-def _any_chain(given: _Given) -> EngineSettings:
+def _any_chain(given: _EngineInput) -> EngineSettings:
     return _chain(given, "drafts", lambda lengths: {"drafts": lengths[min(lengths)]})
 
 
-SETTINGS_OF: dict[str, Callable[[_Given], EngineSettings]] = {
+SETTINGS_OF: dict[str, Callable[[_EngineInput], EngineSettings]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "trtllm": _trtllm,

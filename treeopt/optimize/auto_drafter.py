@@ -14,17 +14,18 @@ from pathlib import PurePath
 import numpy as np
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import MAX_NODES
 from treeopt.drafter import HEADS, KINDS
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
-from treeopt.optimize.auto_nodes import best_size
 from treeopt.optimize.budget import Budget, fastest, profile_command, step_seconds
-from treeopt.optimize.build_job import Job, run_job
+from treeopt.optimize.build_job import BuildJob, run_job
+from treeopt.optimize.curve import best_size
 from treeopt.optimize.mixtures import join_tasks
 from treeopt.optimize.per_step import build_policy, fastest_policy, policy_budget
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.tree_builder import MAX_NODES, build_tree, check_size, tree_limits
+from treeopt.optimize.tree_builder import build_tree, check_size, tree_limits
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress, silent
 
@@ -97,7 +98,7 @@ class DrafterChoice:
 def choose_drafter(
     calibrations: Sequence[Calibration],
     profiles: Sequence[LatencyProfile],
-    job: Job,
+    job: BuildJob,
     *,
     kinds: Sequence[str] = KINDS,
     progress: Progress = silent,
@@ -206,7 +207,7 @@ def _called(profile: LatencyProfile) -> str:
     return f"{name} ({profile.drafter})" if profile.drafter else name
 
 
-def _candidate(group: DrafterGroup, kind: str, job: Job, progress: Progress) -> Candidate:
+def _candidate(group: DrafterGroup, kind: str, job: BuildJob, progress: Progress) -> Candidate:
     """The figures of a drafter's trees of one kind, or why there are none."""
     profile = group.profiles.get(kind)
     static = kind == KINDS[0]
@@ -224,7 +225,7 @@ def _candidate(group: DrafterGroup, kind: str, job: Job, progress: Progress) -> 
     return Candidate(group, kind, budget)
 
 
-def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: Job, progress: Progress) -> Budget:
+def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob, progress: Progress) -> Budget:
     """The figures of the best static tree of the given or the fastest size."""
     where = (job.batch, job.context)
     one = step_seconds(profile, ONE_NODE, *where)
@@ -238,19 +239,19 @@ def _static_budget(group: DrafterGroup, profile: LatencyProfile, job: Job, progr
     return Budget(fit.tree.nodes, tau, seconds, seconds / one, tau * one / seconds)
 
 
-def _dynamic_budget(group: DrafterGroup, profile: LatencyProfile, job: Job) -> Budget:
+def _dynamic_budget(group: DrafterGroup, profile: LatencyProfile, job: BuildJob) -> Budget:
     """The figures of the per-step trees of the given size, or of the fastest policy."""
     policy = _policy(group, profile, job)
     return policy_budget(policy, group.joined, profile, batch=job.batch, context=job.context)
 
 
-def _policy(group: DrafterGroup, profile: LatencyProfile, job: Job) -> TreePolicy:
+def _policy(group: DrafterGroup, profile: LatencyProfile, job: BuildJob) -> TreePolicy:
     if job.nodes is not None:
         return build_policy(group.joined, job.nodes)
     return fastest_policy(group.joined, profile, batch=job.batch, context=job.context)
 
 
-def _plan(best: Candidate, job: Job, progress: Progress) -> Plan:
+def _plan(best: Candidate, job: BuildJob, progress: Progress) -> Plan:
     """The tree or policy of a candidate."""
     assert best.budget is not None
     group = best.group
@@ -259,11 +260,11 @@ def _plan(best: Candidate, job: Job, progress: Progress) -> Plan:
     return _policy(group, group.profiles[best.kind], job)
 
 
-def _limits(calibration: Calibration, job: Job, nodes: int) -> Limits:
+def _limits(calibration: Calibration, job: BuildJob, nodes: int) -> Limits:
     return tree_limits(calibration, nodes, top_k=job.top_k, max_depth=job.max_depth, max_rank=job.max_rank)
 
 
-def _doubts(profiles: Sequence[LatencyProfile], job: Job) -> list[str]:
+def _doubts(profiles: Sequence[LatencyProfile], job: BuildJob) -> list[str]:
     """Warnings where profiles were measured on different machines, or under different load."""
     found = []
     values = {name: {str(profile.provenance.get(name, "")) for profile in profiles} for name in _SETTINGS}

@@ -5,7 +5,7 @@ A larger tree yields more tokens per step and takes more seconds per step, so to
     tokens per second at N nodes = tau(N) / t(N)
     overhead = t(N) / t(1), speedup = tau(N) / overhead        t(1): one node, without heads
 
-tau(N) comes from replay (`treeopt.optimize.auto_nodes`), t(N) from a latency profile. Source: arXiv:2401.10774,
+tau(N) comes from replay (`treeopt.optimize.curve`), t(N) from a latency profile. Source: arXiv:2401.10774,
 section 2.3.3 (the trade) and appendix G (its overhead and speedup).
 """
 
@@ -21,7 +21,7 @@ from treeopt.calibration import Calibration
 from treeopt.drafter import HEADS
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.latency import ONE_NODE, LatencyProfile, unmeasured
-from treeopt.optimize.isotonic import isotonic
+from treeopt.optimize.values import isotonic
 
 LEAST_GAIN = 0.02  # of tokens per second, with which drafting pays
 

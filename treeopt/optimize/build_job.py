@@ -8,26 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
+from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, MAX_NODES
 from treeopt.drafter import KINDS
 from treeopt.engines import ENGINES
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import ONE_NODE, LatencyProfile
-from treeopt.optimize.auto_nodes import SizeChoice, best_size
 from treeopt.optimize.budget import check_priced, step_seconds
-from treeopt.optimize.contiguous import MAX_NODES as CONTIGUOUS_NODES
-from treeopt.optimize.held_out import Judgement, judge, split
-from treeopt.optimize.methods import Method, candidates
-from treeopt.optimize.mixtures import Matrix, Mixed, Tasks
+from treeopt.optimize.curve import SizeChoice, best_size
+from treeopt.optimize.grow import CONTIGUOUS_NODES
+from treeopt.optimize.intervals import Interval, by_text, difference_interval, sampling_interval
+from treeopt.optimize.mixtures import Mixed, TaskMatrix, Tasks
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fit, Fitter
-from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES, check_size, describe, tree_limits
+from treeopt.optimize.select_method import MEDUSA, Fit, Fitter, Method, candidates
+from treeopt.optimize.tree_builder import check_size, describe, tree_limits
 from treeopt.progress import Progress, silent
 from treeopt.tree import Tree
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildJob:
     """The options of a build; see also `treeopt.optimize.tree_builder.build_tree`.
 
     Args:
@@ -72,7 +71,7 @@ class Job:
         return bool(self.engine or self.contiguous or self.max_rank is not None)
 
     @property
-    def unconstrained(self) -> Job:
+    def unconstrained(self) -> BuildJob:
         """The same job without these limits."""
         return dataclasses.replace(self, engine="", contiguous=0, max_rank=None)
 
@@ -122,7 +121,7 @@ class Built:
     limits: Limits
     budget: int
     choice: SizeChoice | None
-    matrix: Matrix | None
+    matrix: TaskMatrix | None
     mixed: Mixed | None
     aside: Calibration | None
     dropped: int
@@ -134,7 +133,7 @@ class Built:
         return judge(self.tree, self.fitted, self.aside, self.dropped, self.limits)
 
 
-def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress = silent) -> Built:
+def run_job(calibrations: Sequence[Calibration], job: BuildJob, *, progress: Progress = silent) -> Built:
     """Build the tree of a job from one calibration, or from one for each task.
 
     Args:
@@ -179,7 +178,7 @@ def run_job(calibrations: Sequence[Calibration], job: Job, *, progress: Progress
     )
 
 
-def _several(calibrations: Sequence[Calibration], job: Job, progress: Progress) -> Built:
+def _several(calibrations: Sequence[Calibration], job: BuildJob, progress: Progress) -> Built:
     if job.holdout or job.refine_seconds or job.nodes is None:
         raise ValueError("a holdout, refining and the fastest size take one calibration")
     _check_engine(job.nodes, job)
@@ -200,9 +199,66 @@ def _least(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _check_engine(nodes: int, job: Job) -> None:
+def _check_engine(nodes: int, job: BuildJob) -> None:
     """Raise E105 where the engine takes no tree of so many nodes."""
     most = ENGINES[job.engine].max_nodes if job.engine else None
     if most is not None and nodes > most:
         what = f"{ENGINES[job.engine].reader} takes {most:,} nodes at most here, not {nodes:,}"
         raise TreeoptError(Code.TREE_NOT_EXPORTABLE, what, at=f"--nodes {nodes}", fix=f"--nodes {most}")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Tokens per step on the texts held out, of the tree and of the Medusa tree of the same size and the same fit.
+
+    `dropped` held-out texts were equal to a fitted one. `gain` is the paired interval of the difference. Intervals are
+    None below two different texts.
+    """
+
+    texts: int
+    distinct: int
+    dropped: int
+    tokens_per_step: float
+    interval: Interval | None
+    medusa_tokens_per_step: float
+    medusa_interval: Interval | None
+    gain: Interval | None
+
+
+def split(calibration: Calibration, last: int) -> tuple[Calibration, Calibration, int]:
+    """The fitted sequences, the last ones (held out), and the number of these that equal a fitted text and are dropped.
+
+    Raises:
+        TreeoptError: E303 where no text would be left to fit, or to judge.
+    """
+    texts = calibration.sequences
+    if last >= texts:
+        what = f"{last} of {texts} texts cannot be held out"
+        why = "one text or more must remain to fit"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, at=f"--holdout {last}", why=why, fix="a smaller --holdout")
+    fitted = calibration.select(range(texts - last))
+    known = set(fitted.token_hashes)
+    fresh = [s for s in range(texts - last, texts) if calibration.token_hashes[s] not in known]
+    if not fresh:
+        what = f"each of the last {last} texts is equal to one of the others"
+        raise TreeoptError(Code.PROMPTS_EMPTY, what, at=f"--holdout {last}", fix="calibrate on more different prompts")
+    return fitted, calibration.select(fresh), last - len(fresh)
+
+
+def judge(tree: Tree, fitted: Calibration, aside: Calibration, dropped: int, limits: Limits) -> Judgement:
+    """Replay a finished tree, and the Medusa tree fitted to the same texts, over the texts held out."""
+    [(_, medusa)] = Fitter(fitted, limits).build([MEDUSA])
+    judged = Fitter(aside, limits)
+    sums, medusa_sums = judged.sums(tree), judged.sums(medusa)
+    by_tree = by_text(aside.token_hashes, sums.tokens, sums.steps)
+    by_medusa = by_text(aside.token_hashes, medusa_sums.tokens, medusa_sums.steps)
+    return Judgement(
+        texts=aside.sequences,
+        distinct=aside.distinct,
+        dropped=dropped,
+        tokens_per_step=sums.tokens_per_step,
+        interval=sampling_interval(*by_tree),
+        medusa_tokens_per_step=medusa_sums.tokens_per_step,
+        medusa_interval=sampling_interval(*by_medusa),
+        gain=difference_interval(by_tree[0], by_tree[1], by_medusa[1], by_medusa[0]),
+    )

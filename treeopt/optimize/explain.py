@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
+from treeopt.defaults import DEFAULT_TOP_K, MAX_NODES
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import GivenTree, as_tree
-from treeopt.optimize.differences import Gain, replayed_gain
 from treeopt.optimize.grow import grow
-from treeopt.optimize.methods import MEDUSA, Method
+from treeopt.optimize.intervals import Gain, replayed_gain
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.tree_builder import DEFAULT_TOP_K, MAX_NODES
+from treeopt.optimize.select_method import MEDUSA, Fitter, Method
 from treeopt.optimize.values import Values
 from treeopt.tree import Path, Tree, as_path
 

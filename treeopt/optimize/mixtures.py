@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from treeopt.calibration import Calibration, TargetTraces
 from treeopt.errors import Code, TreeoptError
-from treeopt.optimize.methods import Method
 from treeopt.optimize.refine import Limits
-from treeopt.optimize.select_method import Fit, Fitter
+from treeopt.optimize.select_method import Fit, Fitter, Method
 from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent
 from treeopt.traces import joined
@@ -25,7 +24,7 @@ _RATE = 8.0  # of the exponential update: the weight of a task that loses 5 % is
 
 
 @dataclass(frozen=True)
-class Matrix:
+class TaskMatrix:
     """Tokens per step, float64 [T, T], of the row task's tree on the column's task; cross-validated on the diagonal."""
 
     tokens_per_step: Floats
@@ -82,13 +81,13 @@ class Tasks:
         fitters = (Fitter(calibration, self.limits, progress=self._progress) for calibration in self.calibrations)
         return tuple(fitter.choose(self._methods) for fitter in fitters)
 
-    def matrix(self) -> Matrix:
+    def matrix(self) -> TaskMatrix:
         """Tokens per step of each task's tree on every task."""
         table = np.array([[_tau(calibration, fit.tree) for calibration in self.calibrations] for fit in self.alone])
         for i, fit in enumerate(self.alone):
             if fit.sums is not None:
                 table[i, i] = fit.sums.tokens_per_step
-        return Matrix(table, tuple(fit.tree for fit in self.alone))
+        return TaskMatrix(table, tuple(fit.tree for fit in self.alone))
 
     def weighted(self, shares: Sequence[float]) -> Mixed:
         """The best tree where the tokens of each task have this share of the weight (any positive numbers)."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import Ranks
-from treeopt.optimize.contiguous import gaps
+from treeopt.optimize.grow import gaps
 from treeopt.optimize.replay import accepted_drafts, deepest_nodes, expected_drafts, visits
 from treeopt.optimize.trie import Floats
 from treeopt.progress import Progress, silent

@@ -7,7 +7,10 @@ the rank `NONE`, which no path contains, so no step passes the end.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +18,71 @@ from numpy.typing import NDArray
 from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import GivenTree, as_tree
-from treeopt.optimize.children import Children
-from treeopt.optimize.sums import TextSums
+from treeopt.optimize.grow import Growth
+from treeopt.optimize.trie import Children
 from treeopt.traces import Ranks, TargetTraces
 from treeopt.tree import Tree, check_tree_fits
+
+FEWEST = 2  # independent parts of a standard error
+
+
+@dataclass(frozen=True, eq=False)
+class TextSums:
+    """Tokens and steps of S texts with one tree or policy.
+
+    Args:
+        tokens: [S], tokens of each text. Under sampling float64, the tokens that the target's probabilities expect of
+            the text's steps, which is not the length of the text.
+        steps: int64 [S]; float64 where texts are weighted.
+        counted: [S], under sampling the lengths of the texts; None where `tokens` are.
+    """
+
+    tokens: NDArray[Any]
+    steps: NDArray[Any]
+    counted: NDArray[Any] | None = None
+
+    @property
+    def columns(self) -> list[NDArray[Any]]:
+        """The arrays that are known, in this order."""
+        return [self.tokens, self.steps, *([] if self.counted is None else [self.counted])]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """tau = sum of tokens / sum of steps (not the mean of ratios); 1.0 where there is no text."""
+        steps = self.steps.sum()
+        return float(self.tokens.sum() / steps) if steps else 1.0
+
+    def weighted(self, weights: NDArray[np.float64]) -> TextSums:
+        """The sums times the weight of each text, float64 [S]."""
+        return TextSums(*(column * weights for column in self.columns))
+
+    @classmethod
+    def of_folds(cls, folds: NDArray[np.int64], parts: Sequence[TextSums]) -> TextSums:
+        """Sums of all texts from those of each fold, ascending; `folds` int64 [S] are the folds of the texts."""
+        order = np.argsort(np.argsort(folds, kind="stable"), kind="stable")
+        return cls(*(np.concatenate(columns)[order] for columns in zip(*(part.columns for part in parts), strict=True)))
+
+    @property
+    def standard_error(self) -> float | None:
+        """Standard error of `tokens_per_step`, clustered by text, as `standard_error`."""
+        return standard_error(self.tokens, self.steps)
+
+
+def standard_error(tokens: NDArray[Any], steps: NDArray[Any]) -> float | None:
+    """Standard error of sum of tokens / sum of steps; None below two clusters.
+
+    That of a ratio estimator: sqrt(S/(S-1) * sum over clusters of (tokens - tau * steps)^2) / sum of steps.
+
+    Args:
+        tokens: [S], of each independent cluster of texts.
+        steps: [S], likewise.
+    """
+    count, total = len(tokens), float(steps.sum())
+    if count < FEWEST or not total:
+        return None
+    spread = float(((tokens - tokens.sum() / total * steps) ** 2).sum())
+    return math.sqrt(spread * count / (count - 1)) / total
+
 
 _CHUNK = 1 << 16  # positions walked at once, so that the arrays fit into the processor's cache
 _DOUBLINGS = 4  # a walk advances 2 ** _DOUBLINGS steps at a time
@@ -219,3 +283,63 @@ def visits(accepted: NDArray[np.int8]) -> NDArray[np.bool_]:
     visited = np.zeros(end + 1, np.bool_)
     visited[found] = True
     return visited[:end]
+
+
+@dataclass(frozen=True, eq=False)
+class TraceRows:
+    """The traces of S texts.
+
+    Args:
+        ranks: uint8 [P, H].
+        offsets: int64 [S+1], of the texts among them.
+        target: the target's probabilities; None where the texts were not sampled.
+    """
+
+    ranks: Ranks
+    offsets: NDArray[np.int64]
+    target: TargetTraces | None
+
+    @classmethod
+    def of(cls, calibration: Calibration, texts: NDArray[np.bool_] | None = None) -> TraceRows:
+        """Those of some texts of a calibration (bool [S]); of all where None."""
+        ranks, offsets, target = calibration.ranks, calibration.offsets, calibration.target
+        if texts is None:
+            return cls(ranks, offsets, target)
+        lengths = np.diff(offsets)
+        chosen = np.flatnonzero(np.repeat(texts, lengths))
+        target = None if target is None else target.rows(chosen)
+        return cls(ranks[chosen], np.concatenate([[0], np.cumsum(lengths[texts])]), target)
+
+    def sums(self, tree: Tree | Growth) -> TextSums:
+        """Tokens and steps of each text with a tree; of a growth, with all of its nodes."""
+        if isinstance(tree, Growth):
+            return self.sums_by_size(tree, [len(tree.values) + 1])[0]
+        visited = visits(accepted_drafts(tree, self.ranks))
+        return text_sums(visited, self.offsets, expected_drafts(tree, self.ranks, self.target, visited))
+
+    def sums_by_size(self, growth: Growth, sizes: Sequence[int]) -> list[TextSums]:
+        """Tokens and steps of each text with the tree of each size; of all nodes where the growth has fewer."""
+        node_ranks, found = growth.node_ranks(self.ranks), []
+        most = len(growth.values) + 1  # the node rank of paths off the tree, which a larger size would accept
+        for nodes in (min(size, most) for size in sizes):
+            visited = visits((node_ranks < nodes).sum(axis=1, dtype=np.int8))
+            expected = None
+            if self.target is not None:
+                rows, expected = np.flatnonzero(visited), np.zeros(len(visited))
+                part = node_ranks[rows], self.ranks[rows], self.target.rows(rows)
+                expected[rows] = growth.children.expected_drafts(*part, nodes - 1)
+            found.append(text_sums(visited, self.offsets, expected))
+        return found
+
+
+def most_used(tree: Tree, calibration: Calibration, nodes: int) -> Tree:
+    """The `nodes` nodes (root counted) that the steps of `tree` accept most often; the whole tree where it has fewer.
+
+    A parent is accepted at least as often as its child and precedes it, so these nodes are a tree.
+    """
+    deepest = deepest_nodes(tree, calibration.ranks)
+    depths = np.array(tree.depths)
+    ends = np.bincount(deepest[visits(depths[deepest].astype(np.int8))], minlength=tree.nodes)
+    used = ends @ tree.ancestors  # [N]: steps that accepted the node
+    most = np.argsort(-used, kind="stable")[:nodes]
+    return Tree.from_paths((tree.paths[node - 1] for node in most.tolist() if node), drafter=tree.drafter)

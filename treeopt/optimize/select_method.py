@@ -1,4 +1,4 @@
-"""Selection of the method by cross-validation over texts.
+"""Methods of building a tree, and the choice among them by cross-validation over texts.
 
 Candidates are the Medusa tree, joint trees of several prior strengths, and the best of them refined. Each is fitted to
 four fifths of the texts and replayed on the rest, for every fifth. The one with the most tokens per step is chosen.
@@ -18,18 +18,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.calibration import NONE, Calibration
-from treeopt.errors import Code, TreeoptError
-from treeopt.optimize.contiguous import grow_contiguous
-from treeopt.optimize.grow import Growth, grow
-from treeopt.optimize.methods import MEDUSA, Method
+from treeopt.defaults import VALUES, WEIGHTS
+from treeopt.errors import Code, TreeoptError, check_choice
+from treeopt.optimize.grow import Growth, grow, grow_contiguous
 from treeopt.optimize.refine import Limits, refine
-from treeopt.optimize.replay import visits
-from treeopt.optimize.sums import TextSums
-from treeopt.optimize.trace_rows import TraceRows
+from treeopt.optimize.replay import TextSums, TraceRows, visits
 from treeopt.optimize.trie import Counts, Floats, PathTrie
 from treeopt.optimize.values import IndependentValues, JointValues, Values
 from treeopt.progress import Meter, Progress, silent
 from treeopt.tree import Tree
+
+STRENGTHS = (64.0, 256.0, 1024.0)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a tree is estimated and grown.
+
+    `strength` is the weight of the prior of joint values, in observations; 0 for independent values.
+    """
+
+    values: str
+    weights: str
+    strength: float = 0.0
+    refined: bool = False
+
+    @property
+    def is_medusa(self) -> bool:
+        """Whether this method builds the Medusa tree."""
+        return self.values == "independent" and self.weights == "uniform" and not self.refined
+
+    def __str__(self) -> str:
+        name = f"{self.values}, {self.weights}"
+        name += f", strength {self.strength:g}" if self.strength else ""
+        return f"{name}, refined" if self.refined else name
+
+
+MEDUSA = Method("independent", "uniform")
+
+
+def candidates(values: str, weights: str, *, refined: bool, exactly: bool = False) -> list[Method]:
+    """The candidate methods for these options, the simplest first.
+
+    The Medusa tree is the first candidate, unless `exactly` these values and weights are to be used. Joint values are
+    candidates with each strength.
+
+    Raises:
+        ValueError: where values or weights are not of `VALUES` or `WEIGHTS`.
+    """
+    check_choice("values", values, VALUES)
+    check_choice("weights", weights, WEIGHTS)
+    if values == "joint":
+        found = [Method(values, weights, strength) for strength in STRENGTHS]
+    else:
+        found = [Method(values, weights)]
+    if not exactly and MEDUSA not in found:
+        found = [MEDUSA, *found]
+    if refined:
+        found += [Method(m.values, m.weights, m.strength, refined=True) for m in found]
+    return found
+
 
 FOLDS = 5
 _SETTLING_STRENGTH = 256.0
@@ -118,9 +166,9 @@ class Fitter:
         """The node values of a method from all texts, with visits of trees of the limit's size."""
         return self._part(None).estimate(method)
 
-    def _part(self, texts: NDArray[np.bool_] | None) -> _Part:
+    def _part(self, texts: NDArray[np.bool_] | None) -> _FittedPart:
         chosen = self._weights if texts is None else self._weights * texts
-        return _Part(self, np.repeat(chosen, self._lengths))
+        return _FittedPart(self, np.repeat(chosen, self._lengths))
 
     def accuracy(self) -> Floats:
         """float64 [H, K]: weighted accuracies over all texts."""
@@ -249,7 +297,7 @@ def _growths(methods: Sequence[Method]) -> int:
     return len(unrefined | {MEDUSA} if settled else unrefined) + _ROUNDS * len(settled)
 
 
-class _Part:
+class _FittedPart:
     """Weighted positions (float64 [P]), and the counts and growths that the methods share."""
 
     def __init__(self, fitter: Fitter, weights: Floats) -> None:

@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import DEFAULT_TOP_K as DEFAULT_TOP_K
-from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
-from treeopt.defaults import MAX_NODES as MAX_NODES
+from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, MAX_NODES
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.files.strict_yaml import MAX_BYTES
 from treeopt.optimize.intervals import by_text, prediction_interval
-from treeopt.optimize.methods import Method, candidates
 from treeopt.optimize.refine import Limits
 from treeopt.optimize.replay import deepest_nodes, expected_shares, visits
-from treeopt.optimize.select_method import Fit, Fitter
+from treeopt.optimize.select_method import Fit, Fitter, Method, candidates
 from treeopt.optimize.trie import Floats
 from treeopt.tree import Expected, Tree
 from treeopt.version import VERSION

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from treeopt.calibration import Calibration
-from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS
+from treeopt.defaults import DEFAULT_VALUES, DEFAULT_WEIGHTS, MAX_NODES
 from treeopt.drafter import HEADS, KINDS
 from treeopt.errors import check_choice, check_counts
 from treeopt.latency import ONE_NODE
 from treeopt.optimize.curve import default_sizes, measure_curve, policy_curve
-from treeopt.optimize.methods import candidates
-from treeopt.optimize.select_method import Fitter
-from treeopt.optimize.tree_builder import MAX_NODES, check_size, tree_limits
+from treeopt.optimize.select_method import Fitter, candidates
+from treeopt.optimize.tree_builder import check_size, tree_limits
 from treeopt.plan.operators import Floats
 from treeopt.plan.step_model import StepModel, check_steps
 from treeopt.policy import STEP_SIZES
