@@ -23,7 +23,8 @@ from treeopt.models.head_files import load_heads
 from treeopt.train.data import Example, collate
 from treeopt.train.loss import IGNORED, targets
 from treeopt.train.medusa1 import new_heads, train_heads
-from treeopt.train.settings import Settings, trainer_arguments
+from treeopt.train.run import _trainer_arguments
+from treeopt.train.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -441,7 +442,7 @@ def test_random_heads_differ_from_new_ones() -> None:
 def test_checkpoints_fall_on_logged_steps(tmp_path: Path, steps: int, log_every: int, saves: int) -> None:
     """A run that goes on from a checkpoint logs what an unbroken one does: no line spans the break."""
     settings = Settings(steps=steps, log_every=log_every, saves=saves)
-    arguments = trainer_arguments(tmp_path, settings, 40, torch.device("cpu"))
+    arguments = _trainer_arguments(tmp_path, settings, 40, torch.device("cpu"))
     assert arguments.save_steps % arguments.logging_steps == 0
     assert arguments.save_steps >= steps / saves
 

@@ -66,12 +66,7 @@ def require_peft() -> None:
 
 
 def read_adapter(folder: str | os.PathLike[str]) -> Adapter:
-    """The note of an adapter, after checking that its files are complete.
-
-    Raises:
-        TreeoptError: E201 where the folder or a file is missing, E203 where a file is damaged or is not of a LoRA
-            adapter that treeopt wrote, E401 without peft.
-    """
+    """The note of an adapter, after checking that its files are complete."""
     require_peft()
     place = Path(folder).expanduser()
     if not (place / CONFIG_FILE).is_file():
@@ -142,10 +137,6 @@ def merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
 
     A tied LM head is untied before, since only the LM head is adapted. Layers of the model are changed in place; its
     tensors are replaced and not written to.
-
-    Raises:
-        TreeoptError: E214 where the adapter was trained on another base, E203 where its files are damaged, E402 where
-            weights of the model are offloaded.
     """
     if is_offloaded(model):
         what = f"the adapter {adapter.name} cannot be merged into weights that are kept in host memory or on disk"
@@ -185,15 +176,7 @@ def untie(model: PreTrainedModel) -> None:
 def adapter_files(
     folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], *, base: PreTrainedModel, heads_id: str
 ) -> dict[Path, bytes]:
-    """The files of an adapter, for `treeopt.files.atomic.write_files`.
-
-    Args:
-        folder: of the adapter; made where it is missing.
-        config: of peft, as a dictionary.
-        weights: by peft's names.
-        base: the model without the adapter.
-        heads_id: fingerprint of the heads trained with it.
-    """
+    """The files of an adapter, for `treeopt.files.atomic.write_files`."""
     place = make_folder(folder)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(weights.items())}
     content = safetensors.torch.save(state, metadata={"format": "pt"})
@@ -211,11 +194,7 @@ def _digest(weights: bytes, config: bytes) -> str:
 
 
 def check_adapter_writable(folder: Path, *, overwrite: bool) -> None:
-    """Check that an adapter can be written to a folder.
-
-    Raises:
-        TreeoptError: E202 where it holds an adapter of treeopt and `overwrite` is off, E204 where it holds other files.
-    """
+    """Check that an adapter can be written to a folder."""
     check_folder(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     other = names - {CONFIG_FILE, WEIGHTS_FILE, NOTE_FILE}

@@ -40,11 +40,7 @@ class AutoBatch:
         return f"auto, from {self.first}"
 
     def in_parts(self, rows: Sequence[Row], run: Callable[[Sequence[Row]], Sequence[Found]]) -> list[Found]:
-        """The results of `run`, one a row, for at most `size` rows at a time.
-
-        Raises:
-            MemoryError, RuntimeError: of `run`, where memory does not suffice for one row.
-        """
+        """The results of `run`, one a row, for at most `size` rows at a time."""
         found: list[Found] = []
         while len(found) < len(rows):
             part = rows[len(found) : len(found) + self.size]

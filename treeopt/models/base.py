@@ -95,11 +95,7 @@ class Base:
         return str(self.dtype).removeprefix("torch.")
 
     def in_dtype(self, dtype: str) -> Base:
-        """The same model with its weights in another dtype, a copy in memory; itself in its own dtype.
-
-        Raises:
-            ValueError: where the dtype is none of `DTYPES`.
-        """
+        """The same model with its weights in another dtype, a copy in memory; itself in its own dtype."""
         check_choice("dtype", dtype, DTYPES)
         if dtype == self.dtype_name:
             return self
@@ -175,22 +171,6 @@ class Base:
         """Stock `generate` with no logits processors but those in `options`, ended by the end of text alone.
 
         The model's generation config is replaced, as `generate` adds its penalties and the like to any config.
-
-        Args:
-            ids: int64 [B, T], padded on the left.
-            mask: int64 [B, T], 0 at the padding.
-            max_new_tokens: maximum number of new tokens.
-            temperature: 0 is greedy; above 0, tokens are sampled.
-            top_k: number of the likeliest tokens that are sampled from; 0 is all.
-            top_p: probability of the likeliest tokens that are sampled from; 1 is all.
-            options: of `generate`, such as stopping criteria. A `logits_processor` is called with the model's logits
-                in float32, before they are divided by the temperature.
-
-        Returns:
-            int64 [B, T + new].
-
-        Raises:
-            TreeoptError: E504 where the model gives NaN.
         """
         sampling = {"do_sample": True, "temperature": float(temperature), "top_k": top_k, "top_p": top_p}
         sampling = sampling if temperature > 0 else {}
@@ -356,17 +336,7 @@ _FILES = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "sentencepiece*"
 
 
 def load_tokenizer(name: str, where: str, folder: Path, *, local_files_only: bool) -> PreTrainedTokenizerBase | None:
-    """The tokenizer, or None where the checkpoint has none: token ids can be decoded without one.
-
-    Args:
-        name: of the model, as given by the user.
-        where: folder or hub name.
-        folder: of the checkpoint's small files.
-        local_files_only: do not use the hub.
-
-    Raises:
-        TreeoptError: E304 where the tokenizer cannot be loaded.
-    """
+    """The tokenizer, or None where the checkpoint has none: token ids can be decoded without one."""
     if tokenizer_of(folder) != folder:
         folder = tokenizer_of(folder)
         where = str(folder)

@@ -31,11 +31,7 @@ _ADVICE = re.compile(r"weights_only|trust_remote_code|above report|ignore_mismat
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A JSON file of settings of another library; empty where the file does not exist.
-
-    Raises:
-        TreeoptError: E203 where it is not a JSON object.
-    """
+    """A JSON file of settings of another library; empty where the file does not exist."""
     if not file.exists():
         return {}
     config = read_settings(file)
@@ -65,11 +61,7 @@ def check_shards(folder: Path) -> None:
 
 
 def check_files(name: str, folder: Path) -> None:
-    """Check the files of a base model before it is loaded.
-
-    Raises:
-        TreeoptError: E203 where a settings file is damaged or an index names files elsewhere, E304 as `check_size`.
-    """
+    """Check the files of a base model before it is loaded."""
     for settings in _SETTINGS:
         read_config(folder / settings)
     check_shards(folder)
@@ -80,10 +72,6 @@ def check_size(name: str, folder: Path) -> None:
     """Raise E304 where a config describes a model far larger than its files, or weights are stored as integers.
 
     Loading fills missing weights with random numbers, so a wrong config could use up the memory before it is detected.
-
-    Args:
-        name: of the model, as given by the user.
-        folder: of its files; nothing is checked where it has none yet, or where the config cannot be read.
     """
     stored, size = _stored(folder)
     listed = _most_layers(read_config(folder / _SETTINGS[0]))
@@ -110,17 +98,7 @@ def check_size(name: str, folder: Path) -> None:
 
 
 def check_loaded(name: str, model: nn.Module, info: Mapping[str, Any]) -> tuple[str, ...]:
-    """Warnings about a checkpoint that was loaded.
-
-    Args:
-        name: of the model, as given by the user.
-        model: the loaded model.
-        info: by `from_pretrained(..., output_loading_info=True)`: tied weights and buffers that are computed are not
-            among the missing ones.
-
-    Raises:
-        TreeoptError: E304 where weights are missing or have other shapes: transformers sets them at random.
-    """
+    """Warnings about a checkpoint that was loaded."""
     faults = []
     if info["missing_keys"]:
         faults.append(f"it lacks {_listed(info['missing_keys'])}")
@@ -176,16 +154,7 @@ def refused_name(error: BaseException) -> str | None:
 
 
 def not_loadable(name: str, error: Exception, folder: Path | None = None) -> TreeoptError:
-    """The error of loading a model, or of its forward.
-
-    Args:
-        name: of the model, as given by the user.
-        error: of transformers.
-        folder: of the files of a model that was loaded.
-
-    Returns:
-        E210 where code would be run, E403 where memory is used up, else E304.
-    """
+    """The error of loading a model, or of its forward."""
     if out_of_memory(error):
         fix = "--dtype bfloat16, or a smaller model"
         return TreeoptError(Code.OUT_OF_MEMORY, f"{name} does not fit into memory", fix=fix)

@@ -35,21 +35,12 @@ _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", 
 
 
 def config_shape(file: Path, name: str) -> ModelShape:
-    """The shape of the model of a config.json.
-
-    Raises:
-        TreeoptError: E201, E203 where the file is missing or no config; E240 where its arithmetic is not that of a
-            transformer.
-    """
+    """The shape of the model of a config.json."""
     return _shape_of(_read(file), name, str(file))
 
 
 def heads_drafting(name: str, base: ModelShape) -> Drafting:
-    """What Medusa heads of a folder or hub name compute.
-
-    Raises:
-        TreeoptError: as `load_heads`; E212 where they are of another hidden size.
-    """
+    """What Medusa heads of a folder or hub name compute."""
     heads = load_heads(name).heads
     if heads.hidden_size != base.hidden:
         what = f"{name} has heads for hidden size {heads.hidden_size}, {base.name} has {base.hidden}"
@@ -118,11 +109,7 @@ def _excess(content: Mapping[Any, Any]) -> str:
 
 
 def shape_of_model(model: Any, name: str, source: str = "") -> ModelShape:
-    """The shape of a causal language model on the `meta` device, from forwards there.
-
-    Raises:
-        TreeoptError: E240 where its FLOPs are not those of matrices and attention.
-    """
+    """The shape of a causal language model on the `meta` device, from forwards there."""
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     if head is None:
         raise _not_modelled(name, config.model_type, "it has no LM head")

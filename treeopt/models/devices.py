@@ -26,9 +26,6 @@ def pick_device(name: str) -> torch.device:
 
     Several processes have one device each: the kind of the accelerator alone, such as `cuda`, is the one of this
     process's LOCAL_RANK too.
-
-    Raises:
-        TreeoptError: E402 where there is no such device, it holds no data (meta), or LOCAL_RANK is invalid.
     """
     device = _process_device() if name == "auto" else None
     try:
@@ -87,17 +84,7 @@ _HOST = ("cpu", "disk")  # places of offloaded weights, where a map has an accel
 def placement(
     device: str, device_map: DeviceMap | None, *, load_in_4bit: bool = False
 ) -> tuple[torch.device, dict[str, Any]]:
-    """The device of the first layers, or one that a map names, and the arguments of `from_pretrained` for it.
-
-    Args:
-        device: as `pick_device`; `auto` where a map is given.
-        device_map: as `load_base`.
-        load_in_4bit: quantise the weights while loading.
-
-    Raises:
-        TreeoptError: E401 where bitsandbytes is missing, E402 where a device cannot be used.
-        ValueError: for a map beside a device.
-    """
+    """The device of the first layers, or one that a map names, and the arguments of `from_pretrained` for it."""
     if device_map is not None and device != "auto":
         raise ValueError(f"device is {device!r} and device_map {device_map!r}: give either of them")
     options: dict[str, Any] = {}
@@ -115,17 +102,7 @@ def placement(
 
 
 def check_placed(model: PreTrainedModel, name: str, device_map: DeviceMap | None) -> None:
-    """Check the map that accelerate has made for a model.
-
-    Args:
-        model: the loaded model.
-        name: as given by the user.
-        device_map: as `load_base`.
-
-    Raises:
-        TreeoptError: E304 where the model does not state which of its parts must stay on one device; E403 where weights
-            do not fit on the accelerators, or have no values.
-    """
+    """Check the map that accelerate has made for a model."""
     found = getattr(model, "hf_device_map", {})
     fix = (
         "more or larger GPUs, --dtype bfloat16, or in Python a device_map that names cpu or disk for some layers: slow"

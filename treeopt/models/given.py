@@ -29,18 +29,7 @@ _GIVEN = "given"  # the name of heads passed as an object
 
 
 def as_base(model: GivenModel, tokenizer: PreTrainedTokenizerBase | None = None, *, dtype: str = "auto") -> Base:
-    """A `Base` from any accepted form of a model.
-
-    Args:
-        model: a causal language model of transformers, a folder or hub name (`pocket` is the built-in model), or what
-            `load_base` gives.
-        tokenizer: the model's; by default the one in the folder of its weights, or in the hub's cache.
-        dtype: of a model that is loaded here, as in `load_base`.
-
-    Raises:
-        TreeoptError: E304 where the model has no LM head, has an encoder, or is in training mode; as `load_base`.
-        TypeError: where it has another type.
-    """
+    """A `Base` from any accepted form of a model."""
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TypeError(f"a tokenizer is one of transformers, not {_kind(tokenizer)}")
     if isinstance(model, (str, os.PathLike)):
@@ -67,12 +56,7 @@ def name_of(model: GivenModel) -> tuple[str, ...]:
 
 
 def as_heads(heads: GivenHeads) -> LoadedHeads:
-    """`LoadedHeads` from any accepted form: `MedusaHeads`, what `load_heads` gives, a folder, a file or a hub name.
-
-    Raises:
-        TreeoptError: as `load_heads`.
-        TypeError: where it has another type.
-    """
+    """`LoadedHeads` from any accepted form: `MedusaHeads`, what `load_heads` gives, a folder, a file or a hub name."""
     if isinstance(heads, LoadedHeads):
         return heads
     if isinstance(heads, MedusaHeads):
@@ -119,17 +103,7 @@ _passed: weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakSet[PreTrainedMo
 
 
 def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "auto") -> Base:
-    """Load a draft model for a base model.
-
-    Args:
-        name: folder or hub name; `pocket-draft` is that of the built-in model.
-        base: the model that verifies its drafts.
-        dtype: as `load_base`.
-        device: as `load_base`.
-
-    Raises:
-        TreeoptError: as `load_base` and `check_draft`.
-    """
+    """Load a draft model for a base model."""
     with _named_as_draft():
         draft = load_base(name, dtype=dtype, device=device)
     check_draft(base, draft)
@@ -211,20 +185,7 @@ def load_pair(
     device_map: DeviceMap | None = None,
     adapter: str | None = None,
 ) -> tuple[Base, LoadedHeads]:
-    """Load heads and their base model in one dtype, with the heads on the device of the base's inputs and outputs.
-
-    Args:
-        heads: folder, weights file or hub name of the heads.
-        model: folder or hub name of the base; None is the one in the heads' config.
-        dtype: as `load_base`.
-        device: as `load_base`.
-        device_map: as `load_base`.
-        adapter: as `load_base`; None is the base alone, with a warning where the heads were trained with an adapter.
-
-    Raises:
-        TreeoptError: as `load_heads` and `load_base`; E211 where the base model is unknown, E212 where they do not fit,
-            E214 where the adapter was trained with other heads.
-    """
+    """Load heads and their base model in one dtype, with the heads on the device of the base's inputs and outputs."""
     loaded = load_heads(heads)
     name = model or loaded.base
     if name is None:

@@ -63,11 +63,7 @@ class HeadTensors:
 
 
 def find_head_files(name: str) -> Path:
-    """The folder or file of heads: a local path, the built-in heads, or a repository with the files that heads need.
-
-    Raises:
-        TreeoptError: as `find_heads`.
-    """
+    """The folder or file of heads: a local path, the built-in heads, or a repository with the files that heads need."""
     first = (*_HEADS_ONLY, "*.index.json")
     path = find_heads(name, first)
     if here(name) is not None or not path.is_dir() or any((path / file).is_file() for file in _HEADS_ONLY):
@@ -78,12 +74,7 @@ def find_head_files(name: str) -> Path:
 
 
 def read_head_tensors(path: Path) -> HeadTensors:
-    """The tensors of the heads in a folder or file.
-
-    Raises:
-        TreeoptError: E201 where there is no file of weights, E203 where a file is damaged or an index names files
-            outside its folder, E210 where a pickle is not plain tensors, E211 where the names are of no known layout.
-    """
+    """The tensors of the heads in a folder or file."""
     file = _weights_file(path)
     check_shards(file.parent)
     sharded = file.name.endswith(_INDEX_SUFFIXES)
@@ -221,11 +212,7 @@ class PlainHeads:
 
 
 def plain_heads(found: HeadTensors, config: Mapping[str, Any]) -> PlainHeads:
-    """The tensors of heads, with what their layout leaves out.
-
-    Raises:
-        TreeoptError: E211 where a token map or a scale does not fit.
-    """
+    """The tensors of heads, with what their layout leaves out."""
     layout, name = found.layout, str(found.file)
     state, notes = _scaled(found.state, config, name)
     if layout.name != "vllm":
@@ -391,11 +378,7 @@ def from_state(
     token_map: Tensor | None = None,
     vocab_size: int | None = None,
 ) -> MedusaHeads:
-    """Heads from tensors in a layout, all blocks with biases.
-
-    Raises:
-        TreeoptError: E211 naming the keys or shapes that do not fit, E504 naming a key whose values are not finite.
-    """
+    """Heads from tensors in a layout, all blocks with biases."""
     blocks_of = [match for match in map(layout.block_pattern.fullmatch, state) if match]
     heads_of = [match for match in map(layout.lm_head_pattern.fullmatch, state) if match]
     unknown = [key for key in state if not layout.fits(key)]
@@ -481,18 +464,7 @@ def check_heads_writable(
     names: tuple[str, ...] = WEIGHT_FILES,
     mark: str = "medusa_num_heads",
 ) -> Path:
-    """The file of weights that will be written to a folder, by default by `save_heads`; called before long work.
-
-    Args:
-        folder: of the heads.
-        overwrite: whether existing heads may be replaced.
-        names: the files of weights that may be heads, the one that will be written first.
-        mark: an entry that configs of such heads have, and those of base models do not.
-
-    Raises:
-        TreeoptError: E204 where the folder has a base model, even with `overwrite`, or cannot be written; E202 where it
-            has heads.
-    """
+    """The file of weights that will be written to a folder, by default by `save_heads`; called before long work."""
     place = check_folder(folder)
     file = place / names[0]
     if not place.exists():

@@ -112,11 +112,7 @@ _FOREIGN = (
 
 
 def detect(keys: Iterable[str], name: str) -> HeadsLayout:
-    """The layout of a checkpoint, by the names of its tensors.
-
-    Raises:
-        TreeoptError: E211 where they are of no known layout.
-    """
+    """The layout of a checkpoint, by the names of its tensors."""
     known = sorted(keys)
     for layout in LAYOUTS:
         if any(layout.block_pattern.fullmatch(key) or layout.lm_head_pattern.fullmatch(key) for key in known):

@@ -65,11 +65,7 @@ def built_in(name: str) -> Path | None:
 
 
 def find_heads(name: str, weight_files: tuple[str, ...]) -> Path:
-    """The folder or file of a heads checkpoint; `pocket` is the built-in one.
-
-    Raises:
-        TreeoptError: E201 for a path that does not exist, E301 where the hub does not have it or does not answer.
-    """
+    """The folder or file of a heads checkpoint; `pocket` is the built-in one."""
     path = here(name)
     if path is not None:
         return path
@@ -84,9 +80,6 @@ def find_base(name: str, option: str = "--model") -> Path:
     """The folder of a base model's files: a local one, the built-in one, or the small files of a hub repository.
 
     `option` is the one that names it, for the message.
-
-    Raises:
-        TreeoptError: as `find_heads`.
     """
     path = here(name)
     if path is not None:

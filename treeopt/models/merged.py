@@ -83,18 +83,7 @@ def save_merged(base: Base, folder: str | os.PathLike[str], *, overwrite: bool =
 def check_merged_writable(
     folder: str | os.PathLike[str], *, overwrite: bool, others: Iterable[str | os.PathLike[str]] = ()
 ) -> Path:
-    """The folder, after checking that a merged base can be written there; called before long work.
-
-    Args:
-        folder: of the merged base.
-        overwrite: whether a merged base may be replaced.
-        others: files and folders that the run reads or writes besides. A hub name is compared as a path, since a folder
-            of that name would be loaded in its place.
-
-    Raises:
-        TreeoptError: E202 where it holds a merged base and `overwrite` is off, E204 where it holds other files, cannot
-            be written, or is, contains or lies in one of the others.
-    """
+    """The folder, after checking that a merged base can be written there; called before long work."""
     place = check_folder(folder)
     for other in others:
         _check_apart(place, other)

@@ -120,11 +120,7 @@ NAMED: dict[str, Decoder] = {
 
 
 def named_shape(name: str) -> ModelShape:
-    """The shape of a name in `NAMED`, in any case.
-
-    Raises:
-        TreeoptError: E240 for an unknown name, with similar ones.
-    """
+    """The shape of a name in `NAMED`, in any case."""
     known = NAMED.get(name.lower())
     if known is None:
         near = similar(name, NAMED)

@@ -30,12 +30,7 @@ _PREFIX = "checkpoint-"
 
 
 def check_unfinished(heads: Path, *, resume: bool, overwrite: bool) -> Path:
-    """The folder of the checkpoints, after checking that a run can begin or continue there.
-
-    Raises:
-        TreeoptError: E202 where the folder holds an unfinished run, E204 where it holds other files, or another process
-            is writing it, E205 where there is no run to resume.
-    """
+    """The folder of the checkpoints, after checking that a run can begin or continue there."""
     folder = heads / FOLDER
     if folder.exists() and not folder.is_dir():
         what = f"{folder} is a file, but checkpoints would be written to a folder of this name"
@@ -71,15 +66,7 @@ def check_same(folder: Path, begun: Mapping[str, Any]) -> None:
 
 
 def last_checkpoint(folder: Path, first: int) -> Path | None:
-    """The latest whole checkpoint; None where the run was killed before the first one was complete.
-
-    Args:
-        folder: of the checkpoints.
-        first: the step of a run's first checkpoint.
-
-    Raises:
-        TreeoptError: E205 where a marked checkpoint is damaged.
-    """
+    """The latest whole checkpoint; None where the run was killed before the first one was complete."""
     found = [path for path in folder.glob(f"{_PREFIX}*") if step_of(path) >= 0]
     whole = [path for path in found if (path / _MARK).exists()]
     if whole:

@@ -78,11 +78,7 @@ class TextFile:
 
 
 def read_texts(name: str) -> TextFile:
-    """The rows of a file or hub data set; this needs no model.
-
-    Raises:
-        TreeoptError: as `read_rows`.
-    """
+    """The rows of a file or hub data set; this needs no model."""
     return TextFile(name, *read_rows(name))
 
 
@@ -92,16 +88,6 @@ def load_texts(
     """Training texts from files or hub data sets, as token ids of at most `length`.
 
     Longer plain text becomes several examples; a longer conversation is cut and counted.
-
-    Args:
-        base: the model of the tokenizer and chat template.
-        files: names as for prompts, or results of `read_texts`.
-        length: most tokens of an example.
-        chat_template: put conversations and requests through the tokenizer's chat template, where it has one.
-
-    Raises:
-        TreeoptError: E302 for rows that are not texts or ids outside the vocabulary, E303 where no text is left, and as
-            `read_rows` and `encode`.
     """
     assert length >= 1
     examples: list[Example] = []
@@ -223,18 +209,7 @@ GivenTexts = TrainingTexts | str | os.PathLike[str] | Iterable[GivenRow]
 
 
 def as_training_texts(base: Base, texts: GivenTexts, *, length: int) -> TrainingTexts:
-    """Training texts, as token ids of at most `length`, and at most the model's context.
-
-    Args:
-        base: the model of the tokenizer.
-        texts: a file or hub data set as for `load_texts`; a list whose elements are plain texts (strings), rows with an
-            answer such as `{"prompt": ..., "output": ...}`, or conversations; one conversation; or `TrainingTexts`.
-        length: most tokens of a text.
-
-    Raises:
-        TreeoptError: as `load_texts`; E303 where the list is empty.
-        TypeError: where the texts are of another type.
-    """
+    """Training texts, as token ids of at most `length`, and at most the model's context."""
     if isinstance(texts, TrainingTexts):
         return texts
     length = min(length, base.context)

@@ -66,10 +66,6 @@ def check_unfinished(target: Path, *, resume: bool, overwrite: bool) -> None:
     """Check that a run can begin or continue in the unfinished file of `target`.
 
     A run of several processes that was killed early has left the folder of its rows, and no file.
-
-    Raises:
-        TreeoptError: E202 where there is an unfinished file, E204 where it is not a regular file, or another process is
-            writing it, E205 where there is no file to resume.
     """
     partial = partial_of(target)
     try:
@@ -95,17 +91,7 @@ def check_unfinished(target: Path, *, resume: bool, overwrite: bool) -> None:
 def kept_of(
     partial: Path, made_by: Mapping[str, Any], place: Callable[[str], int | None], batch_size: int
 ) -> FinishedRows:
-    """The part of an unfinished file that is kept: all batches but the last, which may be half-written.
-
-    Args:
-        partial: the file.
-        made_by: the origin that every row must have.
-        place: a function from a conversation's id to its index among all; None for an unknown id.
-        batch_size: conversations of a batch.
-
-    Raises:
-        TreeoptError: E205 where the file is of a run with other settings, or holds other content.
-    """
+    """The part of an unfinished file that is kept: all batches but the last, which may be half-written."""
     kept = before = FinishedRows()
     for index, length, row in _checked_rows(partial, made_by, place):
         if index // batch_size != kept.batches:
@@ -116,12 +102,7 @@ def kept_of(
 
 
 def check_whole(partial: Path, made_by: Mapping[str, Any], place: Callable[[str], int | None], rows: int) -> None:
-    """Check a file that is to be renamed: it has the rows that the run wrote, of the run's settings and prompts.
-
-    Raises:
-        TreeoptError: E404 where it was deleted.
-        RuntimeError: where it has other rows, which is a fault of this program or of a second run without a lock.
-    """
+    """Check a file that is to be renamed: it has the rows that the run wrote, of the run's settings and prompts."""
     if not partial.exists():
         raise TreeoptError(Code.SYSTEM_REFUSED, f"{partial} was deleted while it was written", fix="start again")
     try:

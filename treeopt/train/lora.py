@@ -76,12 +76,7 @@ class Adapted:
 
 
 def adapted(base: Base, settings: JointSettings) -> Adapted:
-    """A base with a new adapter, whose updates are zero; the first factor of each is drawn from torch's generator.
-
-    Raises:
-        TreeoptError: E401 without peft, E304 where the logits of the base are not those of its LM head, or where peft
-            cannot adapt its linear layers, and these alone, with settings that `read_adapter` takes.
-    """
+    """A base with a new adapter, whose updates are zero; the first factor of each is drawn from torch's generator."""
     require_peft()
     _check_logits(base)
     from peft import LoraConfig, get_peft_model

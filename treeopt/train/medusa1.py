@@ -44,11 +44,7 @@ class Trained:
 
 
 def new_heads(base: Base, num_heads: int, *, blocks: int = 1, shared_lm_head: bool = False) -> MedusaHeads:
-    """Heads with the base's own predictions: blocks of zeros, and its LM head, shared or copied (section 2.2.1).
-
-    Raises:
-        TreeoptError: E212 where the LM head would be copied and has a bias, which the layout cannot hold.
-    """
+    """Heads with the base's own predictions: blocks of zeros, and its LM head, shared or copied (section 2.2.1)."""
     if not shared_lm_head and base.lm_head.bias is not None:
         what = f"the LM head of {base.name} has a bias, which heads with their own LM heads cannot copy"
         raise TreeoptError(Code.HEADS_MISMATCH, what, fix="--shared-lm-head")

@@ -35,15 +35,7 @@ from treeopt.train.trainer import HeadsOnBase, HeadsTrainer, no_tally, prefix_of
 
 
 def heads_weight(peak: float, schedule: str, step: int, steps: int) -> float:
-    """lambda_0, the weight of the heads' loss, at a step from 0.
-
-    Args:
-        peak: its greatest value.
-        schedule: `constant`, or `sine`: from 0 to the peak at the end of the run by a quarter of a sine (section
-            2.2.2).
-        step: steps done.
-        steps: all steps.
-    """
+    """lambda_0, the weight of the heads' loss, at a step from 0."""
     return peak * math.sin(math.pi / 2 * step / steps) if schedule == SINE else peak
 
 
@@ -300,11 +292,7 @@ def _check_all_tokens(heads: LoadedHeads | None) -> None:
 
 
 def check_outputs(folder: Path, inputs: tuple[str, ...], *, resume: bool, overwrite: bool) -> None:
-    """Check, before any work, that a run of stage 2 can begin or continue in a folder.
-
-    Raises:
-        TreeoptError: as `run.check_outputs` and `check_adapter_writable`.
-    """
+    """Check, before any work, that a run of stage 2 can begin or continue in a folder."""
     run.check_outputs(folder, inputs, resume=resume, overwrite=overwrite)
     for name in inputs:
         check_no_input(folder / WEIGHT_FILES[0], name)

@@ -102,19 +102,7 @@ def job_of(
     trained: int,
     more: Mapping[str, Any] | None = None,
 ) -> TrainingRun:
-    """A run over texts, after checking the disk space.
-
-    Args:
-        base: the base model.
-        texts: to train on and to hold out.
-        folder: for the heads.
-        settings: of the run.
-        trained: number of weights that are trained.
-        more: further entries of `TrainingRun.begun`.
-
-    Raises:
-        TreeoptError: E303 where no text is left to train on, E403 where the disk is too small.
-    """
+    """A run over texts, after checking the disk space."""
     train, held_out = _split(texts.examples, settings)
     arguments = _trainer_arguments(folder / CHECKPOINTS, settings, len(train), base.device)  # joins the other processes
     job = TrainingRun(texts, TrainerData(base, train, held_out), folder, settings, arguments, more or {})
@@ -131,22 +119,7 @@ def run_job(
     resume: bool,
     overwrite: bool,
 ) -> AnyTrainer:
-    """Train, evaluate on the texts held out, save, and delete the checkpoints.
-
-    Args:
-        job: the run.
-        make_trainer: makes the Trainer; called after all random generators are seeded.
-        save: writes the result; called by one process.
-        resume: continue from the last checkpoint.
-        overwrite: delete an unfinished run.
-
-    Returns:
-        The Trainer; its `scores` are those of the texts held out.
-
-    Raises:
-        TreeoptError: E205 where a run cannot be resumed, E403 where the disk is full, E504 where the loss is not
-            finite; as `check_unfinished`.
-    """
+    """Train, evaluate on the texts held out, save, and delete the checkpoints."""
     # The first process has the lock for all.
     with Lock(job.checkpoints) if job.is_main else contextlib.nullcontext():
         try:
@@ -169,18 +142,7 @@ def run_job(
 
 
 def check_outputs(folder: Path, inputs: Sequence[str], *, resume: bool, overwrite: bool) -> None:
-    """Check, before any work, that a run can begin or continue in a folder.
-
-    Args:
-        folder: for the heads.
-        inputs: names of the texts' files and of the base model's folder.
-        resume: continue an unfinished run.
-        overwrite: replace heads, metrics and an unfinished run.
-
-    Raises:
-        TreeoptError: as `check_heads_writable` and `check_unfinished`; E204 where the run would replace one of its
-            inputs.
-    """
+    """Check, before any work, that a run can begin or continue in a folder."""
     check_heads_writable(folder, overwrite=overwrite or resume)
     checkpoints = check_unfinished(folder, resume=resume, overwrite=overwrite)
     if folder.exists():
@@ -249,17 +211,7 @@ def _split(examples: Sequence[Example], settings: Settings) -> tuple[list[Exampl
 
 
 def _trainer_arguments(folder: Path, settings: Settings, texts: int, device: torch.device) -> TrainingArguments:
-    """The Trainer's arguments.
-
-    Args:
-        folder: of the checkpoints.
-        settings: of the run.
-        texts: number of texts to train on.
-        device: of the base.
-
-    Raises:
-        TreeoptError: E402 where the Trainer would use another device.
-    """
+    """The Trainer's arguments."""
     steps = steps_of(settings, texts)
     # Checkpoints are at logged steps, so that a resumed run logs the same lines as an uninterrupted one.
     log_every = min(settings.log_every, steps)

@@ -59,16 +59,7 @@ def trainer_of(
     *,
     kind: type[AnyTrainer],
 ) -> AnyTrainer:
-    """A Trainer of heads.
-
-    Args:
-        model: the heads, whose weights change, on their base.
-        data: the examples.
-        arguments: of the Trainer.
-        metrics_file: the file of its log.
-        progress: called after each step.
-        kind: the class of the Trainer.
-    """
+    """A Trainer of heads."""
     trainer = kind(
         model=model,
         args=arguments,
