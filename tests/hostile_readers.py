@@ -268,7 +268,7 @@ READERS: dict[str, Reader] = {
         "medusa_lm_head.safetensors",
         seeds.heads,
         damage_tensors,
-        ("models.head_files.load_heads", "models.head_files.read_head_tensors"),
+        ("models.head_files.load_heads",),
         lambda folder: (folder / "config.json").write_bytes(seeds.heads_configs()[1]),
     ),
     "heads (.pt)": Reader(_heads, "medusa_lm_head.pt", seeds.heads_pt, damage_zip, ()),

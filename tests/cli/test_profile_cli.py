@@ -14,7 +14,7 @@ from tiny import random_heads, tiny_base
 
 from treeopt.cli.app import program
 from treeopt.files.profiles import load_profile
-from treeopt.models.head_files import expected_keys
+from treeopt.models.head_layouts import expected_keys
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,11 @@ from tiny import tiny_base
 
 from treeopt.errors import Code
 from treeopt.models.adapters import CONFIG_FILE, read_adapter
-from treeopt.models.checkpoint import check_files, check_shards
+from treeopt.models.checkpoint import check_files
 from treeopt.models.config_shapes import config_shape
 from treeopt.models.given import tokenizer_beside
 from treeopt.models.head_files import load_heads
+from treeopt.models.tensors import check_shards
 
 
 @pytest.mark.parametrize("dtype", [torch.uint64, torch.uint32, torch.uint16, torch.int8])

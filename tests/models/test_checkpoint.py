@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from treeopt.errors import Code, TreeoptError
 from treeopt.models import checkpoint
 from treeopt.models.checkpoint import check_size
-from treeopt.models.head_files import _scaled
+from treeopt.models.head_layouts import _scaled
 from treeopt.models.merged import check_merged_writable
 
 # Two embeddings of 6 x 4; in each of two layers 4 matrices of 4 x 4, 3 of 4 x 8 and 2 norms of 4; the last norm.

@@ -404,7 +404,7 @@ def test_hub_repository_gives_the_shards_with_heads(tmp_path: Path, monkeypatch:
         return folder
 
     monkeypatch.setattr(head_files, "find_heads", find)
-    assert head_files.find_head_files("owner/heads") == folder
+    assert head_files._find("owner/heads") == folder
     assert [("model-2.safetensors" in files, "model-1.safetensors" in files) for files in fetched] == [
         (False, False),
         (True, False),

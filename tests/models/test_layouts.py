@@ -16,7 +16,8 @@ from torch import Tensor
 
 from treeopt.errors import EXIT_ENVIRONMENT, EXIT_INPUT, Code, TreeoptError
 from treeopt.models import hub
-from treeopt.models.head_files import check_heads_writable, from_state, load_heads
+from treeopt.models.head_files import check_heads_writable, load_heads
+from treeopt.models.head_layouts import from_state
 
 
 def write(folder: Path, state: dict[str, Tensor], config: object = None) -> Path:

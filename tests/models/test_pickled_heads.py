@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import pickletools
-import struct
 import warnings
 import zipfile
 from pathlib import Path
@@ -99,21 +97,6 @@ def test_pickle_is_refused_without_warnings(tmp_path: Path, name: str, recwarn: 
         assert str(file) in str(caught.value)
     assert not recwarn.list
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("module", [b"samd.sam.sam", b"samd_sam_only.sam.dyn_sam", b"model.sam_only.sam.sam"])
-def test_table_of_sam_decoding(tmp_path: Path, module: bytes) -> None:
-    """The pickled automaton of SAM-Decoding is called by its name, and is not unpickled."""
-    named = b"\x8c" + bytes([len(module)]) + module + b"\x8c\x09StaticSAM\x93)\x81."
-    forms = b"\x80\x02c" + module + b"\nStaticSAM\n)\x81.", b"\x80\x04\x95" + struct.pack("<Q", len(named)) + named
-    for content in forms:
-        assert list(pickletools.genops(content))[-1][0].name == "STOP"  # a whole pickle
-        file = tmp_path / "sam_alpaca.pkl"
-        file.write_bytes(content)
-        error = refusal_of(load_heads, file)
-        assert error.code is Code.PICKLE_REFUSED
-        assert "(a SAM-Decoding table)" in error.what
-        assert error.fix.startswith("treeopt cannot read these yet")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 14, 15, 40, 200])

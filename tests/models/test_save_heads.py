@@ -13,7 +13,8 @@ from head_states import HIDDEN, make_state
 from tiny import random_heads, tiny_base
 
 from treeopt.errors import Code, TreeoptError
-from treeopt.models.head_files import check_heads_writable, expected_keys, from_state, load_heads, save_heads
+from treeopt.models.head_files import check_heads_writable, load_heads, save_heads
+from treeopt.models.head_layouts import expected_keys, from_state
 from treeopt.models.heads import MedusaHeads
 
 

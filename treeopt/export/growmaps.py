@@ -174,7 +174,7 @@ def read_growmap_pt(raw: bytes, fault: Fault) -> dict[str, Any]:
         with warnings.catch_warnings(action="ignore"):  # torch's of pickles that it refuses next
             content = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except Exception as error:  # the types that torch.load raises vary
-        from treeopt.models.checkpoint import refused_name
+        from treeopt.models.tensors import refused_name
 
         name = refused_name(error)
         if name is None:

@@ -29,13 +29,12 @@ from treeopt.models.head_files import (
     NXDI_FILE,
     VLLM_FILE,
     WEIGHT_FILES,
-    State,
     check_heads_writable,
     medusa_numbers,
-    state_of,
 )
-from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM
+from treeopt.models.head_layouts import MEDUSA, NXDI, VLLM, state_of
 from treeopt.models.heads import MedusaHeads
+from treeopt.models.tensors import State
 
 SAFETENSORS, PICKLE = WEIGHT_FILES
 _VLLM_MARK = "medusa_fc_bias"  # in the config of heads for vLLM, and in none of a base model

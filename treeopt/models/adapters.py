@@ -28,7 +28,7 @@ from treeopt.files.configurations import with_stored
 from treeopt.files.read import read_bytes
 from treeopt.models.checkpoint import read_config
 from treeopt.models.devices import is_offloaded
-from treeopt.models.tensors import fingerprints
+from treeopt.models.tensors import fingerprints, read_config
 
 ADAPTER_FOLDER = "adapter"  # inside the folder of heads
 CONFIG_FILE = "adapter_config.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,49 +14,16 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
-from treeopt.files.read import leaves_folder, read_settings, stays_in
-from treeopt.models.tensors import refused_pickle
+from treeopt.models.tensors import check_shards, read_config, refused_name, refused_pickle
 
 _SETTINGS = ("config.json", "generation_config.json")  # transformers ignores the second where it is damaged
 _PICKLES = "pytorch_model*.bin"  # weights that are read where there are no safetensors files
-_INDEX = ("*.safetensors.index.json", "*.bin.index.json")  # maps from weights to shard files
 _SHOWN = 6  # weights shown in a message
-_ONLY_BESIDE = "a checkpoint's index may name only files of the checkpoint"
 _MOST_LAYERS = 100_000  # of a config; some configs make a list of them before anything else is checked
 _WEIGHTS_A_BYTE = 8  # the maximum of any quantisation
 _SMALL = 1 << 28  # weights; this many fit into memory, and loading them names the missing ones
 # Advice in messages of other libraries to run code of a checkpoint, and references to a report that is not printed.
 _ADVICE = re.compile(r"weights_only|trust_remote_code|above report|ignore_mismatched_sizes")
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """A JSON file of settings of another library; empty where the file does not exist."""
-    if not file.exists():
-        return {}
-    config = read_settings(file)
-    if not isinstance(config, dict):
-        raise TreeoptError(Code.FILE_INVALID, f"{file} is not a JSON object but {type(config).__name__}")
-    return config
-
-
-def check_shards(folder: Path) -> None:
-    """Raise E203 where an index file of weights names a file outside its folder, by itself or by a link.
-
-    No file of weights is opened. In the cache of the hub, the files of a folder are links to those of its repository.
-    """
-    for file in sorted(found for pattern in _INDEX for found in folder.glob(pattern)):
-        shards = read_config(file).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
-            raise TreeoptError(Code.FILE_INVALID, f"{file} has no weight_map from weights to files")
-        elsewhere = next((name for name in shards.values() if leaves_folder(name)), None)
-        if elsewhere is not None:
-            what = f"{file} names weights in {elsewhere!r}, which is not in its folder"
-            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_BESIDE)
-        linked = next((name for name in sorted(set(shards.values())) if not _stays(folder / name, folder)), None)
-        if linked is not None:
-            what = f"{file} names weights in {linked!r}, which is a link to another folder, or not the name of a file"
-            fix = "put the files of weights into the folder, or name the folder that they are in"
-            raise TreeoptError(Code.FILE_INVALID, what, why=_ONLY_BESIDE, fix=fix)
 
 
 def check_files(name: str, folder: Path) -> None:
@@ -147,12 +113,6 @@ def plain_reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if named else message
 
 
-def refused_name(error: BaseException) -> str | None:
-    """The function or class in a pickle refused by `torch.load(..., weights_only=True)`; None for any other error."""
-    found = re.search(r"(?:GLOBAL|class|function) ([\w.]+)", str(error))
-    return found[1] if found and "weights_only" in str(error) else None
-
-
 def not_loadable(name: str, error: Exception, folder: Path | None = None) -> TreeoptError:
     """The error of loading a model, or of its forward."""
     if out_of_memory(error):
@@ -208,12 +168,6 @@ def _stored(folder: Path) -> tuple[dict[str, str], int]:
         except (SafetensorError, OSError):
             continue
     return kinds, size
-
-
-def _stays(file: Path, folder: Path) -> bool:
-    """Whether a file, with all links followed, is in a folder, or in that of the files of a repository in the cache."""
-    place = Path(os.path.realpath(folder))
-    return stays_in(file, place, *(above.parent / "blobs" for above in place.parents if above.name == "snapshots"))
 
 
 def _listed(keys: Iterable[str], texts: Mapping[str, str] | None = None) -> str:

@@ -15,13 +15,20 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.models.heads import MedusaHeads
+from treeopt.models.tensors import State, invalid, listed, misfit
 
 _DIGITS = "([0-9]{1,9})"
-_SHOWN = 6  # keys shown in an error
+_SCALE = "_scale"  # of a weight: weight_scale
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True)
@@ -135,11 +142,177 @@ def expected_keys(
     return weights, biases, [layout.lm_head.format(h=h, blocks=blocks) for h in heads] if has_lm_head else []
 
 
-def listed(keys: Iterable[str]) -> str:
-    """The first names, for a message."""
-    return ", ".join(sorted(keys)[:_SHOWN])
+def heads_of(state: State, layout: HeadsLayout, config: Mapping[str, Any], name: str) -> tuple[MedusaHeads, list[str]]:
+    """Heads from the tensors and the config of a checkpoint, and warnings for the user.
+
+    Checkpoints may leave out biases, have one LM head for all heads, a token map, or 8-bit weights.
+
+    Raises:
+        TreeoptError: E211 where names, shapes, a token map or a scale do not fit, E504 where values are not finite.
+    """
+    state, notes = _scaled(state, config, name)
+    if layout.name != "vllm":
+        return from_state(state, name, layout), notes
+    token_map = state.pop(f"{layout.prefix}token_map", None)
+    state = _with_biases(_with_lm_heads(state, layout, config, notes), layout, config, notes)
+    vocab_size = config.get("vocab_size")
+    if token_map is not None and config.get("truncated_vocab_size", vocab_size) == vocab_size:
+        notes.append("token_map is not used: truncated_vocab_size is vocab_size in config.json, or absent")
+        token_map = None
+    if token_map is None:
+        return from_state(state, name, layout), notes
+    if type(vocab_size) is not int:
+        raise invalid(name, "has a token_map, and its config.json has no vocab_size")
+    _check_token_map(token_map, vocab_size, name)
+    for key, tensor in state.items():
+        if layout.lm_head_pattern.fullmatch(key) and tensor.ndim == 2:
+            # vLLM takes the rows of the map where the checkpoint has those of all tokens.
+            state[key] = tensor[token_map.long()] if len(tensor) == vocab_size else tensor
+            if len(state[key]) != len(token_map):
+                raise invalid(name, f"has {len(tensor)} rows in {key} and {len(token_map)} tokens in its token_map")
+    return from_state(state, name, layout, token_map=token_map.long(), vocab_size=vocab_size), notes
 
 
-def invalid(name: str, what: str) -> TreeoptError:
-    """E211: a heads checkpoint that breaks a rule of its layout."""
-    return TreeoptError(Code.HEADS_INVALID, f"{name} {what}", fix="see the layouts of heads in docs/engines.md")
+def from_state(
+    state: State,
+    name: str,
+    layout: HeadsLayout = MEDUSA,
+    *,
+    token_map: Tensor | None = None,
+    vocab_size: int | None = None,
+) -> MedusaHeads:
+    """Heads from tensors in a layout, all blocks with biases; E211 names the keys or shapes that do not fit."""
+    blocks_of = [match for match in map(layout.block_pattern.fullmatch, state) if match]
+    heads_of = [match for match in map(layout.lm_head_pattern.fullmatch, state) if match]
+    unknown = [key for key in state if not layout.fits(key)]
+    if unknown or not state:
+        raise invalid(name, f"has keys of another layout: {listed(unknown) or 'no tensors'}")
+    num_heads = 1 + max((int(match[1]) for match in (*blocks_of, *heads_of)), default=0)
+    blocks = max((1 + int(match[2]) for match in blocks_of), default=0)
+    if max(num_heads, blocks) > len(state):  # checked first: the time of the rest grows with these numbers
+        raise invalid(name, f"has a key of head {num_heads - 1} but {len(state)} tensors")
+    weights, biases, lm_heads = expected_keys(num_heads, blocks, bool(heads_of), layout)
+    first = next((state[key] for row in (lm_heads, *weights) for key in row if key in state), None)
+    sizes = (0,) if first is None or not first.ndim else tuple(first.shape)
+    hidden = sizes[-1]
+    shapes = {key: (hidden, hidden) for row in weights for key in row} | {
+        key: (hidden,) for row in biases for key in row
+    }
+    fault = misfit(state, shapes | dict.fromkeys(lm_heads, (sizes[0], hidden)))
+    if fault:
+        raise invalid(name, f"has {num_heads} heads of {blocks} blocks but {fault}")
+    _check_values(state, name)
+    dtype = next(iter(state.values())).dtype
+    empty = torch.zeros(0, num_heads, hidden, hidden, dtype=dtype), torch.zeros(0, num_heads, hidden, dtype=dtype)
+    return MedusaHeads.from_tensors(
+        _stack(state, weights) if blocks else empty[0],
+        _stack(state, biases) if blocks else empty[1],
+        torch.stack([state[key] for key in lm_heads]) if lm_heads else None,
+        token_map,
+        vocab_size,
+    )
+
+
+def _check_values(state: State, name: str) -> None:
+    kinds = {str(tensor.dtype) for tensor in state.values()}
+    if len(kinds) > 1 or not next(iter(state.values())).is_floating_point():
+        raise invalid(name, f"has tensors of {', '.join(sorted(kinds))}, not of one floating-point type")
+    broken = next((key for key, tensor in state.items() if not torch.isfinite(tensor).all()), None)
+    if broken is not None:
+        what = f"the heads {name} have values in {broken} that are not finite"
+        raise TreeoptError(Code.NOT_FINITE, what, why="their weights are damaged", fix="another copy of the heads")
+
+
+def _stack(state: State, keys: list[list[str]]) -> Tensor:
+    return torch.stack([torch.stack([state[key] for key in row]) for row in keys])
+
+
+def state_of(heads: MedusaHeads, layout: HeadsLayout = MEDUSA) -> State:
+    """The tensors of heads by their names in a layout, without a token map: copies in the memory of the CPU."""
+    blocks, num_heads = heads.bias.shape[:2]
+    weights, biases, lm_heads = expected_keys(num_heads, blocks, heads.lm_head is not None, layout)
+    state = {}
+    for block, (names, bias_names) in enumerate(zip(weights, biases, strict=True)):
+        for h in range(num_heads):
+            state[names[h]], state[bias_names[h]] = heads.weight[block, h], heads.bias[block, h]
+    if heads.lm_head is not None:
+        state |= dict(zip(lm_heads, heads.lm_head, strict=True))
+    # Views would be written with all of the memory that they share.
+    return {key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+
+
+def _check_token_map(token_map: Tensor, vocab_size: int, name: str) -> None:
+    whole = not token_map.is_floating_point() and token_map.dtype != torch.bool and not token_map.is_complex()
+    if not whole or token_map.ndim != 1 or not len(token_map):
+        raise invalid(name, f"has a token_map of {token_map.dtype} {list(token_map.shape)}, not of token ids")
+    ids = token_map.long()  # torch has no minimum of some unsigned types; those beyond int64 become negative
+    if ids.min() < 0 or ids.max() >= vocab_size or len(set(ids.tolist())) < len(ids):
+        raise invalid(name, f"has a token_map that is not of distinct token ids below {vocab_size}")
+
+
+def _with_lm_heads(state: State, layout: HeadsLayout, config: Mapping[str, Any], notes: list[str]) -> State:
+    """The state with an LM head for each head, where it has one for all; a note where vLLM keeps one of several."""
+    shared, first = f"{layout.prefix}lm_head.weight", layout.lm_head.format(h=0)
+    present = [key for key in state if layout.lm_head_pattern.fullmatch(key)]
+    if len(present) > 1 and config.get("original_lm_head") is True:
+        notes.append(f"vLLM keeps one of these {len(present)} LM heads: original_lm_head is true in config.json")
+    if shared in state and not present:
+        source = shared
+    elif present == [first] and config.get("original_lm_head") is True:
+        source = first
+    else:
+        return state
+    numbers = [int(match[1]) for match in map(layout.block_pattern.fullmatch, state) if match]
+    if max(numbers, default=0) > len(state):  # refused later; the time of this grows with it
+        return state
+    rest = {key: tensor for key, tensor in state.items() if key != source}
+    return rest | {layout.lm_head.format(h=h): state[source] for h in range(1 + max(numbers, default=0))}
+
+
+def _with_biases(state: State, layout: HeadsLayout, config: Mapping[str, Any], notes: list[str]) -> State:
+    """The state with biases of 0, where it has none; a note where vLLM drops those that it has."""
+    found = [match for match in map(layout.block_pattern.fullmatch, state) if match]
+    if any(match[3] == "bias" for match in found):
+        if config.get("medusa_fc_bias") is not True:
+            notes.append("vLLM drops the biases of these heads: medusa_fc_bias is not true in config.json")
+        return state
+    biases = {
+        layout.block.format(h=match[1], l=match[2], part="bias"): state[match[0]].new_zeros(state[match[0]].shape[:1])
+        for match in found
+    }
+    return state | biases
+
+
+def _scaled(state: State, config: Mapping[str, Any], name: str) -> tuple[State, list[str]]:
+    """The state with 8-bit weights multiplied by their scales, in the type of the other tensors."""
+    quantised = {key for key, tensor in state.items() if tensor.dtype in _EIGHT_BITS}
+    scales = {key for key in state if key.endswith(_SCALE)}
+    if not quantised and not scales:
+        return dict(state), []
+    unused = sorted(key for key in scales if key.removesuffix(_SCALE) not in quantised and "input" not in key)
+    lacking = sorted(key for key in quantised if key + _SCALE not in state)
+    if unused or lacking:
+        raise invalid(name, f"has weights that are not FP8 with a weight_scale: {listed(unused + lacking)}")
+    plain = [tensor.dtype for key, tensor in state.items() if key not in quantised | scales]
+    dtype = plain[0] if plain else _named_dtype(config)
+    result = {key: tensor for key, tensor in state.items() if key not in scales}
+    for key in quantised:
+        scale = state[key + _SCALE].float()
+        if scale.numel() not in (1, len(state[key])):
+            raise invalid(name, f"has a {key + _SCALE} of {list(scale.shape)}, neither one value nor one for each row")
+        result[key] = (state[key].float() * scale.reshape(-1, 1)).to(dtype)
+    return result, [f"FP8 weights are multiplied by their scales, in {str(dtype).removeprefix('torch.')}"]
+
+
+def _named_dtype(config: Mapping[str, Any]) -> torch.dtype:
+    """The floating-point type in a config; bfloat16 where there is none."""
+    names = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    return names.get(str(config.get("dtype") or config.get("torch_dtype")), torch.bfloat16)
+
+
+JOINT_METHOD = "Medusa-2"  # in the config of heads that were trained with an adapter of their base
+# File names of weights and tokenizers of base models in transformers.
+_BASE_FILE = re.compile(
+    r"(pytorch_)?model.*\.(safetensors|bin)(\.index\.json)?|tokenizer.*|vocab\..*|merges\.txt|spiece\.model"
+)
+_SHOWN_CHARACTERS = 6  # characters of a wrong number

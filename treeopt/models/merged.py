@@ -18,7 +18,7 @@ from treeopt.files.atomic import check_folder, check_space, make_folder, new_fil
 from treeopt.files.configurations import with_stored
 from treeopt.models.adapters import NOTE_FILE
 from treeopt.models.base import Base
-from treeopt.models.checkpoint import read_config
+from treeopt.models.tensors import read_config
 
 _SHOWN = 3  # files in a message
 
