@@ -30,7 +30,7 @@ from treeopt.calibration import Calibration
 from treeopt.decode.rules import Typical
 from treeopt.defaults import DEFAULT_TOP_K, DEFAULT_VALUES, DEFAULT_WEIGHTS, STEP_SIZES
 from treeopt.evaluate.baselines import GENERATE, TREE
-from treeopt.evaluate.inputs import replayed
+from treeopt.evaluate.runs import replayed
 from treeopt.evaluate.validate import make_inputs, validate
 from treeopt.evaluate.validate_typical import SAMPLED
 from treeopt.files.calibrations import load_calibration

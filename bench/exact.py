@@ -13,7 +13,7 @@ import torch
 from timing import add_tiny, machine
 
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.evaluate.inputs import predict
+from treeopt.evaluate.runs import predict
 from treeopt.files.calibrations import load_calibration
 from treeopt.models.given import load_pair
 from treeopt.optimize.tree_builder import build_tree

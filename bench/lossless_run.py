@@ -108,6 +108,7 @@ def _generated(case: Case, base: Base, source: TreeSource, prompts: list[list[in
             do_sample=False,
             return_dict_in_generate=True,
             custom_generate=tree_generate,
+            stateless_processors=True,
             tree=source,
             **options_of(case),
         )

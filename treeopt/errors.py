@@ -14,7 +14,8 @@ import errno
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -230,6 +231,17 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_MEMORY)
     )
+
+
+@contextmanager
+def memory_as_error(fix: str) -> Iterator[None]:
+    """Raise E403 where the block runs out of memory, on the CPU or on a device."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise TreeoptError(Code.OUT_OF_MEMORY, first_line(error), fix=fix) from error
 
 
 def disk_full(error: BaseException | None) -> bool:

@@ -15,8 +15,8 @@ from treeopt.calibrate.pipeline import run_calibration
 from treeopt.drafter import KINDS, Drafter
 from treeopt.drafting.learn import TOP, Learning
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.inputs import trace
 from treeopt.evaluate.profile import largest_context, measure_profile
+from treeopt.evaluate.runs import trace
 from treeopt.evaluate.validate import validate
 from treeopt.files.drafters import load_drafter, save_drafter
 from treeopt.models.base import Base

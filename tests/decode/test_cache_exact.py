@@ -20,7 +20,7 @@ from treeopt.decode.rules import Rule, Sample
 from treeopt.drafter import Drafter
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.kernel.session import KernelSession
-from treeopt.evaluate.inputs import predict
+from treeopt.evaluate.runs import predict
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads
 from treeopt.policy import Plan, TreePolicy

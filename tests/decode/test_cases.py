@@ -17,7 +17,7 @@ from tiny import TREE_FAMILIES, VOCAB, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafting.plans import num_candidates
-from treeopt.evaluate.inputs import predict
+from treeopt.evaluate.runs import predict
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text
 

@@ -15,7 +15,7 @@ from tiny import random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.inputs import predict
+from treeopt.evaluate.runs import predict
 from treeopt.files.trees import save_tree
 from treeopt.models.base import load_base
 from treeopt.models.head_files import load_heads

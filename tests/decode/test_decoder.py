@@ -23,7 +23,7 @@ from treeopt.drafting.heads import HeadsSession
 from treeopt.drafting.interface import Drafts
 from treeopt.drafting.trace import TextTraces
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.inputs import predict
+from treeopt.evaluate.runs import predict
 from treeopt.models.base import Base, load_base
 from treeopt.models.head_files import load_heads
 from treeopt.models.heads import MedusaHeads

@@ -23,7 +23,7 @@ from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.kernel.session import KernelRows
 from treeopt.drafting.learn import Learning, learn
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.inputs import predict
+from treeopt.evaluate.runs import predict
 from treeopt.models.base import Base
 from treeopt.models.given import as_draft, load_draft
 from treeopt.policy import Plan, TreePolicy

@@ -23,7 +23,7 @@ from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.kernel.session import KernelSession
 from treeopt.drafting.plans import TreeSource, check_plan, trees_for
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.inputs import predict, trace
+from treeopt.evaluate.runs import predict, trace
 from treeopt.evaluate.validate import validate
 from treeopt.models.base import Base
 from treeopt.models.heads import MedusaHeads

@@ -11,7 +11,7 @@ from drafters import answered, learned, planted, prompts_of
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter, Level
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.inputs import predict, trace
+from treeopt.evaluate.runs import predict, trace
 from treeopt.models.base import Base
 from treeopt.policy import TreePolicy
 from treeopt.texts.encode import Text

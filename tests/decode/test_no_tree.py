@@ -15,7 +15,7 @@ import treeopt
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.inputs import predict
+from treeopt.evaluate.runs import predict
 from treeopt.evaluate.validate import validate
 from treeopt.files.drafters import save_drafter
 from treeopt.files.policies import as_plan_for

@@ -13,8 +13,7 @@ from tiny import VOCAB, random_heads, tiny_base
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample, Typical
-from treeopt.errors import Code, TreeoptError
-from treeopt.evaluate.memory import memory_as_error
+from treeopt.errors import Code, TreeoptError, memory_as_error
 from treeopt.evaluate.profile import measure_profile
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads

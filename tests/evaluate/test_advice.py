@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt.evaluate.advice import advice
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, Run
 from treeopt.evaluate.metrics import Metrics, Trial
-from treeopt.evaluate.validation import Validation
+from treeopt.evaluate.validate import Validation, advice
 from treeopt.optimize.replay import Replay
 
 MADE_BY = {"device": "cpu", "dtype": "float32", "attention": "sdpa"}

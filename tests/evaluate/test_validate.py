@@ -31,9 +31,8 @@ from treeopt.evaluate.baselines import (
     with_generate,
 )
 from treeopt.evaluate.divergence import ENDED, Cause
-from treeopt.evaluate.runs import decode_all, decode_in_turns
-from treeopt.evaluate.validate import validate
-from treeopt.evaluate.validation import ValidateOptions, Validation
+from treeopt.evaluate.runs import ValidateOptions, decode_all, decode_in_turns
+from treeopt.evaluate.validate import Validation, validate
 from treeopt.models.base import Base
 from treeopt.models.head_files import LoadedHeads
 from treeopt.optimize.tree_builder import build_tree

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import math
+from typing import Any
 
 import pytest
-from drafters import planted, prompts_of, quick_drafter
+import torch
+from conftest import ROOT_FOLDER
+from drafters import SIZE_COST, planted, prompts_of, quick_drafter
 from helpers import random_tree
-from tiny import random_heads, tiny_base
+from tiny import VOCAB, cycle_base, cycle_heads, random_heads, tiny_base
 
 from treeopt.decode.rules import Typical
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Call, with_generate
-from treeopt.evaluate.quality import quality
+from treeopt.evaluate.runs import Inputs, ValidateOptions, num_ranks
 from treeopt.evaluate.validate import validate
-from treeopt.evaluate.validate_typical import SAMPLED, TypicalValidation
-from treeopt.policy import TreePolicy
+from treeopt.evaluate.validate_typical import (
+    SAMPLED,
+    Quality,
+    TypicalValidation,
+    agreement,
+    distinct,
+    log_likelihood,
+    quality,
+)
+from treeopt.models.base import Base
+from treeopt.models.heads import MedusaHeads
+from treeopt.policy import Plan, TreePolicy
+from treeopt.texts.encode import Text
+from treeopt.tree import Tree
 
 RULE = Typical(1.5, 0.02, 0.5)
 TREE_OF = random_tree(5, nodes=30, depth=2, ranks=8)
+RULES = (Typical(0.7, 0.09, 0.3), Typical(1.5, 0.02, 0.5), Typical(0.5, 0.5, 0.99))
+GAPS = Tree.from_paths([(0,), (9,), (0, 1), (0, 40), (9, 0), (9, 60)])  # 6 drafts, ranks up to 60
+TREES = (
+    Tree.chain(3),
+    random_tree(5, nodes=30, depth=3, ranks=8),
+    Tree(()),
+    Tree(tuple((r,) for r in range(61))),
+    GAPS,
+)
 
 
 def found_by(batch_size: int = 1, repeats: int = 1) -> TypicalValidation:
@@ -39,8 +65,7 @@ def test_validate_typical_is_predicted(found: TypicalValidation) -> None:
     assert found.predicted.tokens_per_step == found.tokens_per_step > 1.1
     assert found.metrics.predicted_tokens_per_step == found.tokens_per_step
     assert found.measured_by_depth == tuple(found.predicted.acceptance_by_depth())
-    assert set(found.smaller) == {4, 8, 16}
-    assert 1 <= found.smaller[4] <= found.smaller[16]
+    assert found.smaller == {}  # parts of the tree accept drafts that are not on the text
 
 
 def test_validate_typical_predicts_texts_of_the_tree() -> None:
@@ -79,15 +104,185 @@ def test_validate_typical_is_reproducible(found: TypicalValidation) -> None:
     assert batches.metrics.repeats == 2
 
 
-def test_validate_typical_of_a_policy() -> None:
-    """Trees chosen per step are predicted too."""
-    base, heads = planted(3)
-    drafter = quick_drafter(base, heads)
-    policy = TreePolicy(12, drafter.depth, drafter.id)
-    rule = Typical(2.0, 0.02, 0.5)
-    found = validate(
-        base, heads, policy, prompts_of(6, 4), drafter=drafter, acceptance=rule, max_new_tokens=15, batch_size=4
-    )
+def predicted_exactly(base: Base, heads: MedusaHeads, tree: Plan, rule: Typical, new: int = 19, **more: Any) -> Any:
+    """A validation whose steps are predicted, text by text."""
+    options = {"acceptance": rule, "max_new_tokens": new, **more}
+    found = validate(base, heads, tree, prompts_of(3, 6), **options)
     assert found.prediction_misses == ()
-    assert found.predicted.tokens_per_step == found.tokens_per_step > 1.5
-    assert found.quality[TREE].agreement < 1
+    assert found.predicted.tokens == found.metrics.tokens
+    return found
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.nodes} nodes")
+def test_validate_typical_predicts_every_tree(tree: Tree) -> None:
+    """Random heads, so many drafts are off the text; ranks up to the last one, and trees of one node."""
+    base = tiny_base("llama", 1)
+    for rule in RULES:
+        predicted_exactly(base, random_heads(base, 3, 1), tree, rule)
+
+
+def ended(base: Base) -> Base:
+    """The model, which ends a text by a token that it often writes."""
+    text = with_generate(base)([prompts_of(3, 6)[0].prompt], 9, Call(0))[0].tokens
+    base.model.generation_config.eos_token_id = text[-1]
+    return base
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_validate_typical_where_texts_are_cut(end: bool) -> None:
+    """Texts that end by budget or by an end token within an accepted path, with heads that are often right."""
+    base = cycle_base(disturbed=0.06)
+    base = ended(base) if end else base
+    tree = Tree.from_paths([(0,), (1,), (0, 0), (1, 0), (0, 0, 0)])
+    for new in (1, 2, 7, 19):
+        found = predicted_exactly(base, cycle_heads(base, 3), tree, RULES[0], new)
+        assert new < 7 or found.tokens_per_step > 1
+        assert not end or new < 19 or any(trial.tokens < new for trial in found.metrics.trials)
+
+
+@pytest.mark.parametrize("cost", [(), SIZE_COST])
+def test_validate_typical_of_policies(cost: tuple[tuple[int, float], ...]) -> None:
+    """Trees chosen per step are predicted too, of one size and of several, alone and in batches."""
+    base, heads = planted(3)
+    base = ended(base)
+    drafter = quick_drafter(base, heads)
+    policy = TreePolicy(16, drafter.depth, drafter.id, cost)
+    for size in (1, 4):
+        found = predicted_exactly(base, heads, policy, Typical(2.0, 0.02, 0.5), drafter=drafter, batch_size=size)
+        assert found.predicted.tokens_per_step == found.tokens_per_step > 1.5
+        assert found.quality[TREE].agreement < 1  # the rule accepts what greedy decoding does not
+
+
+@pytest.mark.parametrize(
+    ("answers", "n", "expected"),
+    [
+        ([[1, 2, 1, 2]], 1, 2 / 4),
+        ([[1, 2, 1, 2]], 2, 2 / 3),  # 12, 21, 12
+        ([[1, 2, 1, 2]], 3, 2 / 2),  # 121, 212
+        ([[1, 2], [1, 2]], 2, 1 / 2),  # the same one twice; 21 would cross the texts
+        ([[1, 2], [2, 1]], 2, 2 / 2),
+        ([[5], [6]], 2, 0.0),
+        ([[5, 5, 5, 5], [5, 5]], 1, 1 / 6),
+    ],
+)
+def test_distinct_by_hand(answers: list[list[int]], n: int, expected: float) -> None:
+    """Different n-grams of all texts over n-grams of all texts."""
+    assert distinct(answers, n) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("answer", "greedy", "expected"),
+    [
+        ([1, 2, 3, 4], [1, 2, 9, 4], 2 / 4),  # a token that agrees after the first difference does not count
+        ([1, 2], [1, 2, 3, 4], 2 / 4),  # one text had ended
+        ([1, 2, 3, 4], [1, 2], 2 / 4),
+        ([9], [1], 0.0),
+        ([1, 2], [1, 2], 1.0),
+    ],
+)
+def test_agreement_by_hand(answer: list[int], greedy: list[int], expected: float) -> None:
+    """Tokens before the first difference, over those of the longer text."""
+    assert agreement([answer], [greedy]) == expected
+
+
+def test_agreement_sums_over_texts() -> None:
+    """A long text counts more than a short one: it is a ratio of sums."""
+    assert agreement([[1, 2, 3, 4, 5, 6], [7, 8]], [[1, 2, 3, 4, 5, 6], [8, 7]]) == 6 / 8
+
+
+def test_log_likelihood_is_that_of_single_steps() -> None:
+    """The mean over all tokens, prompts not counted, of the log-probability after a forward for each token."""
+    base = tiny_base("llama", 2)
+    answers = [[3, 4, 5], [7], [9, 9, 2, 60, 11]]
+    texts = [Text(text.prompt_id, text.prompt, answer) for text, answer in zip(prompts_of(4, 3), answers, strict=True)]
+    logs = []
+    for text in texts:
+        for i, token in enumerate(text.answer):
+            logits = base.model(torch.tensor([[*text.prompt, *text.answer[:i]]])).logits[0, -1].tolist()
+            logs.append(logits[token] - math.log(sum(math.exp(one) for one in logits)))
+    assert len(logs) == 9
+    assert log_likelihood(base, texts) == pytest.approx(sum(logs) / 9, abs=1e-5)
+
+
+def test_log_likelihood_of_a_uniform_model() -> None:
+    """A model without preferences gives each token -log V."""
+    base = tiny_base("llama")
+    with torch.no_grad():
+        base.lm_head.weight.zero_()
+    assert log_likelihood(base, [Text("a:0", [1, 2], [3, 4, 5])]) == pytest.approx(-math.log(VOCAB))
+
+
+def test_quality_of_greedy_texts() -> None:
+    """All measures in one record; the greedy texts agree with themselves."""
+    base = tiny_base("llama")
+    texts = [Text("a:0", [1, 2], [3, 4, 3, 4])]
+    found = quality(base, texts, texts)
+    assert found == Quality(log_likelihood(base, texts), (0.5, 2 / 3, 1.0), 1.0)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    """The script of the replay of the rule for other trees."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT_FOLDER / "bench"))
+        yield importlib.import_module("typical")
+
+
+def naive_steps(base: Base, heads: MedusaHeads, tree: Tree, text: Text, rule: Typical) -> int:
+    """The steps by the definition in the docstring of the script, one forward for each distribution."""
+
+    def after(count: int) -> tuple[list[float], torch.Tensor]:
+        with torch.inference_mode():
+            logits, hidden = base.forward(torch.tensor([[*text.prompt, *text.answer[:count]]]))
+        return [one / rule.temperature for one in logits[0, -1].tolist()], hidden[0, -1]
+
+    def likely_enough(count: int, token: int) -> bool:
+        scores, _ = after(count)
+        weights = [math.exp(one - max(scores)) for one in scores]
+        p = [one / sum(weights) for one in weights]
+        entropy = -sum(one * math.log(one) for one in p if one)
+        return p[token] > min(rule.epsilon, rule.delta * math.exp(-entropy))
+
+    position = steps = 0
+    while position < len(text.answer):
+        with torch.inference_mode():
+            guesses = heads(after(position)[1][None])[:, 0].argsort(dim=-1, descending=True, stable=True).tolist()
+        path: tuple[int, ...] = ()
+        while True:
+            children = [node[-1] for node in tree.paths if node[:-1] == path]
+            follows = position + len(path) + 1  # the place of the children's token in the answer
+            if follows >= len(text.answer):
+                more = 0
+                break
+            on_text = [rank for rank in children if guesses[len(path)][rank] == text.answer[follows]]
+            if not on_text:
+                more = any(likely_enough(follows, guesses[len(path)][rank]) for rank in children)
+                break
+            path = (*path, *on_text)
+        position += 1 + len(path) + more
+        steps += 1
+    return steps
+
+
+def test_replay_of_other_trees_is_the_definition(bench: Any) -> None:
+    """On texts of a large tree the steps of a small one, and the other way round; text by text."""
+    differs = 0
+    for seed, rule in ((0, RULES[0]), (1, RULES[1])):
+        base = tiny_base("llama", seed)
+        heads = random_heads(base, 3, seed)
+        trees = random_tree(seed, nodes=40, depth=3, ranks=8), random_tree(seed + 9, nodes=9, depth=3, ranks=5)
+        options = ValidateOptions(max_new_tokens=19)
+        large, small = (Inputs(base, heads, tree, None, None, prompts_of(3, 3), (), options) for tree in trees)
+        for one, other in ((large, small), (small, large)):
+            of = bench.decoded(one, rule)
+            replayed = bench.typical_replay(other.tree, *bench.rule_traces(large, of.texts, rule), rule)
+            found = replayed.steps_by_sequence().tolist()
+            assert found == [naive_steps(base, heads, other.tree, text, rule) for text in of.texts]
+            differs += found != of.steps
+    assert differs
+
+
+@pytest.mark.parametrize(("plan", "count"), [(GAPS, 61), (Tree(()), 1), (TreePolicy(12, 2, "d"), 11)])
+def test_traced_candidates_reach_the_last_rank(plan: Plan, count: int) -> None:
+    """A static tree has ranks up to its last one, whatever its nodes; a policy one child fewer than nodes."""
+    assert num_ranks(plan) == count

@@ -14,8 +14,8 @@ from teams import together
 from tiny import cycle_heads, tiny_base
 
 from treeopt.errors import Code, TreeoptError
+from treeopt.evaluate.runs import Measured
 from treeopt.evaluate.validate import validate
-from treeopt.evaluate.validation import Measured
 from treeopt.models.given import load_pair
 from treeopt.runs.division import Division
 from treeopt.runs.processes import Processes

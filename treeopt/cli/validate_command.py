@@ -22,7 +22,8 @@ from treeopt.cli.validate_rules_report import report_sample, report_typical
 from treeopt.errors import counted
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.validation import Measured, Validation
+    from treeopt.evaluate.runs import Measured
+    from treeopt.evaluate.validate import Validation
     from treeopt.policy import Plan
     from treeopt.texts.prompts import Skipped
 
@@ -138,9 +139,9 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _report(console: Console, found: Measured, used: LoadedPlan, skipped: Sequence[Skipped], judge: int | None) -> None:
     """Print what was found under the rule; raise E501 where it is not lossless and should be."""
+    from treeopt.evaluate.validate import Validation
     from treeopt.evaluate.validate_sample import SampleValidation
     from treeopt.evaluate.validate_typical import TypicalValidation
-    from treeopt.evaluate.validation import Validation
 
     origin = origin_of(used.base, used.heads, used.draft, used.plan)
     if isinstance(found, SampleValidation):
@@ -162,8 +163,8 @@ def _report_greedy(
     judge: int | None,
     origin: Mapping[str, Any],
 ) -> None:
-    from treeopt.evaluate.advice import advice
-    from treeopt.evaluate.validation import JUDGED
+    from treeopt.evaluate.runs import JUDGED
+    from treeopt.evaluate.validate import advice
 
     report_metrics(console, found, skipped)
     found = found.judged(used.base, JUDGED if judge is None else judge)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from treeopt.decode.draft_metrics import DraftMetrics
     from treeopt.evaluate.divergence import Difference
     from treeopt.evaluate.metrics import Metrics, Spread
-    from treeopt.evaluate.validation import Measured, Validation
+    from treeopt.evaluate.runs import Measured
+    from treeopt.evaluate.validate import Validation
     from treeopt.texts.prompts import Skipped
 
 _SHOWN = 5

@@ -24,7 +24,7 @@ from treeopt.drafting.learn import Learning
 from treeopt.drafting.token_recycling import NAME as RECYCLING
 from treeopt.drafting.token_recycling import TokenRecycling
 from treeopt.drafting.trace import TextTraces
-from treeopt.errors import Code, TreeoptError
+from treeopt.errors import Code, TreeoptError, memory_as_error
 from treeopt.evaluate.baselines import (
     ASSISTED,
     AUTOREGRESSIVE,
@@ -49,7 +49,6 @@ from treeopt.evaluate.comparison import (
 )
 from treeopt.evaluate.divergence import ENDED, first_difference
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
-from treeopt.evaluate.memory import memory_as_error
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.runs import Runs, decode_all
 from treeopt.evaluate.timed_step import AcceptDeepest

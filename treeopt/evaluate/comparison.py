@@ -14,7 +14,7 @@ from treeopt.drafting.learn import Learning
 from treeopt.errors import Code, TreeoptError, check_counts
 from treeopt.evaluate.learn_drafter import setting_of
 from treeopt.evaluate.metrics import Metrics, Spread
-from treeopt.evaluate.validation import ValidateOptions
+from treeopt.evaluate.runs import ValidateOptions
 from treeopt.optimize.budget import fastest
 from treeopt.policy import STEP_SIZES
 from treeopt.runs.division import ALONE, Division

@@ -18,8 +18,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.defaults import LEARN_SIZES
 from treeopt.drafter import KINDS, PLAN, Drafter
 from treeopt.drafting.learn import Learning
-from treeopt.errors import check_choice, check_counts
-from treeopt.evaluate.memory import memory_as_error
+from treeopt.errors import check_choice, check_counts, memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedStep, prefilled
 from treeopt.latency import ONE_NODE
 from treeopt.models.base import DTYPES, Base

@@ -26,8 +26,7 @@ from treeopt.defaults import PROFILE_CONTEXT, PROFILE_NODES, PROFILE_REPEATS
 from treeopt.drafter import HEADS, KINDS, UNTRAINED_TOP, Drafter
 from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import check_drafter
-from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted
-from treeopt.evaluate.memory import memory_as_error
+from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted, memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedRounds
 from treeopt.latency import (
     ONE_NODE,

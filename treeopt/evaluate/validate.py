@@ -2,14 +2,15 @@
 
 Every prompt is decoded in one process by stock `generate`, by prompt lookup of transformers, by our own loop without a
 tree (autoregressive), and by our loop with the tree. The prediction is independent of the decoder: a teacher-forced
-pass over the texts of stock `generate`, and replay. `validate_sample.py` and `validate_typical.py` are for the other
-acceptance rules.
+pass over the texts of stock `generate`, and replay.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, overload
 
 from transformers import PreTrainedTokenizerBase
@@ -18,14 +19,13 @@ from treeopt.calibration import MAX_RANKS
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
-from treeopt.evaluate.baselines import all_baselines
-from treeopt.evaluate.divergence import Difference, first_difference
-from treeopt.evaluate.inputs import Inputs, parts, replayed
-from treeopt.evaluate.memory import memory_as_error
-from treeopt.evaluate.runs import Runs, decode_all
+from treeopt.errors import counted, memory_as_error
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, all_baselines
+from treeopt.evaluate.divergence import Cause, Difference, Judge, first_difference, tolerated
+from treeopt.evaluate.metrics import Trial
+from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all, parts, replayed
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
 from treeopt.evaluate.validate_typical import TypicalValidation, validate_typical
-from treeopt.evaluate.validation import Measured, ValidateOptions, Validation
 from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
@@ -35,6 +35,114 @@ from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text, as_texts
 from treeopt.texts.prompts import GivenPrompts
 from treeopt.tree import Tree, check_tree_fits
+
+_OURS = (AUTOREGRESSIVE, TREE)  # decoders that must give the text of stock generate; prompt lookup is not ours
+
+
+@dataclass(frozen=True)
+class Validation(Measured):
+    """The results of a validation under greedy acceptance.
+
+    Args:
+        differences: every text that is not that of stock generate, those of prompt lookup included; `judged` finds
+            their causes.
+    """
+
+    differences: tuple[Difference, ...]
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every text of our loop is, token for token, that of stock greedy `generate`."""
+        return not self.our_differences
+
+    @property
+    def our_differences(self) -> tuple[Difference, ...]:
+        """Differences of the tree and of autoregressive decoding by our loop."""
+        return tuple(found for found in self.differences if found.decoder in _OURS)
+
+    @property
+    def differing(self) -> int:
+        """Number of texts with a difference of ours."""
+        return len({one.prompt_id for one in self.our_differences})
+
+    @property
+    def num_judged(self) -> int:
+        """Number of differing texts with a known cause."""
+        return self.differing - len(self._unjudged())
+
+    def judged(self, base: Base, most: int = JUDGED) -> Validation:
+        """A copy in which the causes of our differences are decided, by one float64 forward each.
+
+        Args:
+            base: the model that was validated. It is copied to the CPU in float64, 8 bytes a parameter, where a text
+                differs.
+            most: maximum number of texts to judge, in the order of the prompts; 0 judges none.
+        """
+        chosen = set(self._unjudged()[:most])
+        texts = {text.prompt_id: text for text in self.texts}
+        judge = Judge(base, self.nodes)
+        decided = [
+            judge.decide(one, texts[one.prompt_id]) if one.decoder in _OURS and one.prompt_id in chosen else one
+            for one in self.differences
+        ]
+        return dataclasses.replace(self, differences=tuple(decided))
+
+    def _unjudged(self) -> list[str]:
+        """Prompts with an unjudged difference of ours, in their order."""
+        found = (one.prompt_id for one in self.our_differences if one.cause is Cause.UNJUDGED)
+        return list(dict.fromkeys(found))
+
+    @property
+    def failures(self) -> tuple[Difference, ...]:
+        """Our differences but ties and, in half precision, rounding and unjudged ones."""
+        return tuple(found for found in self.our_differences if not tolerated(found, self.made_by["dtype"]))
+
+    @property
+    def prediction_misses(self) -> tuple[Trial, ...]:
+        """Texts equal to those of stock generate, whose number of steps was not predicted."""
+        return tuple(one for one in self.metrics.trials if one.same and one.steps != one.predicted_steps)
+
+
+def advice(found: Validation) -> tuple[str, ...]:
+    """Warnings, each of one line or more; none where the tree is the fastest and no known cause slows it down."""
+    return tuple(text for text in (_slower(found), _slower_than_stock(found), _slow_attention(found)) if text)
+
+
+def _slower(found: Validation) -> str:
+    """A step takes more autoregressive steps of time than it yields tokens."""
+    if found.speedup is None or found.overhead is None or found.speedup >= 1:
+        return ""
+    batch = f" (batch {found.batch_size})" if found.batch_size > 1 else ""
+    size = counted(found.nodes, "node")
+    text = (
+        f"the tree is slower than autoregressive decoding{batch}: a step of {size} takes the time of "
+        f"{found.overhead:.2f} autoregressive steps and yields {found.tokens_per_step:.2f} tokens\n"
+    )
+    if found.smaller:
+        sizes = ", ".join(f"{counted(nodes, 'node')} {tau:.2f}" for nodes, tau in found.smaller.items())
+        text += f"  the most used part of the tree yields, in tokens per step: {sizes}\n"
+    if found.batch_size > 1:
+        text += "  in a batch the device has less spare capacity for drafts than at batch 1\n"
+    return text + "  treeopt profile measures the cost of each size, treeopt build --nodes auto chooses the best one"
+
+
+def _slower_than_stock(found: Validation) -> str:
+    """Stock generate or prompt lookup is faster."""
+    rates = {name: found.metrics.tokens_per_second(name) for name in found.metrics.baselines}
+    tree = rates[TREE]
+    names = {GENERATE: "stock generate", LOOKUP: "prompt lookup, which needs no drafter,"}
+    faster = [text for name, text in names.items() if tree and (rate := rates.get(name)) and rate.median > tree.median]
+    return f"{' and '.join(faster)} decoded these texts faster than the tree" if faster else ""
+
+
+def _slow_attention(found: Validation) -> str:
+    """bfloat16 with sdpa on a CPU, which has no fast kernel for a few queries."""
+    if (found.made_by["device"], found.made_by["dtype"], found.made_by["attention"]) != ("cpu", "bfloat16", "sdpa"):
+        return ""
+    return (
+        "bfloat16 with sdpa attention on a CPU takes several times as long as eager attention over few tokens: load "
+        'the model with attn_implementation="eager"'
+    )
 
 
 @overload

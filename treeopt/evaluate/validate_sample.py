@@ -30,9 +30,7 @@ from treeopt.evaluate.baselines import (
     with_decoder,
     with_generate,
 )
-from treeopt.evaluate.inputs import Inputs, parts, replayed
-from treeopt.evaluate.runs import Runs, decode_all
-from treeopt.evaluate.validation import Measured
+from treeopt.evaluate.runs import Inputs, Measured, Runs, decode_all, parts, replayed
 from treeopt.models.base import Base
 from treeopt.optimize.replay import standard_error
 from treeopt.progress import Progress

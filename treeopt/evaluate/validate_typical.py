@@ -3,26 +3,98 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from treeopt.calibration import Calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Typical
-from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, Baseline, seeded, with_decoder, with_generate
-from treeopt.evaluate.inputs import Inputs, parts
+from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, seeded, with_decoder, with_generate
 from treeopt.evaluate.metrics import Trial
-from treeopt.evaluate.quality import Quality, quality
-from treeopt.evaluate.runs import Runs, decode_all
-from treeopt.evaluate.typical_replay import typical_replay
-from treeopt.evaluate.validation import Measured
+from treeopt.evaluate.runs import Inputs, Measured, decode_all, replayed
 from treeopt.models.base import Base
+from treeopt.models.finite import not_finite
+from treeopt.models.logits import rows_at_once
 from treeopt.progress import Progress
 from treeopt.texts.encode import Text
 from treeopt.tree import Tree
+
+Tokens = Sequence[int]
+_LENGTHS = (1, 2, 3)  # of the n-grams
+_DOUBLE = 2  # a number in float64 takes as much memory as so many in float32
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The measures of texts of one decoder.
+
+    Args:
+        log_likelihood: mean over all tokens of log p(token) in nats, p the base's distribution at temperature 1.
+        distinct: distinct-1, distinct-2 and distinct-3.
+        agreement: with the greedy texts of the same prompts.
+    """
+
+    log_likelihood: float
+    distinct: tuple[float, ...]
+    agreement: float
+
+
+def quality(base: Base, texts: Sequence[Text], greedy: Sequence[Text]) -> Quality:
+    """The measures of texts, beside the greedy texts of the same prompts."""
+    answers = [text.answer for text in texts]
+    return Quality(
+        log_likelihood(base, texts),
+        tuple(distinct(answers, n) for n in _LENGTHS),
+        agreement(answers, [text.answer for text in greedy]),
+    )
+
+
+@torch.inference_mode()
+def log_likelihood(base: Base, texts: Sequence[Text]) -> float:
+    """Mean of log p(token) over all tokens of all answers, in nats: sum of logs / number of tokens.
+
+    p is the base's distribution at temperature 1 after the prompt and the tokens before, from one teacher-forced pass a
+    text.
+    """
+    total, count = 0.0, 0
+    for text in texts:
+        ids = torch.tensor([[*text.prompt, *text.answer]], device=base.device)
+        size = len(text.answer)
+        logits = base.forward(ids, use_cache=False, logits_to_keep=size + 1)[0][0, :-1]  # [G, V]
+        rows = rows_at_once(base.vocab_size, _DOUBLE)
+        parts = zip(torch.split(logits, rows), torch.split(ids[0, -size:, None], rows), strict=True)
+        logs = torch.cat([part.double().log_softmax(-1).gather(1, true) for part, true in parts])
+        total, count = total + float(logs.sum()), count + size
+    if math.isnan(total):
+        raise not_finite(base, outputs="logits")
+    return total / count
+
+
+def distinct(answers: Sequence[Tokens], n: int) -> float:
+    """Distinct n-grams of all texts / n-grams of all texts, 0 where there are none; n-grams do not cross texts.
+
+    Source: Li et al. 2016 (arXiv:1510.03055), who divide by the number of tokens.
+    """
+    found = [tuple(answer[i : i + n]) for answer in answers for i in range(len(answer) - n + 1)]
+    return len(set(found)) / len(found) if found else 0.0
+
+
+def agreement(answers: Sequence[Tokens], greedy: Sequence[Tokens]) -> float:
+    """Tokens before the first difference to the greedy text / tokens of the longer text of the two, both summed.
+
+    It is 1 exactly where all texts are the greedy ones.
+    """
+    pairs = list(zip(answers, greedy, strict=True))
+    return sum(_common(one, other) for one, other in pairs) / sum(max(len(one), len(other)) for one, other in pairs)
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """The number of tokens before the first difference."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
+
 
 SAMPLED = "sampled generate"  # stock generate, sampling at the temperature of the rule
 SEED = 0  # of it
@@ -46,26 +118,21 @@ class TypicalValidation(Measured):
         return tuple(one for one in self.metrics.trials if one.steps != one.predicted_steps)
 
 
-def baselines_for(base: Base, temperature: float) -> dict[str, Baseline]:
-    """What the tree's texts are compared with: greedy texts, texts sampled at a temperature, autoregressive ones."""
-    return {
-        GENERATE: with_generate(base),
-        SAMPLED: seeded(base, with_generate(base, temperature=temperature), SEED, SAMPLED),
-        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
-    }
-
-
 def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> TypicalValidation:
-    """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps."""
-    baselines = {**baselines_for(inputs.base, rule.temperature), TREE: with_decoder(inputs.decoder(rule))}
-    runs = decode_all(baselines, inputs.base, inputs.texts, inputs.options, progress, content=inputs.content)
-    inputs.options.division.leader_only()
-    return judge_typical(inputs, rule, runs)
+    """Decode every prompt greedily, by sampling, and with the tree, and compare the texts and the steps.
 
-
-def judge_typical(inputs: Inputs, rule: Typical, runs: Runs) -> TypicalValidation:
-    """The record of what was decoded by `baselines_for` the rule's temperature and, under the rule, by the tree."""
+    The steps are predicted on the tree's own texts. The token after an accepted path is none of its children, as the
+    rule would have accepted it, so the accepted path is the deepest node on the text, as in the replay of exact rules.
+    """
     base = inputs.base
+    baselines = {
+        GENERATE: with_generate(base),
+        SAMPLED: seeded(base, with_generate(base, temperature=rule.temperature), SEED, SAMPLED),
+        AUTOREGRESSIVE: with_decoder(TreeDecoder(base, None, Tree(()), probe=False)),
+        TREE: with_decoder(inputs.decoder(rule)),
+    }
+    runs = decode_all(baselines, base, inputs.texts, inputs.options, progress, content=inputs.content)
+    inputs.options.division.leader_only()
     texts = {
         name: [
             dataclasses.replace(text, answer=by_name[name][0].tokens)
@@ -73,21 +140,9 @@ def judge_typical(inputs: Inputs, rule: Typical, runs: Runs) -> TypicalValidatio
         ]
         for name in (GENERATE, SAMPLED, TREE)
     }
-    traces, entropy = rule_traces(inputs, texts[TREE], rule)
-    predicted = typical_replay(inputs.tree, traces, entropy, rule)
-    smaller = {
-        nodes: typical_replay(part, traces, entropy, rule).tokens_per_step
-        for nodes, part in parts(inputs.tree, traces).items()
-    }
+    predicted = replayed(inputs.tree, inputs.traces(texts[TREE]))
     return TypicalValidation(
-        **inputs.measured(runs, predicted, smaller),
+        **inputs.measured(runs, predicted, {}),
         rule=rule,
         quality={name: quality(base, found, texts[GENERATE]) for name, found in texts.items()},
     )
-
-
-def rule_traces(inputs: Inputs, texts: Sequence[Text], rule: Typical) -> tuple[Calibration, NDArray[np.float32]]:
-    """What the rule needs of the base on these texts: traces with the candidates' probabilities, and entropies [P]."""
-    traced = inputs.traced(texts, lambda logits: logits.float() / rule.temperature)
-    entropy = np.concatenate([one.entropy for one in traced if one.entropy is not None])
-    return inputs.record(texts, traced), entropy
