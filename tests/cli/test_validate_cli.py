@@ -16,7 +16,7 @@ from program import treeopt
 
 from treeopt.cli.app import program
 from treeopt.cli.console import Console
-from treeopt.cli.validate_report import _say_lossless
+from treeopt.cli.validate_report import lossless_rows
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics, Step
 from treeopt.evaluate.baselines import Baseline, Call, Run, with_generate
@@ -329,9 +329,15 @@ def test_lossless_is_said_of_float32_alone(dtype: str, said: str, capsys: pytest
     """In half precision equal texts do not show that others are."""
     metrics = SimpleNamespace(trials=(1, 2), tokens=9)
     found: Any = SimpleNamespace(
-        metrics=metrics, our_differences=(), differences=(), differing=0, failures=(), made_by={"dtype": dtype}
+        metrics=metrics,
+        our_differences=(),
+        differences=(),
+        differing=0,
+        failures=(),
+        num_judged=0,
+        made_by={"dtype": dtype},
     )
-    _say_lossless(Console(False), found)
+    Console(False).report(*lossless_rows(found))
     assert (
         f"lossless        {said} 2/2 texts, 9 tokens, against stock greedy generate in {dtype}"
         in capsys.readouterr().out

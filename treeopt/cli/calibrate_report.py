@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.console import Console, say_skipped
+from treeopt.cli.console import Console, skipped_text
 from treeopt.cli.learn_report import learned_as_dict, report_reliability
 from treeopt.defaults import DEFAULT_TOP_K, HEADS
 from treeopt.errors import counted
@@ -24,7 +24,7 @@ def report_calibration(console: Console, run: CalibrationRun, output: str, draft
     """Print a calibration's accuracies, or its JSON."""
     calibration = run.calibration
     _print_accuracy(console, run)
-    say_skipped(console, run.skipped)
+    console.report(skipped_text(run.skipped))
     if run.answers_cut:
         console.say(f"{run.answers_cut} given answers were cut at --max-new-tokens")
     if calibration.steps is not None:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.console import Console, say_skipped, threads
+from treeopt.cli.console import Console, skipped_text, threads
 from treeopt.cli.rows import shown
 from treeopt.errors import counted
 
@@ -57,7 +57,7 @@ def report_comparison(console: Console, found: Comparison) -> None:
         _report_parts(console, found, "turn", by_turn)
     if found.dropped:
         console.say(f"not judged, as they equal learned ones: {counted(found.dropped, 'prompt')}")
-    say_skipped(console, found.skipped)
+    console.report(skipped_text(found.skipped))
 
 
 def _report_gaps(console: Console, found: Comparison) -> None:

@@ -221,13 +221,13 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.
     return decorate
 
 
-def say_skipped(console: Console, skipped: Sequence[Any]) -> None:
-    """Print the prompts that were skipped (records with prompt_id, tokens and reason)."""
+def skipped_text(skipped: Sequence[Any]) -> str | None:
+    """The prompts that were skipped (records with prompt_id, tokens and reason); None where there are none."""
     if not skipped:
-        return
+        return None
     named = [f"{row_of(s.prompt_id)} ({s.reason}, {s.tokens} tokens)" for s in skipped[:_SHOWN_SKIPPED]]
     more = f" and {len(skipped) - _SHOWN_SKIPPED} more" if len(skipped) > _SHOWN_SKIPPED else ""
-    console.say(f"skipped {counted(len(skipped), 'prompt')}: {', '.join(named)}{more}")
+    return f"skipped {counted(len(skipped), 'prompt')}: {', '.join(named)}{more}"
 
 
 def threads(number: int | str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command, say_skipped
+from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
 from treeopt.cli.following import follows
 from treeopt.cli.inputs import check_inputs
@@ -120,7 +120,7 @@ def _report(console: Console, done: Distilled, output: str) -> None:
     if done.ended_early:
         ended = counted(done.ended_early, "conversation")
         console.warn(f"ended before the last turn, as an answer reached --max-new-tokens: {ended}")
-    say_skipped(console, done.skipped)
+    console.report(skipped_text(done.skipped))
     console.note(f"wrote {output}   next: treeopt train --data {output} -o HEADS")
     console.result(
         {

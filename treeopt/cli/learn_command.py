@@ -10,7 +10,7 @@ import click
 
 from treeopt.cli.chain_report import chains_as_dict, report_chains
 from treeopt.cli.configuration import with_configuration
-from treeopt.cli.console import Console, command, say_skipped
+from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.drafter_options import (
     LEARNED,
     WITH_TABLE,
@@ -174,7 +174,7 @@ def _report(console: Console, found: LearnedDrafter, output: str, where: str) ->
     report_plans(console, found)
     if found.chains is not None:
         report_chains(console, found.chains, found.drafter.name, found.sampled_alpha)
-    say_skipped(console, found.run.skipped)
+    console.report(skipped_text(found.run.skipped))
     console.note(f"wrote {output}   next: treeopt generate 'PROMPT' {where} --drafter {output}")
     chains = (
         {}

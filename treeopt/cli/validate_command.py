@@ -17,11 +17,18 @@ from treeopt.cli.options import chosen_prompts, compile_option, model_options, p
 from treeopt.cli.origin import origin_of
 from treeopt.cli.processes import division_of, nproc_option
 from treeopt.cli.tree_options import LoadedPlan, chosen_plan, load_with_prompts, plan_options
-from treeopt.cli.validate_report import differences_error, report_differences, report_metrics, threshold_error
-from treeopt.cli.validate_rules_report import report_sample, report_typical
+from treeopt.cli.validate_report import (
+    differences_error,
+    report_greedy,
+    report_judged,
+    report_sample,
+    report_typical,
+    threshold_error,
+)
 from treeopt.errors import counted
 
 if TYPE_CHECKING:
+    from treeopt.evaluate.validate_typical import TypicalValidation
     from treeopt.evaluate.runs import Measured
     from treeopt.evaluate.validate import Validation
     from treeopt.policy import Plan
@@ -139,63 +146,42 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _report(console: Console, found: Measured, used: LoadedPlan, skipped: Sequence[Skipped], judge: int | None) -> None:
     """Print what was found under the rule; raise E501 where it is not lossless and should be."""
-    from treeopt.evaluate.validate import Validation
     from treeopt.evaluate.validate_sample import SampleValidation
     from treeopt.evaluate.validate_typical import TypicalValidation
+    from treeopt.evaluate.runs import JUDGED
+    from treeopt.evaluate.validate import Validation, advice
 
     origin = origin_of(used.base, used.heads, used.draft, used.plan)
     if isinstance(found, SampleValidation):
         report_sample(console, found, skipped, origin)
-        _warn_batches(console, found, used.plan)
-    elif isinstance(found, TypicalValidation):
+        if _shared(found, used.plan):
+            console.warn(f"warning: the predicted tokens per step are too low: {_BATCHES}")
+        return
+    if isinstance(found, TypicalValidation):
         report_typical(console, found, skipped, origin)
-        _warn_prediction(console, found, len(found.prediction_misses), used.plan)
     else:
         assert isinstance(found, Validation)
-        _report_greedy(console, found, used, skipped, judge, origin)
+        report_greedy(console, found, skipped)
+        found = found.judged(used.base, JUDGED if judge is None else judge)
+        report_judged(console, found, used.base.tokenizer, skipped, origin)
+        for warning in advice(found):
+            console.warn(f"warning: {warning}")
+        if found.failures:
+            raise differences_error(found, used.base.tokenizer)
+    _warn_prediction(console, found, used.plan)
 
 
-def _report_greedy(
-    console: Console,
-    found: Validation,
-    used: LoadedPlan,
-    skipped: Sequence[Skipped],
-    judge: int | None,
-    origin: Mapping[str, Any],
-) -> None:
-    from treeopt.evaluate.runs import JUDGED
-    from treeopt.evaluate.validate import advice
-
-    report_metrics(console, found, skipped)
-    found = found.judged(used.base, JUDGED if judge is None else judge)
-    report_differences(console, found, used.base.tokenizer, skipped, origin)
-    for warning in advice(found):
-        console.warn(f"warning: {warning}")
-    if found.failures:
-        raise differences_error(found, used.base.tokenizer)
-    _warn_prediction(console, found, len(found.prediction_misses), used.plan)
-
-
-def _warn_prediction(console: Console, found: Measured, misses: int, tree: Plan) -> None:
+def _warn_prediction(console: Console, found: Validation | TypicalValidation, plan: Plan) -> None:
     """Warn of texts whose number of steps was not predicted, with the reason."""
-    if not misses:
-        return
-    reason = (
-        _BATCHES
-        if _shared(found, tree)
-        else ("two candidates of nearly equal logits changed ranks by rounding, or there is a bug")
-    )
-    console.warn(f"warning: another number of steps than predicted in {counted(misses, 'text')}: {reason}")
+    if found.prediction_misses:
+        reason = "two candidates of nearly equal logits changed ranks by rounding, or there is a bug"
+        texts = counted(len(found.prediction_misses), "text")
+        why = _BATCHES if _shared(found, plan) else reason
+        console.warn(f"warning: another number of steps than predicted in {texts}: {why}")
 
 
-def _warn_batches(console: Console, found: Measured, tree: Plan) -> None:
-    """Warn where the prediction under sampling is of other tree sizes than those that were decoded."""
-    if _shared(found, tree):
-        console.warn(f"warning: the predicted tokens per step are too low: {_BATCHES}")
-
-
-def _shared(found: Measured, tree: Plan) -> bool:
+def _shared(found: Measured, plan: Plan) -> bool:
     """Whether the texts of a batch share the size of a step's tree; replay takes each text alone."""
     from treeopt.policy import TreePolicy
 
-    return isinstance(tree, TreePolicy) and len(tree.sizes) > 1 and found.batch_size > 1
+    return isinstance(plan, TreePolicy) and len(plan.sizes) > 1 and found.batch_size > 1

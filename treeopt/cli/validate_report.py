@@ -1,40 +1,50 @@
-"""The report of `treeopt validate`: metrics, differences, and errors."""
+"""The reports of `treeopt validate`, by the rule of acceptance: figures, differences, distributions, and errors."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.console import Console, row_of, say_skipped, threads
-from treeopt.cli.rows import shown
+from treeopt.cli.console import Console, row_of, skipped_text, threads
+from treeopt.cli.rows import Column, Row, Table, percent, picked
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from treeopt.decode.draft_metrics import DraftMetrics
     from treeopt.evaluate.divergence import Difference
     from treeopt.evaluate.metrics import Metrics, Spread
+    from treeopt.evaluate.validate_sample import SampleValidation
+    from treeopt.evaluate.validate_typical import TypicalValidation
     from treeopt.evaluate.runs import Measured
     from treeopt.evaluate.validate import Validation
     from treeopt.texts.prompts import Skipped
 
 _SHOWN = 5
 _NAMES = {"generate": "stock generate"}  # printed in place of a baseline's name
+_TAU = "(1 + accepted drafts per step)"
+_MEASURED = "tokens per step"
+_HALF = ("bfloat16", "float16")
 
 
-def report_metrics(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
-    """Print the metrics, before differing texts are judged, which may take long."""
-    _say_tokens(console, found)
-    say_speed(console, found)
-    say_depths(console, found)
-    say_parts(console, found.metrics)
-    say_skipped(console, [*skipped, *found.skipped])
+def report_greedy(console: Console, found: Validation, skipped: Sequence[Skipped]) -> None:
+    """Print the figures, before differing texts are judged, which may take long."""
+    comparable, misses = sum(trial.same for trial in found.metrics.trials), len(found.prediction_misses)
+    counts = f"{found.metrics.tokens} tokens / {found.metrics.steps} steps"
+    agree = f"predicted by replay; steps agree on {comparable - misses}/{comparable} texts"
+    _report_figures(
+        console,
+        found,
+        skipped,
+        Row(_MEASURED, found.tokens_per_step, ".4f", f"measured: {counts} {_TAU}"),
+        Row("", found.predicted.tokens_per_step, ".4f", agree),
+        Row("", found.expected_tokens_per_step, ".4f", "expected by the calibration"),
+    )
 
 
-def report_differences(
+def report_judged(
     console: Console,
     found: Validation,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -42,31 +52,59 @@ def report_differences(
     origin: Mapping[str, Any],
 ) -> None:
     """Print whether the texts are lossless; with --json, print the whole report, with the keys of `origin_of`."""
-    _say_lossless(console, found)
-    _say_tolerated(console, found, tokenizer)
-    console.result({**_as_json(found, [*skipped, *found.skipped]), **origin})
+    console.report(*lossless_rows(found))
+    tolerated = [one for one in found.our_differences if one not in found.failures]
+    if tolerated:
+        console.note(f"differences that are not failures ({_counted(tolerated)}):")
+        console.note(_listed(tolerated, tokenizer))
+    console.result(
+        {
+            "acceptance": "greedy",
+            "lossy": False,
+            **picked(found, "lossless", "differing", "differences"),
+            "failures": len(found.failures),
+            "judged": found.num_judged,
+            "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
+            **_figures(found, skipped),
+            **origin,
+        }
+    )
+
+
+def lossless_rows(found: Validation) -> list[Row]:
+    """Whether the texts are lossless, and what is known of those that differ."""
+    trials, ours, dtype = found.metrics.trials, found.our_differences, found.made_by["dtype"]
+    # In half precision other texts may differ at near ties.
+    yes = "yes" if dtype == "float32" else "as far as these texts show"
+    answer = yes if not ours else "NO" if found.failures else f"no failure, but differences ({_counted(ours)})"
+    texts = f"{len(trials) - found.differing}/{len(trials)} texts, {found.metrics.tokens} tokens"
+    gaps = [one.gap for one in ours if math.isfinite(one.gap)]
+    others = Counter(one.decoder for one in found.differences if one not in ours)
+    judged = f"{found.num_judged} of {found.differing} differing texts judged"
+    between = f"gaps of the logits where texts differ: {min(gaps):.2g} to {max(gaps):.2g}" if gaps else ""
+    return [
+        Row("lossless", f"{answer}: {texts}, against stock greedy generate in {dtype}"),
+        *([Row("", judged)] if ours else []),
+        *([Row("", between)] if gaps else []),
+        *(
+            Row("", f"(not counted: {_NAMES.get(name, name)} differs from stock generate on {count} texts)")
+            for name, count in others.items()
+        ),
+    ]
 
 
 def differences_error(found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> TreeoptError:
     """E501 with the first failures."""
     texts = len({one.prompt_id for one in found.failures})
-    exact = found.made_by["dtype"] == "float32"
     unjudged = found.differing - found.num_judged
+    fix = f"--judge {found.differing} judges all" if unjudged else ""
     return TreeoptError(
         Code.NOT_LOSSLESS,
         f"{texts} of {len(found.metrics.trials)} texts differ from greedy decoding ({_counted(found.failures)})",
         at=_listed(found.failures, tokenizer),
         why="in float64 the gap of the logits is 0 (tie), below the dtype's resolution (rounding) or above it (bug)",
-        fix=(f"--judge {found.differing} judges all" if unjudged else "") if exact else "repeat with --dtype float32",
+        fix=fix if found.made_by["dtype"] == "float32" else "repeat with --dtype float32",
     )
-
-
-def _say_tolerated(console: Console, found: Validation, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Print the differences that are not failures."""
-    tolerated = [one for one in found.our_differences if one not in found.failures]
-    if tolerated:
-        console.note(f"differences that are not failures ({_counted(tolerated)}):")
-        console.note(_listed(tolerated, tokenizer))
 
 
 def threshold_error(found: Measured, tokens_per_step: float | None, speedup: float | None) -> TreeoptError | None:
@@ -84,103 +122,225 @@ def threshold_error(found: Measured, tokens_per_step: float | None, speedup: flo
     return TreeoptError(Code.BELOW_THRESHOLD, "; ".join(faults), at=", ".join(options))
 
 
-def _say_lossless(console: Console, found: Validation) -> None:
-    trials, ours = found.metrics.trials, found.our_differences
-    same = len(trials) - found.differing
-    exact = found.made_by["dtype"] == "float32"
-    yes = "yes" if exact else "as far as these texts show"  # in half precision other texts may differ at near ties
-    answer = yes if not ours else "NO" if found.failures else f"no failure, but differences ({_counted(ours)})"
-    console.say(
-        f"lossless        {answer}: {same}/{len(trials)} texts, {found.metrics.tokens} tokens, "
-        f"against stock greedy generate in {found.made_by['dtype']}"
+def report_sample(
+    console: Console, found: SampleValidation, skipped: Sequence[Skipped], origin: Mapping[str, Any]
+) -> None:
+    """Print the results under sampling, with --json as JSON, with the keys of `origin_of`.
+
+    Raises:
+        TreeoptError: E501 where a test found another distribution.
+    """
+    from treeopt.evaluate.validate_sample import ALPHA
+
+    score = "no standard error with one prompt" if found.z_score is None else f"z-score {found.z_score:+.2f}"
+    score += ", which means nothing with so few accepted drafts" if found.z_score and found.few_drafts else ""
+    measured, predicted = (
+        "" if error is None else f"± {error:.4f} "
+        for error in (found.measured_standard_error, found.predicted_standard_error)
     )
-    if ours:
-        console.say(f"                {found.num_judged} of {found.differing} differing texts judged")
-        gaps = [one.gap for one in ours if math.isfinite(one.gap)]
-        if gaps:
-            console.say(f"                gaps of the logits where texts differ: {min(gaps):.2g} to {max(gaps):.2g}")
-    for name, texts in Counter(one.decoder for one in found.differences if one not in ours).items():
-        shown = _NAMES.get(name, name)
-        console.say(f"                (not counted: {shown} differs from stock generate on {texts} texts)")
-
-
-def _say_tokens(console: Console, found: Validation) -> None:
-    comparable = sum(trial.same for trial in found.metrics.trials)
-    expected = found.expected_tokens_per_step
-    shown = "not in the tree file" if expected is None else f"{expected:.4f}"
-    counted = f"{found.metrics.tokens} tokens / {found.metrics.steps} steps"
-    console.say(f"tokens per step {found.tokens_per_step:.4f} measured: {counted} (1 + accepted drafts per step)")
-    console.say(
-        f"                {found.predicted.tokens_per_step:.4f} predicted by replay; steps agree on "
-        f"{comparable - len(found.prediction_misses)}/{comparable} texts"
+    expected = Row("", found.expected_tokens_per_step, ".4f", "expected by the calibration")
+    _report_figures(
+        console,
+        found,
+        skipped,
+        Row(
+            _MEASURED, found.tokens_per_step, ".4f", f"{measured}measured on {len(found.metrics.trials)} texts  {_TAU}"
+        ),
+        Row(
+            "",
+            found.predicted.tokens_per_step,
+            ".4f",
+            f"{predicted}predicted on the texts of stock generate; {score}",
+        ),
+        *([] if expected.value is None else [expected]),
     )
-    console.say(f"                {shown} expected by the calibration")
-    say_drafts(console, found.metrics)
+    answer = "not tested"
+    if found.p_value is not None:
+        answer = (
+            f"{'yes' if found.lossless else 'NO'}, by the distribution of texts in {found.made_by['dtype']}: "
+            f"p {found.p_value:.3g} of {2 * len(found.tests)} tests (Bonferroni), limit {ALPHA:g}"
+        )
+    console.report(Table(_TESTS, found.tests), Row("lossless", answer))
+    if not found.as_predicted:
+        console.warn(
+            f"warning: measured and predicted tokens per step differ by {found.z_score:+.1f} standard errors: by "
+            "rounding of probabilities near the edge of top-k or top-p, or there is a bug"
+        )
+    own = ("lossless", "p_value", "tests", "measured_standard_error", "predicted_standard_error", "z_score")
+    rule = picked(found.rule, "temperature", "top_k", "top_p", "seed", "lossy")
+    console.result({"acceptance": "sample", **rule, **picked(found, *own), **_figures(found, skipped), **origin})
+    if found.lossless is False:
+        raise _distribution_error(found, ALPHA / (2 * len(found.tests)))
 
 
-def say_drafts(console: Console, metrics: Metrics) -> None:
-    """Print how many drafts the tree verified and accepted."""
-    drafts = _draft_metrics(metrics)
+_TESTS = (
+    Column("", lambda test: row_of(test.prompt_id)),
+    Column("tokens", "length"),
+    Column("draws", "draws"),
+    Column("cells", "cells"),
+    Column("p: tree, base", "p_base", ".3g"),
+    Column("p: tree, generate", "p_stock", ".3g"),
+    Column("p: generate, base", "p_control", ".3g"),
+)
+
+
+def _distribution_error(found: SampleValidation, limit: float) -> TreeoptError:
+    """E501 with the prompts whose texts have another distribution."""
+    wrong = [one for one in found.tests if min(one.p_base, one.p_stock) < limit]
+    return TreeoptError(
+        Code.NOT_LOSSLESS,
+        f"the texts of {len(wrong)} of {len(found.tests)} prompts do not have the distribution of the base model",
+        at="\n".join(
+            f"{row_of(one.prompt_id)}: p {one.p_base:.3g} against the base, {one.p_stock:.3g} against stock generate"
+            for one in wrong
+        ),
+        why=f"sampled texts must have the distribution of autoregressive sampling (limit of a p-value {limit:.3g})",
+        fix="repeat with --dtype float32" if found.made_by["dtype"] in _HALF else "",
+    )
+
+
+def report_typical(
+    console: Console, found: TypicalValidation, skipped: Sequence[Skipped], origin: Mapping[str, Any]
+) -> None:
+    """Print the results under typical acceptance, with --json as JSON, with the keys of `origin_of`."""
+    trials, misses = len(found.metrics.trials), len(found.prediction_misses)
+    agree = f"predicted by replay of the rule on these texts; steps agree on {trials - misses}/{trials} texts"
+    _report_figures(
+        console,
+        found,
+        skipped,
+        Row(_MEASURED, found.tokens_per_step, ".4f", f"measured  {_TAU}"),
+        Row("", found.predicted.tokens_per_step, ".4f", agree),
+    )
+    rule = picked(found.rule, "temperature", "epsilon", "delta")
+    names = {"generate": "greedy", "tree": "typical"}
+    kinds = [(names.get(name, name), one) for name, one in found.quality.items()]
+    settings = ", ".join(f"{name} {value:g}" for name, value in rule.items())
+    lossy = f"no, LOSSY by its definition: it accepts drafts that are likely enough ({settings})"
+    console.report(Table(_QUALITY, kinds), Row("lossless", lossy))
+    named = [column for column in _QUALITY if column.name]
+    console.result(
+        {
+            "acceptance": "typical",
+            **rule,
+            "lossy": found.rule.lossy,
+            "lossless": False,
+            "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
+            "quality": {
+                kind[0].replace(" ", "_"): {column.name: column.of(kind) for column in named} for kind in kinds
+            },
+            **_figures(found, skipped),
+            **origin,
+        }
+    )
+
+
+_QUALITY = (  # of a name and the quality of its texts
+    Column("texts", lambda kind: kind[0]),
+    Column("log-likelihood a token", lambda kind: kind[1].log_likelihood, ".4f", "log_likelihood"),
+    Column("distinct-1", lambda kind: kind[1].distinct[0], ".4f", "distinct_1"),
+    Column("distinct-2", lambda kind: kind[1].distinct[1], ".4f", "distinct_2"),
+    Column("distinct-3", lambda kind: kind[1].distinct[2], ".4f", "distinct_3"),
+    Column("agreement with greedy", lambda kind: kind[1].agreement, percent, "agreement_with_greedy"),
+)
+
+
+def _report_figures(console: Console, found: Measured, skipped: Sequence[Skipped], *tokens: Row) -> None:
+    """Print the figures of any rule: tokens per step, drafts, speeds, depths, categories and turns, skipped prompts."""
+    metrics, made = found.metrics, found.made_by
+    drafts = metrics.draft_metrics()
+    assert drafts is not None  # of the tree, which our decoder always reports
     rate = "" if drafts.draft_acceptance_rate is None else f" ({drafts.draft_acceptance_rate:.1%})"
-    console.say(
-        f"drafts          {drafts.num_draft_tokens} verified in the {drafts.num_drafts} steps that had any, "
-        f"{drafts.num_accepted_tokens} accepted{rate}"
-    )
-
-
-def say_speed(console: Console, found: Measured) -> None:
-    """Print the table of all baselines, overhead and speedup."""
-    metrics = found.metrics
-    rows = [
-        [
-            f"tree {found.nodes}" if name == "tree" else _NAMES.get(name, name),
-            f"{metrics.tokens_per_step(name):.2f}",
-            shown(metrics.tokens_per_second(name), ".0f"),
-            shown(metrics.speedup(name), ".2f"),
-        ]
-        for name in metrics.baselines
-    ]
-    console.table(["", "tokens/step", "tokens/s", "vs autoregressive"], rows)
+    accepted = f"verified in the {drafts.num_drafts} steps that had any, {drafts.num_accepted_tokens} accepted{rate}"
     repeats = f"median (quartiles) of {metrics.repeats} repeats" if metrics.repeats > 1 else "one repeat"
-    console.say(
-        f"overhead {shown(metrics.overhead, '.2f')}  speedup {shown(metrics.speedup(), '.2f')} over autoregressive "
-        f"({repeats}, batch {found.batch_size}, {found.made_by['device']}, {threads(found.made_by['threads'])}, "
-        f"{found.made_by['attention']} attention, without prefill)"
+    where = f"batch {found.batch_size}, {made['device']}, {threads(made['threads'])}, {made['attention']} attention"
+    baselines = (
+        Column("", lambda name: f"tree {found.nodes}" if name == "tree" else _NAMES.get(name, name)),
+        Column("tokens/step", metrics.tokens_per_step, ".2f"),
+        Column("tokens/s", metrics.tokens_per_second, ".0f"),
+        Column("vs autoregressive", metrics.speedup, ".2f"),
     )
-    for name, why in found.left_out.items():
-        console.say(f"{name} was left out: {why}")
+    by_turn = {f"turn {turn}": part for turn, part in metrics.by_turn.items()} if len(metrics.by_turn) > 1 else {}
+    shares = zip(found.measured_by_depth, found.predicted.acceptance_by_depth().tolist(), strict=True)
+    console.report(
+        *tokens,
+        Row("drafts", drafts.num_draft_tokens, note=accepted),
+        Table(baselines, metrics.baselines),
+        Row("overhead", metrics.overhead, ".2f"),
+        Row("speedup", metrics.speedup(), ".2f", f"over autoregressive ({repeats}, {where}, without prefill)"),
+        *(f"{name} was left out: {why}" for name, why in found.left_out.items()),
+        Table(_DEPTHS, [(depth, *pair) for depth, pair in enumerate(shares, start=1)]),
+        Table(_PARTS, [*metrics.by_category.items(), *by_turn.items()]),
+        skipped_text([*skipped, *found.skipped]),
+    )
 
 
-def say_depths(console: Console, found: Measured) -> None:
-    """Print the share of steps that accepted d drafts or more, measured and predicted."""
-    predicted = found.predicted.acceptance_by_depth().tolist()
-    rows = [
-        [str(depth), f"{measured:.1%}", f"{replayed:.1%}"]
-        for depth, (measured, replayed) in enumerate(zip(found.measured_by_depth, predicted, strict=True), start=1)
-    ]
-    if rows:
-        console.table(["drafts accepted, at least", "measured", "predicted"], rows)
+_DEPTHS = (
+    Column("drafts accepted, at least", lambda shares: shares[0]),
+    Column("measured", lambda shares: shares[1], percent),
+    Column("predicted", lambda shares: shares[2], percent),
+)
+_PARTS = (  # of a name and the metrics of its texts
+    Column("", lambda part: part[0]),
+    Column("texts", lambda part: len(part[1].trials)),
+    Column("tokens", lambda part: part[1].tokens),
+    Column("tokens/step", lambda part: part[1].tokens_per_step(), ".4f"),
+    Column("predicted", lambda part: part[1].predicted_tokens_per_step, ".4f"),
+    Column("speedup", lambda part: part[1].speedup(), ".2f"),
+)
 
 
-def say_parts(console: Console, metrics: Metrics) -> None:
-    """Print the table of categories and turns, where there are several."""
-    by_turn = metrics.by_turn
-    parts = metrics.by_category
-    if len(by_turn) > 1:
-        parts |= {f"turn {turn}": part for turn, part in by_turn.items()}
-    rows = [
-        [
-            name,
-            str(len(part.trials)),
-            str(part.tokens),
-            f"{part.tokens_per_step():.4f}",
-            "-" if part.predicted_tokens_per_step is None else f"{part.predicted_tokens_per_step:.4f}",
-            shown(part.speedup(), ".2f"),
-        ]
-        for name, part in parts.items()
-    ]
-    if rows:
-        console.table(["", "texts", "tokens", "tokens/step", "predicted", "speedup"], rows)
+def _figures(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]:
+    """The part of the JSON object that all rules have."""
+    metrics, predicted = found.metrics, found.predicted
+    left_out = [*skipped, *found.skipped]
+    own = ("nodes", "expected_tokens_per_step", "repeats", "batch_size", "left_out", "made_by")
+    keys = {name.replace(" ", "_"): name for name in metrics.baselines}
+    spreads = {
+        "tokens_per_second": {key: metrics.tokens_per_second(name) for key, name in keys.items()},
+        "speedup_vs_autoregressive": {key: metrics.speedup(name) for key, name in keys.items()},
+        "overhead": metrics.overhead,
+        "speedup": metrics.speedup(),
+    }
+    depths = {"measured": found.measured_by_depth, "predicted": predicted.acceptance_by_depth()}
+    return {
+        **picked(found, *own),
+        **_part(metrics),
+        "predicted_tokens_per_step": predicted.tokens_per_step,
+        "prompts": len({text.dialogue for text in found.texts}),
+        "skipped": len(left_out),
+        "skipped_prompts": left_out,
+        "predicted_acceptance_histogram": predicted.histogram,
+        "acceptance_by_depth": depths,
+        "smaller_trees": found.smaller,
+        **_each(spreads, lambda spread: spread.median),
+        "prefill_seconds": {key: metrics.prefill_seconds(name) for key, name in keys.items()},
+        "baseline_tokens_per_step": {key: metrics.tokens_per_step(name) for key, name in keys.items()},
+        "quartiles": _each(spreads, lambda spread: (spread.low, spread.high)),
+        "by_category": {name: _part(part) for name, part in metrics.by_category.items()},
+        "by_turn": {turn: _part(part) for turn, part in metrics.by_turn.items()},
+    }
+
+
+def _part(part: Metrics) -> dict[str, Any]:
+    """The figures of some of the texts, or of all."""
+    drafts = part.draft_metrics()
+    assert drafts is not None
+    return {
+        "texts": len(part.trials),
+        **picked(part, "tokens", "steps", "predicted_tokens_per_step"),
+        "tokens_per_step": part.tokens_per_step(),
+        **drafts.as_dict(),
+        **_each({"overhead": part.overhead, "speedup": part.speedup()}, lambda spread: spread.median),
+    }
+
+
+def _each(spreads: Mapping[str, Any], figure: Callable[[Spread], Any]) -> dict[str, Any]:
+    """A figure of each spread, of those in mappings too; None stays."""
+    return {
+        key: _each(one, figure) if isinstance(one, dict) else None if one is None else figure(one)
+        for key, one in spreads.items()
+    }
 
 
 def _counted(differences: Sequence[Difference]) -> str:
@@ -199,7 +359,6 @@ def _listed(differences: Sequence[Difference], tokenizer: PreTrainedTokenizerBas
 
 
 def _gap(one: Difference) -> str:
-    """`, gap 0.01, resolution 0.03`; empty where not computed."""
     return "" if math.isnan(one.gap) else f", gap {one.gap:.2g}, resolution {one.resolution:.2g}"
 
 
@@ -208,98 +367,3 @@ def _token(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
     if token < 0:
         return "had ended"
     return f"{token}" if tokenizer is None else f"{token} {tokenizer.convert_ids_to_tokens(token)!r}"
-
-
-def _as_json(found: Validation, skipped: Sequence[Skipped]) -> dict[str, Any]:
-    return {
-        "acceptance": "greedy",
-        "lossy": False,
-        "lossless": found.lossless,
-        "failures": len(found.failures),
-        "differing": found.differing,
-        "judged": found.num_judged,
-        "differences": [{**vars(one), "cause": one.cause.value} for one in found.differences],
-        "prediction_misses": [miss.prompt_id for miss in found.prediction_misses],
-        **measured_json(found, skipped),
-    }
-
-
-def measured_json(found: Measured, skipped: Sequence[Skipped]) -> dict[str, Any]:
-    """The part of the JSON report that all acceptance rules have."""
-    metrics = found.metrics
-    return {
-        "prompts": len({text.dialogue for text in found.texts}),
-        "texts": len(metrics.trials),
-        "skipped": len(skipped),
-        "skipped_prompts": [vars(one) for one in skipped],
-        "nodes": found.nodes,
-        "tokens": metrics.tokens,
-        "steps": metrics.steps,
-        "tokens_per_step": found.tokens_per_step,
-        "predicted_tokens_per_step": found.predicted.tokens_per_step,
-        "expected_tokens_per_step": found.expected_tokens_per_step,
-        **_draft_metrics(metrics).as_dict(),
-        "predicted_acceptance_histogram": list(found.predicted.histogram),
-        "acceptance_by_depth": {
-            "measured": found.measured_by_depth,
-            "predicted": found.predicted.acceptance_by_depth().tolist(),
-        },
-        "smaller_trees": {str(nodes): tau for nodes, tau in found.smaller.items()},
-        "repeats": found.repeats,
-        "batch_size": found.batch_size,
-        **_speeds(found),
-        "by_category": {name: _part(part) for name, part in metrics.by_category.items()},
-        "by_turn": {str(turn): _part(part) for turn, part in metrics.by_turn.items()},
-        "left_out": dict(found.left_out),
-        "made_by": found.made_by,
-    }
-
-
-def _speeds(found: Measured) -> dict[str, Any]:
-    """The timed part of the JSON report, by baseline: medians, and quartiles over the repeats."""
-    metrics = found.metrics
-    keys = {name.replace(" ", "_"): name for name in metrics.baselines}
-    rates = {key: metrics.tokens_per_second(name) for key, name in keys.items()}
-    speedups = {key: metrics.speedup(name) for key, name in keys.items()}
-    return {
-        "tokens_per_second": {key: _median(rate) for key, rate in rates.items()},
-        "prefill_seconds": {key: metrics.prefill_seconds(name) for key, name in keys.items()},
-        "baseline_tokens_per_step": {key: metrics.tokens_per_step(name) for key, name in keys.items()},
-        "overhead": found.overhead,
-        "speedup": found.speedup,
-        "speedup_vs_autoregressive": {key: _median(speedup) for key, speedup in speedups.items()},
-        "quartiles": {
-            "tokens_per_second": {key: _quartiles(rate) for key, rate in rates.items()},
-            "speedup_vs_autoregressive": {key: _quartiles(speedup) for key, speedup in speedups.items()},
-            "overhead": _quartiles(metrics.overhead),
-            "speedup": _quartiles(metrics.speedup()),
-        },
-    }
-
-
-def _part(part: Metrics) -> dict[str, Any]:
-    return {
-        "texts": len(part.trials),
-        "tokens": part.tokens,
-        "steps": part.steps,
-        "tokens_per_step": part.tokens_per_step(),
-        "predicted_tokens_per_step": part.predicted_tokens_per_step,
-        **_draft_metrics(part).as_dict(),
-        "overhead": _median(part.overhead),
-        "speedup": _median(part.speedup()),
-    }
-
-
-def _draft_metrics(part: Metrics) -> DraftMetrics:
-    """Those of the tree, which our decoder always reports."""
-    drafts = part.draft_metrics()
-    assert drafts is not None
-    return drafts
-
-
-def _median(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.median
-
-
-def _quartiles(spread: Spread | None) -> tuple[float, float] | None:
-    return None if spread is None else (spread.low, spread.high)
