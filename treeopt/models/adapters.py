@@ -26,7 +26,6 @@ from treeopt.errors import Code, TreeoptError, first_line, out_of_memory
 from treeopt.files.atomic import check_folder, make_folder
 from treeopt.files.configurations import with_stored
 from treeopt.files.read import read_bytes
-from treeopt.models.checkpoint import read_config
 from treeopt.models.devices import is_offloaded
 from treeopt.models.tensors import fingerprints, read_config
 

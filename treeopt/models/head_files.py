@@ -20,9 +20,7 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_folder, check_writable, make_folder, write_files
 from treeopt.files.bundled import POCKET
 from treeopt.files.configurations import with_stored
-from treeopt.models.checkpoint import read_config
-from treeopt.models.head_layouts import MEDUSA, HeadsLayout, detect
-from treeopt.models.head_layouts import expected_keys as expected_keys
+from treeopt.models.head_layouts import MEDUSA, HeadsLayout, detect, heads_of, state_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.hub import built_in, find_heads, here
 from treeopt.models.tensors import fingerprint, read_config, shards_of, tensor_loaders
