@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, skipped_text, threads
-from treeopt.cli.rows import shown
+from treeopt.cli.facts import shown
 from treeopt.errors import counted
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from click.core import ParameterSource
 from treeopt.cli.common_options import Shown, common_options, show_messages, shown_by
 from treeopt.cli.completions import add_completions
 from treeopt.cli.configuration import configuration_of, name_variables, unknown_variables, variable_of
+from treeopt.cli.facts import Part, keyed, lines
 from treeopt.cli.following import follows, is_passed_on, join_team
 from treeopt.cli.help_text import write_examples, write_options
 from treeopt.cli.inputs import input_names, made_of
-from treeopt.cli.rows import Part, keyed, lines
 from treeopt.cli.terminal import bar, echo, echo_json, heartbeat, printable_cell
 from treeopt.errors import EXIT_BUG, TreeoptError, counted, error_of, system_error
 from treeopt.files.configurations import MADE_BY

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.cli.console import Console, row_of, skipped_text, threads
-from treeopt.cli.rows import Column, Row, Table, percent, picked
+from treeopt.cli.facts import Column, Fact, Table, percent, picked
 from treeopt.errors import Code, TreeoptError
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def report_greedy(console: Console, found: Validation, skipped: Sequence[Skipped
         console,
         found,
         skipped,
-        Row(_MEASURED, found.tokens_per_step, ".4f", f"measured: {counts} {_TAU}"),
-        Row("", found.predicted.tokens_per_step, ".4f", agree),
-        Row("", found.expected_tokens_per_step, ".4f", "expected by the calibration"),
+        Fact(_MEASURED, found.tokens_per_step, ".4f", f"measured: {counts} {_TAU}"),
+        Fact("", found.predicted.tokens_per_step, ".4f", agree),
+        Fact("", found.expected_tokens_per_step, ".4f", "expected by the calibration"),
     )
 
 
@@ -71,7 +71,7 @@ def report_judged(
     )
 
 
-def lossless_rows(found: Validation) -> list[Row]:
+def lossless_rows(found: Validation) -> list[Fact]:
     """Whether the texts are lossless, and what is known of those that differ."""
     trials, ours, dtype = found.metrics.trials, found.our_differences, found.made_by["dtype"]
     # In half precision other texts may differ at near ties.
@@ -83,11 +83,11 @@ def lossless_rows(found: Validation) -> list[Row]:
     judged = f"{found.num_judged} of {found.differing} differing texts judged"
     between = f"gaps of the logits where texts differ: {min(gaps):.2g} to {max(gaps):.2g}" if gaps else ""
     return [
-        Row("lossless", f"{answer}: {texts}, against stock greedy generate in {dtype}"),
-        *([Row("", judged)] if ours else []),
-        *([Row("", between)] if gaps else []),
+        Fact("lossless", f"{answer}: {texts}, against stock greedy generate in {dtype}"),
+        *([Fact("", judged)] if ours else []),
+        *([Fact("", between)] if gaps else []),
         *(
-            Row("", f"(not counted: {_NAMES.get(name, name)} differs from stock generate on {count} texts)")
+            Fact("", f"(not counted: {_NAMES.get(name, name)} differs from stock generate on {count} texts)")
             for name, count in others.items()
         ),
     ]
@@ -138,15 +138,15 @@ def report_sample(
         "" if error is None else f"± {error:.4f} "
         for error in (found.measured_standard_error, found.predicted_standard_error)
     )
-    expected = Row("", found.expected_tokens_per_step, ".4f", "expected by the calibration")
+    expected = Fact("", found.expected_tokens_per_step, ".4f", "expected by the calibration")
     _report_figures(
         console,
         found,
         skipped,
-        Row(
+        Fact(
             _MEASURED, found.tokens_per_step, ".4f", f"{measured}measured on {len(found.metrics.trials)} texts  {_TAU}"
         ),
-        Row(
+        Fact(
             "",
             found.predicted.tokens_per_step,
             ".4f",
@@ -160,7 +160,7 @@ def report_sample(
             f"{'yes' if found.lossless else 'NO'}, by the distribution of texts in {found.made_by['dtype']}: "
             f"p {found.p_value:.3g} of {2 * len(found.tests)} tests (Bonferroni), limit {ALPHA:g}"
         )
-    console.report(Table(_TESTS, found.tests), Row("lossless", answer))
+    console.report(Table(_TESTS, found.tests), Fact("lossless", answer))
     if not found.as_predicted:
         console.warn(
             f"warning: measured and predicted tokens per step differ by {found.z_score:+.1f} standard errors: by "
@@ -209,15 +209,15 @@ def report_typical(
         console,
         found,
         skipped,
-        Row(_MEASURED, found.tokens_per_step, ".4f", f"measured  {_TAU}"),
-        Row("", found.predicted.tokens_per_step, ".4f", agree),
+        Fact(_MEASURED, found.tokens_per_step, ".4f", f"measured  {_TAU}"),
+        Fact("", found.predicted.tokens_per_step, ".4f", agree),
     )
     rule = picked(found.rule, "temperature", "epsilon", "delta")
     names = {"generate": "greedy", "tree": "typical"}
     kinds = [(names.get(name, name), one) for name, one in found.quality.items()]
     settings = ", ".join(f"{name} {value:g}" for name, value in rule.items())
     lossy = f"no, LOSSY by its definition: it accepts drafts that are likely enough ({settings})"
-    console.report(Table(_QUALITY, kinds), Row("lossless", lossy))
+    console.report(Table(_QUALITY, kinds), Fact("lossless", lossy))
     named = [column for column in _QUALITY if column.name]
     console.result(
         {
@@ -245,7 +245,7 @@ _QUALITY = (  # of a name and the quality of its texts
 )
 
 
-def _report_figures(console: Console, found: Measured, skipped: Sequence[Skipped], *tokens: Row) -> None:
+def _report_figures(console: Console, found: Measured, skipped: Sequence[Skipped], *tokens: Fact) -> None:
     """Print the figures of any rule: tokens per step, drafts, speeds, depths, categories and turns, skipped prompts."""
     metrics, made = found.metrics, found.made_by
     drafts = metrics.draft_metrics()
@@ -264,10 +264,10 @@ def _report_figures(console: Console, found: Measured, skipped: Sequence[Skipped
     shares = zip(found.measured_by_depth, found.predicted.acceptance_by_depth().tolist(), strict=True)
     console.report(
         *tokens,
-        Row("drafts", drafts.num_draft_tokens, note=accepted),
+        Fact("drafts", drafts.num_draft_tokens, note=accepted),
         Table(baselines, metrics.baselines),
-        Row("overhead", metrics.overhead, ".2f"),
-        Row("speedup", metrics.speedup(), ".2f", f"over autoregressive ({repeats}, {where}, without prefill)"),
+        Fact("overhead", metrics.overhead, ".2f"),
+        Fact("speedup", metrics.speedup(), ".2f", f"over autoregressive ({repeats}, {where}, without prefill)"),
         *(f"{name} was left out: {why}" for name, why in found.left_out.items()),
         Table(_DEPTHS, [(depth, *pair) for depth, pair in enumerate(shares, start=1)]),
         Table(_PARTS, [*metrics.by_category.items(), *by_turn.items()]),

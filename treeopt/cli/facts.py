@@ -1,4 +1,4 @@
-"""Reports as data: rows and tables with labels, values and keys, printed as text or as one JSON object."""
+"""Reports as data: facts and tables with labels, values and keys, printed as text or as one JSON object."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def picked(record: Any, *names: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Row:
+class Fact:
     """One fact: a line `label value note`, and a key of the JSON object.
 
     Args:
-        label: empty where the row continues the one above it.
+        label: empty where it continues the one above it.
         value: None is printed as `-`.
         form: of the value.
         note: what the value is of, or compared with.
@@ -117,16 +117,16 @@ class Table:
         return [{column.name: column.of(record) for column in named} for record in self.records]
 
 
-Part = Row | Table | str | None  # of a report; a text is a line of its own, None is left out
+Part = Fact | Table | str | None  # of a report; a text is a line of its own, None is left out
 
 
 def lines(parts: Sequence[Part]) -> list[str | Table]:
     """What is printed: lines with aligned labels, and tables that have rows."""
-    rows = [part for part in parts if isinstance(part, Row)]
-    width = max([LABELS, *(len(row.label) for row in rows)])
+    facts = [part for part in parts if isinstance(part, Fact)]
+    width = max([LABELS, *(len(fact.label) for fact in facts)])
     found: list[str | Table] = []
     for part in parts:
-        if isinstance(part, Row):
+        if isinstance(part, Fact):
             found.append(f"{part.label:<{width}} {part.text}")
         elif isinstance(part, str) or (part is not None and part.records):
             found.append(part)
@@ -134,5 +134,5 @@ def lines(parts: Sequence[Part]) -> list[str | Table]:
 
 
 def keyed(parts: Sequence[Part]) -> dict[str, Any]:
-    """The rows and tables that have a key, by it."""
-    return {part.key: part.value for part in parts if isinstance(part, (Row, Table)) and part.key}
+    """The facts and tables that have a key, by it."""
+    return {part.key: part.value for part in parts if isinstance(part, (Fact, Table)) and part.key}
