@@ -18,7 +18,6 @@ from treeopt.optimize.intervals import (
     prediction_interval,
     ratio_interval,
     sampling_interval,
-    texts_to_halve,
 )
 
 Ints = NDArray[np.int64]
@@ -102,12 +101,11 @@ def test_prediction_is_wider_than_sampling() -> None:
 
 
 def test_width_falls_with_the_square_root_of_texts() -> None:
-    """Four times as many texts, half the width: what `texts_to_halve` counts on."""
+    """Four times as many texts, half the width, as `build` prints."""
     tokens, steps = random_texts(np.random.default_rng(5), 200)
     once = width(sampling_interval(tokens, steps, replicates=5000))
     often = width(sampling_interval(np.tile(tokens, 4), np.tile(steps, 4), replicates=5000))
     assert often == pytest.approx(once / 2, rel=0.06)
-    assert texts_to_halve(200) == 600
 
 
 def test_ratio_is_of_sums() -> None:

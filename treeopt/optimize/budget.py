@@ -5,8 +5,7 @@ A larger tree yields more tokens per step and takes more seconds per step, so to
     tokens per second at N nodes = tau(N) / t(N)
     overhead = t(N) / t(1), speedup = tau(N) / overhead        t(1): one node, without heads
 
-tau(N) comes from replay (`treeopt.optimize.curve`), t(N) from a latency profile. Source: arXiv:2401.10774,
-section 2.3.3 (the trade) and appendix G (its overhead and speedup).
+tau(N) comes from replay, t(N) from a latency profile. Source: arXiv:2401.10774, section 2.3.3 and appendix G.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from treeopt.calibration import Calibration
 from treeopt.drafter import HEADS
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.latency import ONE_NODE, LatencyProfile, unmeasured
+from treeopt.optimize.trie import Floats
 from treeopt.optimize.values import isotonic
 
 LEAST_GAIN = 0.02  # of tokens per second, with which drafting pays
@@ -51,18 +51,9 @@ class Budget:
 
 
 def check_priced(profile: LatencyProfile, calibration: Calibration, kind: str) -> None:
-    """Check that a profile is of the steps that trees of a calibration take.
+    """Raise E223 where a profile is of another drafter than a calibration, E230 where it is of another kind of trees.
 
-    Drafting is a part of every step, and its seconds differ by drafter and kind of trees. A profile without provenance
-    (points that were made by hand) is not compared.
-
-    Args:
-        profile: seconds per step.
-        calibration: the traces that the trees are built from.
-        kind: of the trees, one of `KINDS`.
-
-    Raises:
-        TreeoptError: E223 where the profile is of another drafter, E230 where it is of the other kind.
+    A profile without provenance (points that were made by hand) is not compared.
     """
     if profile.kind is None:
         return
@@ -87,19 +78,10 @@ def profile_command(calibration: Calibration, kind: str) -> str:
 
 
 def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: int | None = None) -> float:
-    """Seconds of a step of any size between the smallest and the largest measured one.
+    """Seconds of a step of any size between the smallest and the largest measured one; E230 elsewhere.
 
     A larger tree takes no less time, so a shorter time is noise: the medians are made non-decreasing by isotonic
-    regression, then interpolated linearly. The heads run from 2 nodes on, so measure both 1 and 2 nodes.
-
-    Args:
-        profile: the measured seconds.
-        nodes: N, root counted.
-        batch: as `LatencyProfile.curve`.
-        context: as `LatencyProfile.curve`.
-
-    Raises:
-        TreeoptError: E230 where the size is outside the measured ones, and as `LatencyProfile.curve`.
+    regression, then interpolated linearly.
     """
     sizes, medians = profile.curve(batch, context)
     if not sizes[0] <= nodes <= sizes[-1]:
@@ -109,30 +91,21 @@ def step_seconds(profile: LatencyProfile, nodes: int, batch: int = 1, context: i
 
 def drafting_seconds(
     profile: LatencyProfile, sizes: NDArray[np.int64], batch: int = 1, context: int | None = None
-) -> NDArray[np.float64]:
-    """Seconds of drafting alone at each size, as `step_seconds`: float64 [n]; zeros where it was not measured.
-
-    Raises:
-        TreeoptError: E230 as `LatencyProfile.curve`.
-    """
+) -> Floats:
+    """Seconds of drafting alone at each size: float64 [n]; zeros where it was not measured."""
     known, medians = profile.drafting_curve(batch, context)
     if not len(known):
         return np.zeros(len(sizes))
-    found: NDArray[np.float64] = np.interp(sizes, known, isotonic(medians))
+    found: Floats = np.interp(sizes, known, isotonic(medians))
     return found
 
 
-def fastest(speedups: Sequence[float] | NDArray[np.float64]) -> int | None:
+def fastest(speedups: Sequence[float] | Floats) -> int | None:
     """The index of the greatest speedup, the first of equal ones; None where plain decoding is as fast.
 
-    `learn`, `compare` and `build` choose by it among chains, trees and policies of all sizes.
-
-    Args:
-        speedups: over autoregressive decoding, of plans that draft, the simplest first.
-
-    Returns:
-        None where no speedup is at least 1 + `LEAST_GAIN`: measured steps vary by as much, and without a drafter there
-        is nothing to keep.
+    Every choice among chains, trees and policies is by it, over speedups of plans that draft, the simplest first. None
+    where no speedup is at least 1 + `LEAST_GAIN`: measured steps vary by as much, and without a drafter there is
+    nothing to keep.
     """
     if not len(speedups):
         return None
@@ -141,20 +114,9 @@ def fastest(speedups: Sequence[float] | NDArray[np.float64]) -> int | None:
 
 
 def budget_at(
-    expected: NDArray[np.float64],
-    profile: LatencyProfile,
-    nodes: int,
-    batch: int = 1,
-    context: int | None = None,
+    expected: Floats, profile: LatencyProfile, nodes: int, batch: int = 1, context: int | None = None
 ) -> Budget:
-    """The figures of one size.
-
-    Args:
-        expected: float64 [M], tokens per step of the best tree with 1, 2, ... M nodes.
-        profile: seconds per step, the one-node step included.
-        nodes: N, 1 to M.
-        batch: texts decoded together.
-        context: cached tokens; the largest measured where None.
+    """The figures of one size, from tokens per step of the best tree with 1, 2, ... M nodes, float64 [M].
 
     Raises:
         TreeoptError: E230 where the profile does not hold this size, batch or context, or no one-node step.
@@ -167,20 +129,8 @@ def budget_at(
     return Budget(nodes, tokens, seconds, overhead, tokens / overhead)
 
 
-def best_budget(
-    expected: NDArray[np.float64], profile: LatencyProfile, batch: int = 1, context: int | None = None
-) -> Budget:
-    """The number of nodes with the most tokens per second by `fastest`; 1 where plain decoding is as fast.
-
-    Args:
-        expected: as `budget_at`; sizes beyond M or beyond the largest measured one are not considered.
-        profile: as `budget_at`.
-        batch: as `budget_at`.
-        context: as `budget_at`.
-
-    Raises:
-        TreeoptError: E230 as `budget_at`.
-    """
+def best_budget(expected: Floats, profile: LatencyProfile, batch: int = 1, context: int | None = None) -> Budget:
+    """The size with the most tokens per second by `fastest`, of those known and measured; 1 where none is faster."""
     largest = min(len(expected), int(profile.curve(batch, context)[0][-1]))
     sizes, medians = profile.curve(batch, context)
     if sizes[0] > ONE_NODE:

@@ -25,6 +25,7 @@ from treeopt.calibration import Calibration
 from treeopt.errors import Code, TreeoptError, counted
 from treeopt.files.trees import GivenTree, as_tree
 from treeopt.optimize.replay import TextSums, replay
+from treeopt.optimize.trie import Floats
 from treeopt.tree import Path, Tree
 
 LEVEL = 0.9
@@ -33,7 +34,6 @@ FEWEST_TEXTS = 2  # of an interval
 _FEWEST_EFFECTIVE = 1.5  # effective number of texts: two, one with about a quarter of the other's weight
 _DRAWN_AT_ONCE = 1 << 22
 
-Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64] | Floats  # weighted counts are fractions
 
 
@@ -55,13 +55,7 @@ class Interval:
 
 
 def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[Any]) -> list[NDArray[Any]]:
-    """Sums over equal texts, in the order of their first occurrence; texts of weight 0 are left out.
-
-    Args:
-        token_hashes: S strings, one for each text.
-        tokens: [S], tokens of each text, times its weight where texts are weighted.
-        steps: arrays [S], steps of each text, likewise.
-    """
+    """Sums [n] of arrays [S] over equal texts, in the order of their first occurrence, without texts of weight 0."""
     number = {token_hash: i for i, token_hash in enumerate(dict.fromkeys(token_hashes))}
     text = [number[token_hash] for token_hash in token_hashes]
     sums = []
@@ -75,17 +69,10 @@ def by_text(token_hashes: Sequence[str], tokens: NDArray[Any], *steps: NDArray[A
 def sampling_interval(
     tokens: Numbers, steps: Numbers, *, seed: int = 0, replicates: int = REPLICATES
 ) -> Interval | None:
-    """The interval of the expected tokens per step of such texts; None where there are too few.
-
-    Args:
-        tokens: [S], tokens of each text, times its weight where texts are weighted.
-        steps: [S], steps of each text, likewise.
-        seed: of the resamples.
-        replicates: number of resamples.
-    """
+    """The interval of the expected tokens per step of texts with these tokens and steps, [S] each, weighted or not."""
     if _too_few(tokens):
         return None
-    drawn = _draw(tokens, [steps], len(tokens), seed, replicates)[0]
+    drawn = _draw(tokens, steps, len(tokens), seed, replicates)
     return _between(drawn, tokens.sum() / steps.sum(), tokens)
 
 
@@ -100,23 +87,15 @@ def prediction_interval(
 ) -> Interval | None:
     """The interval of tokens per step, counted on `new_texts` other texts (as many as these where None).
 
-    None where there are too few texts. Both samples vary, these texts and the new ones: where both are equally large,
-    the 90 % sampling interval holds in only three of four cases.
-
-    Args:
-        tokens: [S], tokens of each text, times its weight where texts are weighted.
-        steps: [S], steps of each text, likewise.
-        counted: [S], under sampling the counted tokens, where `tokens` are expected ones: the figure on new texts is a
-            count, which varies more. `tokens` where None.
-        new_texts: number of new texts.
-        seed: of the resamples.
-        replicates: number of resamples.
+    Both samples vary, these texts and the new ones: where both are equally large, the 90 % sampling interval holds in
+    only three of four cases. Under sampling `tokens` are expected ones and `counted` [S] those of the texts: the figure
+    on new texts is a count, which varies more.
     """
     if _too_few(tokens):
         return None
     new = len(tokens) if new_texts is None else new_texts
-    sampled = _draw(tokens, [steps], len(tokens), seed, replicates)[0]
-    predicted = _draw(tokens if counted is None else counted, [steps], new, seed + 1, replicates)[0]
+    sampled = _draw(tokens, steps, len(tokens), seed, replicates)
+    predicted = _draw(tokens if counted is None else counted, steps, new, seed + 1, replicates)
     centre = tokens.sum() / steps.sum()
     if counted is not None:
         centre += centre - counted.sum() / steps.sum()  # the new texts have the mean of the expected tokens
@@ -134,20 +113,14 @@ def difference_interval(
 ) -> Interval | None:
     """The interval of the difference in tokens per step of two trees on the same texts (paired resamples).
 
-    Args:
-        tokens: [S], tokens of each text by the first tree.
-        steps: [S], its steps.
-        other: [S], steps of the second tree.
-        other_tokens: [S], its tokens; those of the first where None. They differ under sampling, where tokens are
-            expected ones.
-        seed: of the resamples.
-        replicates: number of resamples.
+    `other` and `other_tokens` are the steps and tokens of the second tree; its tokens are those of the first where
+    None. They differ under sampling, where tokens are expected ones.
     """
     if _too_few(tokens):
         return None
-    [one] = _draw(tokens, [steps], len(tokens), seed, replicates)
     other_tokens = tokens if other_tokens is None else other_tokens
-    [two] = _draw(other_tokens, [other], len(tokens), seed, replicates)
+    one = _draw(tokens, steps, len(tokens), seed, replicates)
+    two = _draw(other_tokens, other, len(tokens), seed, replicates)
     return _between(one - two, tokens.sum() / steps.sum() - other_tokens.sum() / other.sum(), tokens)
 
 
@@ -162,16 +135,8 @@ def ratio_interval(
 ) -> Interval | None:
     """The interval of the ratio of tokens per step of two trees on the same texts (paired resamples).
 
-    With rows, such as the draws of a random split, each resample draws rows as well as texts; a row holds the same
-    texts as the others. None where there are too few texts.
-
-    Args:
-        tokens: [S] or [D, S], tokens of each text by the first tree.
-        steps: its steps, likewise.
-        other_tokens: tokens by the second tree, likewise.
-        other_steps: its steps, likewise.
-        seed: of the resamples.
-        replicates: number of resamples.
+    With rows [D, S], such as the draws of a random split, each resample draws rows as well as texts; a row holds the
+    same texts as the others.
     """
     one, two, three, four = (
         np.atleast_2d(sums).astype(np.float64) for sums in (tokens, steps, other_tokens, other_steps)
@@ -190,11 +155,6 @@ def ratio_interval(
     return _between(np.concatenate(ratios), ratio, one.sum(axis=0))
 
 
-def texts_to_halve(texts: int) -> int:
-    """How many more texts halve an interval: its width falls with the square root of their number."""
-    return 3 * texts
-
-
 def _too_few(tokens: Numbers) -> bool:
     """Whether there is at most one text, or one that has nearly all of the weight."""
     return len(tokens) < FEWEST_TEXTS or _effective_number(tokens) < _FEWEST_EFFECTIVE
@@ -205,14 +165,10 @@ def _effective_number(tokens: Numbers) -> float:
     return float(tokens.sum() ** 2 / np.square(tokens, dtype=np.float64).sum())
 
 
-def _draw(tokens: Numbers, steps: list[Numbers], count: int, seed: int, replicates: int) -> list[Floats]:
-    """For each tree float64 [replicates]: tokens per step of `count` texts drawn with replacement."""
-    drawn: list[list[Floats]] = [[] for _ in steps]
-    for times in _resamples(len(tokens), count, seed, replicates):
-        summed = times @ tokens
-        for results, taken in zip(drawn, steps, strict=True):
-            results.append(summed / np.maximum(times @ taken, 1e-300))
-    return [np.concatenate(results) for results in drawn]
+def _draw(tokens: Numbers, steps: Numbers, count: int, seed: int, replicates: int) -> Floats:
+    """float64 [replicates]: tokens per step of `count` texts drawn with replacement."""
+    drawn = _resamples(len(tokens), count, seed, replicates)
+    return np.concatenate([times @ tokens / np.maximum(times @ steps, 1e-300) for times in drawn])
 
 
 def _resamples(texts: int, count: int, seed: int, replicates: int) -> Iterator[Floats]:
@@ -236,11 +192,7 @@ def _between(values: Floats, estimate: float, tokens: Numbers) -> Interval:
 
 @dataclass(frozen=True)
 class Gain:
-    """Tokens per step (root counted) of two trees on the same texts.
-
-    `interval` is the paired interval of second - first; None where there are too few texts. `texts` are the different
-    ones.
-    """
+    """Tokens per step of two trees on the same texts, and the paired interval of second - first over different texts."""
 
     first: float
     second: float
@@ -295,11 +247,7 @@ def compare_trees(first: GivenTree, second: GivenTree, calibration: Calibration 
 
 
 def replayed_gain(first: Tree, second: Tree, calibration: Calibration) -> Gain:
-    """Tokens per step of both trees by replay.
-
-    Raises:
-        TreeoptError: E101, E102 and E223 as `replay`; E303 where the calibration holds no text.
-    """
+    """Tokens per step of both trees by replay."""
     if not calibration.positions:
         raise TreeoptError(Code.PROMPTS_EMPTY, "the calibration holds no text")
     return gain_of_sums(calibration.token_hashes, *(replay(tree, calibration).sums for tree in (first, second)))
