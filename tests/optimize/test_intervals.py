@@ -64,7 +64,7 @@ def test_draws_equal_a_naive_bootstrap() -> None:
 def test_ends_of_five_texts_move_by_the_exact_factor() -> None:
     """With few texts the degrees of freedom and n/(n-1) show, which 40 texts hide in the noise of draws."""
     tokens, steps = random_texts(np.random.default_rng(2), 5)
-    [drawn] = intervals._draw(tokens, [steps], 5, 0, 1000)
+    drawn = intervals._draw(tokens, steps, 5, 0, 1000)
     found = sampling_interval(tokens, steps)
     assert found is not None
     ends = widened(drawn, tokens.sum() / steps.sum(), tokens)

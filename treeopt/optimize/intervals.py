@@ -192,7 +192,7 @@ def _between(values: Floats, estimate: float, tokens: Numbers) -> Interval:
 
 @dataclass(frozen=True)
 class Gain:
-    """Tokens per step of two trees on the same texts, and the paired interval of second - first over different texts."""
+    """Tokens per step of two trees on the same texts, and the interval of second - first over different ones."""
 
     first: float
     second: float
