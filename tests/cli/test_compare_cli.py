@@ -13,7 +13,7 @@ import pytest
 from program import error_number, treeopt, treeopt_json
 
 from treeopt.cli.app import program
-from treeopt.cli.compare_report import as_bars, as_csv
+from treeopt.cli.compare_command import as_bars, as_csv
 from treeopt.evaluate.comparison import METHODS, CompareOptions, Comparison, Figures, Row
 from treeopt.evaluate.metrics import Spread
 from treeopt.view.charts import Bar, bars_figure, render_bars

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import functools
+import io
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.console import Console, command
+from treeopt.cli.console import Console, command, skipped_text, threads
 from treeopt.cli.drafter_options import draft_option, load_draft_model, model_alone
 from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.facts import Column, Table, attribute, picked, shown
 from treeopt.cli.following import is_one_of_several
 from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED
@@ -30,13 +34,16 @@ from treeopt.cli.options import (
 from treeopt.cli.origin import origin_of
 from treeopt.cli.processes import division_of, nproc_option
 from treeopt.defaults import STEP_SIZES
+from treeopt.errors import counted
 from treeopt.files.atomic import write_text
 from treeopt.files.bundled import POCKET_DRAFT
 from treeopt.files.configurations import write_note
 from treeopt.files.outputs import PICTURE, write_marked
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.comparison import Comparison
+    from treeopt.evaluate.comparison import Comparison, Figures, Row
+    from treeopt.evaluate.metrics import Spread
+    from treeopt.view.charts import Bar
 
 _METHODS_HELP = (
     "Comma-separated, of: autoregressive generate lookup recycling assisted mc_sim_7b_63 medusa heads heads+ngram "
@@ -108,7 +115,6 @@ def run(console: Console, **options: Any) -> None:
         raise click.UsageError("--nproc takes one --dtype, and no --compile")
     if options["repeats"] == 1:
         _warn_busy(console)
-    from treeopt.cli.compare_report import as_json, report_comparison, report_settings
     from treeopt.evaluate.compare import compare
     from treeopt.texts.prompts import load_prompts
 
@@ -122,12 +128,12 @@ def run(console: Console, **options: Any) -> None:
         draft = load_draft_model(console, options, base)
         with console.progress("compare") as progress:
             one = compare(base, loaded, prompts, draft=draft, progress=progress, division=division, **chosen)
-        report_comparison(console, one)
+        _report(console, one)
         found.append(one)
     if len(found) > 1:
-        report_settings(console, found)
+        _report_settings(console, found)
     _write(console, options, found, f"{base.name}, {options['nodes']} nodes")
-    parts = {one.setting: as_json(one) for one in found}
+    parts = {one.setting: _as_json(one) for one in found}
     result = parts[found[0].setting] if len(parts) == 1 else {"settings": parts}
     console.result({**result, **origin_of(base, loaded, draft)})
 
@@ -148,8 +154,6 @@ def _check_files(options: Mapping[str, Any]) -> None:
 
 def _write(console: Console, options: Mapping[str, Any], found: Sequence[Comparison], title: str) -> None:
     """Write the picture and the figures of all settings."""
-    from treeopt.cli.compare_report import as_bars, as_csv
-
     if options["svg"] is not None:
         from treeopt.view.charts import render_bars
 
@@ -186,3 +190,179 @@ def _settings(options: Mapping[str, Any]) -> dict[str, Any]:
             raise click.BadParameter(f"no method {unknown[0]!r}; they are {' '.join(METHODS)}", param_hint="--methods")
     CompareOptions(**chosen)
     return chosen
+
+
+_NAMES = {"generate": "stock generate"}  # printed in place of a method's name
+
+
+def _name(row: Row) -> str:
+    return _NAMES.get(row.method, row.method)
+
+
+def _share(row: Row) -> str:
+    """The texts that equal those of stock generate."""
+    if row.figures is None:
+        return "left out"
+    return "yes" if row.lossless and row.exact else f"{row.same}/{row.figures.texts}"
+
+
+def _report(console: Console, found: Comparison) -> None:
+    """Print one line a method, the figures by category and turn, and what they are of."""
+    best, dtype = found.recommended, found.made_by["dtype"]
+    exact = dtype == "float32"
+    equal = "lossless" if exact else f"equal in {dtype}"
+    columns = (
+        Column("method", _name),
+        Column("nodes", "nodes"),
+        Column("tokens/step", "figures.mean_acceptance_length", ".3f"),
+        Column("tokens/s", "figures.tokens_per_second", ".0f"),
+        Column("speedup", "figures.speedup", ".2f"),
+        Column(equal, _share),
+    )
+    repeats = f"median (quartiles) of {found.repeats} repeats" if found.repeats > 1 else "one repeat"
+    console.report(
+        Table(columns, [*found.rows, dataclasses.replace(best, method=f"recommended: {_name(best)}")]),
+        "tokens/step: all tokens / all steps, the mean acceptance length; speedup: over autoregressive decoding by our "
+        f"loop, without prefill; {repeats}, batch 1, {found.made_by['device']}, {threads(found.made_by['threads'])}",
+        f"{equal}: texts that equal stock greedy generate token for token; "
+        f"learned from {counted(found.learned, 'prompt')}, judged on {len(found.texts)} other texts",
+        *(f"{row.method} was left out: {row.left_out}" for row in found.rows if row.left_out),
+    )
+    for row in found.rows if exact else ():
+        if row.lossless is False:
+            texts = counted(len(found.texts) - row.same, "text")
+            console.warn(f"warning: {row.method} differs on {texts}; treeopt validate finds the causes")
+    gaps = [gap for row in found.rows for gap in row.gaps]
+    several = any(len(row.by_turn) > 1 for row in found.rows)
+    turns = {row.method: {f"turn {turn}": one for turn, one in row.by_turn.items()} for row in found.rows}
+    console.report(
+        "where a text first differs, the logits of the two tokens by one forward are "
+        f"{min(gaps):.2g} to {max(gaps):.2g} apart; treeopt validate finds the causes"
+        if gaps
+        else None,
+        *_parts(found, "category", {row.method: row.by_category for row in found.rows}),
+        *(_parts(found, "turn", turns) if several else ()),
+        f"not judged, as they equal learned ones: {counted(found.dropped, 'prompt')}" if found.dropped else None,
+        skipped_text(found.skipped),
+    )
+
+
+def _parts(found: Comparison, title: str, parts: Mapping[str, Mapping[str, Figures]]) -> Iterator[str | Table]:
+    """Tokens per step and speedup of each method by category or turn."""
+    ran = [row for row in found.rows if row.figures is not None]
+    counts = {name: one.texts for row in ran for name, one in parts[row.method].items()}
+    if counts:
+        yield f"tokens/step (speedup) by {title}, with the number of texts:"
+        columns = (Column(f"{name}, {texts}", functools.partial(_short, parts, name)) for name, texts in counts.items())
+        yield Table((Column("method", _name), *columns), ran)
+
+
+def _short(parts: Mapping[str, Mapping[str, Figures]], name: str, row: Row) -> str:
+    figures = parts[row.method][name]
+    return f"{figures.mean_acceptance_length:.2f} ({shown(attribute(figures.speedup, 'median'), '.2f')})"
+
+
+def _report_settings(console: Console, found: Sequence[Comparison]) -> None:
+    """Print the dtype and forward with the most tokens per second, without and with speculative decoding."""
+
+    def speed(pair: tuple[str, Row]) -> float:
+        return float(attribute(pair[1], "figures.tokens_per_second.median") or 0.0)
+
+    plain = max(((one.setting, one.rows[0]) for one in found), key=speed)
+    best = max(((one.setting, one.recommended) for one in found), key=speed)
+    for what, (setting, row) in (("plain decoding", plain), ("recommended", best)):
+        console.say(f"fastest, {what}: {setting}, {_name(row)}, {speed((setting, row)):.1f} tokens/s")
+
+
+def as_bars(found: Sequence[Comparison]) -> list[Bar]:
+    """The methods that ran, for the picture; of several settings with their names."""
+    from treeopt.view.charts import Bar
+
+    return [
+        Bar(
+            _name(row) + (f", {one.setting}" if len(found) > 1 else ""),
+            row.nodes or 1,
+            row.figures.mean_acceptance_length,
+            *_ends(row.figures.speedup),
+            lossless=bool(row.lossless),
+        )
+        for one in found
+        for row in one.rows
+        if row.figures is not None
+    ]
+
+
+def _ends(spread: Spread | None) -> tuple[float | None, float | None, float | None]:
+    """Median, lower and upper quartile."""
+    return (None, None, None) if spread is None else (spread.median, spread.low, spread.high)
+
+
+_COLUMNS = (
+    *("method", "nodes", "category", "texts", "mean_acceptance_length"),
+    *("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high"),
+    *("speedup", "speedup_low", "speedup_high", "lossless", "same_texts", "left_out", "setting"),
+)
+
+
+def as_csv(found: Sequence[Comparison]) -> str:
+    """One line a method for all texts, and one for each category and turn; the last column is the setting."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for one in found:
+        for line in itertools.chain.from_iterable(map(_lines, one.rows)):
+            known = {**line, "setting": one.setting}
+            writer.writerow({name: "" if value is None else value for name, value in known.items()})
+    return stream.getvalue()
+
+
+def _lines(row: Row) -> Iterator[dict[str, Any]]:
+    """The lines of a method: all texts, categories, turns."""
+    common = {"method": row.method, "nodes": row.nodes, "category": "all"}
+    if row.figures is None:
+        yield {**common, "left_out": row.left_out}
+        return
+    yield {**common, **_columns(row.figures), "lossless": row.lossless, "same_texts": row.same}
+    by_turn = {f"turn {turn}": figures for turn, figures in row.by_turn.items()} if len(row.by_turn) > 1 else {}
+    for name, figures in {**row.by_category, **by_turn}.items():
+        yield {**common, "category": name, **_columns(figures)}
+
+
+def _columns(figures: Figures) -> dict[str, Any]:
+    found = picked(figures, "texts", "mean_acceptance_length")
+    for name in ("tokens_per_second", "speedup"):
+        found |= dict(zip((name, f"{name}_low", f"{name}_high"), _ends(getattr(figures, name)), strict=True))
+    return found
+
+
+def _as_json(found: Comparison) -> dict[str, Any]:
+    """The keys of `--json`."""
+    return {
+        **picked(found, "learned", "dropped", "repeats", "made_by"),
+        "rows": [_row_as_json(row) for row in found.rows],
+        "recommended": found.recommended.method,
+        "texts": len(found.texts),
+        "skipped": len(found.skipped),
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    return {
+        **picked(row, "method", "nodes", "lossless", "gaps"),
+        **_figures_as_json(row.figures),
+        "same_texts": row.same,
+        "by_category": {name: _figures_as_json(figures) for name, figures in row.by_category.items()},
+        "by_turn": {turn: _figures_as_json(figures) for turn, figures in row.by_turn.items()},
+        "left_out": row.left_out or None,
+    }
+
+
+def _figures_as_json(figures: Figures | None) -> dict[str, Any]:
+    """Medians, and quartiles over the repeats; null where they are equal, as those of one repeat."""
+    spreads = picked(figures, "tokens_per_second", "speedup")
+    several = {name: one for name, one in spreads.items() if one is not None and one.low != one.high}
+    return {
+        **picked(figures, "texts", "mean_acceptance_length"),
+        **{name: _ends(spread)[0] for name, spread in spreads.items()},
+        "quartiles": {name: _ends(several[name])[1:] if name in several else None for name in spreads},
+    }
