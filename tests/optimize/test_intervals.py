@@ -216,7 +216,7 @@ def test_there_are_as_many_draws_as_replicates(at_once: int, monkeypatch: pytest
     """However many are drawn at once, each replicate is one figure, and each draws as many texts as are asked for."""
     monkeypatch.setattr("treeopt.optimize.intervals._DRAWN_AT_ONCE", at_once)
     tokens, steps = random_texts(np.random.default_rng(13), 30)
-    [figures] = intervals._draw(tokens, [steps], 45, 0, 100)
+    figures = intervals._draw(tokens, steps, 45, 0, 100)
     assert figures.shape == (100,)
     times = np.concatenate(list(intervals._resamples(30, 45, 0, 100)))
     assert times.shape == (100, 30)
