@@ -15,7 +15,7 @@ Test = Callable[..., None]
 def looped(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Test], Test]:
     """Run a test for one case after the other; the error of a case names it.
 
-    Each case has a `tmp_path` and a `monkeypatch` of its own; all other fixtures, and the current folder, are made once.
+    Each case has a `tmp_path` and a `monkeypatch` of its own; other fixtures, and the current folder, are made once.
 
     Args:
         names: parameters of the test, separated by commas, or several.
