@@ -12,6 +12,7 @@ import pytest
 from helpers import make_calibration, random_calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.calibration import MISS, NONE, Calibration, Provenance, StepTraces
 from treeopt.errors import Code, TreeoptError
@@ -78,7 +79,7 @@ def test_derived_counts_of_the_worked_example() -> None:
     assert calibration.accuracy.tolist() == [[2 / 3, 0, 0, 0], [0, 1, 0, 0]]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@looped("seed", range(5))
 def test_hits_trials_accuracy_equal_counting(seed: int) -> None:
     """The derived figures equal those of a loop over sequences, positions and heads."""
     calibration = random_calibration(seed, sequences=12, length=30)
@@ -111,7 +112,7 @@ def naive_standard_error(calibration: Calibration, head: int, rank: int) -> floa
     return float(math.sqrt(len(clusters) / (len(clusters) - 1) * spread) / trials)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@looped("seed", range(5))
 def test_standard_error_equals_naive(seed: int) -> None:
     """The vectorised standard error equals the formula written out."""
     calibration = random_calibration(seed, sequences=12, length=30, heads=3)
@@ -163,7 +164,7 @@ def test_none_at_a_boundary_between_texts() -> None:
     assert "NONE" in refusal(offsets=np.array([0, 2, 5])).what
 
 
-@pytest.mark.parametrize("rank", [4, 16, 253])
+@looped("rank", [4, 16, 253])
 def test_rank_beyond_kept_is_refused(rank: int) -> None:
     """A rank that was not kept must be stored as a miss."""
     ranks = two_texts().ranks.copy()
@@ -171,7 +172,7 @@ def test_rank_beyond_kept_is_refused(rank: int) -> None:
     assert "top_k is 4" in refusal(ranks=ranks).what
 
 
-@pytest.mark.parametrize("top_k", [0, -1, 254, 256])
+@looped("top_k", [0, -1, 254, 256])
 def test_kept_out_of_range_is_refused(top_k: int) -> None:
     """Between 1 and 253 ranks are kept, so that the sentinels stay free."""
     assert "top_k is" in refusal(top_k=top_k).what
@@ -184,27 +185,25 @@ def test_most_ranks_kept_leave_the_sentinels_free() -> None:
     assert calibration.hits[0, 252] == 1
 
 
-@pytest.mark.parametrize(
+@looped(
     "ids",
     [("set:00000001", "set:00000000"), ("set:00000000", "set:00000000")],
-    ids=["descending", "equal"],
 )
 def test_prompt_ids_not_ascending_are_refused(ids: tuple[str, str]) -> None:
     """Prompt ids ascend and differ, so that equal content has one form."""
     assert "prompt ids" in refusal(prompt_ids=ids).what
 
 
-@pytest.mark.parametrize(
+@looped(
     "offsets",
     [[1, 3, 5], [0, 3, 4], [0, 6, 5], [0, 5], [0, 1, 3, 5]],
-    ids=["not from 0", "not to the end", "descending", "too few", "too many"],
 )
 def test_offsets_that_do_not_fit_are_refused(offsets: list[int]) -> None:
     """Offsets run from 0 to the number of positions, one sequence a prompt."""
     assert "offsets" in refusal(offsets=np.array(offsets)).what
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.float32])
+@looped("dtype", [np.int64, np.int8, np.float32])
 def test_ranks_of_another_type_are_refused(dtype: type) -> None:
     """Ranks are uint8."""
     assert "uint8" in refusal(ranks=two_texts().ranks.astype(dtype)).what
@@ -279,7 +278,7 @@ def test_merge_keeps_both_names_of_a_version() -> None:
     assert merged.provenance.made_by == {"torch": "2.10 | 2.11"}
 
 
-@pytest.mark.parametrize(
+@looped(
     ("change", "word"),
     [
         ({"model_id": "b2"}, "model_id"),
@@ -299,7 +298,7 @@ def test_merge_of_another_measurement_is_refused(change: dict[str, Any], word: s
     assert word in caught.value.at
 
 
-@pytest.mark.parametrize(("heads", "top_k"), [(3, 4), (2, 5)])
+@looped(("heads", "top_k"), [(3, 4), (2, 5)])
 def test_merge_of_another_shape_is_refused(heads: int, top_k: int) -> None:
     """Another number of heads or of ranks kept does not merge."""
     with pytest.raises(TreeoptError) as caught:
@@ -387,7 +386,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
+@looped("name", DIFFERENCES)
 def test_differences_are_named_with_both_values(name: str) -> None:
     """The error holds a line for each thing that differs, with two different values, and nothing that is equal."""
     change, lines = DIFFERENCES[name]
@@ -464,7 +463,7 @@ STEP_FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fault", STEP_FAULTS)
+@looped("fault", STEP_FAULTS)
 def test_wrong_steps_are_refused(fault: str) -> None:
     """Traces of steps have a row for every position, and end where the text does."""
     with pytest.raises(TreeoptError, match=fault) as caught:

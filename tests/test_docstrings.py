@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from looped import looped
 
 import treeopt
 
@@ -34,7 +35,7 @@ def test_public_functions_say_what_they_take() -> None:
             assert "Args:" in said, name
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@looped("name", FUNCTIONS)
 def test_example_runs_as_pasted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example runs with what `treeopt` exports, in an empty folder, and prints what it says."""
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from looped import looped
 from naive_draft import random_table
 
 from treeopt.drafter import MAX_MATCH, Drafter, Level
@@ -78,7 +79,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@looped("case", BROKEN)
 def test_broken_drafter_is_refused(case: str) -> None:
     """Every rule is checked when the record is made."""
     change, message = BROKEN[case]
@@ -106,7 +107,7 @@ BROKEN_LEVELS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN_LEVELS)
+@looped("case", BROKEN_LEVELS)
 def test_broken_level_is_refused(case: str) -> None:
     """A rule that the second level breaks is found, and the level named."""
     change, message = BROKEN_LEVELS[case]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT_FOLDER
+from looped import looped
 
 from treeopt.cli.console import Console
 from treeopt.cli.generate_command import _prompt, _streamed
@@ -58,7 +59,7 @@ def run(
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("changes", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+@looped("changes", ENVIRONMENTS.values())
 def test_commands_run_in_a_bare_environment(changes: dict[str, str | None], tmp_path: Path) -> None:
     """No home, program, temporary folder, terminal or Greek letters are needed; nothing else is left in the folder."""
     status, output, errors = run(COMMANDS, tmp_path, **changes)
@@ -69,7 +70,7 @@ def test_commands_run_in_a_bare_environment(changes: dict[str, str | None], tmp_
     assert data["nodes"] == 64
 
 
-@pytest.mark.parametrize(
+@looped(
     ("redirect", "commands"),
     [("<&-", COMMANDS), ("2>&-", COMMANDS), (">&-", COMMANDS[-1:]), ("<&- >&- 2>&-", COMMANDS[-1:])],
 )
@@ -80,7 +81,7 @@ def test_commands_run_with_closed_streams(redirect: str, commands: tuple[tuple[s
     assert [path.name for path in tmp_path.iterdir()] == ["tree.svg"]
 
 
-@pytest.mark.parametrize(("letter", "shown"), [("\u00f8", b"\xf8"), ("\u4f60", b"\\u4f60")])
+@looped(("letter", "shown"), [("\u00f8", b"\xf8"), ("\u4f60", b"\\u4f60")])
 def test_letters_that_the_encoding_lacks_are_escaped(letter: str, shown: bytes, tmp_path: Path) -> None:
     """A letter that the terminal's encoding lacks is shown by its number."""
     status, _, errors = run((("show", letter),), tmp_path, PYTHONIOENCODING="latin-1")

@@ -7,12 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+from looped import looped
 from safetensors import SafetensorError
 
 from treeopt.errors import Code, TreeoptError, system_error
 
 
-@pytest.mark.parametrize(
+@looped(
     ("error", "code", "what"),
     [
         (MemoryError(), Code.OUT_OF_MEMORY, "out of memory"),
@@ -52,7 +53,7 @@ def test_other_exceptions_are_not_of_the_system() -> None:
     assert system_error(OSError("no number")) is None
 
 
-@pytest.mark.parametrize(("number", "code"), [(28, Code.OUT_OF_MEMORY), (13, Code.SYSTEM_REFUSED)])
+@looped(("number", "code"), [(28, Code.OUT_OF_MEMORY), (13, Code.SYSTEM_REFUSED)])
 def test_numbers_in_messages_of_safetensors(number: int, code: Code) -> None:
     """Its errors of writing have the number of the system in their text alone."""
     found = system_error(SafetensorError(f"Error while serializing: I/O error: any words (os error {number})"))

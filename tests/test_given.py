@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from looped import looped
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import treeopt
@@ -126,7 +127,7 @@ WRONG += [(name, "heads") for name in ("run_calibration", "validate", "measure_p
 WRONG += [(name, "prompts") for name in ("run_calibration", "validate", "distill", "train_heads")]
 
 
-@pytest.mark.parametrize(("name", "argument"), WRONG)
+@looped(("name", "argument"), WRONG)
 def test_wrong_types_are_one_error(name: str, argument: str, tmp_path: Path) -> None:
     """Each argument of each function refuses what it does not take, says what it takes, and writes nothing."""
     with pytest.raises(TypeError, match="not an object of type int"):
@@ -134,8 +135,8 @@ def test_wrong_types_are_one_error(name: str, argument: str, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["run_calibration", "validate", "measure_profile"])
-@pytest.mark.parametrize("given", [5, ["x"]], ids=str)
+@looped("name", ["run_calibration", "validate", "measure_profile"])
+@looped("given", [5, ["x"]])
 def test_wrong_drafters_are_one_error(name: str, given: object) -> None:
     """A drafter of another type is refused by its name; so is `learning`."""
     arguments = {"model": "pocket", "heads": "pocket", "prompts": PROMPTS, "tree": treeopt.Tree.chain(1)}
@@ -174,8 +175,8 @@ def test_integers_of_numpy_are_taken(tmp_path: Path) -> None:
     assert [point.nodes for point in profile.points] == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["nodes", "contexts", "batches", "repeats"])
-@pytest.mark.parametrize("value", [[1.5], ["2"], [], None, "8", [True]])
+@looped("name", ["nodes", "contexts", "batches", "repeats"])
+@looped("value", [[1.5], ["2"], [], None, "8", [True]])
 def test_profile_refuses_what_is_no_number(name: str, value: object) -> None:
     """A list without whole numbers is a ValueError that names it, before anything is loaded."""
     with pytest.raises(ValueError, match=name):

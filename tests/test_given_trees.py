@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import random_calibration
+from looped import looped
 
 import treeopt
 from treeopt.errors import Code, TreeoptError
@@ -39,16 +40,16 @@ TAKING: dict[str, Callable[[Any, Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", TAKING)
+@looped("form", FORMS)
+@looped("name", TAKING)
 def test_each_form_of_a_tree_is_taken(name: str, form: str, tmp_path: Path) -> None:
     """The result is that of the record."""
     treeopt.save_tree(TREE, tmp_path / "tree.yaml")
     assert TAKING[name](FORMS[form](tmp_path / "tree.yaml"), tmp_path) == TAKING[name](TREE, tmp_path)
 
 
-@pytest.mark.parametrize("name", TAKING)
-@pytest.mark.parametrize(("given", "code"), [("no_such_tree", Code.TREE_UNKNOWN), ([[0, 0]], Code.TREE_INVALID)])
+@looped("name", TAKING)
+@looped(("given", "code"), [("no_such_tree", Code.TREE_UNKNOWN), ([[0, 0]], Code.TREE_INVALID)])
 def test_what_is_no_tree_is_refused(name: str, given: Any, code: Code, tmp_path: Path) -> None:
     """A name that is no file, and a list without a parent."""
     with pytest.raises(TreeoptError) as caught:
@@ -56,7 +57,7 @@ def test_what_is_no_tree_is_refused(name: str, given: Any, code: Code, tmp_path:
     assert caught.value.code is code
 
 
-@pytest.mark.parametrize("path", ["0,1", [0.5], 0, [[0]]], ids=str)
+@looped("path", ["0,1", [0.5], 0, [[0]]])
 def test_explain_path_refuses_what_is_no_path(path: Any) -> None:
     """E103; a list and a tuple are paths."""
     with pytest.raises(TreeoptError) as caught:
@@ -99,7 +100,7 @@ WRONG: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("named", WRONG)
+@looped("named", WRONG)
 def test_words_and_numbers_that_are_not_known_are_refused(named: str) -> None:
     """The error begins with the argument's name and what was given."""
     with pytest.raises(ValueError, match=f"^{named}:"):

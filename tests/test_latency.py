@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.latency import LatencyPoint, LatencyProfile, repeated
@@ -21,7 +22,7 @@ def profile_of(curve: dict[int, float], **where: int) -> LatencyProfile:
     return LatencyProfile.from_points([point(nodes, seconds, **where) for nodes, seconds in curve.items()])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("change", "word"),
     [
         ({"nodes": 0}, "nodes is 0"),
@@ -50,7 +51,7 @@ def test_modelled_point_has_no_spread() -> None:
     assert LatencyPoint(1, 1, 1, 0.5, 0.5, 0.5).key == (1, 1, 1)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("points", "word"),
     [
         ([], "no points"),
@@ -104,7 +105,7 @@ def test_curve_of_each_batch_and_context() -> None:
     assert profile.curve(2)[1].tolist() == [7.0, 9.0]
 
 
-@pytest.mark.parametrize(("batch", "context"), [(3, None), (1, 100), (2, 512)])
+@looped(("batch", "context"), [(3, None), (1, 100), (2, 512)])
 def test_unmeasured_curve_names_what_there_is(batch: int, context: int | None) -> None:
     """A batch or context that was not measured is E230 that lists those that were."""
     profile = LatencyProfile((point(1, 1.0), point(1, 1.0, batch=2, context=64)))
@@ -114,7 +115,7 @@ def test_unmeasured_curve_names_what_there_is(batch: int, context: int | None) -
     assert f"batch {batch}" in caught.value.what
 
 
-@pytest.mark.parametrize(
+@looped(
     ("provenance", "kind", "drafter"),
     [
         ({}, None, None),

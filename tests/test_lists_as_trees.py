@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import random_calibration
+from looped import looped
 from tiny import random_heads, tiny_base
 
 import treeopt
@@ -86,8 +87,8 @@ def uses(base: Base, heads: MedusaHeads, path: Path) -> dict[str, Callable[[Any]
     }
 
 
-@pytest.mark.parametrize("use", ["compile", "replay", "save", "decoder", "generate"])
-@pytest.mark.parametrize(
+@looped("use", ["compile", "replay", "save", "decoder", "generate"])
+@looped(
     ("given", "word"),
     [
         ([[0], [0, 3, 1]], "[0, 3, 1]: its parent [0, 3] is missing"),

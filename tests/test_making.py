@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from looped import looped
 from recipes import SIZES, SOURCE, corpus, documents, script
 from tiny import VOCAB, tiny_base
 
@@ -83,7 +84,7 @@ def test_openings_by_hand() -> None:
     assert corpus.openings(made(text), 10) == ()
 
 
-@pytest.mark.parametrize("characters", [40, 320])
+@looped("characters", [40, 320])
 def test_openings_of_the_library(library: Any, characters: int) -> None:
     """Openings are parts of their document in order, never overlap, end with a definition, and are short enough."""
     count = 0
@@ -130,7 +131,7 @@ def tiny_recipe() -> Any:
     return making.Recipe.model_validate(raw)
 
 
-@pytest.mark.parametrize("text", ["", SOURCE, "a  b\t\n\n c .", "it 's n't , !", "ünïcode ✓ 漢字 🙂\r\n", "\x00\x7f"])
+@looped("text", ["", SOURCE, "a  b\t\n\n c .", "it 's n't , !", "ünïcode ✓ 漢字 🙂\r\n", "\x00\x7f"])
 def test_tokenizer_round_trip(text: str) -> None:
     """Any text, of characters never trained on too, comes back byte for byte."""
     tokenizer = making.train_tokenizer([SOURCE], 300, 32)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from looped import looped
 from naive_draft import naive_key, random_table
 
 from treeopt.errors import Code, TreeoptError
@@ -80,7 +81,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@looped("case", BROKEN)
 def test_broken_record_is_refused(case: str) -> None:
     """Every rule is checked when the record is made."""
     change, message = BROKEN[case]
@@ -115,7 +116,7 @@ def test_context_keys_leading_dimensions() -> None:
     assert np.array_equal(context, np.arange(24).reshape(2, 3, 4))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@looped("seed", range(3))
 def test_random_tables_are_accepted(seed: int) -> None:
     """What other tests are made of keeps the rules."""
     assert random_table(np.random.default_rng(seed), 5).record().vocab_size == 5

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT_FOLDER
+from looped import looped
 
 import treeopt
 from treeopt.errors import Code, TreeoptError
@@ -38,7 +39,7 @@ def test_light_import_test_can_fail() -> None:
     assert "torch" in run_python(LIGHT.format("import treeopt; treeopt.compile_tree"))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["calibrate", "--help"], ["list"]])
+@looped("arguments", [["--help"], ["build", "--help"], ["calibrate", "--help"], ["list"]])
 def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     """Help and listing answer without torch."""
     code = f"import sys\nsys.argv = ['treeopt', *{arguments!r}]\nfrom treeopt.cli import main\n"

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.policy import TreePolicy
@@ -36,7 +37,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@looped("name", FAULTS)
 def test_faults(name: str) -> None:
     """What breaks a rule is E103."""
     TreePolicy(8, 3, "d", ((4, 0.5), (8, 1.0)))

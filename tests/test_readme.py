@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from conftest import ROOT_FOLDER
+from looped import looped
 
 from treeopt.cli.app import program
 from treeopt.errors import Code
@@ -47,13 +48,13 @@ def fence_fault(page: str) -> str:
     return opened
 
 
-@pytest.mark.parametrize("name", PAGES)
+@looped("name", PAGES)
 def test_blocks_of_code_are_closed(name: str) -> None:
     """Every block of a page has an end and a known language, so that the text behind it is not taken for code."""
     assert fence_fault((ROOT_FOLDER / name).read_text()) == ""
 
 
-@pytest.mark.parametrize(
+@looped(
     ("page", "fault"),
     [
         ("a\n```sh\nb\n```\n```\nc\n```\n", ""),
@@ -88,7 +89,7 @@ def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", PAGES)
+@looped("name", PAGES)
 def test_make_targets_exist(name: str) -> None:
     """Every make target that a page names is in the Makefile."""
     text = (ROOT_FOLDER / name).read_text()
@@ -100,7 +101,7 @@ def test_make_targets_exist(name: str) -> None:
 BLOCKS = [(name, block) for name in PAGES for block in code_blocks("python", (ROOT_FOLDER / name).read_text())]
 
 
-@pytest.mark.parametrize(("name", "block"), BLOCKS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(BLOCKS)])
+@looped(("name", "block"), BLOCKS)
 def test_python_runs_as_pasted(
     name: str, block: str, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +111,7 @@ def test_python_runs_as_pasted(
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", PAGES)
+@looped("name", PAGES)
 def test_links_lead_to_files(name: str) -> None:
     """Every picture and page that a page links to is in the repository."""
     page = ROOT_FOLDER / name
@@ -122,7 +123,7 @@ def test_links_lead_to_files(name: str) -> None:
         assert section in ["", *(re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles)], link
 
 
-@pytest.mark.parametrize("name", PAGES)
+@looped("name", PAGES)
 def test_benches_named_exist(name: str) -> None:
     """Every bench script that a page names is in the repository."""
     for script in re.findall(r"bench/\w+\.py", (ROOT_FOLDER / name).read_text()):

@@ -9,6 +9,7 @@ import pytest
 from helpers import random_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from looped import looped
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.trees import as_tree
@@ -75,7 +76,7 @@ def test_chain_of_none_is_the_root() -> None:
     assert Tree.chain(0) == Tree(())
 
 
-@pytest.mark.parametrize("seed", range(10))
+@looped("seed", range(10))
 def test_ancestors_equal_prefixes(seed: int) -> None:
     """A node is an ancestor of another exactly where its path is a prefix of the other's."""
     tree = random_tree(seed, nodes=30, depth=5, ranks=6)
@@ -159,7 +160,7 @@ def test_a_list_in_any_order_is_a_tree() -> None:
     assert "Tree.from_paths sorts them" in refusal([[1], [0]]).what
 
 
-@pytest.mark.parametrize("values", [("a", "b"), "ab", 0.5, [True, 0.5], [None, 0.5], {0.5: 1}])
+@looped("values", [("a", "b"), "ab", 0.5, [True, 0.5], [None, 0.5], {0.5: 1}])
 def test_values_of_wrong_types(values: object) -> None:
     """What is no list of numbers is E103 and not a failure of Python's own."""
     assert refusal(((0,), (1,)), values).code is Code.TREE_INVALID
@@ -189,7 +190,7 @@ def test_value_limits_are_probabilities() -> None:
     assert Tree(((0,), (1,)), (1.0, 0.0)).values == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("paths", [[(0.5,)], [("a",)], [(None,)], [0]])
+@looped("paths", [[(0.5,)], [("a",)], [(None,)], [0]])
 def test_from_paths_what_is_no_path(paths: list[object]) -> None:
     """From outside, too, only whole numbers are ranks."""
     with pytest.raises(TreeoptError) as caught:

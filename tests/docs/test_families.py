@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT_FOLDER
+from looped import looped
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.errors import Code, TreeoptError
@@ -26,7 +27,7 @@ def test_the_table_has_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{lossless} are lossless, {refused} are refused" in page
 
 
-@pytest.mark.parametrize("probe", [True, False])
+@looped("probe", [True, False])
 def test_several_hidden_states_for_each_token(monkeypatch: pytest.MonkeyPatch, probe: bool) -> None:
     """Gemma 3n is refused with the reason of its row, and is loaded all the same, as a teacher needs no trees."""
     monkeypatch.syspath_prepend(str(ROOT_FOLDER / "bench"))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT_FOLDER
+from looped import looped
 
 import treeopt
 
@@ -47,7 +48,7 @@ def test_api_page_has_every_public_name_once() -> None:
     assert sorted(named) == sorted(set(treeopt.__all__) - {"__version__"})
 
 
-@pytest.mark.parametrize(
+@looped(
     ("page", "link", "expected"),
     [
         ("quickstart.md", "sizes.md#when-a-tree-is-slower", "sizes.md#when-a-tree-is-slower"),
@@ -124,7 +125,7 @@ def other_machines(text: str, suffix: str) -> list[str]:
     return [address for address in loaded if re.match(r"(?:https?:)?//", address)]
 
 
-@pytest.mark.parametrize(
+@looped(
     ("text", "suffix"),
     [
         ('<script src="https://unpkg.com/x.js"></script>', ".html"),
