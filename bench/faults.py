@@ -165,10 +165,13 @@ def sizes(runs: tuple[Run, ...], template: Path, step: int, _every: bool) -> tup
 def stdout(runs: tuple[Run, ...], template: Path, step: int, _every: bool) -> tuple[int, int]:
     """Commands with a standard output that is closed, full, or closed by its reader."""
     done = wrong = 0
-    plain = [("list", ("list",)), ("show", ("show", "tree.yaml")), ("schema", ("schema", "tree"))]
-    plain += [("completion", ("completion", "bash")), ("config", ("config", "built.yaml")), ("doctor", ("doctor",))]
-    plain += [("diff", ("diff", "tree.yaml", "mc_sim_7b_63")), ("lint", ("lint", "tree.yaml"))]
-    plain += [("explain", ("explain", "built.yaml", "0", "--calibration", "calibration.safetensors"))]
+    plain = [("list", ("list",)), ("show", ("show", "tree.yaml"))]
+    plain += [("options", ("show", "built.yaml", "--options")), ("doctor", ("doctor",))]
+    plain += [
+        ("against", ("show", "tree.yaml", "--against", "mc_sim_7b_63")),
+        ("rules", ("show", "tree.yaml", "--for", "all")),
+    ]
+    plain += [("path", ("show", "built.yaml", "--path", "0", "--calibration", "calibration.safetensors"))]
     plain += [("heads show", ("heads", "show", "heads"))]
     model = ("--model", "base", "--heads", "heads", "--device", "cpu", "--tree", "two.yaml", "--max-new-tokens", "4")
     plain += [("generate", ("generate", "w1 w2", *model))]

@@ -54,7 +54,6 @@ CHEAP = (
     Run("plan", ("plan", *_PLAN, "--chart", "o.svg", "-o", "o.yaml"), ("o.svg", "o.yaml")),
     Run("render svg", ("render", "tree.yaml", "-o", "o.svg"), ("o.svg",)),
     Run("render dot", ("render", "tree.yaml", "-o", "o.dot"), ("o.dot",)),
-    Run("lint", ("lint", "tree.yaml", "--fix", "--for", "medusa", *_TRACES, "-o", "o.yaml"), ("o.yaml",)),
     Run("export tree", ("export", "tree.yaml", "--to", "medusa", "-o", "o.py"), ("o.py",)),
     Run("export growmap", ("export", "tree.yaml", "--to", "sequoia", "-o", "o.pt"), ("o.pt",)),
     Run("export settings", ("export", "--to", "vllm", *_TRACES, "--drafts", "2", "-o", "o"), ("o",)),

@@ -69,6 +69,7 @@ CALLS = {
     "readme": [""],
     "recommended": ["--shared {shared} --model smollm2 tinystories"],
     "sampling": ["agree --shared {shared}", "loss --model pocket --shared {shared}"],
+    "schemas": ["-o {file}"],
     "speed": ["tinystories --shared {shared}", "heads"],
     "step": ["pocket"],
     "walks": [""],

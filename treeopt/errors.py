@@ -41,9 +41,9 @@ _DISK_FULL_MESSAGES = (
 _FIXES = {
     "E101": "build again with a smaller --max-depth, or use heads with as many levels",
     "E102": "build with a smaller --max-rank",
-    "E103": "treeopt lint TREE names each fault, and lint --fix builds a tree again",
+    "E103": "treeopt show TREE --for all names each fault; treeopt build makes a tree",
     "E104": "treeopt list prints the names",
-    "E105": "another --to; treeopt lint --for ENGINE prints the rules",
+    "E105": "another --to; treeopt show TREE --for ENGINE prints the rules",
     "E106": "give --calibration",
     "E107": "--label rank, or --example PROMPT for tokens",
     "E201": "check the path, or make the file with the command that writes it",

@@ -33,7 +33,7 @@ def test_a_run_that_halves_says_so_once_and_is_made_again_by_its_configuration(m
     auto, two = (load_calibration(name) for name in ("auto.safetensors", "two.safetensors"))
     assert auto.ranks.tolist() == two.ranks.tolist()
     assert auto.token_hashes == two.token_hashes
-    Path("run.yaml").write_text(treeopt("config", "auto.safetensors").stdout)
+    Path("run.yaml").write_text(treeopt("show", "auto.safetensors", "--options").stdout)
     assert 'batch-size: "auto"' in Path("run.yaml").read_text()
     treeopt("calibrate", "--config", "run.yaml", "-o", "again.safetensors")
     assert Path("again.safetensors").read_bytes() == Path("auto.safetensors").read_bytes()

@@ -163,7 +163,7 @@ def test_one_text_in_any_number_of_copies_has_no_interval(texts: int) -> None:
 def test_engines_that_refuse_the_tree_are_named() -> None:
     """They are those that `export` refuses; with --for nothing is said of others."""
     result = treeopt("build", "--nodes", "24", "--json", "-o", "tree.yaml")
-    refused = {one for one in ENGINES if CliRunner().invoke(program, ["lint", "tree.yaml", "--for", one]).exit_code}
+    refused = {one for one in ENGINES if CliRunner().invoke(program, ["show", "tree.yaml", "--for", one]).exit_code}
     assert {*json.loads(result.stdout)["not_exportable_to"]} == refused > set()
     line = "treeopt build --for ENGINE builds within the limits of one"
     assert line in treeopt("build", "--nodes", "24", "-o", "tree.yaml", "--force").stdout

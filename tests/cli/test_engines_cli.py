@@ -15,8 +15,6 @@ from program import error_number, treeopt, treeopt_json
 
 from treeopt.calibration import Calibration
 from treeopt.engines import ENGINES
-from treeopt.errors import TreeoptError
-from treeopt.export.lint import fix_tree
 from treeopt.files.calibrations import save_calibration
 from treeopt.files.profiles import save_profile
 from treeopt.files.trees import load_tree, save_tree
@@ -224,16 +222,16 @@ LISTS = {
 def test_lint_names_what_makes_a_list_no_tree(text: str) -> None:
     """Each fault has its rule, reason and remedy, and the exit status is that of an invalid input."""
     Path("l.py").write_text(text)
-    data = treeopt_json("lint", "l.py", status=3)
+    data = treeopt_json("show", "l.py", "--for", "all", status=3)
     assert {finding["rule"] for finding in data["findings"]} == LISTS[text]
     assert not data["valid"]
     assert all(finding["why"] and finding["fix"] and not finding["engine"] for finding in data["findings"])
 
 
 def test_lint_judges_by_every_engine_or_by_one() -> None:
-    """Without --for the table shows all engines and the status is 0; with it an error gives 3."""
+    """With --for all the table shows all engines and the status is 0; with one engine an error gives 3."""
     Path("l.py").write_text("[[0], [10], [0, 1]]")
-    result = treeopt("lint", "l.py")
+    result = treeopt("show", "l.py", "--for", "all")
     table = dict(line.split(maxsplit=1) for line in result.stdout.splitlines()[-8:])
     assert table == {
         "medusa": "1 error",
@@ -247,62 +245,36 @@ def test_lint_judges_by_every_engine_or_by_one() -> None:
     }
     assert "error: rank [medusa]: 1 path ([10]) with a rank above 9" in result.stdout
     assert "error: gap [trtllm]: 1 path ([10]) without the sibling of the next smaller rank on level 1" in result.stdout
-    treeopt("lint", "l.py", "--for", "triton")
-    failed = treeopt("lint", "l.py", "--for", "sequoia", status=3)
+    treeopt("show", "l.py", "--for", "triton")
+    failed = treeopt("show", "l.py", "--for", "sequoia", status=3)
     assert "2 paths ([10], [0, 1])" in failed.stdout
-    assert treeopt("lint", "mc_sim_7b_63", "--for", "medusa").stdout == "medusa      ok\n"
+    assert treeopt("show", "mc_sim_7b_63", "--for", "medusa").stdout == "medusa      ok\n"
 
 
 def test_lint_warns_of_many_drafts() -> None:
     """More drafts than an engine holds by default are no error: it can be built for them."""
     save_tree(closed_up(random_tree(1, nodes=66, depth=4, ranks=6)), "many.yaml")
-    result = treeopt("lint", "many.yaml", "--for", "trtllm")
+    result = treeopt("show", "many.yaml", "--for", "trtllm")
     assert "warning: rows [trtllm]: 65 drafts; an engine that was built with default options holds 63" in result.stdout
     assert "65 drafts" in treeopt("export", "many.yaml", "--to", "triton").stderr
     save_tree(closed_up(random_tree(1, nodes=64, depth=4, ranks=6)), "few.yaml")
-    assert "rows" not in treeopt("lint", "few.yaml", "--for", "trtllm").stdout
+    assert "rows" not in treeopt("show", "few.yaml", "--for", "trtllm").stdout
 
 
 def test_lint_compares_the_depth_with_the_heads() -> None:
-    """A tree of four levels needs four heads where heads draft, and --fix keeps to three."""
-    rising()
+    """A tree of four levels needs four heads where heads draft."""
     save_tree(Tree.chain(4), "c.yaml")
-    failed = treeopt("lint", "c.yaml", "--for", "nxdi", "--num-heads", "3", status=3)
+    failed = treeopt("show", "c.yaml", "--for", "nxdi", "--num-heads", "3", status=3)
     assert "error: heads [nxdi]: 1 path ([0, 0, 0, 0]) deeper than the 3 heads" in failed.stdout
-    treeopt("lint", "c.yaml", "--for", "nxdi", "--num-heads", "4")
-    treeopt("lint", "c.yaml", "--for", "sequoia", "--num-heads", "3")
-    fix = ("--fix", "--calibration", "calibration.safetensors", "--num-heads", "2", "-o", "f.yaml")
-    treeopt("lint", "c.yaml", "--for", "nxdi", *fix)
-    assert (load_tree("f.yaml").nodes, load_tree("f.yaml").depth <= 2) == (5, True)
-
-
-def test_fix_grows_the_tree_again() -> None:
-    """The new tree has as many nodes and no error, and both are compared on the traces."""
-    calibration = rising()
-    save_tree(Tree(((0,), (10,), (0, 1), (0, 3), (10, 2))), "gaps.yaml")
-    before = Path("gaps.yaml").read_bytes()
-    options = ("--for", "sequoia", "--fix", "--calibration", "calibration.safetensors")
-    data = treeopt_json("lint", "gaps.yaml", *options)
-    tree = load_tree("gaps-sequoia.yaml")
-    assert tree.nodes == 6
-    assert not gaps(tree.paths, 127)
-    assert Path("gaps.yaml").read_bytes() == before
-    gain = data["fixed"]["gain"]
-    assert gain["first"] == pytest.approx(replay(load_tree("gaps.yaml"), calibration).tokens_per_step)
-    assert gain["second"] == pytest.approx(replay(tree, calibration).tokens_per_step)
-    assert "tokens per step" in treeopt("lint", "gaps.yaml", *options).stdout
-    Path("bad.py").write_text("[[0], [3, 1]]")
-    assert "not replayed: its paths are not a tree" in treeopt("lint", "bad.py", *options).stdout
-    assert load_tree("bad-sequoia.yaml").nodes == 3
-    treeopt("lint", "gaps.yaml", "--fix", status=2)
-    treeopt("lint", "gaps.yaml", "--calibration", "calibration.safetensors", status=2)
+    treeopt("show", "c.yaml", "--for", "nxdi", "--num-heads", "4")
+    treeopt("show", "c.yaml", "--for", "sequoia", "--num-heads", "3")
 
 
 def test_diff_lists_paths_and_the_gain() -> None:
     """Paths of one tree alone have - and +; tokens per step are those of replay, with a paired interval."""
     calibration = rising()
     save_tree(Tree(((0,), (1,), (0, 1)), (0.5, 0.25, 0.125)), "other.yaml")
-    lines = treeopt("diff", "t.yaml", "other.yaml").stdout.splitlines()
+    lines = treeopt("show", "t.yaml", "--against", "other.yaml").stdout.splitlines()
     assert lines == [
         "- t.yaml: 4 nodes, depth 2, 2 leaves",
         "+ other.yaml: 4 nodes, depth 2, 2 leaves",
@@ -310,66 +282,45 @@ def test_diff_lists_paths_and_the_gain() -> None:
         "- [0, 0]",
         "+ [0, 1]  0.1250",
     ]
-    data = treeopt_json("diff", "t.yaml", "other.yaml", "--calibration", "calibration.safetensors")
+    data = treeopt_json("show", "t.yaml", "--against", "other.yaml", "--calibration", "calibration.safetensors")
     assert (data["removed"], data["added"], data["shared"]) == ([[0, 0]], [[0, 1]], 2)
     steps = data["tokens_per_step"]
     for name, key in (("t.yaml", "first"), ("other.yaml", "second")):
         assert steps[key] == pytest.approx(replay(load_tree(name), calibration).tokens_per_step)
-    same = treeopt_json("diff", "t.yaml", "t.yaml", "--calibration", "calibration.safetensors")["tokens_per_step"]
+    same = treeopt_json("show", "t.yaml", "--against", "t.yaml", "--calibration", "calibration.safetensors")[
+        "tokens_per_step"
+    ]
     assert (same["difference"], same["interval"]["low"], same["interval"]["high"]) == (0.0, 0.0, 0.0)
     save_tree(Tree(tuple((rank,) for rank in range(12))), "wide.yaml")  # clearly better on evenly spread ranks
     traces = ("--calibration", "calibration.safetensors")
-    better = treeopt_json("diff", "t.yaml", "wide.yaml", *traces)["tokens_per_step"]
-    worse = treeopt_json("diff", "wide.yaml", "t.yaml", *traces)["tokens_per_step"]
+    better = treeopt_json("show", "t.yaml", "--against", "wide.yaml", *traces)["tokens_per_step"]
+    worse = treeopt_json("show", "wide.yaml", "--against", "t.yaml", *traces)["tokens_per_step"]
     assert 0 < better["interval"]["low"] < better["difference"] < better["interval"]["high"]
     assert worse["difference"] == -better["difference"]
     assert worse["interval"]["high"] == pytest.approx(-better["interval"]["low"], rel=0.2)
     save_tree(Tree(T.paths, drafter="abc"), "d.yaml")
-    assert error_number(treeopt("diff", "t.yaml", "d.yaml", status=3)) == "E223"
-
-
-@pytest.mark.parametrize(("given", "most"), [(7, 6), (6, 6), (5, 6)])
-def test_fix_has_at_most_the_nodes_of_the_engine(given: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A larger tree than the engine takes is replaced by the largest that it takes, and that is reported."""
-    monkeypatch.setitem(ENGINES, "sequoia", dataclasses.replace(ENGINES["sequoia"], max_nodes=most))
-    save_tree(Tree.from_paths([(rank,) for rank in range(given - 1)]), "wide.yaml")
-    fixed = fix_tree("wide.yaml", "sequoia", rising())
-    assert fixed.tree.nodes == min(given, most)
-    expected = "the tree given has 7 nodes, and sequoia takes 6" if given > most else ""
-    assert fixed.capped == expected
-
-
-def test_fix_names_no_option_that_lint_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the search without gaps has a limit, the remedy is a build."""
-    monkeypatch.setattr("treeopt.optimize.grow.MAX_NODES", 4)
-    save_tree(Tree.chain(3), "c.yaml")
-    save_tree(Tree.from_paths([(rank,) for rank in range(11)]), "wide.yaml")
-    calibration = rising()
-    with pytest.raises(TreeoptError) as caught:
-        fix_tree("wide.yaml", "nxdi-eagle", calibration)
-    assert caught.value.fix == "treeopt build --for nxdi-eagle --nodes 4"
-    assert fix_tree("c.yaml", "nxdi-eagle", calibration).tree.nodes == 4
+    assert error_number(treeopt("show", "t.yaml", "--against", "d.yaml", status=3)) == "E223"
 
 
 def test_explain_by_the_values_of_the_file() -> None:
     """Place, cut-off and margin are read off the values."""
     save_tree(Tree(((0,), (1,), (0, 0)), (0.5, 0.125, 0.25)), "v.yaml")
-    data = treeopt_json("explain", "v.yaml", "0,0")
+    data = treeopt_json("show", "v.yaml", "--path", "0,0")
     assert (data["value"], data["place"], data["cut_off"], data["margin"]) == (0.25, 2, 0.125, 0.125)
     assert [prefix["share"] for prefix in data["prefixes"]] == [0.5, 0.5]
-    said = treeopt("explain", "v.yaml", "[1]").stdout
+    said = treeopt("show", "v.yaml", "--path", "[1]").stdout
     assert "[1] is in v.yaml, which has 3 paths" in said
     assert "place     3 by value; the tree has 3 places" in said
-    assert error_number(treeopt("explain", "v.yaml", "2", status=3)) == "E106"
-    assert error_number(treeopt("explain", "v.yaml", "[]", status=3)) == "E106"
-    assert error_number(treeopt("explain", "t.yaml", "0", status=3)) == "E106"
-    treeopt("explain", "v.yaml", "zero", status=2)
+    assert error_number(treeopt("show", "v.yaml", "--path", "2", status=3)) == "E106"
+    assert error_number(treeopt("show", "v.yaml", "--path", "[]", status=3)) == "E106"
+    assert error_number(treeopt("show", "t.yaml", "--path", "0", status=3)) == "E106"
+    treeopt("show", "v.yaml", "--path", "zero", status=2)
 
 
 def test_explain_a_value_of_zero() -> None:
     """A path that was never right has no place, which is not a large one."""
     save_calibration(make_calibration([np.zeros((20, 2), int)]), "calibration.safetensors")
-    line = ("explain", "t.yaml", "1", "--calibration", "calibration.safetensors")
+    line = ("show", "t.yaml", "--path", "1", "--calibration", "calibration.safetensors")
     data = treeopt_json(*line)
     assert (data["value"], data["place"]) == (0, None)
     said = treeopt(*line).stdout
@@ -390,7 +341,7 @@ def test_explain_by_traces() -> None:
     inside, outside = order[6], order[9]
     for path, made in ((inside, True), (outside, False)):
         text = ",".join(map(str, path))
-        data = treeopt_json("explain", "b.yaml", text, "--calibration", "calibration.safetensors")
+        data = treeopt_json("show", "b.yaml", "--path", text, "--calibration", "calibration.safetensors")
         assert data["in_tree"] == data["made_it"] == made
         assert data["place"] == order.index(path) + 1
         assert data["cut_off"] == pytest.approx(cut_off, rel=1e-9)
@@ -400,29 +351,30 @@ def test_explain_by_traces() -> None:
         above = {path[:length] for length in range(1, len(path) + 1)}
         for key, paths in (("first", {*tree.paths} - below), ("second", {*tree.paths} | above)):
             assert gain[key] == pytest.approx(replay(Tree.from_paths(paths), calibration).tokens_per_step)
-    said = treeopt("explain", "b.yaml", text, "--calibration", "calibration.safetensors").stdout
+    said = treeopt("show", "b.yaml", "--path", text, "--calibration", "calibration.safetensors").stdout
     assert "  out by " in said
     assert (
-        error_number(treeopt("explain", "b.yaml", "40", "--calibration", "calibration.safetensors", status=3)) == "E102"
+        error_number(treeopt("show", "b.yaml", "--path", "40", "--calibration", "calibration.safetensors", status=3))
+        == "E102"
     )
 
 
 HOSTILE: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
-    "lint nothing": ("", ("lint", "a.txt"), "E203"),
-    "lint deep nesting": ("[" * 100_000, ("lint", "a.txt"), "E203"),
-    "lint code": ("[[0], __import__('os').mkdir('evil')]", ("lint", "a.txt"), "E203"),
-    "lint a huge file": ("[" + "[0], " * 2_000_000 + "]", ("lint", "a.txt"), "E203"),
-    "lint bytes": (bytes(range(256)), ("lint", "a.txt"), "E203"),
-    "lint a missing file": ("", ("lint", "b.yaml"), "E201"),
-    "lint an unknown name": ("", ("lint", "b"), "E104"),
+    "lint nothing": ("", ("show", "a.txt", "--for", "all"), "E203"),
+    "lint deep nesting": ("[" * 100_000, ("show", "a.txt", "--for", "all"), "E203"),
+    "lint code": ("[[0], __import__('os').mkdir('evil')]", ("show", "a.txt", "--for", "all"), "E203"),
+    "lint a huge file": ("[" + "[0], " * 2_000_000 + "]", ("show", "a.txt", "--for", "all"), "E203"),
+    "lint bytes": (bytes(range(256)), ("show", "a.txt", "--for", "all"), "E203"),
+    "lint a missing file": ("", ("show", "b.yaml", "--for", "all"), "E201"),
+    "lint an unknown name": ("", ("show", "b", "--for", "all"), "E104"),
     "import a cycle": ('{"0": ["1"], "2": ["3"], "3": ["2"]}', ("import", "a.txt"), "E206"),
     "import a missing file": ("", ("import", "b.json"), "E201"),
     "export an orphan": ("[[1, 0]]", ("export", "a.txt", "--to", "json"), "E203"),
     "export no draft": ("[]", ("export", "a.txt", "--to", "medusa"), "E105"),
-    "diff an orphan": ("[[1, 0]]", ("diff", "t.yaml", "a.txt"), "E203"),
-    "diff over no calibration": ("[[0]]", ("diff", "t.yaml", "a.txt", "--calibration", "t.yaml"), "E203"),
-    "explain without values": ("[[0]]", ("explain", "a.txt", "0"), "E106"),
-    "explain an endless path": ("[[0]]", ("explain", "a.txt", ",".join(["0"] * 500)), "E106"),
+    "diff an orphan": ("[[1, 0]]", ("show", "t.yaml", "--against", "a.txt"), "E203"),
+    "diff over no calibration": ("[[0]]", ("show", "t.yaml", "--against", "a.txt", "--calibration", "t.yaml"), "E203"),
+    "explain without values": ("[[0]]", ("show", "a.txt", "--path", "0"), "E106"),
+    "explain an endless path": ("[[0]]", ("show", "a.txt", "--path", ",".join(["0"] * 500)), "E106"),
 }
 
 
@@ -440,6 +392,6 @@ def test_hostile_run_is_one_error(name: str) -> None:
 def test_a_long_list_of_faults_is_cut() -> None:
     """A hundred thousand faulty paths are one line a rule."""
     Path("l.py").write_text(str([[i, 10**6] for i in range(100_000)]))
-    result = treeopt("lint", "l.py", status=3)
+    result = treeopt("show", "l.py", "--for", "all", status=3)
     assert "error: orphan: 100000 paths ([0, 1000000], [1, 1000000], [2, 1000000], ...)" in result.stdout
     assert len(result.stdout) < 2000

@@ -260,7 +260,7 @@ CASES: dict[Code, Case] = {
     Code.TREE_INVALID: small_policy,
     Code.TREE_UNKNOWN: plain("show", "no_such_tree"),
     Code.TREE_NOT_EXPORTABLE: plain("build", "--nodes", "2049", "--for", "sequoia", "-o", "o.yaml"),
-    Code.PATH_UNKNOWN: written("t.txt", "[[0]]", "explain", "t.txt", "0"),
+    Code.PATH_UNKNOWN: written("t.txt", "[[0]]", "show", "t.txt", "--path", "0"),
     Code.LABEL_UNKNOWN: plain("render", "mc_sim_7b_63", "--label", "probability", "-o", "o.svg"),
     Code.FILE_MISSING: plain("build", "--calibration", "none.safetensors", "-o", "o.yaml"),
     Code.FILE_EXISTS: plain("compile", "tree.yaml", "-o", "prompts.jsonl"),

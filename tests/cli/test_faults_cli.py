@@ -68,7 +68,7 @@ def test_numbers_of_a_configuration_are_plain(text: str) -> None:
 
 def test_folder_without_a_configuration() -> None:
     """`treeopt config .` says what the folder lacks."""
-    result = treeopt("config", ".", status=3)
+    result = treeopt("show", ".", "--options", status=3)
     assert error_number(result) == "E203"
     assert ". is a folder without config.json" in result.stderr
 

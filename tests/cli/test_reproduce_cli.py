@@ -264,7 +264,7 @@ def test_note_is_that_of_its_file_alone() -> None:
     assert error_number(result) == "E203"
     assert "was changed" in result.stderr
     Path("medusa.json.treeopt.yaml").write_text("nodes: 3\n")
-    assert "is not a note of treeopt" in treeopt("config", "medusa.json", status=3).stderr
+    assert "is not a note of treeopt" in treeopt("show", "medusa.json", "--options", status=3).stderr
 
 
 def test_picture_of_seconds_is_refused() -> None:
@@ -281,7 +281,7 @@ def test_bundled_tree_is_published_or_made_here(name: str) -> None:
     """A tree in trees/ names its publication, or stores how it is made and is made again by this test."""
     path = zoo()[name]
     if load_tree(name).source.get("reference"):
-        treeopt("lint", name, "--for", "json")
+        treeopt("show", name, "--for", "json")
         return
     os.chdir(path.parent.parent)
     treeopt("reproduce", path)
@@ -302,7 +302,7 @@ def test_merged_configurations_keep_all_versions() -> None:
 def test_result_of_lint_with_errors_is_reproduced() -> None:
     """Lint ends the program with status 3 after its result, which is compared all the same."""
     Path("bad.json").write_text("[[0, 0]]")
-    result = CliRunner().invoke(program, ["lint", "bad.json", "--json"])
+    result = CliRunner().invoke(program, ["show", "bad.json", "--for", "all", "--json"])
     assert result.exit_code == 3
     Path("lint.json").write_text(result.stdout)
     assert reproduced("lint.json")["verdict"] == "identical"

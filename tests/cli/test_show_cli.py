@@ -40,8 +40,8 @@ def test_edited_trees_are_said_to_be(built: Tree) -> None:
     save_tree(built, "other.yaml")
     lines = {
         "show": ("show", "t.yaml"),
-        "diff": ("diff", "other.yaml", "t.yaml"),
-        "explain": ("explain", "t.yaml", "0", "--calibration", "c.safetensors"),
+        "diff": ("show", "other.yaml", "--against", "t.yaml"),
+        "explain": ("show", "t.yaml", "--path", "0", "--calibration", "c.safetensors"),
     }
     for line in lines.values():
         assert "edited by hand" not in treeopt(*line).stderr

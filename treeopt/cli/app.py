@@ -30,9 +30,6 @@ COMMANDS = {
     "plan": "Model overhead and speedup on a device that need not be at hand.",
     "compile": "Write the attention mask, positions and indices of a tree.",
     "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
-    "diff": "Compare two trees: their paths, and their tokens per step.",
-    "explain": "Show why a path is in a tree, or not.",
-    "lint": "Check a tree by the rules of inference engines.",
     "export": "Write a tree in the format of an inference engine.",
     "import": "Read a tree from the file of an engine, or from a pasted list.",
     "validate": "Check that a tree is lossless and as predicted; measure its speed.",
@@ -43,10 +40,7 @@ COMMANDS = {
     "train": "Train draft heads for a base model (Medusa-1).",
     "heads": "Describe Medusa heads, or convert them for an engine.",
     "list": "List the trees and prompt sets that come with treeopt.",
-    "show": "Print a tree, and its expected tokens per step.",
-    "completion": "Print the script that completes command lines in a shell.",
-    "schema": "Print the format of a kind of file as JSON Schema.",
-    "config": "Print the options that a file was made with, for --config.",
+    "show": "Print a tree, or what differs, breaks rules or made it.",
     "reproduce": "Run the command that made a file again, and compare.",
 }
 

@@ -92,7 +92,9 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
 @click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
 @click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank, e.g. 9 for engines that draft ten.")
 @click.option("--contiguous", is_flag=True, help="Siblings have the ranks 0, 1, .. without a gap.")
-@click.option("--for", "engine", type=click.Choice(list(ENGINES)), help="Keep the limits of an engine (treeopt lint).")
+@click.option(
+    "--for", "engine", type=click.Choice(list(ENGINES)), help="Keep the limits of an engine (treeopt show --for)."
+)
 @click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of levels].")
 @click.option(
     "--holdout", type=click.IntRange(min=1), help="Hold out the last N texts, and judge the tree by them at the end."

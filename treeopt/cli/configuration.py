@@ -173,7 +173,9 @@ def _read(context: click.Context, _option: click.Parameter, path: str | None) ->
             (defaulted.add if DEFAULTS in where else defaulted.discard)(str(parameter.name))
     if not found and not faults:
         what = f"{path} has no option of treeopt {command_name(context)}"
-        raise TreeoptError(Code.FILE_INVALID, what, at=document.at(place), fix="treeopt config FILE shows the form")
+        raise TreeoptError(
+            Code.FILE_INVALID, what, at=document.at(place), fix="treeopt show FILE --options shows the form"
+        )
     if faults:
         raise faults_error(document, "configuration", faults)
     context.meta[_DEFAULTED] = defaulted
@@ -273,51 +275,3 @@ def _scalar(value: Any) -> str:
     if isinstance(value, bool):
         raise ValueError(f"{str(value).lower()} is not a value of this option; write a text in quotes")
     return str(value)
-
-
-def config_schema(program: click.Context) -> dict[str, Any]:
-    """The JSON Schema of a file for --config: options of all commands, and an entry for each command."""
-    sections = {name: _properties(command) for name, command in _commands(program.command, program)}
-    shared: dict[str, list[Any]] = {}
-    for properties in sections.values():
-        for name, value in properties.items():
-            forms = shared.setdefault(name, [])
-            if value not in forms:
-                forms.append(value)
-    options = {name: forms[0] if len(forms) == 1 else {"anyOf": forms} for name, forms in shared.items()}
-    entries = {name: _object(properties) for name, properties in sections.items()}
-    for name in entries.keys() & options.keys():  # such as `profile`: a command and an option
-        entries[name] = {"anyOf": [options[name], entries[name]]}
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "treeopt --config"}
-    return schema | _object({**options, **entries, **{key: {"type": "object"} for key in NO_COMMANDS}})
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def _properties(command: click.Command) -> dict[str, Any]:
-    """The options of a command that a file can set, by name."""
-    return {option_name(one): _property(one) for one in command.params if option_name(one) in _settable(command)}
-
-
-def _property(parameter: click.Parameter) -> dict[str, Any]:
-    kind = parameter.type
-    found: dict[str, Any] = {"type": ["string", "number"]}
-    if isinstance(parameter, click.Option) and parameter.is_flag:
-        found = {"type": "boolean"}
-    elif isinstance(kind, click.Choice):
-        found = {"enum": list(kind.choices)}
-    elif isinstance(kind, (click.IntRange, click.FloatRange)):
-        found = {"type": "integer" if isinstance(kind, click.IntRange) else "number"}
-        limits = {"minimum": kind.min, "maximum": kind.max}
-        open_ = {"minimum": kind.min_open, "maximum": kind.max_open}
-        found |= {
-            f"exclusive{name.capitalize()}" if open_[name] else name: value
-            for name, value in limits.items()
-            if value is not None
-        }
-    if _several(parameter):
-        found = {"anyOf": [found, {"type": "array", "items": found}]}
-    described = getattr(parameter, "help", None)
-    return {**found, "description": described} if described else found

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from treeopt.cli.common_options import Shown, common_options, show_messages, shown_by
-from treeopt.cli.completions import add_completions
 from treeopt.cli.configuration import configuration_of, name_variables, unknown_variables, variable_of
 from treeopt.cli.facts import Part, keyed, lines
 from treeopt.cli.following import follows, is_passed_on, join_team
@@ -210,12 +210,21 @@ def _bug(error: Exception) -> dict[str, Any]:
     return {"error": _BUG, "what": what, "at": f"{place.filename}:{place.lineno}", "exit_status": EXIT_BUG}
 
 
+class _Text(click.types.StringParamType):
+    """A text, for which a shell offers files."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
 def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """Decorator of a command: adds the options that all commands have, and passes a `console`."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         made: click.Command = click.command(name, cls=Command, **settings)(common_options(function))
-        add_completions(made)
+        for one in made.params:
+            if isinstance(one.type, click.types.StringParamType):
+                one.type = _Text()
         return made
 
     return decorate

@@ -78,21 +78,6 @@ EXAMPLES: dict[str, Examples] = {
         ("as SVG", "treeopt render tree.yaml -o tree.svg"),
         ("one decoding step, with its tokens", 'treeopt render tree.yaml --example "Once upon a time" -o step.svg'),
     ),
-    "diff": (
-        ("a tree and a published one", "treeopt diff tree.yaml mc_sim_7b_63"),
-        ("with their tokens per step", "treeopt diff one.yaml other.yaml --calibration calibration.safetensors"),
-    ),
-    "explain": (
-        ("the path of the first head's best and the second head's third", "treeopt explain tree.yaml 0,2"),
-        ("by traces", "treeopt explain mc_sim_7b_63 0,0,1 --calibration calibration.safetensors"),
-    ),
-    "lint": (
-        ("by the rules of all engines", "treeopt lint tree.yaml"),
-        (
-            "and grow it again for one of them",
-            "treeopt lint tree.yaml --for trtllm --fix --calibration calibration.safetensors",
-        ),
-    ),
     "export": (
         ("a tree for Medusa", "treeopt export tree.yaml --to medusa -o choices.py"),
         (
@@ -162,23 +147,11 @@ EXAMPLES: dict[str, Examples] = {
         ("a published tree", "treeopt show mc_sim_7b_63"),
         ("replayed over traces", "treeopt show tree.yaml --calibration calibration.safetensors"),
     ),
-    "completion": (
-        ("for eval in ~/.bashrc", "treeopt completion bash"),
-        ("for ~/.config/fish/completions/treeopt.fish", "treeopt completion fish"),
-    ),
-    "schema": (
-        ("the kinds of files", "treeopt schema"),
-        ("of trees, for an editor", "treeopt schema tree"),
-    ),
-    "config": (
-        ("the options of a tree", "treeopt config tree.yaml"),
-        ("of a calibration, for a program", "treeopt config calibration.safetensors --json"),
-    ),
     "reproduce": (
         ("is the tree what its calibration gives?", "treeopt reproduce tree.yaml"),
         (
-            "the prompts are elsewhere now; keep the new file",
-            "treeopt reproduce calibration.safetensors --map prompts.jsonl=data/prompts.jsonl -o again.safetensors",
+            "the prompts are elsewhere now",
+            "treeopt reproduce calibration.safetensors --map prompts.jsonl=data/prompts.jsonl",
         ),
     ),
 }

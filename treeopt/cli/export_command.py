@@ -36,8 +36,8 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 def run(console: Console, tree: str | None, to: str, output: str | None, force: bool, **options: Any) -> None:
     """Write TREE (a file, or a name from `treeopt list`) as an engine reads it, or settings for an engine.
 
-    A tree that the engine would refuse or misread is refused, with the rule and a remedy (`treeopt lint`). Values,
-    expected tokens per step and sources stay behind: no engine reads them.
+    A tree that the engine would refuse or misread is refused, with the rule and a remedy (`treeopt show --for`).
+    Values, expected tokens per step and sources stay behind: no engine reads them.
 
     \b
     medusa      Medusa, Spec-Bench: paths as a Python list

@@ -283,7 +283,7 @@ def _of_list(rule: str, what: str, fix: str, *, why: str = "", paths: Sequence[R
 
 
 def _grow(engine: Engine) -> str:
-    return f"treeopt build --for {engine.name}, or treeopt lint TREE --for {engine.name} --fix --calibration FILE"
+    return f"treeopt build --for {engine.name}"
 
 
 def _is_path(path: object) -> TypeGuard[Sequence[int]]:
@@ -363,27 +363,6 @@ class LintReport:
         return tuple(finding for finding in self.findings if finding.severity == ERROR)
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """A tree that was grown again under the limits of an engine.
-
-    Args:
-        tree: the new tree.
-        gain: from the given tree to the new one, by replay over the calibration; None where it cannot be replayed.
-        loss: from the new tree without the limits to the new tree; cross-validated where there are enough texts.
-        replaced: why the given tree was not replayed; empty where it was.
-        findings: rules that the new tree breaks.
-        capped: why the new tree has fewer nodes than the given one; empty where the engine takes as many.
-    """
-
-    tree: Tree
-    gain: Gain | None
-    loss: Gain | None
-    replaced: str
-    findings: tuple[Finding, ...]
-    capped: str = ""
-
-
 def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None) -> LintReport:
     """Check the tree of a file, or of `treeopt list`, by the rules of some engines.
 
@@ -400,49 +379,6 @@ def lint_file(name: str, engines: Sequence[str], *, num_heads: int | None = None
     tree = load_tree(name)
     broken = (finding for engine in engines for finding in lint_tree(tree, engine, num_heads=num_heads))
     return LintReport(tree, tree.nodes, tuple(broken))
-
-
-def fix_tree(
-    name: str,
-    engine: str,
-    calibration: Calibration,
-    *,
-    num_heads: int | None = None,
-    progress: Progress = silent,
-) -> Fixed:
-    """The best tree of as many nodes as the tree of a file, or as the engine takes, under the limits of an engine.
-
-    Args:
-        name: the file, or a name of `treeopt list`; a list that is not a tree counts by its entries.
-        engine: a name of `treeopt.engines.ENGINES`.
-        calibration: the traces to grow from.
-        num_heads: number of heads that the engine serves, which limits the depth.
-        progress: called after each growth.
-
-    Raises:
-        TreeoptError: as `lint_file` and `build_for`.
-    """
-    report = lint_file(name, [engine])
-    nodes = min(report.nodes, ENGINES[engine].max_nodes or report.nodes)
-    job = BuildJob(nodes=nodes, max_depth=num_heads, engine=engine)
-    try:
-        constrained = build_for([calibration], job, progress=progress)
-    except TreeoptError as error:
-        if error.code is not Code.TREE_NOT_EXPORTABLE:
-            raise
-        fix = f"treeopt build --for {engine} {error.fix}"  # the option of a smaller tree, which lint does not have
-        raise TreeoptError(error.code, error.what, why=error.why, fix=fix) from error
-    tree = constrained.built.tree
-    gain, replaced = None, "its paths are not a tree"
-    if report.tree is not None:
-        try:
-            gain, replaced = replayed_gain(report.tree, tree, calibration), ""
-        except TreeoptError as error:
-            if error.code not in (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.DRAFTER_MISMATCH):
-                raise
-            replaced = error.what
-    capped = f"the tree given has {report.nodes:,} nodes, and {engine} takes {nodes:,}" if nodes < report.nodes else ""
-    return Fixed(tree, gain, constrained.gain, replaced, constrained.findings, capped)
 
 
 def _entries(name: str) -> list[object] | None:

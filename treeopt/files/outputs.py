@@ -18,7 +18,6 @@ from treeopt.errors import Code, TreeoptError
 from treeopt.files.atomic import check_writable, write_text
 from treeopt.files.configurations import Configuration, comment_of
 from treeopt.files.read import is_regular
-from treeopt.files.tensors import unedited_schema
 
 _Name = str | os.PathLike[str]
 
@@ -84,11 +83,15 @@ def _reason(kind: str | None, found: str | None) -> str:
 
 
 def _cheap_kind(path: Path) -> str | None:
+    from treeopt.files.tensors import unedited_schema
+
     return unedited_kind(path) or _SCHEMA_KINDS.get(unedited_schema(path) or "")
 
 
 def _ours(path: Path) -> bool:
     """Whether treeopt wrote the file, in a format that is not part of a model's checkpoint."""
+    from treeopt.files.tensors import unedited_schema
+
     return path.is_file() and (unedited_kind(path) or unedited_schema(path)) is not None
 
 

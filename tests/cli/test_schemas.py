@@ -1,9 +1,10 @@
-"""`treeopt schema`: real files are valid, and broken ones are not, by a validator that knows nothing of treeopt."""
+"""docs/schemas.json: real files are valid, and broken ones are not, by a validator that knows nothing of treeopt."""
 
 from __future__ import annotations
 
 import copy
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,10 @@ import jsonschema
 import pytest
 import yaml
 from helpers import random_calibration
-from program import treeopt, treeopt_json
+from program import treeopt
 from report_pages import COMPARISON, DECODING, VALIDATION
 
 from treeopt.calibration import Calibration
-from treeopt.cli.schema_command import CONFIG, MODELS
 from treeopt.drafter import Drafter
 from treeopt.files.bundled import prompt_sets, zoo
 from treeopt.files.calibrations import save_calibration
@@ -23,17 +23,21 @@ from treeopt.files.drafters import save_drafter
 from treeopt.files.policies import policy_yaml
 from treeopt.policy import TreePolicy
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCHEMAS: dict[str, dict[str, Any]] = json.loads((ROOT / "docs" / "schemas.json").read_text())
 
-def schema(kind: str) -> dict[str, Any]:
-    """The schema that the command prints, which is itself valid."""
-    found: dict[str, Any] = json.loads(treeopt("schema", kind).stdout)
-    jsonschema.Draft202012Validator.check_schema(found)
-    return found
+
+def test_page_is_that_of_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/schemas.json is what bench/schemas.py writes, and each schema is valid itself."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    assert runpy.run_path(str(ROOT / "bench" / "schemas.py"))["schemas_text"]() == json.dumps(SCHEMAS, indent=1) + "\n"
+    for one in SCHEMAS.values():
+        jsonschema.Draft202012Validator.check_schema(one)
 
 
 def faults(kind: str, data: Any) -> list[str]:
     """The faults of a document by the schema of its kind."""
-    return [fault.message for fault in jsonschema.Draft202012Validator(schema(kind)).iter_errors(data)]
+    return [fault.message for fault in jsonschema.Draft202012Validator(SCHEMAS[kind]).iter_errors(data)]
 
 
 def header(path: Path) -> dict[str, Any]:
@@ -61,7 +65,6 @@ def documents(calibration: Calibration) -> dict[str, Any]:
         "prompts": yaml.safe_load(next(iter(prompt_sets().values())).read_text()),
         "calibration": header(Path("c.safetensors")),
         "drafter": header(Path("d.safetensors")),
-        CONFIG: yaml.safe_load("nodes: 12\ncalibration: [a.safetensors]\nbuild: {kind: dynamic, robust: true}\n"),
     }
 
 
@@ -71,16 +74,9 @@ def documents(calibration: Calibration) -> dict[str, Any]:
 def test_results_are_valid_with_further_keys(kind: str, result: dict[str, Any]) -> None:
     """A result of --json may have keys that are not read; one without its texts, or with another type, is at fault."""
     assert faults(kind, {**result, "further": 1}) == []
-    for key in schema(kind)["required"]:
+    for key in SCHEMAS[kind]["required"]:
         assert faults(kind, {name: value for name, value in result.items() if name != key}), key
         assert faults(kind, {**result, key: {"an": "object"}}), key
-
-
-def test_list_without_a_kind() -> None:
-    """Every kind is listed, and each has a schema."""
-    assert list(treeopt_json("schema")["kinds"]) == [*MODELS, CONFIG]
-    treeopt("schema", "nothing", status=2)
-    assert treeopt_json("schema", "tree")["schema"] == schema("tree")
 
 
 def test_files_are_valid_and_broken_ones_are_not(documents: dict[str, Any]) -> None:
@@ -88,9 +84,8 @@ def test_files_are_valid_and_broken_ones_are_not(documents: dict[str, Any]) -> N
     for kind, document in documents.items():
         assert faults(kind, document) == [], kind
         assert faults(kind, {**document, "nonsense": 1}), kind
-        if kind != CONFIG:
-            assert faults(kind, {key: value for key, value in document.items() if key != "schema"}), kind
-            assert faults(kind, {**document, "schema": "treeopt.tree/2"}), kind
+        assert faults(kind, {key: value for key, value in document.items() if key != "schema"}), kind
+        assert faults(kind, {**document, "schema": "treeopt.tree/2"}), kind
 
 
 WRONG: list[tuple[str, tuple[Any, ...], Any]] = [
@@ -102,17 +97,12 @@ WRONG: list[tuple[str, tuple[Any, ...], Any]] = [
     ("policy", ("size_cost",), [[1]]),
     ("calibration", ("provenance",), {}),
     ("drafter", ("levels", 0, "head"), "large"),
-    (CONFIG, ("nodes",), {"many": 1}),
-    (CONFIG, ("build", "kind"), "tall"),
-    (CONFIG, ("build", "robust"), "yes"),
-    (CONFIG, ("build", "top-k"), 0),
-    (CONFIG, ("build", "json"), True),
 ]
 
 
 def test_wrong_values_are_faults(documents: dict[str, Any]) -> None:
     """The limits of each value are in the schema."""
-    validators = {kind: jsonschema.Draft202012Validator(schema(kind)) for kind in documents}
+    validators = {kind: jsonschema.Draft202012Validator(SCHEMAS[kind]) for kind in documents}
     for kind, place, value in WRONG:
         document = copy.deepcopy(documents[kind])
         part = document
@@ -124,6 +114,6 @@ def test_wrong_values_are_faults(documents: dict[str, Any]) -> None:
 
 def test_zoo_is_valid() -> None:
     """Every bundled tree follows the schema of trees."""
-    validator = jsonschema.Draft202012Validator(schema("tree"))
+    validator = jsonschema.Draft202012Validator(SCHEMAS["tree"])
     for path in zoo().values():
         validator.validate(yaml.safe_load(path.read_text()))

@@ -1,0 +1,51 @@
+"""The JSON Schemas of treeopt's files, from the models that read them: docs/schemas.json, for editors and programs.
+
+    python bench/schemas.py -o docs/schemas.json
+
+Rules between several values, such as that paths are prefix-closed, are not in a schema.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from timing import add_tiny, machine
+
+from treeopt.files import calibrations, drafters, policies, profiles, results, trees
+from treeopt.texts import prompts
+
+MODELS: dict[str, Any] = {
+    "tree": trees.TreeFile,
+    "policy": policies.PolicyFile,
+    "profile": profiles.ProfileFile,
+    "prompts": prompts.PromptSetFile,
+    "calibration": calibrations.Header,
+    "drafter": drafters.Header,
+    "validation": results.ValidationResult,
+    "comparison": results.ComparisonResult,
+    "decoding": results.DecodingResult,
+}
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    add_tiny(parser)
+    given = parser.parse_args()
+    print(machine(1))
+    given.output.write_text(schemas_text())
+    print(f"wrote {given.output}: {', '.join(MODELS)}")
+
+
+def schemas_text() -> str:
+    """The schemas by the kind of file, as JSON."""
+    found = {kind: {"$schema": DIALECT, **model.model_json_schema(by_alias=True)} for kind, model in MODELS.items()}
+    return json.dumps(found, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    main()
