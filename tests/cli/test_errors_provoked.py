@@ -267,7 +267,7 @@ CASES: dict[Code, Case] = {
     Code.FILE_INVALID: written("t.yaml", "schema: treeopt.tree/1\nnodes: one\npaths: []\n", "show", "t.yaml"),
     Code.FILE_UNWRITABLE: plain("render", "tree.yaml", "-o", "no/such/o.svg"),
     Code.RESUME_INVALID: plain(*CALIBRATE, "--resume"),
-    Code.ENGINE_FILE_INVALID: written("t.txt", "{0}, {1", "import", "t.txt", "-o", "o.yaml"),
+    Code.ENGINE_FILE_INVALID: written("t.json", '{"roots": 1}', "import", "t.json", "-o", "o.yaml"),
     Code.INPUT_CHANGED: changed_input,
     Code.PICKLE_REFUSED: pickle_with_code,
     Code.HEADS_INVALID: other_tensors,

@@ -183,7 +183,7 @@ def _show_rules(console: Console, name: str, engine: str, num_heads: int | None)
 def _show_differences(console: Console, first: str, second: str, calibration: str | None) -> None:
     """Print what differs between two trees."""
     from treeopt.files.trees import load_tree
-    from treeopt.optimize.explain import compare_trees
+    from treeopt.optimize.intervals import compare_trees
 
     one, other = load_tree(first), load_tree(second)
     warn_edited(console, first, second)
