@@ -33,4 +33,6 @@ PROFILE_NODES = (ONE_NODE, 2, 4, 8, 16, 32, 64, 128, 256)  # the sizes that are 
 PROFILE_CONTEXT = 512  # tokens in the cache: a prompt and a part of its answer
 PROFILE_REPEATS = 20  # rounds over all sizes, of which ten count
 
+LABELS, THEMES = ("rank", "probability", "token", "none"), ("auto", "light", "dark")  # of nodes, of pictures
+
 ATTENTIONS = ("eager", "flash")  # of the hardware model

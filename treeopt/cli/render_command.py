@@ -14,9 +14,8 @@ from treeopt.cli.drafter_options import draft_option, drafter_file_option
 from treeopt.cli.early_checks import check_belongs
 from treeopt.cli.options import chat_template_option, check_outputs, force_option, model_options
 from treeopt.cli.tree_options import chosen_plan, load_for_plan
+from treeopt.defaults import LABELS, THEMES
 from treeopt.errors import Code, TreeoptError
-from treeopt.view.scene import LABELS
-from treeopt.view.svg import THEMES
 
 if TYPE_CHECKING:
     from treeopt.cli.tree_options import ChosenPlan

@@ -98,9 +98,9 @@ def render(
         tree: the tree; of a step `step.tree`.
         file_format: a suffix without its dot.
         title: the heading; where it is empty an .svg file has a summary, and other formats have none.
-        label: of `treeopt.view.scene.LABELS`.
+        label: of `treeopt.defaults.LABELS`.
         step: one step of a text, whose tokens and accepted path are drawn.
-        theme: of `treeopt.view.svg.THEMES`, for .svg files.
+        theme: of `treeopt.defaults.THEMES`, for .svg files.
 
     Raises:
         TreeoptError: E107 where the tree lacks what its labels show, E401 where the `dot` program is needed and

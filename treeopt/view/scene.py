@@ -12,7 +12,6 @@ from treeopt.errors import Code, TreeoptError, counted
 from treeopt.tree import ROOT, Tree
 from treeopt.view.layout import MAX_NODES, Item, Kind, items_of
 
-LABELS = ("rank", "probability", "token", "none")  # of nodes
 NO_DRAFT = "∅"
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 _LONGEST = 16  # characters of a token in a label

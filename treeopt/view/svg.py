@@ -16,7 +16,6 @@ from treeopt.tree import Tree
 from treeopt.view.layout import MAX_NODES, RADIUS, Kind, Layout, place
 from treeopt.view.scene import DrawnItem, Scene, cut_heading, scene_of
 
-THEMES = ("auto", "light", "dark")
 SHADES = 10  # classes s0 .. s9 of edges and nodes, by value
 
 Color = tuple[int, int, int]
@@ -158,7 +157,7 @@ def render_svg(
     Args:
         tree: the tree; of a step `step.tree`.
         title: the heading; nodes, depth and leaves where it is empty.
-        label: of `treeopt.view.scene.LABELS`. `probability` is the value of a node; of a step that of its token in the
+        label: of `treeopt.defaults.LABELS`. `probability` is the value of a node; of a step that of its token in the
             base model.
         step: one step of a text, whose tokens and accepted path are drawn.
         theme: of `THEMES`; `auto` follows the reader's system.
