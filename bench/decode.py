@@ -24,8 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from treeopt.calibrate.pipeline import run_calibration
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.evaluate.profile import generic_growth
-from treeopt.models.base import Base
-from treeopt.models.clock import now
+from treeopt.models.base import Base, now
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads

@@ -42,7 +42,7 @@ from fault_runs import CHEAP, DEAR, DEMO, Run, contents, faults_of, invoke, make
 from treeopt.cli import main as program
 from treeopt.evaluate import learn_drafter as learn_module
 from treeopt.evaluate import timed_step
-from treeopt.models import clock
+from treeopt.models import base as base_module
 
 TINY = 40  # with --tiny, one fault of so many
 SIZES = (0, 1, 100, 1000, 4096, 20_000, 60_000, 100_000, 300_000)  # bytes
@@ -289,7 +289,7 @@ def main() -> None:
     timed_step._TIMED = 1
     ticks = itertools.count()
     ticking = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
-    setattr(clock, "time", ticking)  # noqa: B010 - equal runs then write equal figures
+    setattr(base_module, "time", ticking)  # noqa: B010 - equal runs then write equal figures
     chosen = CHEAP if options.tiny else (*CHEAP, *DEAR)
     runs = (DEMO,) if options.only == DEMO.name else tuple(run for run in chosen if options.only in run.name)
     print(f"{machine(1)}; {len(runs)} commands that write")

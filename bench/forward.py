@@ -24,8 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.evaluate.profile import generic_growth
-from treeopt.models.base import Base
-from treeopt.models.clock import now
+from treeopt.models.base import Base, now
 from treeopt.models.given import load_pair
 from treeopt.models.heads import MedusaHeads
 from treeopt.texts.encode import encode

@@ -273,7 +273,7 @@ READERS: dict[str, Reader] = {
     ),
     "heads (.pt)": Reader(_heads, "medusa_lm_head.pt", seeds.heads_pt, damage_zip, ()),
     "config of heads": Reader(
-        _heads, "config.json", seeds.heads_configs, damage_json, ("models.checkpoint.read_config",), _with_weights
+        _heads, "config.json", seeds.heads_configs, damage_json, ("models.tensors.read_config",), _with_weights
     ),
     "index of shards": Reader(
         _heads,

@@ -29,8 +29,7 @@ from treeopt.evaluate.validate import validate
 from treeopt.files.calibrations import save_calibration
 from treeopt.models import devices as placement_module
 from treeopt.models.adapters import Adapter, merge
-from treeopt.models.base import Base, load_base
-from treeopt.models.clock import now
+from treeopt.models.base import Base, load_base, now
 from treeopt.models.devices import check_placed, device_names, is_offloaded, kept_before, placement, weight_of
 from treeopt.models.heads import MedusaHeads
 from treeopt.train.loss import head_losses

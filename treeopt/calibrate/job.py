@@ -13,7 +13,7 @@ import torch
 from treeopt.calibration import MAX_RANKS, Provenance
 from treeopt.drafting.learn import Learning
 from treeopt.models.base import Base
-from treeopt.models.compatibility import check_heads_fit, heads_like
+from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
@@ -117,8 +117,7 @@ def job_of(
     if heads is None:
         return Job(base, None, None, draft, chosen, options, progress)
     loaded = as_heads(heads)
-    check_heads_fit(base, loaded.heads, loaded.name)
-    return Job(base, loaded, heads_like(base, loaded.heads), draft, chosen, options, progress)
+    return Job(base, loaded, heads_like(base, loaded.heads, loaded.name), draft, chosen, options, progress)
 
 
 def source_of(job: Job, learning: Learning) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def run(console: Console, prompt: str | None, **options: Any) -> None:
     if chosen is not None:
         options |= _named_models(options, chosen)
     from treeopt.decode.stream import stream_text, whole_text
-    from treeopt.models.clock import now
+    from treeopt.models.base import now
     from treeopt.texts.encode import encode
     from treeopt.texts.prompts import request
 

@@ -31,7 +31,6 @@ from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.files.drafters import load_drafter
 from treeopt.files.policies import GivenPlan, as_plan, as_plan_for
 from treeopt.models.base import Base, shown_name
-from treeopt.models.finite import not_finite
 from treeopt.models.given import GivenModel, as_draft
 from treeopt.models.heads import MedusaHeads
 from treeopt.tree import ROOT
@@ -149,7 +148,7 @@ class Rows:
         if NOT_A_NUMBER in self.roots:
             row = self.roots.index(NOT_A_NUMBER)
             where = f"prompt {self.indices[row]}, after {self.session.lengths[row]} tokens of prompt and text"
-            error = not_finite(base, outputs="logits")
+            error = base.not_finite("logits")
             error.at = where
             raise error
 

@@ -21,7 +21,6 @@ from treeopt.drafter import Drafter
 from treeopt.drafting.interface import Drafts, ProposerSession
 from treeopt.drafting.model import ModelProposer, ModelSession
 from treeopt.models.base import Base
-from treeopt.models.finite import not_finite
 from treeopt.models.given import GivenModel, as_draft
 from treeopt.tree import MAX_DEPTH, Tree
 from treeopt.verify.buffers import compile_ranks
@@ -125,5 +124,5 @@ class _DrawnSession(ModelSession):
             if depth + 1 < count:
                 logits = self.follow(tokens[-1].clamp(min=0), depth)
         if (torch.stack(tokens) == NOT_A_NUMBER).any():
-            raise not_finite(self._proposer.draft, outputs="logits")
+            raise self._proposer.draft.not_finite("logits")
         return torch.stack(tokens, 1), torch.stack(drawn_from, 1)

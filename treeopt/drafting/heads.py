@@ -30,7 +30,7 @@ from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import HEAD_SOURCE, RecordProposer, check_drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.models.compatibility import check_heads_fit, check_states_fit, heads_like
+from treeopt.models.compatibility import check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rank_of, rows_at_once, top_ids
 from treeopt.verify.buffers import Buffers
@@ -52,12 +52,10 @@ class HeadsProposer:
     window = 0
 
     def __init__(self, base: Base, heads: MedusaHeads | None, drafter: Drafter | None = None) -> None:
-        if heads is not None:
-            check_heads_fit(base, heads, "given")
-        if drafter is not None:
-            check_drafter(drafter, base, heads)
         self.base = base
         self.heads = None if heads is None else heads_like(base, heads)
+        if drafter is not None:
+            check_drafter(drafter, base, heads)
         self.depth = 0 if heads is None else heads.num_heads
         self.num_candidates = base.vocab_size if drafter is None else num_candidates(drafter, base.vocab_size)
         self.rows_at_once = rows_at_once(base.vocab_size, self.depth)

@@ -22,8 +22,7 @@ from treeopt.drafting.fit import FitSample, fit_drafter
 from treeopt.drafting.interface import Proposer
 from treeopt.drafting.plans import proposer_for
 from treeopt.errors import check_counts
-from treeopt.models.base import Base
-from treeopt.models.clock import Stopwatch
+from treeopt.models.base import Base, Stopwatch
 from treeopt.models.heads import MedusaHeads
 from treeopt.ngram_table import CONTEXT, NgramTable
 from treeopt.runs.work import SILENT, Recording

@@ -33,7 +33,7 @@ from treeopt.drafting.kernel.session import KernelRows
 from treeopt.drafting.kernel.trees import NO_TOKEN, Grown, Ranked
 from treeopt.drafting.ngram import check_drafter, top_logprobs
 from treeopt.models.base import Base
-from treeopt.models.given import check_draft
+from treeopt.models.compatibility import check_draft
 from treeopt.models.logits import rows_at_once
 from treeopt.verify.buffers import Buffers
 from treeopt.verify.levels import LevelSession, StaticLevel, static_levels

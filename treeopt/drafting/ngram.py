@@ -18,7 +18,7 @@ from treeopt.drafting.interface import ProposerSession
 from treeopt.drafting.kernel.data import Record, Shape, num_candidates, record_arrays
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base
-from treeopt.models.compatibility import check_heads_fit, check_states_fit, heads_like
+from treeopt.models.compatibility import check_states_fit, heads_like
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.logits import rows_at_once, top_ids
 from treeopt.ngram_table import CONTEXT
@@ -43,11 +43,9 @@ class RecordProposer:
     def __init__(self, base: Base, heads: MedusaHeads | None, drafter: Drafter) -> None:
         if heads is None and drafter.num_heads:
             raise TreeoptError(Code.TREE_TOO_DEEP, "no heads were given", fix="heads=treeopt.load_heads(...).heads")
-        if heads is not None:
-            check_heads_fit(base, heads, "given")
-        check_drafter(drafter, base, heads)
         self.base, self.drafter = base, drafter
         self.heads = None if heads is None else heads_like(base, heads)
+        check_drafter(drafter, base, heads)
         self.depth = drafter.depth
         self.window = 0 if drafter.ngram_table is None else max(drafter.window, CONTEXT)
         self.vocab_size = base.vocab_size

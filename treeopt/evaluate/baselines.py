@@ -19,8 +19,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.errors import first_line
-from treeopt.models.base import Base
-from treeopt.models.clock import now
+from treeopt.models.base import Base, now
 from treeopt.texts.answers import cut_at_end, left_padded
 from treeopt.tree import Tree
 

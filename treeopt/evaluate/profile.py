@@ -34,7 +34,7 @@ from treeopt.latency import (
     LatencyProfile,
 )
 from treeopt.models.base import Base
-from treeopt.models.compatibility import check_heads_fit, heads_like
+from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
 from treeopt.models.head_files import LoadedHeads
 from treeopt.models.heads import MedusaHeads
@@ -122,9 +122,7 @@ def measure_profile(
     """
     chosen = ProfileOptions(**options)
     base, loaded = as_base(model), None if heads is None else as_heads(heads)
-    if loaded is not None:
-        check_heads_fit(base, loaded.heads, loaded.name)
-    used = None if loaded is None else heads_like(base, loaded.heads)
+    used = None if loaded is None else heads_like(base, loaded.heads, loaded.name)
     draft = as_draft(chosen.draft, base)
     if drafter is not None:
         check_drafter(drafter, base, used, draft)

@@ -13,8 +13,7 @@ from treeopt.decode.decoder import Rows, TreeDecoder, advance
 from treeopt.decode.rules import Greedy, Sample
 from treeopt.drafting.interface import Drafts
 from treeopt.latency import LatencyPoint
-from treeopt.models.base import Base
-from treeopt.models.clock import now
+from treeopt.models.base import Base, now
 from treeopt.tree import Tree
 
 _SEED = 0

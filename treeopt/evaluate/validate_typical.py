@@ -15,7 +15,6 @@ from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, seeded, w
 from treeopt.evaluate.metrics import Trial
 from treeopt.evaluate.runs import Inputs, Measured, decode_all, replayed
 from treeopt.models.base import Base
-from treeopt.models.finite import not_finite
 from treeopt.models.logits import rows_at_once
 from treeopt.progress import Progress
 from treeopt.texts.encode import Text
@@ -68,7 +67,7 @@ def log_likelihood(base: Base, texts: Sequence[Text]) -> float:
         logs = torch.cat([part.double().log_softmax(-1).gather(1, true) for part, true in parts])
         total, count = total + float(logs.sum()), count + size
     if math.isnan(total):
-        raise not_finite(base, outputs="logits")
+        raise base.not_finite("logits")
     return total / count
 
 

@@ -8,8 +8,9 @@ import dataclasses
 import functools
 import os
 import platform
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,6 @@ from treeopt.models.devices import (
     kept_before,
     placement,
 )
-from treeopt.models.finite import check_base_finite, numbers_only
 from treeopt.models.hub import built_in, find_base, here, hub_reachable, unreachable
 from treeopt.models.tensors import fingerprint
 from treeopt.version import VERSION
@@ -179,7 +179,7 @@ class Base:
         before = self.model.generation_config
         self.model.generation_config = GenerationConfig()
         try:
-            with numbers_only(self, sampled=temperature > 0):
+            with self._numbers_only(sampled=temperature > 0):
                 out: Tensor = self.model.generate(ids, attention_mask=mask, generation_config=config, **options)
         finally:
             self.model.generation_config = before
@@ -228,6 +228,44 @@ class Base:
         with torch.no_grad():  # not inference_mode, as `check_runs`
             logits, states = self.outputs(ids[None], use_cache=False)
             return states.ndim == 3 and torch.equal(logits, self.lm_logits(states))
+
+    def not_finite(self, outputs: str = "logits or hidden states") -> TreeoptError:
+        """E504 for outputs that are not finite, with the model's name."""
+        what = f"the model {self.name} gives {outputs} that are not finite"
+        why = f"its weights are damaged, or too large for {self.dtype_name}"
+        return TreeoptError(Code.NOT_FINITE, what, why=why, fix="--dtype float32, or another copy of the model")
+
+    def check_finite(self, *outputs: Tensor) -> None:
+        """Raise E504 where logits or hidden states are NaN or +inf; some models give -inf for tokens."""
+        if not all((values < torch.inf).all() for values in outputs):
+            raise self.not_finite()
+
+    @contextlib.contextmanager
+    def _numbers_only(self, *, sampled: bool) -> Iterator[None]:
+        """Raise E504 where the model gives NaN while a block runs stock `generate` on it.
+
+        The largest logit of each forward's last position is NaN where any is. Greedy choices are looked at when the
+        block ends, so that no step waits for the device. A draw from NaN ends a process on some devices, so that with
+        `sampled` each forward is looked at before its draw.
+        """
+        largest: list[Tensor] = []
+
+        def look(_model: nn.Module, _inputs: Any, out: Any) -> None:
+            largest.append(out.logits[:, -1].amax())  # one number: threads may share a model
+            if sampled:
+                check()
+
+        def check() -> None:
+            if largest and torch.stack(largest).isnan().any():
+                raise self.not_finite("logits")
+            largest.clear()
+
+        handle = self.model.register_forward_hook(look)
+        try:
+            yield
+            check()
+        finally:
+            handle.remove()
 
     def lm_logits(self, states: Tensor) -> Tensor:
         """The LM head's outputs for states [..., d], on their device: [..., V]. Some models scale or cap them."""
@@ -309,7 +347,7 @@ def check_runs(base: Base) -> None:
     ids = torch.arange(min(_TRIED, base.vocab_size, base.context), device=base.device)
     try:
         with torch.no_grad():  # not inference_mode: a model may cache tensors, and be trained later
-            check_base_finite(base, *base.outputs(ids[None], use_cache=False))
+            base.check_finite(*base.outputs(ids[None], use_cache=False))
     except TreeoptError:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -351,3 +389,25 @@ def load_tokenizer(name: str, where: str, folder: Path, *, local_files_only: boo
         fix = "use the original tokenizer files; without any, prompts must be token ids"
         raise TreeoptError(Code.MODEL_INVALID, what, why=plain_reason(error), fix=fix) from error
     return tokenizer
+
+
+def now(base: Base) -> float:
+    """Seconds, read after the base's devices have finished their work."""
+    for device in base.devices:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+class Stopwatch:
+    """The seconds of successive parts of a job on a base's devices, by name."""
+
+    def __init__(self, base: Base) -> None:
+        self.seconds: dict[str, float] = {}
+        self._base = base
+        self._last = now(base)
+
+    def lap(self, name: str) -> None:
+        """End a part: its seconds are those since the last one ended."""
+        end = now(self._base)
+        self.seconds[name], self._last = end - self._last, end

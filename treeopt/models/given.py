@@ -6,17 +6,16 @@ import contextlib
 import dataclasses
 import os
 import warnings
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.base import Base, load_base, shown_name
-from treeopt.models.compatibility import check_heads_fit
+from treeopt.models.compatibility import check_draft, heads_like, tokenizer_beside
 from treeopt.models.devices import DeviceMap
 from treeopt.models.head_files import LoadedHeads, load_heads
 from treeopt.models.heads import MedusaHeads
@@ -81,29 +80,12 @@ def _check_model(model: PreTrainedModel) -> None:
         )
 
 
-def tokenizer_beside(name: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of the folder or cached repository of a model; None where there is none."""
-    if not name:
-        return None
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, local_files_only=True, trust_remote_code=False
-        )
-    except Exception:  # the types that tokenizers raise vary
-        return None
-    return tokenizer
-
-
 def _kind(given: Any) -> str:
     return f"an object of type {type(given).__name__}"
 
 
-_SHOWN = 3  # tokens that a message names
-_passed: weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakSet[PreTrainedModel]] = weakref.WeakKeyDictionary()
-
-
 def load_draft(name: str, base: Base, *, dtype: str = "auto", device: str = "auto") -> Base:
-    """Load a draft model for a base model."""
+    """The draft model of this name, after `check_draft`."""
     with _named_as_draft():
         draft = load_base(name, dtype=dtype, device=device)
     check_draft(base, draft)
@@ -131,51 +113,6 @@ def as_draft(model: GivenModel | None, base: Base) -> Base | None:
     return draft
 
 
-def check_draft(base: Base, draft: Base) -> None:
-    """Raise E213 unless the draft model has the base's tokenizer.
-
-    Where both have a tokenizer, here or beside their weights, the two map the same tokens to the same ids; the widths
-    of their logits may differ, because some models pad them. Where one has none, the widths are equal. A pair that has
-    passed is not compared again.
-    """
-    passed = _passed.setdefault(base.model, weakref.WeakSet())
-    if draft.model in passed:
-        return
-    fault = ""
-    ours, theirs = (_tokenizer(one) for one in (base, draft))
-    if ours is not None and theirs is not None:
-        fault = _difference(ours, theirs)
-    elif base.vocab_size != draft.vocab_size:
-        fault = f"it has {draft.vocab_size} tokens, the base {base.vocab_size}, and one of them has no tokenizer"
-    if fault:
-        raise TreeoptError(
-            Code.DRAFT_MISMATCH,
-            f"the draft model {draft.name} does not fit {base.name}: {fault}",
-            why="its token ids are verified as token ids of the base",
-            fix="--draft with a smaller model of the same family, or without --draft: --drafter ngram",
-        )
-    passed.add(draft.model)
-
-
-def _tokenizer(model: Base) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model, or beside its weights; None also for one that transformers made from nothing."""
-    found = model.tokenizer or tokenizer_beside(model.name)
-    empty = found is not None and set(found.get_vocab()) <= set(found.all_special_tokens)
-    return None if empty else found
-
-
-def _difference(of_base: PreTrainedTokenizerBase, of_draft: PreTrainedTokenizerBase) -> str:
-    """How two vocabularies differ; empty where they do not."""
-    ours, theirs = of_base.get_vocab(), of_draft.get_vocab()
-    if ours == theirs:
-        return ""
-    other = [token for token, number in ours.items() if theirs.get(token) != number]
-    if not other:
-        return f"its tokenizer has {len(theirs) - len(ours)} more tokens"
-    shown = ", ".join(f"{token!r}" for token in sorted(other, key=lambda one: ours[one])[:_SHOWN])
-    return f"{len(other)} of {len(ours)} tokens have another id in its tokenizer or none, such as {shown}"
-
-
 def load_pair(
     heads: str,
     model: str | None,
@@ -192,7 +129,7 @@ def load_pair(
         what = f"{heads} has no config.json with the name of its base model"
         raise TreeoptError(Code.HEADS_INVALID, what, fix="name the base model with --model")
     base = load_base(name, dtype=dtype, device=device, device_map=device_map, adapter=adapter)
-    check_heads_fit(base, loaded.heads, loaded.name)
+    loaded = dataclasses.replace(loaded, heads=heads_like(base, loaded.heads, loaded.name))
     if base.adapter is not None and base.adapter.heads_id != loaded.fingerprint:
         what = f"the adapter {base.adapter.name} was trained with other heads than {loaded.name}"
         at = f"these heads are {loaded.fingerprint}, the adapter's are {base.adapter.heads_id}"
@@ -201,5 +138,4 @@ def load_pair(
     if base.adapter is None and loaded.joint_base == base.fingerprint:
         note = f"warning: {loaded.name} was trained with an adapter of its base, which is not used (--adapter)"
         base = dataclasses.replace(base, notes=(*base.notes, note))
-    loaded.heads.to(base.device, base.dtype)
     return base, loaded

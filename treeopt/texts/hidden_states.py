@@ -9,7 +9,6 @@ from torch import Tensor
 
 from treeopt.models.base import Base
 from treeopt.models.compatibility import check_states_fit
-from treeopt.models.finite import check_base_finite
 from treeopt.texts.encode import Text
 
 
@@ -26,7 +25,7 @@ def hidden_states(base: Base, texts: Sequence[Text]) -> list[Tensor]:
     for row, tokens in enumerate(inputs):
         ids[row, : len(tokens)] = torch.tensor(tokens)
     logits, hidden = base.forward(ids.to(base.device), use_cache=False, logits_to_keep=1)
-    check_base_finite(base, logits, hidden)
+    base.check_finite(logits, hidden)
     check_states_fit(base, hidden)
     return [hidden[row, len(t.prompt) - 1 : len(t.prompt) - 1 + len(t.answer)] for row, t in enumerate(texts)]
 
@@ -42,5 +41,5 @@ def answer_logits(base: Base, text: Text) -> Tensor:
     """
     ids = torch.tensor([text.prompt + text.answer[:-1]], device=base.device)
     logits, hidden = base.forward(ids, use_cache=False, logits_to_keep=len(text.answer))
-    check_base_finite(base, logits, hidden)
+    base.check_finite(logits, hidden)
     return logits[0]

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from treeopt.errors import Code, TreeoptError, first_line
 from treeopt.models.base import Base
-from treeopt.models.finite import check_base_finite
 from treeopt.tree import Tree
 from treeopt.verify.buffers import compile_tree
 from treeopt.verify.masks import index_window
@@ -88,7 +87,7 @@ def _run(base: Base) -> None:
         raise
     except Exception as error:  # models raise any type
         raise _refused(base, f"its forward failed on a tree: {first_line(error)}") from error
-    check_base_finite(base, alone)
+    base.check_finite(alone)
     spread = (alone.float() - alone.float().mean(-1, keepdim=True)).abs().max()
     difference = (logits.float() - alone.float()).abs().max() / spread.clamp_min(1e-12)
     if not difference <= _TOLERANCE.get(base.dtype, _LOW_PRECISION):
