@@ -220,7 +220,9 @@ def comment_of(configuration: Configuration) -> str:
     return _COMMENT + json.dumps(configuration).replace("--", "-\\u002d")
 
 
-_FIX = "write names of options with their values, such as `nodes: 64`; treeopt show FILE --options prints those of a file"
+_FIX = (
+    "write names of options with their values, such as `nodes: 64`; treeopt show FILE --options prints those of a file"
+)
 
 
 def _value(value: Any) -> str:
