@@ -17,32 +17,47 @@ from treeopt.cli.terminal import closed_output, echo, echo_json, escape_unencoda
 from treeopt.errors import TreeoptError, system_error
 from treeopt.version import VERSION
 
-# Command -> one line of help. The module treeopt.cli.<command>_command has the click command as `command`.
-COMMANDS = {
-    "demo": "Run every step on the built-in model, in about a minute.",
-    "doctor": "Check the installation, and say what to do where it does not work.",
-    "calibrate": "Measure how often the candidates of each head or level are right.",
-    "merge": "Join shards of a calibration, or calibrations of different prompts.",
-    "learn": "Learn a drafter from the model's own text, with heads or without.",
-    "profile": "Measure the time of a decode step by the size of the tree.",
-    "build": "Build the best tree for a number of nodes.",
-    "curve": "Tokens per step, overhead and speedup by the size of the tree.",
-    "plan": "Model overhead and speedup on a device that need not be at hand.",
-    "compile": "Write the attention mask, positions and indices of a tree.",
-    "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
-    "export": "Write a tree in the format of an inference engine.",
-    "import": "Read a tree from the file of an engine, or from a pasted list.",
-    "validate": "Check that a tree is lossless and as predicted; measure its speed.",
-    "compare": "Compare methods of speculative decoding on your model and prompts.",
-    "report": "Write calibrations, a tree and results as one HTML file.",
-    "generate": "Continue a prompt with a tree, and stream the text.",
-    "distill": "Generate training texts with the base model.",
-    "train": "Train draft heads for a base model (Medusa-1).",
-    "heads": "Describe Medusa heads, or convert them for an engine.",
-    "list": "List the trees and prompt sets that come with treeopt.",
-    "show": "Print a tree, or what differs, breaks rules or made it.",
-    "reproduce": "Run the command that made a file again, and compare.",
+# What people do -> command -> one line of help. treeopt.cli.<command>_command has the click command as `command`.
+GROUPS = {
+    "Measure": {
+        "calibrate": "Measure how often the candidates of each head or level are right.",
+        "learn": "Learn a drafter from the model's own text, with heads or without.",
+        "profile": "Measure the time of a decode step by the size of the tree.",
+        "merge": "Join shards of a calibration, or calibrations of different prompts.",
+    },
+    "Build": {
+        "build": "Build the best tree for a number of nodes.",
+        "curve": "Tokens per step, overhead and speedup by the size of the tree.",
+        "plan": "Model overhead and speedup on a device that need not be at hand.",
+    },
+    "Look": {
+        "show": "Print a tree, what differs, why, rules it breaks, or what made it.",
+        "list": "List the trees and prompt sets that come with treeopt.",
+        "render": "Draw a tree as SVG, DOT, or another format of graphviz.",
+        "report": "Write calibrations, a tree and results as one HTML file.",
+        "reproduce": "Run the command that made a file again, and compare.",
+    },
+    "Run": {
+        "validate": "Check that a tree is lossless and as predicted; measure its speed.",
+        "compare": "Compare methods of speculative decoding on your model and prompts.",
+        "generate": "Continue a prompt with a tree, and stream the text.",
+    },
+    "Engines": {
+        "compile": "Write the attention mask, positions and indices of a tree.",
+        "export": "Write a tree in the format of an inference engine.",
+        "import": "Read a tree from the file of an engine, or from a pasted list.",
+        "heads": "Describe Medusa heads, or convert them for an engine.",
+    },
+    "Train": {
+        "distill": "Generate training texts with the base model.",
+        "train": "Train draft heads for a base model (Medusa-1).",
+    },
+    "Set-up": {
+        "demo": "Run every step on the built-in model, in about a minute.",
+        "doctor": "Check the installation, and say what to do where it does not work.",
+    },
 }
+COMMANDS = {name: what for commands in GROUPS.values() for name, what in commands.items()}
 
 # Messages of these libraries would break results, logs and progress bars; --verbose shows them.
 _QUIET = {**QUIET_LIBRARIES, "TOKENIZERS_PARALLELISM": "false"}
@@ -93,8 +108,10 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(f"{name:{width}}", what) for name, what in commands.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TREEOPT"})
