@@ -44,6 +44,7 @@ from treeopt.optimize.per_step import replay_policy, sizes_of, traced_steps
 from treeopt.optimize.replay import Replay, deepest_nodes, replay, visits
 from treeopt.policy import Plan
 from treeopt.texts.encode import Text, encode_prompts
+from treeopt.texts.hidden_states import answer_logits
 from treeopt.tree import Tree
 
 SIZES = (4, 16, 64)
@@ -115,11 +116,13 @@ def epsilon_table(inputs: dict[int, Inputs], greedy: Sequence[Text], epsilon: fl
     return errors
 
 
+@torch.inference_mode()
 def rule_traces(inputs: Inputs, texts: Sequence[Text], rule: Typical) -> tuple[Calibration, NDArray[np.float32]]:
     """What the rule needs of the base on these texts: traces with the candidates' probabilities, and entropies [P]."""
-    traced = inputs.traced(texts, lambda logits: logits.float() / rule.temperature)
-    entropy = np.concatenate([one.entropy for one in traced if one.entropy is not None])
-    return inputs.record(texts, traced), entropy
+    base = inputs.base
+    target = ((answer_logits(base, text).float() / rule.temperature).softmax(-1) for text in texts)
+    entropy = torch.cat([torch.special.entr(one).sum(-1) for one in target]).numpy(force=True)
+    return inputs.traces(texts, lambda logits: logits.float() / rule.temperature), entropy
 
 
 def typical_replay(tree: Plan, traces: Calibration, entropy: NDArray[np.float32], rule: Typical) -> Replay:

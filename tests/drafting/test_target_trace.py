@@ -45,8 +45,6 @@ def check_probabilities(base: Base, text: Text, traced: TextTraces, candidates: 
         tokens = candidates[i, level]
         wanted = np.where(tokens < 0, 0, rows[place][tokens]) if place < length else np.zeros(len(tokens))
         np.testing.assert_allclose(found[i, level], wanted, **EXACT)
-    entropy = [-(row * np.log(row)).sum() for row in rows]
-    np.testing.assert_allclose(traced.entropy, entropy, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen2-mixed"])

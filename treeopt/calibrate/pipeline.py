@@ -348,7 +348,7 @@ def _trace(job: Job, batch: Sequence[Text], drafts: Drafts, target: Target | Non
 
 
 def _packed(traced: Sequence[TextTraces]) -> Chunk:
-    """The traces of a batch as a chunk, without the target's entropy, which a calibration does not hold."""
+    """The traces of a batch as a chunk."""
     arrays: dict[str, NDArray[Any]] = {
         "ranks": np.concatenate([one.ranks for one in traced]),
         _LENGTHS: np.array([len(one.ranks) for one in traced], np.int64),

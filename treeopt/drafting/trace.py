@@ -55,13 +55,11 @@ class TextTraces:
         ranks: uint8 [G, L].
         steps: traces of its per-step trees; None where they were not traced.
         target: the target's probabilities of the candidates; None without a target.
-        entropy: float32 [G], entropy in nats of the target at each position; None without a target.
     """
 
     ranks: Ranks
     steps: StepTraces | None = None
     target: TargetTraces | None = None
-    entropy: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,13 +161,13 @@ def _finished(base: Base, text: Text, part: _PositionTraces, target: Target | No
     if target is None:
         return TextTraces(part.ranks, part.steps)
     logits = answer_logits(base, text)
-    probability, entropy = _probabilities(logits, torch.from_numpy(part.candidates).to(logits.device), target)
+    probability = _probabilities(logits, torch.from_numpy(part.candidates).to(logits.device), target)
     traces = TargetTraces(probability.to(torch.float16).numpy(force=True), part.places)
-    return TextTraces(part.ranks, part.steps, traces, entropy.numpy(force=True))
+    return TextTraces(part.ranks, part.steps, traces)
 
 
-def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> tuple[Tensor, Tensor]:
-    """The target's probability of each candidate at its position, and its entropy in nats; a few positions at a time.
+def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> Tensor:
+    """The target's probability of each candidate at its position, by a few positions.
 
     Args:
         logits: float [G, V], of the model at the positions of the answer.
@@ -177,14 +175,12 @@ def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> tuple[
         target: the target.
 
     Returns:
-        float32 [G, L, R], 0 past the end of the text; float32 [G].
+        float32 [G, L, R], 0 past the end of the text.
     """
     found = candidates.new_zeros(candidates.shape, dtype=torch.float32)
-    entropies: list[Tensor] = []
     first, levels = 0, candidates.shape[1]
     for part in torch.split(logits, rows_at_once(logits.shape[-1])):
         probability = target.scores(part).log_softmax(-1).exp()
-        entropies.append(torch.special.entr(probability).sum(-1))
         end = first + len(part)
         for level in range(1, levels + 1):
             begin = max(first, level)  # the candidates of the first `level` positions would begin before the answer
@@ -193,7 +189,7 @@ def _probabilities(logits: Tensor, candidates: Tensor, target: Target) -> tuple[
                 known = probability[begin - first :].gather(1, tokens.clamp(min=0))
                 found[begin - level : end - level, level - 1] = torch.where(tokens < 0, 0, known)
         first = end
-    return found, torch.cat(entropies)
+    return found
 
 
 def _end_of_run(proposers: Sequence[Proposer], first: int) -> int:

@@ -50,7 +50,7 @@ from treeopt.evaluate.comparison import (
 from treeopt.evaluate.divergence import ENDED, first_difference
 from treeopt.evaluate.learn_drafter import figures_of, plans_of, timed
 from treeopt.evaluate.metrics import Metrics, Trial
-from treeopt.evaluate.runs import Runs, decode_all
+from treeopt.evaluate.runs import Runs, decode_all, made_by
 from treeopt.evaluate.timed_step import AcceptDeepest
 from treeopt.files.policies import plan_id
 from treeopt.files.trees import load_tree
@@ -446,13 +446,7 @@ def compare(
         dropped=len(encoded.texts) - len(_others(job, encoded)),
         skipped=(*encoded.skipped, *runs.skipped),
         repeats=chosen.repeats,
-        made_by={
-            **base.versions(),
-            "threads": str(torch.get_num_threads()),
-            "dtype": base.dtype_name,
-            "attention": base.model.config._attn_implementation,
-            **({"compiled": "yes"} if base.compile else {}),
-        },
+        made_by=made_by(base),
     )
 
 

@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from treeopt.calibrate.pipeline import as_calibration
 from treeopt.calibration import MAX_RANKS, Calibration, Provenance
 from treeopt.decode.decoder import TreeDecoder
-from treeopt.decode.draft_metrics import DraftMetrics
 from treeopt.decode.rules import Greedy, Rule, Sample, Typical
 from treeopt.drafter import Drafter
-from treeopt.drafting.interface import Proposer
 from treeopt.drafting.plans import proposer_for
-from treeopt.drafting.trace import Target, TextTraces, trace_texts
+from treeopt.drafting.trace import Target, trace_texts
 from treeopt.errors import check_counts
 from treeopt.evaluate.baselines import GENERATE, STOCK, TREE, WARMING, Baseline, Call, Run, warm_up
 from treeopt.evaluate.metrics import Metrics, Trial
@@ -33,7 +32,7 @@ from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads
 from treeopt.models.tensors import fingerprint
 from treeopt.optimize.per_step import replay_policy
-from treeopt.optimize.replay import Replay, TextSums, most_used, replay
+from treeopt.optimize.replay import Replay, most_used, replay
 from treeopt.policy import Plan, TreePolicy
 from treeopt.progress import Progress
 from treeopt.runs.division import ALONE, Division, Tally
@@ -43,6 +42,11 @@ from treeopt.tree import Tree
 
 DRAWS = 1000  # texts drawn of each prompt for the test of their distribution, by each decoder
 JUDGED = 5  # differing texts judged by default: each takes a float64 forward of the model on the CPU
+_SMALLER = (4, 8, 16, 32)  # nodes of the parts of a tree that are replayed
+_WARM_UP_TOKENS = 8
+
+RunsByName = dict[str, list[Run]]  # by baseline, one run a repeat
+_BATCH = TypeAdapter(list[list[RunsByName]])  # of each turn of a batch, the runs of each text
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,10 @@ class Measured:
         metrics: tokens per step and speed of all texts.
         predicted: replay over the texts of stock generate, under sampling with the expected drafts of every step; under
             typical acceptance over the texts that the tree decoded.
-        measured_by_depth: share of steps that accepted d drafts or more, d = 1 .. D.
         expected_tokens_per_step: from the tree file; None where it has none.
         nodes: N of the tree; the maximum for a tree chosen per step.
-        smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes.
+        smaller: tokens per step, by replay on these texts, of the most used part of the tree, by its nodes; empty under
+            typical acceptance, as a part accepts drafts that are not on the text.
         skipped: prompts, and later turns of dialogues, that do not fit into the context.
         left_out: baselines that do not support this model or batch size, and their error messages.
         repeats: as in `ValidateOptions`; under sampling each gives texts of its own, which are trials.
@@ -110,7 +114,6 @@ class Measured:
 
     metrics: Metrics
     predicted: Replay
-    measured_by_depth: tuple[float, ...]
     expected_tokens_per_step: float | None
     nodes: int
     smaller: Mapping[int, float]
@@ -120,6 +123,12 @@ class Measured:
     batch_size: int
     made_by: dict[str, str]
     texts: tuple[Text, ...]
+
+    @property
+    def measured_by_depth(self) -> tuple[float, ...]:
+        """Share of steps that accepted d drafts or more, d = 1 .. D."""
+        lengths = np.concatenate([trial.runs[TREE][0].step_lengths for trial in self.metrics.trials])
+        return tuple(float(np.mean(lengths > d)) for d in range(1, self.predicted.depth + 1))
 
     @property
     def tokens_per_step(self) -> float:
@@ -137,9 +146,6 @@ class Measured:
         """tau / overhead: tokens per second of the tree / of autoregressive decoding; median, None where not timed."""
         spread = self.metrics.speedup()
         return None if spread is None else spread.median
-
-
-_SMALLER = (4, 8, 16, 32)  # nodes of the parts of a tree that are replayed
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,58 +186,43 @@ class Inputs:
             "draft_id": "" if self.draft is None else self.draft.fingerprint,
         }
 
-    def measured(self, runs: Runs, predicted: Replay, smaller: Mapping[int, float]) -> dict[str, Any]:
-        """The fields of `Measured`; the prediction is of the texts of the runs, in their order."""
+    def traces(self, texts: Sequence[Text], scores: Callable[[Tensor], Tensor] | None = None) -> Calibration:
+        """Teacher-forced traces; with `scores`, the probabilities of the candidates that are their softmax, too."""
+        target = None if scores is None else Target(scores, min(num_ranks(self.tree), self.base.vocab_size))
+        steps = step_depth(self.tree)
+        return trace(self.base, self.heads, texts, self.drafter, self.draft, steps=steps, target=target)
+
+    def measured(self, runs: Runs, traces: Calibration, *, parts: bool = True) -> dict[str, Any]:
+        """The fields of `Measured`, predicted from traces of as many texts; with the `smaller` parts of the tree."""
+        predicted = replayed(self.tree, traces)
+        smaller = _parts(self.tree, traces) if parts else {}
+        sums = predicted.sums
+        rows = zip(runs.texts, runs.by_text, sums.steps.tolist(), sums.tokens.tolist(), strict=True)
+        trials = [Trial(text.prompt_id, text.category, text.turn, by_name, *both) for text, by_name, *both in rows]
         return {
-            "metrics": _metrics(runs, predicted.sums),
+            "metrics": Metrics(tuple(trials)),
             "predicted": predicted,
-            "measured_by_depth": _by_depth(runs, predicted.depth),
             "expected_tokens_per_step": self.tree.expected.replay if self.tree.expected else None,
             "nodes": self.tree.nodes,
-            "smaller": smaller,
+            "smaller": {nodes: replayed(part, traces).tokens_per_step for nodes, part in smaller.items()},
             "skipped": (*self.skipped, *runs.skipped),
             "left_out": runs.left_out,
             "repeats": self.options.repeats,
-            "batch_size": runs.batch_size,
-            "made_by": {
-                **self.base.versions(),
-                "threads": str(torch.get_num_threads()),
-                "dtype": self.base.dtype_name,
-                "attention": self.base.model.config._attn_implementation,
-            },
+            "batch_size": self.options.batch_size,
+            "made_by": made_by(self.base),
             "texts": runs.texts,
         }
 
-    def traces(self, texts: Sequence[Text]) -> Calibration:
-        """The teacher-forced traces of these texts."""
-        return self.record(texts, self.traced(texts))
 
-    def traced(self, texts: Sequence[Text], scores: Callable[[Tensor], Tensor] | None = None) -> list[TextTraces]:
-        """The teacher-forced traces of each text; with `scores`, the probabilities that are their softmax, too."""
-        target = None if scores is None else Target(scores, min(num_ranks(self.tree), self.base.vocab_size))
-        proposer = proposer_for(self.base, self.heads, self.drafter, self.draft)
-        return _traced(self.base, proposer, texts, step_depth(self.tree), target)
-
-    def record(self, texts: Sequence[Text], traced: Sequence[TextTraces]) -> Calibration:
-        """The traces of texts as a calibration."""
-        return _record(self.base, self.drafter, texts, traced)
-
-
-def _metrics(runs: Runs, predicted: TextSums) -> Metrics:
-    """The metrics of decoded texts, whose tokens and steps with the tree are predicted."""
-    rows = zip(runs.texts, runs.by_text, predicted.steps.tolist(), predicted.tokens.tolist(), strict=True)
-    return Metrics(
-        tuple(
-            Trial(text.prompt_id, text.category, text.turn, by_name, steps, tokens)
-            for text, by_name, steps, tokens in rows
-        )
-    )
-
-
-def _by_depth(runs: Runs, depth: int) -> tuple[float, ...]:
-    """Share of the tree's steps that accepted d drafts or more, d = 1 .. `depth`; of the first repeats."""
-    lengths = np.array([length for by_name in runs.by_text for length in by_name[TREE][0].step_lengths])
-    return tuple(float(np.mean(lengths > d)) for d in range(1, depth + 1))
+def made_by(base: Base) -> dict[str, str]:
+    """Versions, device, threads, dtype, attention, and whether forwards over trees are compiled."""
+    return {
+        **base.versions(),
+        "threads": str(torch.get_num_threads()),
+        "dtype": base.dtype_name,
+        "attention": base.model.config._attn_implementation,
+        **({"compiled": "yes"} if base.compile else {}),
+    }
 
 
 def predict(
@@ -254,22 +245,13 @@ def trace(
     draft: Base | None = None,
     *,
     steps: int = 0,
+    target: Target | None = None,
 ) -> Calibration:
     """Ranks on these texts, one teacher-forced pass a text; with `steps`, also the per-step trees of that depth."""
-    traced = _traced(base, proposer_for(base, heads, drafter, draft), texts, steps)
-    return _record(base, drafter, texts, traced)
-
-
-def _traced(
-    base: Base, proposer: Proposer, texts: Sequence[Text], steps: int, target: Target | None = None
-) -> list[TextTraces]:
-    top_k = min(MAX_RANKS, base.vocab_size)
-    return [trace_texts(base, [proposer], [text], top_k, step_depth=steps, target=target)[0] for text in texts]
-
-
-def _record(base: Base, drafter: Drafter | None, texts: Sequence[Text], traced: Sequence[TextTraces]) -> Calibration:
+    top_k, proposer = min(MAX_RANKS, base.vocab_size), proposer_for(base, heads, drafter, draft)
+    traced = [trace_texts(base, [proposer], [text], top_k, step_depth=steps, target=target)[0] for text in texts]
     provenance = Provenance("", "", "", "", {}, drafter_id=drafter.id if drafter else "")
-    return as_calibration(texts, traced, min(MAX_RANKS, base.vocab_size), provenance)
+    return as_calibration(texts, traced, top_k, provenance)
 
 
 def replayed(tree: Plan, traces: Calibration) -> Replay:
@@ -287,17 +269,12 @@ def num_ranks(tree: Plan) -> int:
     return max(1, tree.max_rank + 1 if isinstance(tree, Tree) else tree.nodes - 1)
 
 
-def parts(tree: Plan, traces: Calibration) -> dict[int, Plan]:
+def _parts(tree: Plan, traces: Calibration) -> dict[int, Plan]:
     """The most used parts of a tree, by their nodes; of a policy, the same policy with fewer nodes."""
     sizes = [nodes for nodes in _SMALLER if nodes < tree.nodes]
     if isinstance(tree, Tree):
         return {nodes: most_used(tree, traces, nodes) for nodes in sizes}
     return {nodes: TreePolicy(nodes, tree.depth, tree.drafter) for nodes in sizes}
-
-
-_WARM_UP_TOKENS = 8
-
-RunsByName = dict[str, list[Run]]  # by baseline, one run a repeat
 
 
 @dataclass(frozen=True)
@@ -309,14 +286,12 @@ class Runs:
         by_text: the runs of each text.
         skipped: later turns that do not fit into the context.
         left_out: methods of transformers that do not support this model or batch size, with their error messages.
-        batch_size: texts decoded together.
     """
 
     texts: tuple[Text, ...]
     by_text: tuple[RunsByName, ...]
     skipped: tuple[Skipped, ...]
     left_out: Mapping[str, str]
-    batch_size: int
 
 
 def decode_all(
@@ -332,8 +307,8 @@ def decode_all(
     """Decode all turns of all prompts by every baseline; a later turn follows the answer of stock generate.
 
     Each baseline first decodes a few tokens of the first batch, which are not timed; of a compiled base, each turn of
-    each batch, so that its size of the cache is compiled. Several processes divide the batches; all of
-    them get all runs, and E406 where they differ in what they decode or in `content`, ids of what decodes.
+    each batch, so that its size of the cache is compiled. Several processes divide the batches; all of them get all
+    runs, and E406 where they differ in what they decode or in `content`, ids of what decodes.
     """
     size = options.batch_size
     baselines, left_out = warm_up(
@@ -344,8 +319,8 @@ def decode_all(
     once = dataclasses.replace(options, repeats=1)
     reported = _reported(progress, options.division.tally(), prompts, exact=isinstance(options.acceptance, Greedy))
 
-    def decode(number: int) -> list[list[dict[str, Any]]]:
-        made = []
+    def decode(number: int) -> Any:
+        made: list[list[RunsByName]] = []
 
         def decoded(turn: int, prompts: Sequence[Sequence[int]]) -> list[RunsByName]:
             call = Call(number, turn, first_repeat)
@@ -356,18 +331,18 @@ def decode_all(
 
         for done, skipped in _turns(base, batches[number], options, decoded):
             reported(done, skipped)
-        return [[_plain(by_name) for by_name in rows] for rows in made]
+        return _BATCH.dump_python(made, mode="json")
 
     done: list[tuple[Text, RunsByName]] = []
     skipped: list[Skipped] = []
     for batch, made in zip(batches, options.division.each(len(batches), decode), strict=True):
-        known = [[_of_plain(by_name) for by_name in rows] for rows in made]
+        known = _BATCH.validate_python(made)
         for more, left in _turns(base, batch, options, lambda turn, _: known[turn]):  # noqa: B023 - used up here
             done += more
             skipped += [turn for _, turn in left]
     done.sort(key=lambda one: one[0].prompt_id)  # a batch of dialogues is decoded turn by turn
     texts_done, runs_done = zip(*done, strict=True)
-    return Runs(texts_done, runs_done, tuple(skipped), left_out, size)
+    return Runs(texts_done, runs_done, tuple(skipped), left_out)
 
 
 def _settings(
@@ -448,23 +423,6 @@ def decode_in_turns(
             for by_name, run in zip(runs, found, strict=True):
                 by_name[name].append(run)
     return runs
-
-
-def _plain(runs: RunsByName) -> dict[str, Any]:
-    """The runs of a text in types of JSON."""
-    return {name: [dataclasses.asdict(run) for run in repeats] for name, repeats in runs.items()}
-
-
-def _of_plain(plain: Mapping[str, Any]) -> RunsByName:
-    """The runs of `_plain`."""
-    return {name: [_run(run) for run in repeats] for name, repeats in plain.items()}
-
-
-def _run(plain: Mapping[str, Any]) -> Run:
-    drafts = plain["drafts"]
-    if drafts is not None:
-        drafts = DraftMetrics(**{**drafts, "acceptance_histogram": tuple(drafts["acceptance_histogram"])})
-    return Run(**{**plain, "drafts": drafts})
 
 
 def _differs(text: Text, runs: RunsByName) -> bool:

@@ -23,7 +23,7 @@ from treeopt.errors import counted, memory_as_error
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, all_baselines
 from treeopt.evaluate.divergence import Cause, Difference, Judge, first_difference, tolerated
 from treeopt.evaluate.metrics import Trial
-from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all, parts, replayed
+from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
 from treeopt.evaluate.validate_typical import TypicalValidation, validate_typical
 from treeopt.files.policies import GivenPlan, as_plan_for
@@ -256,17 +256,7 @@ def _check_predictable(tree: Plan, base: Base, levels: int) -> None:
 
 def _compare(inputs: Inputs, runs: Runs) -> Validation:
     """The record of what was decoded and predicted; no difference is judged yet."""
-    traces = inputs.traces(runs.texts)
-    predicted = replayed(inputs.tree, traces)
-    smaller = parts(inputs.tree, traces)
-    return Validation(
-        **inputs.measured(
-            runs,
-            predicted,
-            {nodes: replayed(part, traces).tokens_per_step for nodes, part in smaller.items()},
-        ),
-        differences=tuple(_differences(runs)),
-    )
+    return Validation(**inputs.measured(runs, inputs.traces(runs.texts)), differences=tuple(_differences(runs)))
 
 
 def _differences(runs: Runs) -> Iterator[Difference]:

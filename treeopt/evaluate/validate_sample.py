@@ -30,7 +30,7 @@ from treeopt.evaluate.baselines import (
     with_decoder,
     with_generate,
 )
-from treeopt.evaluate.runs import Inputs, Measured, Runs, decode_all, parts, replayed
+from treeopt.evaluate.runs import Inputs, Measured, Runs, decode_all
 from treeopt.models.base import Base
 from treeopt.optimize.replay import standard_error
 from treeopt.progress import Progress
@@ -328,18 +328,16 @@ def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleV
 def _compare(inputs: Inputs, rule: Sample, runs: Runs, tests: Sequence[DistributionTest]) -> SampleValidation:
     """The record of what was decoded, predicted and tested."""
     texts = [dataclasses.replace(text, prompt_id=f"{i:08}") for i, text in enumerate(runs.texts)]  # ids are unique
-    traces = inputs.record(texts, inputs.traced(texts, rule.scores))
-    predicted = replayed(inputs.tree, traces)
+    found = inputs.measured(runs, inputs.traces(texts, rule.scores))
     _, clusters = np.unique([text.dialogue for text in runs.texts], return_inverse=True)
     trees = [by_name[TREE][0] for by_name in runs.by_text]
     measured = [len(run.tokens) for run in trees], [len(run.step_lengths) for run in trees]
     ours, theirs = (
         (_sums(clusters, tokens), _sums(clusters, steps))
-        for tokens, steps in (measured, (predicted.sums.tokens, predicted.sums.steps))
+        for tokens, steps in (measured, (found["predicted"].sums.tokens, found["predicted"].sums.steps))
     )
-    smaller = {nodes: replayed(part, traces).tokens_per_step for nodes, part in parts(inputs.tree, traces).items()}
     return SampleValidation(
-        **inputs.measured(runs, predicted, smaller),
+        **found,
         rule=rule,
         measured_standard_error=standard_error(*ours),
         predicted_standard_error=standard_error(*theirs),
@@ -396,5 +394,4 @@ def _joined(runs: Sequence[Runs]) -> Runs:
         tuple(by_name for one in runs for by_name in one.by_text),
         tuple({skip.prompt_id: skip for one in runs for skip in one.skipped}.values()),
         runs[0].left_out,
-        runs[0].batch_size,
     )

@@ -13,7 +13,7 @@ from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.rules import Typical
 from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, TREE, seeded, with_decoder, with_generate
 from treeopt.evaluate.metrics import Trial
-from treeopt.evaluate.runs import Inputs, Measured, decode_all, replayed
+from treeopt.evaluate.runs import Inputs, Measured, decode_all
 from treeopt.models.base import Base
 from treeopt.models.logits import rows_at_once
 from treeopt.progress import Progress
@@ -139,9 +139,8 @@ def validate_typical(inputs: Inputs, rule: Typical, progress: Progress) -> Typic
         ]
         for name in (GENERATE, SAMPLED, TREE)
     }
-    predicted = replayed(inputs.tree, inputs.traces(texts[TREE]))
     return TypicalValidation(
-        **inputs.measured(runs, predicted, {}),
+        **inputs.measured(runs, inputs.traces(texts[TREE]), parts=False),
         rule=rule,
         quality={name: quality(base, found, texts[GENERATE]) for name, found in texts.items()},
     )
