@@ -11,7 +11,7 @@ from helpers import make_calibration, stretches
 
 from treeopt.calibrate.results import CalibrationRun
 from treeopt.calibration import Calibration
-from treeopt.cli.calibrate_report import report_calibration
+from treeopt.cli.calibrate_command import report_calibration
 from treeopt.cli.console import Console
 
 

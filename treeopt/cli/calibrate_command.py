@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.calibrate_report import report_answers, report_calibration
-from treeopt.cli.chain_report import report_acceptance
 from treeopt.cli.configuration import with_configuration
-from treeopt.cli.console import Console, command
+from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.drafter_options import (
     LEARNED,
     WITH_DRAFT,
@@ -25,8 +24,15 @@ from treeopt.cli.drafter_options import (
     uses_heads,
 )
 from treeopt.cli.early_checks import check_belongs, check_suffix, warn_no_trees
+from treeopt.cli.facts import Column, Table, percent, picked
 from treeopt.cli.inputs import check_inputs
-from treeopt.cli.learn_report import announce_learning, report_learned
+from treeopt.cli.learn_report import (
+    announce_learning,
+    learned_as_dict,
+    report_acceptance,
+    report_learned,
+    report_reliability,
+)
 from treeopt.cli.mismatch import warn_other_drafter
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
@@ -48,8 +54,8 @@ from treeopt.cli.work_options import (
     resume_option,
     shard_option,
 )
-from treeopt.defaults import CALIBRATION_FILE, HEADS, KINDS, MODEL, NGRAM
-from treeopt.errors import Code, TreeoptError
+from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K, HEADS, KINDS, MODEL, NGRAM
+from treeopt.errors import Code, TreeoptError, counted
 
 if TYPE_CHECKING:
     from treeopt.calibrate.results import CalibrationRun
@@ -57,6 +63,7 @@ if TYPE_CHECKING:
     from treeopt.drafting.learn import Learning
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
+    from treeopt.runs.shards import AnswerShard
     from treeopt.texts.prompts import PromptSet
 
 
@@ -135,7 +142,7 @@ def run(console: Console, **options: Any) -> None:
             part = dataclasses.replace(part, configuration=console.configuration)
             save_answers(part, options["output"], overwrite=options["force"])
             work.remove()
-            report_answers(console, part, options["output"])
+            _report_answers(console, part, options["output"])
             return
         from treeopt.calibrate.pipeline import run_calibration
 
@@ -255,3 +262,88 @@ def _warn_known(console: Console, drafter: Drafter | None, prompts: PromptSet) -
             f"(--drafter {drafter.name} traces each text by a drafter that was learned "
             "without it)"
         )
+
+
+_SHOWN_RANKS = 4
+
+
+def report_calibration(console: Console, run: CalibrationRun, output: str, drafter_output: str | None) -> None:
+    """Print a calibration's accuracies, or its JSON."""
+    from treeopt.optimize.per_step import reliability
+
+    calibration, learned = run.calibration, run.learned
+    top_k = min(DEFAULT_TOP_K, calibration.top_k)
+    accuracy, errors = calibration.accuracy[:, :top_k], calibration.standard_error(1)[:, 0]
+    cut = f"{run.answers_cut} given answers were cut at --max-new-tokens" if run.answers_cut else None
+    console.report(_accuracy(run, top_k), *_counts(run), skipped_text(run.skipped), cut)
+    if calibration.steps is not None:
+        report_reliability(console, calibration)
+    written = output if drafter_output is None else f"{output} and {drafter_output}"
+    console.note(f"wrote {written}   next: treeopt build --nodes 64 --calibration {output} -o tree.yaml")
+    console.result(
+        {
+            **picked(run, "heads", "answers_cut"),
+            **picked(calibration, "positions", "temperature", "trials"),
+            "levels": calibration.num_heads,
+            "prompts": calibration.sequences,
+            "texts_distinct": calibration.distinct,
+            "skipped": len(run.skipped),
+            "skipped_prompts": run.skipped,
+            "top_k": top_k,
+            "target_ranks": None if calibration.target is None else calibration.target.ranks,
+            "accuracy": accuracy,
+            "standard_error_top_1": errors,
+            "drafter": calibration.provenance.drafter_id or HEADS,
+            "learned": None if learned is None else learned_as_dict(learned),
+            "calibration_error": None if calibration.steps is None else reliability(calibration).error,
+            "output": output,
+            "drafter_output": drafter_output,
+        }
+    )
+
+
+def _accuracy(run: CalibrationRun, top_k: int) -> Table:
+    """The accuracy of each head or level, by rank; the first with its error."""
+    trials, accuracy = run.calibration.trials.tolist(), run.calibration.accuracy[:, :top_k]
+    errors = run.calibration.standard_error(1)[:, 0]
+
+    def first(level: int) -> str:
+        error = f" ± {errors[level]:.1%}" if math.isfinite(errors[level]) else ""
+        return f"{accuracy[level, 0]:.1%}{error}"
+
+    def later(rank: int) -> Column:
+        return Column(f"rank {rank}", lambda level: accuracy[level, rank] if trials[level] else None, percent)
+
+    columns = (
+        Column("", lambda level: f"head {level + 1}" if level < run.heads else f"level {level + 1}"),
+        Column("rank 0", lambda level: first(level) if trials[level] else None),
+        *map(later, range(1, min(_SHOWN_RANKS, top_k))),
+        Column(f"top-{top_k}", lambda level: accuracy[level].sum() if trials[level] else None, percent),
+        Column("trials", lambda level: trials[level]),
+    )
+    return Table(columns, range(len(trials)))
+
+
+def _counts(run: CalibrationRun) -> Iterator[str]:
+    """What the accuracies are of."""
+    calibration = run.calibration
+    clustered = any(map(math.isfinite, calibration.standard_error(1)[:, 0].tolist()))
+    yield (
+        f"{counted(calibration.sequences, 'text')}, {calibration.distinct} distinct, {calibration.positions} positions"
+        "; accuracy by rank" + ("; ± one standard error, clustered by text" if clustered else "")
+    )
+    if calibration.target is not None:
+        yield (
+            f"sampled at temperature {calibration.temperature:g}, with the target's probabilities of "
+            f"{calibration.target.ranks} candidates per {'head' if run.heads == calibration.num_heads else 'level'}"
+        )
+
+
+def _report_answers(console: Console, part: AnswerShard, output: str) -> None:
+    """Print what a shard of answers holds."""
+    lengths = [length for arrays, _ in part.chunks.values() for length in arrays["lengths"].tolist()]
+    counts = {"answers": len(lengths), "tokens": sum(lengths), "batches": len(part.chunks)}
+    texts = f"{counted(len(lengths), 'answer')}, {counts['tokens']} tokens"
+    console.say(f"{texts}, in {counts['batches']} of {part.batches} batches")
+    console.note(f"wrote {output}   next: treeopt merge, with all {part.shard.count} shards")
+    console.result({**counts, "output": output})

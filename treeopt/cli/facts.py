@@ -45,14 +45,14 @@ class Fact:
     """One fact: a line `label value note`, and a key of the JSON object.
 
     Args:
-        label: empty where it continues the one above it.
+        label: empty where it continues the one above it; None for programs alone.
         value: None is printed as `-`.
         form: of the value.
         note: what the value is of, or compared with.
         key: in JSON; empty for people alone.
     """
 
-    label: str
+    label: str | None
     value: Any
     form: Form = ""
     note: str = ""
@@ -122,12 +122,12 @@ Part = Fact | Table | str | None  # of a report; a text is a line of its own, No
 
 def lines(parts: Sequence[Part]) -> list[str | Table]:
     """What is printed: lines with aligned labels, and tables that have rows."""
-    facts = [part for part in parts if isinstance(part, Fact)]
-    width = max([LABELS, *(len(fact.label) for fact in facts)])
+    labels = [part.label for part in parts if isinstance(part, Fact) and part.label is not None]
+    width = max([LABELS, *map(len, labels)])
     found: list[str | Table] = []
     for part in parts:
         if isinstance(part, Fact):
-            found.append(f"{part.label:<{width}} {part.text}")
+            found += [] if part.label is None else [f"{part.label:<{width}} {part.text}"]
         elif isinstance(part, str) or (part is not None and part.records):
             found.append(part)
     return found

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.chain_report import chains_as_dict, report_chains
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.drafter_options import (
@@ -20,13 +19,13 @@ from treeopt.cli.drafter_options import (
     load_draft_model,
 )
 from treeopt.cli.early_checks import check_suffix
+from treeopt.cli.facts import Column, Fact, Table, milliseconds, picked
 from treeopt.cli.inputs import check_inputs
 from treeopt.cli.learn_report import (
     announce_learning,
     learned_as_dict,
-    plans_as_dict,
+    report_chains,
     report_learned,
-    report_plans,
     report_reliability,
 )
 from treeopt.cli.numbers import SEED, Temperature
@@ -44,9 +43,10 @@ from treeopt.cli.options import (
 from treeopt.cli.processes import nproc_option
 from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work, resume_option
 from treeopt.defaults import DRAFTER_FILE, HEADS_NGRAM, LEARN_SIZES, MODEL, NGRAM, STEP_SIZES
+from treeopt.errors import counted
 
 if TYPE_CHECKING:
-    from treeopt.evaluate.learn_drafter import LearnedDrafter
+    from treeopt.evaluate.learn_drafter import LearnedDrafter, PlanFigures
     from treeopt.models.base import Base
     from treeopt.models.head_files import LoadedHeads
 
@@ -171,14 +171,57 @@ def _report(console: Console, found: LearnedDrafter, output: str, where: str) ->
     assert learned is not None
     report_learned(console, learned, found.run.calibration.positions)
     report_reliability(console, found.run.calibration)
-    report_plans(console, found)
+    _report_plans(console, found)
+    chains: dict[str, Any] = {}
     if found.chains is not None:
         report_chains(console, found.chains, found.drafter.name, found.sampled_alpha)
+        names = ("alpha", "best_drafts", "best_replayed_drafts", "chains")
+        chains = {**picked(found.chains, *names), "cost_ratio": found.chains.cost, "alpha_sampled": found.sampled_alpha}
     console.report(skipped_text(found.run.skipped))
     console.note(f"wrote {output}   next: treeopt generate 'PROMPT' {where} --drafter {output}")
-    chains = (
-        {}
-        if found.chains is None
-        else {"chains": {**chains_as_dict(found.chains), "alpha_sampled": found.sampled_alpha}}
+    more = {"chains": chains} if chains else {}
+    console.result({**learned_as_dict(learned), **more, "output": output})
+
+
+def _trees(one: PlanFigures) -> str:
+    return "per step" if one.kind == "dynamic" else one.kind
+
+
+_PLANS = (
+    Column("trees", _trees),
+    Column(None, "dtype"),
+    Column(None, "compiled"),
+    Column(None, "kind"),
+    Column("nodes", "nodes"),
+    Column("depth", "plan.depth", key=""),
+    Column("tokens/step", "tokens_per_step", ".3f"),
+    Column("step", "seconds", milliseconds),
+    Column("tokens/s", "tokens_per_second", ".1f"),
+    Column("speedup", "speedup", ".2f"),
+)
+
+
+def _report_plans(console: Console, found: LearnedDrafter) -> None:
+    """Print tokens per step and speed by dtype and size, and the recommended plan."""
+    from treeopt.optimize.select_method import FOLDS
+
+    several = len({one.setting for one in found.figures}) > 1
+    columns = (Column("setting", "setting", key=""), *_PLANS) if several else _PLANS
+    best = found.recommended
+    plain = max((one for one in found.figures if one.kind == "none"), key=lambda one: one.tokens_per_second)
+    shown = "none: no tree is faster than plain decoding on this machine"
+    if best.kind != "none":
+        shown = f"{_trees(best)}, {counted(best.nodes, 'node')}, depth {best.plan.depth}"
+    half = "texts in half precision can differ from those in float32; measure it: treeopt validate --dtype D"
+    console.report(
+        Table(columns, found.figures, key="sizes"),
+        "tokens/step: all tokens / all steps, on texts left out; step: the shortest here, batch 1; speedup: over "
+        f"autoregressive decoding in the same loop{' and setting' if several else ''}, without prefill",
+        f"fastest without a drafter: {plain.setting}, {plain.tokens_per_second:.1f} tokens/s" if several else None,
+        half if len({one.dtype for one in found.figures}) > 1 else None,
+        f"recommended: {shown}" + (f", in {best.setting}" if several else ""),
+        Fact(None, Table(_PLANS, [best]).value[0], key="recommended"),
     )
-    console.result({**learned_as_dict(learned), **plans_as_dict(found), **chains, "output": output})
+    texts = found.run.calibration.distinct
+    if texts < FOLDS:
+        console.warn(f"warning: tokens/step of {counted(texts, 'different text')} are unreliable")

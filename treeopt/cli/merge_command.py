@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treeopt.cli.calibrate_report import report_calibration
+from treeopt.cli.calibrate_command import report_calibration
 from treeopt.cli.configuration import with_configuration
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_suffix
