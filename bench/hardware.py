@@ -4,7 +4,7 @@
     python bench/hardware.py fit --shared ../shared
 
 `paper` prints each statement of appendix G (arXiv:2401.10774) that needs no trained model of 7 billion parameters, with
-the figure by the bare formulas (`treeopt plan --bare`). `fit` profiles pocket, tinystories and a random model of 30
+the figure by the bare formulas of its table 5. `fit` profiles pocket, tinystories and a random model of 30
 million parameters, fits the efficiency of this machine to some of them, and prints the errors of seconds and of
 overheads on steps and models that were left out. Its seconds are CPU seconds of the one thread, so that other
 processes do not count; the models take turns, and each step counts with its shortest time of all turns.

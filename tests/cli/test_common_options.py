@@ -154,7 +154,7 @@ SEVERAL_TEXTS = {
     *SEVERAL_KINDS,
     *("--calibration", "--profile", "--output", "--kind", "--temperature", "--draft", "--heads", "--model"),
     *("--acceptance", "--to", "--for", "--force", "--resume", "--holdout", "--largest", "--num-heads", "--repeats"),
-    *("--seed", "--learn-tokens", "--shared-lm-head", "--top-k"),
+    *("--seed", "--levels", "--learn-tokens", "--shared-lm-head", "--top-k"),
     *("--values", "--weights", "--tree", "--title"),
 }
 

@@ -11,7 +11,7 @@ from hand_shape import SHAPE
 
 from treeopt.errors import Code, TreeoptError
 from treeopt.models.shapes import named_shape
-from treeopt.plan.operators import Operator, StepSetting, drafting_operators, forward_operators, joined
+from treeopt.plan.operators import Operator, StepSetting, drafting_operators, forward_operators
 from treeopt.shape import Attention, Drafting, Matrix, ModelShape
 
 EXPERTS = dataclasses.replace(SHAPE, matrices=(Matrix("e", 3, 5, experts=4, active=2),))
@@ -20,7 +20,12 @@ WINDOW = dataclasses.replace(SHAPE, attention=(dataclasses.replace(SHAPE.attenti
 
 def by_name(operators: list[Operator]) -> dict[str, tuple[float, float, float]]:
     """FLOPs, bytes and calls of each operator."""
-    return {one.name: (float(one.flops[0]), float(one.bytes[0]), float(one.calls[0])) for one in joined(operators)}
+    found: dict[str, tuple[float, float, float]] = {}
+    for one in operators:
+        before = found.get(one.name, (0.0, 0.0, 0.0))
+        flops, moved, calls = (float(values[0]) for values in (one.flops, one.bytes, one.calls))
+        found[one.name] = (before[0] + flops, before[1] + moved, before[2] + calls)
+    return found
 
 
 def forward(shape: ModelShape = SHAPE, nodes: float = 3.0, batch: int = 2, cached: int = 10, **setting: Any) -> Any:

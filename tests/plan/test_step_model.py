@@ -52,7 +52,6 @@ def test_prefill_by_hand() -> None:
     model = StepModel(SHAPE, WIDE)
     found = {one.name: float(one.flops[0]) for one in model.prefill_operators(2, 10)}
     assert found == {"m": 1200.0, "scores": 9600.0, "values": 6400.0, "kv writes": 0.0, "lm_head": 140.0}
-    assert model.prefill_seconds(2, 10) == pytest.approx(12.0 + 96.0 + 64.0 + 0.8 + 1.4)
 
 
 def test_memory_by_hand() -> None:

@@ -63,7 +63,7 @@ EXAMPLES: dict[str, Examples] = {
     "plan": (
         (
             "a model on a device that is not at hand",
-            "treeopt plan --model vicuna-7b --device-preset a100-80gb-pcie --draft-heads 5",
+            "treeopt plan --model vicuna-7b --device-preset a100-80gb-pcie --num-heads 5",
         ),
         (
             "a device by its figures",

@@ -11,25 +11,21 @@ import click
 
 from treeopt.cli.build_dynamic import texts_of
 from treeopt.cli.console import Console
-from treeopt.cli.early_checks import given
-from treeopt.cli.plan_report import drafting_text
-from treeopt.defaults import ATTENTIONS, HEADS, KINDS, MODEL, MODEL_NGRAM, ONE_NODE
+from treeopt.cli.early_checks import check_apart, check_belongs, given
+from treeopt.defaults import ATTENTIONS, HEADS, MODEL, MODEL_NGRAM, ONE_NODE
 from treeopt.errors import counted
-from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset, read_numbers
+from treeopt.plan.devices import BYTES, Device, device_of_spec, device_preset
 from treeopt.progress import late
 from treeopt.shape import Drafting, ModelShape, shape_error
+from treeopt.version import VERSION
 
 if TYPE_CHECKING:
     from treeopt.calibration import Calibration
     from treeopt.drafter import Drafter
     from treeopt.latency import LatencyProfile
     from treeopt.plan.fit import EfficiencyFit, MeasuredSteps
-    from treeopt.plan.operators import StepSetting
     from treeopt.plan.planner import PlanCandidate
     from treeopt.plan.step_model import Efficiency, StepModel
-
-
-_EXAMPLE = "compute=0.6,bandwidth=0.8,launch=5e-6"
 
 
 def chosen_device(options: Mapping[str, Any]) -> Device:
@@ -40,27 +36,15 @@ def chosen_device(options: Mapping[str, Any]) -> Device:
     return device_preset(preset) if spec is None else device_of_spec(spec)
 
 
-def chosen_setting(options: Mapping[str, Any]) -> StepSetting:
-    """Dtypes, attention and formulas."""
-    from treeopt.plan.operators import StepSetting
-
-    return StepSetting(options["dtype"], options["kv_dtype"], options["attention"], options["bare"])
-
-
-def chosen_efficiency(options: Mapping[str, Any], device: Device) -> tuple[Efficiency, EfficiencyFit | None]:
-    """The efficiency of --efficiency, or fitted to the profiles of --fit; the bare formulas without both."""
+def fitted_efficiency(files: Sequence[str], device: Device) -> tuple[Efficiency, EfficiencyFit | None]:
+    """The efficiency that is fitted to the profiles of --fit; the bare formulas without."""
     from treeopt.files.profiles import load_profile
     from treeopt.plan.fit import fit_efficiency
     from treeopt.plan.step_model import Efficiency
 
-    text = options["efficiency"]
-    if options["fit"] and text:
-        raise click.UsageError("give either --efficiency or --fit")
-    if text:
-        return Efficiency(**read_numbers(text, tuple(vars(Efficiency())), f"--efficiency {text}", _EXAMPLE)), None
-    if not options["fit"]:
+    if not files:
         return Efficiency(), None
-    fit = fit_efficiency([measured(load_profile(file), file, device) for file in options["fit"]])
+    fit = fit_efficiency([measured(load_profile(file), file, device) for file in files])
     return fit.efficiency, fit
 
 
@@ -106,24 +90,19 @@ def _unusable(source: Mapping[str, Any]) -> tuple[str, str]:
 
 def chosen_drafting(options: Mapping[str, Any], shape: ModelShape) -> Drafting:
     """The drafting that the options name; none by default."""
-    if options["heads"] and options["draft_heads"]:
-        raise click.UsageError("give either --heads or --draft-heads")
-    if (options["draft"] is None) != (options["draft_levels"] is None):
-        raise click.UsageError("--draft and --draft-levels belong together")
-    if options["shared_lm_head"] and not options["draft_heads"]:
-        raise click.UsageError("--shared-lm-head belongs to --draft-heads")
-    drafting = Drafting()
-    if options["heads"] or options["draft"]:
-        from treeopt.models.config_shapes import heads_drafting
-        from treeopt.models.shapes import model_shape
+    from treeopt.models.config_shapes import heads_drafting
+    from treeopt.models.shapes import model_shape
 
-        drafting = heads_drafting(options["heads"], shape) if options["heads"] else drafting
-        if options["draft"]:
-            draft, levels = model_shape(options["draft"]), options["draft_levels"]
-            drafting = dataclasses.replace(drafting, draft=draft, levels=levels)
-    if options["draft_heads"]:
+    check_apart("heads", "num_heads")
+    check_belongs(("shared_lm_head",), "--num-heads", options["num_heads"] is not None)
+    if (options["draft"] is None) != (options["levels"] is None):
+        raise click.UsageError("--draft and --levels belong together")
+    drafting = heads_drafting(options["heads"], shape) if options["heads"] else Drafting()
+    if options["draft"]:
+        drafting = dataclasses.replace(drafting, draft=model_shape(options["draft"]), levels=options["levels"])
+    if options["num_heads"]:
         rows = None if options["shared_lm_head"] else shape.lm_head.rows
-        drafting = dataclasses.replace(drafting, heads=options["draft_heads"], head_rows=rows)
+        drafting = dataclasses.replace(drafting, heads=options["num_heads"], head_rows=rows)
     return dataclasses.replace(drafting, host_seconds=options["host_seconds"])
 
 
@@ -134,98 +113,63 @@ def chosen_candidates(console: Console, options: Mapping[str, Any], model: StepM
     """
     from treeopt.files.calibrations import load_calibration
     from treeopt.optimize.select_method import FOLDS
-    from treeopt.plan.planner import PlanCandidate, calibrated_acceptance
+    from treeopt.plan.planner import Acceptance, PlanCandidate, calibrated_acceptance
 
-    if not options["calibrations"]:
-        return [_by_logarithm(console, options, model)]
-    loaded = [load_calibration(file) for file in options["calibrations"]]
-    for file, calibration in zip(options["calibrations"], loaded, strict=True):
+    files = options["calibrations"]
+    if not files:
+        check_belongs(("drafter",), "--calibration", holds=False)
+        if model.drafting == Drafting() and max(options["nodes"]) > ONE_NODE and not given("host_seconds"):
+            assumed = "tokens per step are those of Medusa heads, and drafting is taken as 0 seconds"
+            console.warn(f"warning: {assumed}; --num-heads, --draft or --host-seconds counts it")
+        return [PlanCandidate(Acceptance(kind=options["kind"]), model)]
+    loaded = [load_calibration(file) for file in files]
+    if len({one.provenance.model_id for one in loaded}) > 1:
+        raise shape_error("the calibrations are of different base models", fix="one --model for all calibrations")
+    drafters = _drafters(options["drafter"], files, loaded)
+    found: list[PlanCandidate] = []
+    for file, calibration, drafter in zip(files, loaded, drafters, strict=True):
+        drafting = _drafting_of(file, calibration, drafter, model.drafting)
         if calibration.distinct < FOLDS:
             few = f"{file} has {texts_of(calibration)}, too few for cross-validation"
             console.warn(f"warning: {few}; tokens per step are those of the fitted texts")
-    if len({one.provenance.model_id for one in loaded}) > 1:
-        raise shape_error("the calibrations are of different base models", fix="one --model for all calibrations")
-    drafters = _drafters(options, loaded)
-    files = options["calibrations"]
-    draftings = [_drafting_of(*one, model.drafting) for one in zip(files, loaded, drafters, strict=True)]
-    largest = max(options["nodes"])
-    found: list[PlanCandidate] = []
-    for file, calibration, drafter, drafting in zip(files, loaded, drafters, draftings, strict=True):
         with console.progress("curve") as progress:
-            acceptance = calibrated_acceptance(calibration, largest, kind=options["kind"], progress=late(progress))
+            kind, largest = options["kind"], max(options["nodes"])
+            acceptance = calibrated_acceptance(calibration, largest, kind=kind, progress=late(progress))
         if any(one.acceptance.name == acceptance.name for one in found):
             acceptance = dataclasses.replace(acceptance, name=f"{acceptance.name} ({file})")
         if drafting.heads and not model.drafting.heads:
             drafting = dataclasses.replace(drafting, head_rows=model.shape.lm_head.rows)
             heads = counted(drafting.heads, "head")
             console.note(f"drafting  {acceptance.name}: LM heads of their own are assumed for {heads}")
-        if drafter is None:  # the heads' guesses in a static tree: nothing is computed on the host
-            drafting = dataclasses.replace(drafting, host_seconds=0.0)
-        elif not given("host_seconds"):
-            of = f"{acceptance.name} ({drafter.name})"
-            console.warn(f"warning: {of}: drafting on the host is taken as 0 seconds; --host-seconds counts it")
         found.append(PlanCandidate(acceptance, dataclasses.replace(model, drafting=drafting)))
     return found
 
 
-def _by_logarithm(console: Console, options: Mapping[str, Any], model: StepModel) -> PlanCandidate:
-    """The paper's logarithm with the drafting that the options name."""
-    from treeopt.plan.planner import Acceptance, PlanCandidate
-
-    if options["drafter"]:
-        raise click.UsageError("--drafter belongs to --calibration")
-    if options["kind"] == KINDS[1] and not given("host_seconds"):
-        why = "the tokens per step of static trees are assumed, and per-step trees are drafted on the host"
-        raise click.UsageError(f"--kind {KINDS[1]} without --calibration needs --host-seconds: {why}")
-    if model.drafting == Drafting() and max(options["nodes"]) > ONE_NODE and not given("host_seconds"):
-        assumed = "tokens per step are those of Medusa heads, and drafting is taken as 0 seconds"
-        console.warn(f"warning: {assumed}; --draft-heads, --draft or --host-seconds counts it")
-    return PlanCandidate(Acceptance(kind=options["kind"]), model)
-
-
-def _drafters(options: Mapping[str, Any], calibrations: Sequence[Calibration]) -> list[Drafter | None]:
+def _drafters(named: Sequence[str], files: Sequence[str], calibrations: Sequence[Calibration]) -> list[Drafter | None]:
     """The drafter of each calibration, from --drafter or its own file; None for the heads' guesses.
 
     Raises:
-        TreeoptError: E240 where a drafter's file is not found, one of --drafter is of no calibration, or two draft
-            models are to have one shape; and as `load_drafter`.
-        click.UsageError: where the options name heads or a draft model that no calibration drafts with.
+        TreeoptError: E240 where a drafter's file is not found, or two draft models are to have one shape; and as
+            `load_drafter`.
     """
     from treeopt.files.drafters import load_drafter
 
-    named = {file: load_drafter(file) for file in options["drafter"]}
-    known = {drafter.id: drafter for drafter in named.values()}
-    files = options["calibrations"]
-    drafters = [_drafter_of(file, one, known) for file, one in zip(files, calibrations, strict=True)]
-    used = {one.provenance.drafter_id for one in calibrations}
-    for file, drafter in named.items():
-        if drafter.id not in used:
-            raise shape_error(f"no calibration is of the drafter {file}", at=drafter.id, fix="leave --drafter out")
-    models = {drafter.draft for drafter in drafters if drafter is not None and drafter.draft}
-    if len(models) > 1:
+    found: list[Drafter | None] = []
+    known = {drafter.id: drafter for drafter in map(load_drafter, named)}
+    for file, calibration in zip(files, calibrations, strict=True):
+        source = calibration.provenance
+        if source.drafter_id and source.drafter_id not in known and Path(source.drafter or "").is_file():
+            drafter = load_drafter(source.drafter)
+            known[drafter.id] = drafter
+        if source.drafter_id and source.drafter_id not in known:
+            where = f"{source.drafter or 'its file'}, id {source.drafter_id}"
+            why = "what drafting costs depends on its kind and heads"
+            raise shape_error(f"the drafter of {file} is not found", at=where, why=why, fix="--drafter FILE")
+        found.append(known.get(source.drafter_id))
+    if len({drafter.draft for drafter in found if drafter is not None and drafter.draft}) > 1:
         what = "the calibrations are of different draft models, and --draft names one"
         raise shape_error(what, fix="treeopt plan for each of them")
-    if options["draft"] and not models:
-        raise click.UsageError("--draft belongs to calibrations of a draft model, and there is none")
-    if (options["heads"] or options["draft_heads"]) and all(one is not None and not one.num_heads for one in drafters):
-        raise click.UsageError("--heads and --draft-heads belong to calibrations with heads, and there is none")
-    return drafters
-
-
-def _drafter_of(file: str, calibration: Calibration, known: Mapping[str, Drafter]) -> Drafter | None:
-    """The drafter of a calibration, by its id; None for the heads' guesses."""
-    from treeopt.files.drafters import load_drafter
-
-    source = calibration.provenance
-    if not source.drafter_id or source.drafter_id in known:
-        return known.get(source.drafter_id)
-    if source.drafter and Path(source.drafter).is_file():
-        drafter = load_drafter(source.drafter)
-        if drafter.id == source.drafter_id:
-            return drafter
-    where = f"{source.drafter or 'its file'}, id {source.drafter_id}"
-    why = "what drafting costs depends on its kind and heads"
-    raise shape_error(f"the drafter of {file} is not found", at=where, why=why, fix="--drafter FILE")
+    return found
 
 
 def _drafting_of(file: str, calibration: Calibration, drafter: Drafter | None, options: Drafting) -> Drafting:
@@ -237,29 +181,40 @@ def _drafting_of(file: str, calibration: Calibration, drafter: Drafter | None, o
     heads = calibration.num_heads if drafter is None else drafter.num_heads
     if heads and options.heads not in (0, heads):
         what = f"the drafter of {file} has {heads} heads, and the options name {options.heads}"
-        raise shape_error(what, fix="leave --draft-heads and --heads out, or name its own heads")
+        raise shape_error(what, fix="leave --num-heads and --heads out, or name its own heads")
     drafting = dataclasses.replace(options, heads=heads, head_rows=options.head_rows if heads else None)
-    if drafter is None or not drafter.draft:
-        return dataclasses.replace(drafting, draft=None, levels=0)
+    if drafter is None or not drafter.draft:  # the heads' guesses in a static tree take no time on the host
+        host = 0.0 if drafter is None else options.host_seconds
+        return dataclasses.replace(drafting, draft=None, levels=0, host_seconds=host)
     if drafting.draft is None:
         name = drafter.source.get("draft") or "MODEL"
         what = f"the drafter of {file} has a draft model, whose time is a part of each step"
-        raise shape_error(what, fix=f"--draft {name} --draft-levels {drafter.depth}")
+        raise shape_error(what, fix=f"--draft {name} --levels {drafter.depth}")
     return drafting
 
 
-def profile_source(options: Mapping[str, Any], candidate: PlanCandidate, version: str) -> dict[str, Any]:
+def drafting_text(drafting: Drafting) -> str:
+    """What drafts, in words, with the seconds on the host."""
+    parts = []
+    if drafting.heads:
+        lm_head = "LM heads of their own" if drafting.head_rows else "the base's LM head"
+        parts.append(f"{counted(drafting.heads, 'head')} with {lm_head}")
+    if drafting.draft is not None:
+        parts.append(f"draft model {drafting.draft.name}, {counted(drafting.levels, 'level')}")
+    return f"{', '.join(parts) or 'none'}, {drafting.host_seconds:g} host seconds"
+
+
+def profile_source(kind: str, candidate: PlanCandidate) -> dict[str, Any]:
     """The provenance of a modelled profile."""
-    model, acceptance = candidate.model, candidate.acceptance
+    model = candidate.model
     efficiency = ", ".join(f"{name} {value:.4g}" for name, value in vars(model.efficiency).items())
-    formulas = "table 5 of arXiv:2401.10774, appendix G" if model.setting.bare else "treeopt plan"
     return {
-        "made_by": f"treeopt {version}",
+        "made_by": f"treeopt {VERSION}",
         "model": model.shape.name,
-        "kind": options["kind"],
-        **dict(acceptance.provenance),
+        "kind": kind,
+        **dict(candidate.acceptance.provenance),
         "device": model.device.name,
         "dtype": model.setting.dtype,
         "attention": model.setting.attention,
-        "modelled": f"{formulas}; efficiency: {efficiency}; drafting: {drafting_text(model.drafting)}",
+        "modelled": f"treeopt plan; efficiency: {efficiency}; drafting: {drafting_text(model.drafting)}",
     }

@@ -15,7 +15,7 @@ Arrays have one entry for each number of nodes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -197,18 +197,3 @@ def _writes(shape: ModelShape, tokens: Floats, setting: StepSetting) -> Operator
     numbers = tokens * shape.cached_values
     calls = np.full_like(tokens, shape.layers)
     return Operator("kv writes", np.zeros_like(tokens), setting.kv_bytes * numbers, calls, setting.activation)
-
-
-def joined(operators: Iterable[Operator]) -> list[Operator]:
-    """Operators of one name as one, for tables: those of layers of several kinds, or of several forwards."""
-    by_name: dict[str, Operator] = {}
-    for one in operators:
-        before = by_name.get(one.name)
-        by_name[one.name] = one if before is None else _sum(before, one)
-    return list(by_name.values())
-
-
-def _sum(one: Operator, other: Operator) -> Operator:
-    return dataclasses.replace(
-        one, flops=one.flops + other.flops, bytes=one.bytes + other.bytes, calls=one.calls + other.calls
-    )

@@ -98,10 +98,6 @@ class StepModel:
         seconds: Floats = self.operator_seconds(self.operators(sizes, batch, context)) + drafted
         return seconds
 
-    def prefill_seconds(self, batch: int, context: int) -> float:
-        """Seconds to read a prompt of `context` tokens for each text."""
-        return float(self.operator_seconds(self.prefill_operators(batch, context))[0])
-
     def operator_seconds(self, operators: Iterable[Operator]) -> Floats:
         """float64 [n]: seconds of these operators and of the step around them."""
         total: Floats = sum((self.seconds_of(one) for one in operators), np.zeros(1)) + self.efficiency.step
