@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,8 +9,6 @@ from treeopt.evaluate.baselines import AUTOREGRESSIVE, GENERATE, LOOKUP, TREE, R
 from treeopt.evaluate.metrics import Metrics, Trial
 from treeopt.evaluate.validate import Validation, advice
 from treeopt.optimize.replay import Replay
-
-MADE_BY = {"device": "cpu", "dtype": "float32", "attention": "sdpa"}
 
 
 def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
@@ -22,7 +18,7 @@ def found(tree: float, plain: float, stock: float, lookup: float) -> Validation:
     runs = {name: [Run([7] * 100, lengths[name], 1, 0.1, seconds[name])] for name in seconds}
     nothing = Replay(np.zeros(0, np.int8), np.zeros(0, np.bool_), np.zeros(1, np.int64), 1)
     metrics = Metrics((Trial("a:0", None, 1, runs, 40),))
-    return Validation(metrics, nothing, (), None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, 1, MADE_BY, (), ())
+    return Validation(metrics, nothing, None, 64, {8: 1.9, 16: 2.1}, (), {}, 1, 1, {}, (), ())
 
 
 def test_fastest_tree_needs_no_advice() -> None:
@@ -45,16 +41,6 @@ def test_faster_baselines(stock: float, lookup: float, named: str) -> None:
     """What comes with transformers and is faster is named."""
     (text,) = advice(found(tree=1.0, plain=2.0, stock=stock, lookup=lookup))
     assert named in text
-
-
-def test_slow_attention() -> None:
-    """bfloat16 through sdpa on a CPU is slow; any one of the three otherwise is not."""
-    fast = found(tree=1.0, plain=2.0, stock=1.9, lookup=1.5)
-    slow = {**MADE_BY, "dtype": "bfloat16"}
-    (text,) = advice(replace(fast, made_by=slow))
-    assert "eager" in text
-    for made_by in (MADE_BY, {**slow, "device": "NVIDIA H200"}, {**slow, "attention": "eager"}):
-        assert advice(replace(fast, made_by=made_by)) == ()
 
 
 def test_untimed_gives_no_advice() -> None:

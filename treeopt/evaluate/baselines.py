@@ -87,12 +87,9 @@ def all_baselines(base: Base, decoder: TreeDecoder) -> dict[str, Baseline]:
 def warm_up(
     baselines: Mapping[str, Baseline], prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> tuple[dict[str, Baseline], dict[str, str]]:
-    """Run every baseline once.
+    """Run every baseline once; those that remain, and error messages of the others by name.
 
-    Prompt lookup and assisted generation do not support batches or every cache.
-
-    Returns:
-        The baselines without those of these two that fail; and their error messages, by name.
+    Prompt lookup and assisted generation are left out where they fail: they do not support batches or every cache.
     """
     left_out = {}
     for name, baseline in baselines.items():
@@ -129,11 +126,10 @@ def with_decoder(decoder: TreeDecoder) -> Baseline:
 
 
 def with_memory(decoder: TreeDecoder, memory: Tensor) -> Baseline:
-    """Our own loop with a drafter whose `memory` is changed by every text, such as the matrix of Token Recycling.
+    """Our own loop with a drafter whose `memory` every text changes, such as the matrix of Token Recycling.
 
-    Every batch begins with the memory at the time of this call, as other drafters learn nothing from texts that are
-    judged; the result depends on no order. Later turns begin with the memory after the turn before, and so do their
-    repeats.
+    Every batch begins with the memory at the time of this call, so the result depends on no order. Later turns begin
+    with the memory after the turn before, and so do their repeats.
     """
     run = with_decoder(decoder)
     first = memory.clone()
@@ -178,16 +174,12 @@ def with_generate(base: Base, **options: Any) -> Baseline:
 
 
 def _with_sums(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Each length with the sum of those before it."""
     return list(zip(lengths, itertools.accumulate(lengths, initial=0), strict=False))
 
 
 class _Forwards(StoppingCriteria):
-    """Counts the tokens of each forward of `generate`, which calls it after every forward; it never stops.
-
-    Attributes:
-        lengths: length of the whole text after each forward.
-        first: time at the end of the first forward, which is the prefill.
+    """Counts the tokens of the whole text after each forward of `generate`, and notes when the first one, the prefill,
+    ended.
     """
 
     def __init__(self, base: Base) -> None:

@@ -40,8 +40,6 @@ _HALF = ("bfloat16", "float16")
 
 
 class Cause(enum.Enum):
-    """Why two texts differ."""
-
     TIE = "tie"
     ROUNDING = "rounding"
     BUG = "bug"
@@ -79,9 +77,9 @@ class Difference:
 def tolerated(difference: Difference, dtype: str) -> bool:
     """Whether a difference does not count as a failure in a run's dtype (`float32`, `bfloat16`, ...).
 
-    A tie is tolerated: both are greedy texts. Rounding is tolerated in bfloat16 and float16, where stock `generate`
-    itself gives another text in another batch or with other padding. It is a failure in float32, where texts agree in
-    practice and which is used to prove that a decoder is correct. The same holds for an unjudged difference.
+    A tie is tolerated: both are greedy texts. Rounding is tolerated in half precision, where stock `generate` itself
+    gives another text in another batch, and so are unjudged differences; in float32, which proves a decoder correct,
+    they are failures.
     """
     allowed_in_half = (Cause.ROUNDING, Cause.UNJUDGED)
     return difference.cause is Cause.TIE or (difference.cause in allowed_in_half and dtype in _HALF)
@@ -104,9 +102,7 @@ def first_difference(text: Text, decoder: str, found: Sequence[int]) -> Differen
 class Judge:
     """Finds the causes of differences between texts of one model; makes the float64 copy at the first one.
 
-    Args:
-        base: the model that decoded.
-        width: N of the tree, the number of tokens in one verification.
+    `width` is N of the tree, the number of tokens in one verification.
     """
 
     def __init__(self, base: Base, width: int) -> None:
@@ -115,12 +111,7 @@ class Judge:
 
     @torch.inference_mode()
     def decide(self, difference: Difference, text: Text) -> Difference:
-        """A copy of an unjudged difference with its cause.
-
-        Args:
-            difference: of a text of our loop.
-            text: its prompt and the answer of stock generate.
-        """
+        """A copy of an unjudged difference of a text of our loop with its cause."""
         if difference.cause is not Cause.UNJUDGED:
             return difference
         one, other = difference.greedy_token, difference.found_token
@@ -144,7 +135,7 @@ class Judge:
         return None
 
     def _exact_logits(self, prefix: Tensor) -> Tensor | None:
-        """float64 [V] after `prefix` (int64 [T]), by one forward without a cache; None where it cannot be computed."""
+        """float64 [V] after `prefix`, by one forward without a cache; None where it cannot be computed."""
         if self._exact is None:
             return None
         with _Float64(), contextlib.suppress(RuntimeError, MemoryError):
@@ -153,7 +144,7 @@ class Judge:
         return None
 
     def _resolution(self, prefix: Tensor, exact: Tensor, tokens: tuple[int, int]) -> float:
-        """The largest error, over three computations in the run's dtype, of a gap between one of `tokens` and another.
+        """The largest error, over three computations, of a gap between one of `tokens` and another.
 
         Errors are of gaps, not of logits: an error that all logits share changes no choice.
         """
@@ -161,13 +152,9 @@ class Judge:
         return float(max((errors - errors[:, [token]]).abs().max() for token in tokens))
 
     def _run_logits(self, prefix: Tensor) -> Tensor:
-        """Logits after `prefix` in the run's dtype: all tokens at once, the last token alone, and the last in a block.
+        """float64 [3, V] in the run's dtype: all tokens at once, the last token alone, and the last in a block.
 
-        The block is as wide as the tree, so its matrix products have the shapes of a verification; attention is causal,
-        so the tokens after the last one of the prefix do not change its logits.
-
-        Returns:
-            float64 [3, V].
+        The block is as wide as the tree, so its matrix products have the shapes of a verification.
         """
         ids = prefix.to(self._base.device)
         rows = [self._base.forward(ids[None], use_cache=False, logits_to_keep=1)[0][0, -1]]
@@ -205,11 +192,7 @@ def _in_float64(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class _Float64(TorchFunctionMode):
-    """A context in which casts to float32 are casts to float64.
-
-    Stock models compute norms, softmax and rotary angles in float32 for every dtype; without this, a float64
-    copy would be no more exact there than the run.
-    """
+    """Casts to float32 are casts to float64: stock models compute norms, softmax and rotary angles in float32."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -125,13 +125,11 @@ class Metrics:
 
     @property
     def by_turn(self) -> dict[int, Metrics]:
-        """Metrics of the first turns, of the second turns, and so on."""
         turns = sorted({trial.turn for trial in self.trials})
         return {turn: Metrics(tuple(one for one in self.trials if one.turn == turn)) for turn in turns}
 
     @property
     def repeats(self) -> int:
-        """Number of runs of each text and baseline."""
         return len(next(iter(self.trials[0].runs.values())))
 
     @property

@@ -30,7 +30,6 @@ from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
-from treeopt.policy import Plan
 from treeopt.progress import Progress, silent
 from treeopt.texts.encode import Text, as_texts
 from treeopt.texts.prompts import GivenPrompts
@@ -71,13 +70,7 @@ class Validation(Measured):
         return self.differing - len(self._unjudged())
 
     def judged(self, base: Base, most: int = JUDGED) -> Validation:
-        """A copy in which the causes of our differences are decided, by one float64 forward each.
-
-        Args:
-            base: the model that was validated. It is copied to the CPU in float64, 8 bytes a parameter, where a text
-                differs.
-            most: maximum number of texts to judge, in the order of the prompts; 0 judges none.
-        """
+        """A copy with the causes of our differences in at most `most` texts, each by a float64 forward."""
         chosen = set(self._unjudged()[:most])
         texts = {text.prompt_id: text for text in self.texts}
         judge = Judge(base, self.nodes)
@@ -104,12 +97,11 @@ class Validation(Measured):
 
 
 def advice(found: Validation) -> tuple[str, ...]:
-    """Warnings, each of one line or more; none where the tree is the fastest and no known cause slows it down."""
-    return tuple(text for text in (_slower(found), _slower_than_stock(found), _slow_attention(found)) if text)
+    """Warnings that the tree is not the fastest, each of one line or more."""
+    return tuple(text for text in (_slower(found), _slower_than_stock(found)) if text)
 
 
 def _slower(found: Validation) -> str:
-    """A step takes more autoregressive steps of time than it yields tokens."""
     if found.speedup is None or found.overhead is None or found.speedup >= 1:
         return ""
     batch = f" (batch {found.batch_size})" if found.batch_size > 1 else ""
@@ -127,22 +119,11 @@ def _slower(found: Validation) -> str:
 
 
 def _slower_than_stock(found: Validation) -> str:
-    """Stock generate or prompt lookup is faster."""
     rates = {name: found.metrics.tokens_per_second(name) for name in found.metrics.baselines}
     tree = rates[TREE]
     names = {GENERATE: "stock generate", LOOKUP: "prompt lookup, which needs no drafter,"}
     faster = [text for name, text in names.items() if tree and (rate := rates.get(name)) and rate.median > tree.median]
     return f"{' and '.join(faster)} decoded these texts faster than the tree" if faster else ""
-
-
-def _slow_attention(found: Validation) -> str:
-    """bfloat16 with sdpa on a CPU, which has no fast kernel for a few queries."""
-    if (found.made_by["device"], found.made_by["dtype"], found.made_by["attention"]) != ("cpu", "bfloat16", "sdpa"):
-        return ""
-    return (
-        "bfloat16 with sdpa attention on a CPU takes several times as long as eager attention over few tokens: load "
-        'the model with attn_implementation="eager"'
-    )
 
 
 @overload
@@ -218,8 +199,8 @@ def validate(
             return validate_typical(inputs, chosen.acceptance, progress)
         runs = decode_all(all_baselines(base, decoder), base, texts, chosen, progress, content=inputs.content)
         chosen.division.leader_only()
-        found = _compare(inputs, runs)
-    return found.judged(base, chosen.judge)
+        found = inputs.measured(runs, inputs.traces(runs.texts))
+    return Validation(**found, differences=tuple(_differences(runs))).judged(base, chosen.judge)
 
 
 def make_inputs(
@@ -231,11 +212,7 @@ def make_inputs(
     drafter: Drafter | str | os.PathLike[str] | None,
     options: Mapping[str, Any],
 ) -> tuple[Inputs, TreeDecoder]:
-    """The checked arguments of `validate`, and the decoder of the tree under their acceptance rule.
-
-    Raises:
-        TreeoptError, TypeError, ValueError: as `validate`.
-    """
+    """The checked arguments of `validate`, and the decoder of the tree under their acceptance rule."""
     chosen = ValidateOptions(**options)
     base = as_base(model, tokenizer, dtype="float32")
     heads = None if heads is None else heads_like(base, as_heads(heads).heads)
@@ -243,20 +220,10 @@ def make_inputs(
     texts, too_long = as_texts(base, prompts, chosen.max_new_tokens, chat_template=chosen.chat_template)
     inputs = Inputs(base, heads, tree, drafter, as_draft(chosen.draft, base), texts, too_long, chosen)
     decoder = inputs.decoder(chosen.acceptance)
-    levels = 0 if heads is None else heads.num_heads
-    _check_predictable(tree, base, levels if drafter is None else drafter.depth)
-    return inputs, decoder
-
-
-def _check_predictable(tree: Plan, base: Base, levels: int) -> None:
-    """Raise E101 or E102 where a tree has levels or ranks that are not traced."""
     if isinstance(tree, Tree):
+        levels = drafter.depth if drafter is not None else heads.num_heads if heads is not None else 0
         check_tree_fits(tree, heads=levels, ranks=min(MAX_RANKS, base.vocab_size), holder="the prediction")
-
-
-def _compare(inputs: Inputs, runs: Runs) -> Validation:
-    """The record of what was decoded and predicted; no difference is judged yet."""
-    return Validation(**inputs.measured(runs, inputs.traces(runs.texts)), differences=tuple(_differences(runs)))
+    return inputs, decoder
 
 
 def _differences(runs: Runs) -> Iterator[Difference]:

@@ -43,21 +43,23 @@ _LENGTHS = (2, 6)  # tokens of a text, least and most
 _WHOLE = 0.5  # texts get longer as long as this probability is in cells of one text
 _TOKENS_AT_ONCE = 1 << 14  # of prompts in one forward; limits memory
 _ROWS_AT_ONCE = 256
+TESTED_PROMPTS = 4  # prompts whose texts are tested: the shortest, as each is decoded many times
+_ROUNDING = 2**-11  # of the traced probabilities, which are float16
+Z_LIMIT = 4.0  # of the difference between measured and predicted tokens per step, in standard errors of many prompts
+LEAST_DRAFTS = 10  # accepted drafts of a z-score that a warning is based on
 
 Prefix = tuple[int, ...]
 Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A partition of all texts of a length, or shorter where they end by an end token.
+    """A partition of all texts of `length` tokens, or fewer where they end by an end token.
 
-    Args:
-        length: m, tokens of a text.
-        of_prefix: the cell of each listed prefix: a whole text, or the other texts that begin with it. The empty prefix
-            is that of all texts.
-        probabilities: float64 [C], of each cell; they sum to 1.
-        whole: probability of the cells of one text.
+    `of_prefix` has the cell of each listed prefix: a whole text, or the other texts that begin with it; the empty
+    prefix is that of all texts. `probabilities` float64 [C] sum to 1; `whole` is the probability of the cells of one
+    text.
     """
 
     length: int
@@ -99,7 +101,7 @@ class DistributionTest:
 
 
 def adjusted_p(tests: Sequence[DistributionTest]) -> float | None:
-    """The least p-value of the tree, times the number of tests, two a prompt (Bonferroni); None without tests."""
+    """The least p-value of the tree times the number of tests, two a prompt (Bonferroni); None without tests."""
     found = [p for one in tests for p in (one.p_base, one.p_stock)]
     return min(1.0, min(found) * len(found)) if found else None
 
@@ -112,15 +114,9 @@ def compare_texts(
     draws: int,
     number: int = 0,
 ) -> DistributionTest:
-    """Draw texts of one prompt by two decoders, and test the first one.
+    """Draw texts of one prompt by two decoders, the one that is tested and stock `generate`, and test the first one.
 
-    Args:
-        base: the base model.
-        text: the prompt.
-        score: logits [n, V] -> scores whose softmax is sampled from.
-        decoders: the one that is tested, and stock `generate`.
-        draws: texts of each.
-        number: of the test; others have other draws.
+    `score` takes logits [n, V] to scores whose softmax is sampled from. Tests of other numbers have other draws.
     """
     cells = text_cells(base, text.prompt, score, _LEAST / draws)
     first = Call(number, part=TESTED)
@@ -160,14 +156,7 @@ def p_of_two(counts: Counts, others: Counts) -> float:
 
 @torch.inference_mode()
 def text_cells(base: Base, prompt: Sequence[int], score: Callable[[Tensor], Tensor], least: float) -> Cells:
-    """The cells of texts after a prompt.
-
-    Args:
-        base: the base model.
-        prompt: token ids.
-        score: logits [n, V] -> scores whose softmax is sampled from.
-        least: probability of a cell; less only where all cells together have less.
-    """
+    """The cells of texts after a prompt, of at least the probability `least`, if all cells together have as much."""
     rest: dict[Prefix, float] = {}  # listed prefixes that do not end a text -> probability of their other texts
     ended: dict[Prefix, float] = {}
     ongoing: dict[Prefix, float] = {(): 1.0}
@@ -227,7 +216,6 @@ def _next(
 
 
 def _drawn(decoder: Baseline, prompt: Sequence[int], length: int, draws: int, first: Call) -> list[list[int]]:
-    """Texts of one prompt, many in one batch."""
     rows = _rows(len(prompt))
     sizes = [min(rows, draws - done) for done in range(0, draws, rows)]
     return [
@@ -238,16 +226,7 @@ def _drawn(decoder: Baseline, prompt: Sequence[int], length: int, draws: int, fi
 
 
 def _rows(length: int) -> int:
-    """The number of rows of a batch of prompts of this length."""
     return max(1, min(_ROWS_AT_ONCE, _TOKENS_AT_ONCE // max(1, length)))
-
-
-TESTED_PROMPTS = 4  # prompts whose texts are tested: the shortest, as each is decoded many times
-_ROUNDING = 2**-11  # of the traced probabilities, which are float16
-Z_LIMIT = 4.0  # of the difference between measured and predicted tokens per step, in standard errors of many prompts
-LEAST_DRAFTS = 10  # accepted drafts of a z-score that a warning is based on
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -276,7 +255,6 @@ class SampleValidation(Measured):
 
     @property
     def p_value(self) -> float | None:
-        """The least p-value of all tests times their number (Bonferroni); None where nothing was tested."""
         return adjusted_p(self.tests)
 
     @property
@@ -326,7 +304,6 @@ def validate_sample(inputs: Inputs, rule: Sample, progress: Progress) -> SampleV
 
 
 def _compare(inputs: Inputs, rule: Sample, runs: Runs, tests: Sequence[DistributionTest]) -> SampleValidation:
-    """The record of what was decoded, predicted and tested."""
     texts = [dataclasses.replace(text, prompt_id=f"{i:08}") for i, text in enumerate(runs.texts)]  # ids are unique
     found = inputs.measured(runs, inputs.traces(texts, rule.scores))
     _, clusters = np.unique([text.dialogue for text in runs.texts], return_inverse=True)
@@ -355,13 +332,9 @@ def _sums(clusters: NDArray[np.int64], values: Any) -> Floats:
 def z_score(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float | None:
     """The difference of two ratios of sums over the same prompts, in standard errors; None where there is none.
 
-    Prompts are the same in both, so the part of the variance that comes from the choice of the prompts cancels. It is
-    that of the ratio estimators, linearised: for each prompt, (numerator - ratio * denominator) / sum of denominators,
-    one minus the other.
-
-    Args:
-        one: float64 [S] numerators and [S] denominators of each prompt.
-        other: the same of the ratio that is subtracted.
+    Each ratio is given by float64 [S] numerators and denominators. The variance that comes from the choice of the
+    prompts cancels: it is that of the linearised estimators, (numerator - ratio * denominator) / sum of denominators,
+    of one ratio minus the other's.
     """
     ratios = [numerators.sum() / denominators.sum() for numerators, denominators in (one, other)]
     residuals = [
@@ -376,7 +349,6 @@ def z_score(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float |
 
 
 def _baselines(inputs: Inputs, rule: Sample) -> dict[str, Baseline]:
-    """Stock generate, our loop without and with the tree, each with draws of its own."""
     base = inputs.base
     seed, unseeded = rule.seed or 0, dataclasses.replace(rule, seed=None)
     runs = {

@@ -52,11 +52,7 @@ def quality(base: Base, texts: Sequence[Text], greedy: Sequence[Text]) -> Qualit
 
 @torch.inference_mode()
 def log_likelihood(base: Base, texts: Sequence[Text]) -> float:
-    """Mean of log p(token) over all tokens of all answers, in nats: sum of logs / number of tokens.
-
-    p is the base's distribution at temperature 1 after the prompt and the tokens before, from one teacher-forced pass a
-    text.
-    """
+    """Mean of log p(token) in nats over all tokens of all answers, from one teacher-forced pass a text."""
     total, count = 0.0, 0
     for text in texts:
         ids = torch.tensor([[*text.prompt, *text.answer]], device=base.device)
@@ -72,25 +68,18 @@ def log_likelihood(base: Base, texts: Sequence[Text]) -> float:
 
 
 def distinct(answers: Sequence[Tokens], n: int) -> float:
-    """Distinct n-grams of all texts / n-grams of all texts, 0 where there are none; n-grams do not cross texts.
-
-    Source: Li et al. 2016 (arXiv:1510.03055), who divide by the number of tokens.
-    """
+    """Distinct n-grams / n-grams of all texts, which cross no texts (arXiv:1510.03055 divides by tokens)."""
     found = [tuple(answer[i : i + n]) for answer in answers for i in range(len(answer) - n + 1)]
     return len(set(found)) / len(found) if found else 0.0
 
 
 def agreement(answers: Sequence[Tokens], greedy: Sequence[Tokens]) -> float:
-    """Tokens before the first difference to the greedy text / tokens of the longer text of the two, both summed.
-
-    It is 1 exactly where all texts are the greedy ones.
-    """
+    """Tokens before the first difference to the greedy text / tokens of the longer text of the two, both summed."""
     pairs = list(zip(answers, greedy, strict=True))
     return sum(_common(one, other) for one, other in pairs) / sum(max(len(one), len(other)) for one, other in pairs)
 
 
 def _common(one: Tokens, other: Tokens) -> int:
-    """The number of tokens before the first difference."""
     shorter = min(len(one), len(other))
     return next((i for i in range(shorter) if one[i] != other[i]), shorter)
 
