@@ -68,7 +68,7 @@ from treeopt.progress import Progress, silent
 from treeopt.texts.answers import AnswerOptions, answer_all
 from treeopt.texts.encode import Encoded, Text, encode_prompts
 from treeopt.texts.hidden_states import hidden_states
-from treeopt.texts.prompts import GivenPrompts, Prompt, PromptSet, as_prompt_set
+from treeopt.texts.prompts import GivenPrompts, PromptSet, as_prompt_set
 from treeopt.tree import Tree
 from treeopt.verify.probe import check_trees
 
@@ -79,19 +79,8 @@ Ints = NDArray[np.int64]
 def recycle_texts(drafter: TokenRecycling, texts: Sequence[Text], batch_size: int = 16) -> Calibration:
     """Recycle the logits along finished texts, one text after the other, and rank each text's tokens before.
 
-    This is a simulation by one teacher-forced forward a batch: the matrix sees the tokens of the texts alone. A decoder
-    recycles the rejected nodes of its trees as well, so its matrix and its tokens per step differ.
-
-    Args:
-        drafter: its matrix is changed.
-        texts: prompts with the base's answers.
-        batch_size: texts of one forward.
-
-    Returns:
-        The ranks of the answers' tokens among the successors known before each position.
-
-    Raises:
-        TreeoptError: as `hidden_states`.
+    The drafter's matrix is changed. This is a simulation by one teacher-forced forward a batch: a decoder recycles the
+    rejected nodes of its trees as well, so its matrix and its tokens per step differ.
     """
     base, width = drafter.base, drafter.num_candidates
     matrix: Ints = drafter.matrix.numpy(force=True).copy()
@@ -106,7 +95,7 @@ def recycle_texts(drafter: TokenRecycling, texts: Sequence[Text], batch_size: in
 
 
 def _recycled(matrix: Ints, answer: Ints, found: Ints, depth: int) -> Ranks:
-    """uint8 [G, depth] ranks of an answer int64 [G]; rows of `matrix` are overwritten on the way.
+    """uint8 [G, depth]: the ranks of an answer int64 [G]; rows of `matrix` are overwritten on the way.
 
     Row i of `found` int64 [G, K] holds the likeliest tokens after the token before answer token i.
     """
@@ -122,6 +111,7 @@ def _recycled(matrix: Ints, answer: Ints, found: Ints, depth: int) -> Ranks:
 
 PUBLISHED_RECYCLING = "token_recycling"  # among the bundled trees
 _KIND_NAMES = dict(zip(KINDS, ("static", "per step"), strict=True))
+_ASSISTANT_TOKENS = 20  # the default of transformers, where the draft model's config does not say it
 _UNFIT = (Code.TREE_TOO_DEEP, Code.RANK_TOO_LARGE, Code.NO_TREES)  # of a tree or draft model that cannot run here
 
 NO_HEADS = "no heads were given (--heads)"
@@ -130,34 +120,27 @@ NO_DRAFT = "no draft model was given (--draft)"
 
 @dataclass(frozen=True)
 class Contender:
-    """A method that can run.
+    """A method, and how it decodes.
 
     Args:
         name: of the method.
-        nodes: tokens that it verifies in a step at most.
-        baseline: how it decodes.
-        content: id of what it has learned; empty where it learns nothing.
+        nodes: tokens that it verifies in a step at most; None where it was left out before its tree.
+        baseline: how it decodes; None where it cannot run.
+        content: id of what it has learned; why it cannot run; empty where it learns nothing.
     """
 
     name: str
-    nodes: int
-    baseline: Baseline
+    nodes: int | None
+    baseline: Baseline | None
     content: str = ""
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A method that cannot run, and why."""
-
-    name: str
-    why: str
-
-
-Entry = Contender | LeftOut
+def _left_out(name: str, why: str) -> Contender:
+    return Contender(name, None, None, why)
 
 
 @dataclass(frozen=True)
-class Job:
+class Material:
     """What methods are made from.
 
     Args:
@@ -165,42 +148,39 @@ class Job:
         loaded: its heads; None where there are none.
         draft: its draft model; None where there is none.
         prompts: to learn from.
+        asked: the same as token ids.
         options: of the comparison.
         progress: called while methods learn.
-        longest: tokens that a judged text may have; 0 if unknown.
+        longest: tokens that a judged text may have.
     """
 
     base: Base
     loaded: LoadedHeads | None
     draft: Base | None
     prompts: PromptSet
+    asked: Sequence[Text]
     options: CompareOptions
     progress: Progress
-    longest: int = 0
+    longest: int
 
     @functools.cached_property
     def heads(self) -> MedusaHeads | None:
-        """The heads in the base's dtype."""
         return None if self.loaded is None else heads_like(self.base, self.loaded.heads)
 
     @functools.cached_property
     def answered(self) -> list[Text]:
-        """The prompts to learn from with the base's answers."""
-        options = self.options
-        prompts = encode_prompts(
-            self.base, self.prompts, options.max_new_tokens, chat_template=options.chat_template
-        ).texts
+        """`asked` with the base's answers."""
+        options, noted = self.options, self.noted(RECYCLING)
         settings = AnswerOptions(
             options.max_new_tokens, options.batch_size, seed=options.seed, chat_template=options.chat_template
         )
-        progress = self.noted(RECYCLING)
-        return answer_all(self.base, prompts, settings, progress=lambda done, total: progress(done, total, "answers"))[
-            0
-        ]
+        answers, *_ = answer_all(
+            self.base, self.asked, settings, progress=lambda done, total: noted(done, total, "answers")
+        )
+        return answers
 
     @functools.cached_property
     def by_heads(self) -> CalibrationRun:
-        """The traces of the heads."""
         return self.calibrated(HEADS)
 
     def calibrated(self, drafter: str) -> CalibrationRun:
@@ -242,42 +222,41 @@ class Job:
         )
 
 
-def contenders(job: Job) -> list[Entry]:
+def contenders(job: Material) -> list[Contender]:
     """The chosen methods in their order, learned and built; autoregressive and generate first."""
     plain = TreeDecoder(job.base, None, Tree(()), probe=False)
-    entries: list[Entry] = [
+    entries: list[Contender] = [
         Contender(AUTOREGRESSIVE, ONE_NODE, with_decoder(plain)),
         Contender(GENERATE, ONE_NODE, with_generate(job.base)),
     ]
     for name, make in _MAKERS.items():
-        if name in job.options.methods:
+        shown = _SHOWN.get(name, name)
+        if name not in job.options.methods:
+            continue
+        if name in _WITH_HEADS and job.loaded is None:
+            entries.append(_left_out(shown, NO_HEADS))
+        elif name in _WITH_DRAFT and job.draft is None:
+            entries.append(_left_out(shown, NO_DRAFT))
+        else:
             try:
                 entries += make(job)
             except TreeoptError as error:
                 if error.code not in _UNFIT:
                     raise
-                entries.append(LeftOut(_SHOWN.get(name, name), error.what))
+                entries.append(_left_out(shown, error.what))
     return entries
 
 
-def _lookup(job: Job) -> list[Entry]:
-    return [Contender(LOOKUP, LOOKUP_TOKENS + 1, with_generate(job.base, prompt_lookup_num_tokens=LOOKUP_TOKENS))]
-
-
-def _assisted(job: Job) -> list[Entry]:
-    if job.draft is None:
-        return [LeftOut(ASSISTED, NO_DRAFT)]
+def _assisted(job: Material) -> list[Contender]:
+    assert job.draft is not None
     if job.longest > job.draft.context:
         why = f"texts of up to {job.longest} tokens exceed the draft model's context of {job.draft.context}"
-        return [LeftOut(ASSISTED, why)]
+        return [_left_out(ASSISTED, why)]
     drafts = int(job.draft.model.generation_config.num_assistant_tokens or _ASSISTANT_TOKENS)
     return [Contender(ASSISTED, drafts + 1, with_generate(job.base, assistant_model=job.draft.model))]
 
 
-_ASSISTANT_TOKENS = 20  # the default of transformers, where the draft model's config does not say it
-
-
-def _recycling(job: Job) -> list[Entry]:
+def _recycling(job: Material) -> list[Contender]:
     """A tree of the chosen size, built from the ranks of recycled texts, and the published tree."""
     learned = TokenRecycling(job.base)
     traces = recycle_texts(learned, job.answered, job.options.batch_size)
@@ -285,14 +264,14 @@ def _recycling(job: Job) -> list[Entry]:
     trees = {f"{RECYCLING}, published tree": published}
     if job.options.nodes != published.nodes:
         trees = {RECYCLING: build_tree(traces, job.options.nodes), **trees}
-    entries: list[Entry] = []
+    entries: list[Contender] = []
     for name, tree in trees.items():
         drafter = TokenRecycling(job.base)
         drafter.matrix.copy_(learned.matrix)
         try:
             decoder = TreeDecoder(job.base, None, tree, drafter=drafter, probe=False)
         except TreeoptError as error:  # fewer than eight tokens in the vocabulary
-            entries.append(LeftOut(name, error.what))
+            entries.append(_left_out(name, error.what))
         else:
             learned_id = hashlib.sha256(drafter.matrix.numpy(force=True).tobytes()).hexdigest()
             content = f"{plan_id(tree)} {learned_id}"
@@ -300,37 +279,13 @@ def _recycling(job: Job) -> list[Entry]:
     return entries
 
 
-def _published(job: Job) -> list[Entry]:
-    if job.heads is None:
-        return [LeftOut(MC_SIM, NO_HEADS)]
-    return [_ours(job, MC_SIM, load_tree(MC_SIM))]
-
-
-def _medusa(job: Job) -> list[Entry]:
-    if job.heads is None:
-        return [LeftOut(_SHOWN[MEDUSA], NO_HEADS)]
-    tree = build_tree(job.by_heads.calibration, job.options.nodes, values="independent", weights="uniform")
-    return [_ours(job, _SHOWN[MEDUSA], tree)]
-
-
-def _heads(job: Job) -> list[Entry]:
-    if job.heads is None:
-        return [LeftOut(_SHOWN[HEADS], NO_HEADS)]
-    return _sizes(job, HEADS, job.by_heads, None)
-
-
-def _learned(job: Job, drafter: str) -> list[Entry]:
-    """A learned drafter, static and per step."""
-    if drafter == HEADS_NGRAM and job.heads is None:
-        return [LeftOut(drafter, NO_HEADS)]
-    if drafter in (MODEL, MODEL_NGRAM) and job.draft is None:
-        return [LeftOut(drafter, NO_DRAFT)]
+def _learned(job: Material, drafter: str) -> list[Contender]:
     run = job.calibrated(drafter)
     assert run.learned is not None
     return _sizes(job, drafter, run, run.learned.drafter)
 
 
-def _sizes(job: Job, name: str, run: CalibrationRun, drafter: Drafter | None) -> list[Entry]:
+def _sizes(job: Material, name: str, run: CalibrationRun, drafter: Drafter | None) -> list[Contender]:
     """A drafter's static tree and, where it is learned, its policy, of the chosen size, and its fastest plan."""
     traces = run.calibration
     found = [_ours(job, f"{name}, {_KIND_NAMES[KINDS[0]]}", build_tree(traces, job.options.nodes), drafter)]
@@ -343,7 +298,7 @@ def _sizes(job: Job, name: str, run: CalibrationRun, drafter: Drafter | None) ->
     return list(found)
 
 
-def _fastest_plan(job: Job, name: str, run: CalibrationRun, drafter: Drafter | None) -> Plan | None:
+def _fastest_plan(job: Material, name: str, run: CalibrationRun, drafter: Drafter | None) -> Plan | None:
     """The drafter's plan with the most tokens per second by timed steps; None where no tree drafts."""
     with_draft = drafter is not None and bool(drafter.draft)
     plans = plans_of(run.calibration, job.options.sizes, with_draft=with_draft)
@@ -354,21 +309,30 @@ def _fastest_plan(job: Job, name: str, run: CalibrationRun, drafter: Drafter | N
     return None if best is None else best.plan
 
 
-def _ours(job: Job, name: str, plan: Plan, drafter: Drafter | None = None) -> Contender:
+def _ours(job: Material, name: str, plan: Plan, drafter: Drafter | None = None) -> Contender:
     return Contender(name, plan.nodes, with_decoder(job.decoder(plan, drafter)), plan_id(plan))
 
 
-_MAKERS: dict[str, Callable[[Job], list[Entry]]] = {
-    "lookup": _lookup,
-    "recycling": _recycling,
-    "assisted": _assisted,
-    MC_SIM: _published,
-    MEDUSA: _medusa,
-    HEADS: _heads,
-    **{name: functools.partial(_learned, drafter=name) for name in (HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM)},
-}
 _SHOWN = {"lookup": LOOKUP, "recycling": RECYCLING, "assisted": ASSISTED, MEDUSA: "Medusa tree"}
 _SHOWN[HEADS] = f"{HEADS}, {_KIND_NAMES[KINDS[0]]}"
+_WITH_HEADS, _WITH_DRAFT = (MC_SIM, MEDUSA, HEADS, HEADS_NGRAM), ("assisted", MODEL, MODEL_NGRAM)
+_MAKERS: dict[str, Callable[[Material], list[Contender]]] = {
+    "lookup": lambda job: [
+        Contender(LOOKUP, LOOKUP_TOKENS + 1, with_generate(job.base, prompt_lookup_num_tokens=LOOKUP_TOKENS))
+    ],
+    "recycling": _recycling,
+    "assisted": _assisted,
+    MC_SIM: lambda job: [_ours(job, MC_SIM, load_tree(MC_SIM))],
+    MEDUSA: lambda job: [
+        _ours(
+            job,
+            _SHOWN[MEDUSA],
+            build_tree(job.by_heads.calibration, job.options.nodes, values="independent", weights="uniform"),
+        )
+    ],
+    HEADS: lambda job: _sizes(job, HEADS, job.by_heads, None),
+    **{name: functools.partial(_learned, drafter=name) for name in (HEADS_NGRAM, NGRAM, MODEL, MODEL_NGRAM)},
+}
 
 
 def compare(
@@ -427,72 +391,63 @@ def compare(
     learned = None if chosen.prompts_learn is None else as_prompt_set(chosen.prompts_learn)
     if learned is None:
         learned, given = halves(given)
-    fitting = _fitting(base, learned, chosen)
-    learned = dataclasses.replace(learned, prompts=tuple(spread_evenly(fitting, chosen.learn_limit)))
-    encoded = encode_prompts(base, given, chosen.max_new_tokens, chat_template=chosen.chat_template)
-    job = Job(base, loaded, as_draft(draft, base), learned, chosen, progress)
-    texts = spread_evenly(_others(job, encoded), chosen.texts)
-    job = dataclasses.replace(job, longest=_longest(texts, job))
+    fitting, judged = (_encoded(base, one, chosen) for one in (learned, given))
+    known = {text.prompt_id for text in fitting.texts}
+    fit = [prompt for prompt in learned.prompts if prompt.id in known]
+    learned = dataclasses.replace(learned, prompts=tuple(spread_evenly(fit, chosen.learn_limit)))
+    asked = [text for text in fitting.texts if text.prompt_id in {prompt.id for prompt in learned.prompts}]
+    others = _others(judged.texts, asked)
+    texts = spread_evenly(others, chosen.texts)
+    job = Material(base, loaded, as_draft(draft, base), learned, asked, chosen, progress, _longest(base, texts, chosen))
     with memory_as_error("fewer new tokens, fewer nodes or a smaller batch"):
         entries = contenders(job)
-        baselines = {one.name: one.baseline for one in entries if isinstance(one, Contender)}
-        content = {one.name: one.content if isinstance(one, Contender) else one.why for one in entries}
+        baselines = {one.name: one.baseline for one in entries if one.baseline is not None}
+        content = {one.name: one.content for one in entries}
         runs = decode_all(baselines, base, texts, chosen.decoding, progress, content=content)
         chosen.division.leader_only()
     return Comparison(
         rows=_rows(entries, runs, base),
         texts=runs.texts,
         learned=len(learned.prompts),
-        dropped=len(encoded.texts) - len(_others(job, encoded)),
-        skipped=(*encoded.skipped, *runs.skipped),
+        dropped=len(judged.texts) - len(others),
+        skipped=(*judged.skipped, *runs.skipped),
         repeats=chosen.repeats,
         made_by=made_by(base),
     )
 
 
-def _fitting(base: Base, prompts: PromptSet, options: CompareOptions) -> list[Prompt]:
-    """The prompts that fit into the context with the new tokens; E303 where there are none."""
-    encoded = encode_prompts(base, prompts, options.max_new_tokens, chat_template=options.chat_template)
-    known = {text.prompt_id for text in encoded.texts}
-    return [prompt for prompt in prompts.prompts if prompt.id in known]
+def _encoded(base: Base, prompts: PromptSet, options: CompareOptions) -> Encoded:
+    return encode_prompts(base, prompts, options.max_new_tokens, chat_template=options.chat_template)
 
 
-def _longest(texts: Sequence[Text], job: Job) -> int:
+def _longest(base: Base, texts: Sequence[Text], options: CompareOptions) -> int:
     """The tokens that a text may have; a dialogue may fill the context."""
     if any(text.later for text in texts):
-        return job.base.context
-    return max(len(text.prompt) for text in texts) + job.options.max_new_tokens
+        return base.context
+    return max(len(text.prompt) for text in texts) + options.max_new_tokens
 
 
-def _others(job: Job, encoded: Encoded) -> list[Text]:
+def _others(texts: Sequence[Text], asked: Sequence[Text]) -> list[Text]:
     """The texts whose prompts are not among those to learn from; E303 where there are none."""
-    options = job.options
-    known = {
-        tuple(text.prompt)
-        for text in encode_prompts(
-            job.base, job.prompts, options.max_new_tokens, chat_template=options.chat_template
-        ).texts
-    }
-    others = [text for text in encoded.texts if tuple(text.prompt) not in known]
+    known = {tuple(text.prompt) for text in asked}
+    others = [text for text in texts if tuple(text.prompt) not in known]
     if not others:
-        what = f"all {len(encoded.texts)} prompts equal prompts that are learned, so none is judged"
+        what = f"all {len(texts)} prompts equal prompts that are learned, so none is judged"
         raise TreeoptError(Code.PROMPTS_EMPTY, what, fix="--prompts-learn with other prompts")
     return others
 
 
-def _rows(entries: Sequence[Entry], runs: Runs, base: Base) -> tuple[Row, ...]:
-    trials = tuple(
-        Trial(text.prompt_id, text.category, text.turn, by_name)
-        for text, by_name in zip(runs.texts, runs.by_text, strict=True)
-    )
-    return tuple(_row(entry, Metrics(trials), runs, base) for entry in entries)
+def _rows(entries: Sequence[Contender], runs: Runs, base: Base) -> tuple[Row, ...]:
+    pairs = zip(runs.texts, runs.by_text, strict=True)
+    metrics = Metrics(tuple(Trial(text.prompt_id, text.category, text.turn, by_name) for text, by_name in pairs))
+    return tuple(_row(entry, metrics, runs, base) for entry in entries)
 
 
-def _row(entry: Entry, metrics: Metrics, runs: Runs, base: Base) -> Row:
+def _row(entry: Contender, metrics: Metrics, runs: Runs, base: Base) -> Row:
     """The figures of one method, or why there are none."""
     name, exact = entry.name, base.dtype == torch.float32
-    if isinstance(entry, LeftOut):
-        return Row(name, None, left_out=entry.why)
+    if entry.baseline is None:
+        return Row(name, None, left_out=entry.content)
     if name in runs.left_out:
         return Row(name, entry.nodes, left_out=runs.left_out[name])
     other = [
