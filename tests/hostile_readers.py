@@ -46,7 +46,6 @@ from treeopt.runs.work import Work, unpack_rows
 from treeopt.texts.prompts import PromptSetFile, load_prompts
 from treeopt.train.checkpoints import check_same, last_checkpoint
 from treeopt.train.data import read_texts
-from treeopt.train.distill import kept_of
 from treeopt.verify.buffers import load_buffers
 
 
@@ -126,10 +125,6 @@ def _merged(path: Path) -> object:
 
 def _manifest(path: Path) -> object:
     return Manifest(path).check(["a"], force=False)
-
-
-def _distilled(path: Path) -> object:
-    return kept_of(path, {"seed": 1, "model_id": "b1"}, {"p:0": 0, "p:1": 1}.get, 1)
 
 
 def _output(path: Path) -> object:
@@ -308,7 +303,6 @@ READERS: dict[str, Reader] = {
         slow=True,
     ),
     "manifest": Reader(_manifest, "m.json", seeds.manifests, damage_json, ()),
-    "unfinished distillation": Reader(_distilled, "d.jsonl.partial", seeds.distilled, damage_json, ()),
     "note of a work folder": Reader(_begun, "begun.json", seeds.begun, damage_json, (), _locked),
     "note of a training": Reader(_note, "begun.json", seeds.begun, damage_json, ()),
     "mark of a checkpoint": Reader(_checkpoint, "whole.json", seeds.marks, damage_json, (), _with_note),

@@ -322,12 +322,6 @@ def manifests() -> list[bytes]:
     return [_json({"a": "0" * 64, "b": "f" * 64})]
 
 
-def distilled() -> list[bytes]:
-    """An unfinished file of answers."""
-    row = {"id": "p:0", "source": {"seed": 1}, "model_id": "b1", "ids": [1, 2, 3], "answers": [[0, 2]]}
-    return [_json(row) + b"\n" + _json({**row, "id": "p:1"}) + b'\n{"id": "p']
-
-
 def begun() -> list[bytes]:
     """The note of a run that began."""
     return [_json({"batch_size": 2, "learning": {"seed": 0}, "rows": [0, 7]})]

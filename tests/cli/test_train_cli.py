@@ -47,8 +47,8 @@ def test_distill_train_calibrate(shared: Path) -> None:
         "distill", "--model", model, "--self-talk", "6", "--max-new-tokens", "24", "--device", "cpu", "-o", "t.jsonl"
     )
     rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
-    assert set(made) == {"rows", "tokens", "new_rows", "ended_early", "skipped_prompts", "output", "configuration"}
-    assert (made["rows"], made["new_rows"], made["output"]) == (len(rows), len(rows), "t.jsonl")
+    assert set(made) == {"rows", "tokens", "ended_early", "skipped_prompts", "output", "configuration"}
+    assert (made["rows"], made["output"]) == (len(rows), "t.jsonl")
     assert made["tokens"] == sum(end - start for row in rows for start, end in row["answers"])
     trained = treeopt_json(
         "train", "--model", model, "--data", "t.jsonl", *TINY, "--epochs", "2", "--holdout", "2", "-o", "heads"
@@ -98,7 +98,7 @@ def test_distill_prompts_and_train_on_them(chat: str) -> None:
     Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ("--model", chat, "--prompts", "p.jsonl", "--max-new-tokens", "16", "--device", "cpu")
     result = treeopt("distill", *options, "-o", "t.jsonl")
-    assert "2 answers, 14 tokens (2 answers in this run)" in result.stdout
+    assert "2 answers, 14 tokens" in result.stdout
     assert "skipped 1 prompt: row 1 (too long for the context" in result.stdout
     assert "treeopt train --data t.jsonl" in result.stderr
     assert treeopt_json("distill", *options, "--limit", "1", "-o", "one.jsonl")["rows"] == 1
@@ -210,7 +210,7 @@ def test_distill_interrupted_and_resumed(chat: str, monkeypatch: pytest.MonkeyPa
         result = treeopt(*arguments, "-o", "t.jsonl", status=1)
     assert "--resume" in result.stderr
     assert "t.jsonl.partial" in result.stderr
-    assert len(Path("t.jsonl.partial").read_text().splitlines()) == 2
+    assert len(list(Path("t.jsonl.partial").glob("rows-*"))) == 1
     assert error_number(treeopt(*arguments, "-o", "t.jsonl", status=3)) == "E202"
     treeopt(*arguments, "--resume", "-o", "t.jsonl")
     treeopt(*arguments, "-o", "unbroken.jsonl")

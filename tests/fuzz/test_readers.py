@@ -204,7 +204,6 @@ MODULES: dict[str, tuple[str, ...] | str] = {
     "runs.processes": "what the processes of one run tell each other",
     "texts.prompts": ("prompts .json", "prompts .jsonl", "prompts .parquet", "prompt set"),
     "train.checkpoints": ("note of a training", "mark of a checkpoint"),
-    "train.distill": ("unfinished distillation",),
     "train.run": "checkpoints that were compared with their mark, which is in the table",
     "view.report": "treeopt's own templates",
 }

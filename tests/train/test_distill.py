@@ -1,4 +1,4 @@
-"""Distill: the model's own answers, turn by turn, and the same bytes however often the run was cut off."""
+"""Distill: the model's own answers, turn by turn."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ from treeopt.train.talks import SelfTalk
 
 END = walk(0, 8)[7]
 ANSWER = "w28 w33 w10 w3 w20 w21"  # of `chat_base()` to whatever is asked
-
-
-class Cut(KeyboardInterrupt):
-    """Stands for a kill."""
 
 
 def prompts(folder: Path, rows: list[Any], name: str = "seeds.jsonl") -> PromptSet:
@@ -46,18 +42,6 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def run(base: Base, seeds: PromptSet | SelfTalk, path: Path, **options: Any) -> Distilled:
     """Distill with a small budget."""
     return distill(base, seeds, path, **{"max_new_tokens": 8, "batch_size": 2, **options})
-
-
-def cut_off(base: Base, seeds: PromptSet | SelfTalk, path: Path, batches: int, **options: Any) -> None:
-    """A run that is cut off after so many batches, as by a kill while its progress is told."""
-    left = iter(range(batches - 1))
-
-    def progress(*_told: object) -> None:
-        if next(left, None) is None:
-            raise Cut
-
-    with pytest.raises(Cut):
-        run(base, seeds, path, progress=progress, **options)
 
 
 def refusal(base: Base, seeds: PromptSet | SelfTalk, path: Path, **options: Any) -> TreeoptError:
@@ -87,7 +71,7 @@ def test_greedy_answers_are_stock_generate(tmp_path: Path) -> None:
         assert row["model_id"] == base.fingerprint
     assert len({tuple(row["ids"][row["answers"][0][0] :]) for row in rows}) > 1  # what is asked has a say
     tokens = sum(end - start for row in rows for start, end in row["answers"])
-    assert (done.rows, done.new_rows, done.tokens, done.skipped) == (5, 5, tokens, ())
+    assert (done.rows, done.tokens, done.skipped) == (5, tokens, ())
 
 
 def test_several_turns_feed_the_models_own_answers(tmp_path: Path) -> None:
@@ -216,110 +200,6 @@ def test_sampling_by_seed(tmp_path: Path) -> None:
     assert [row["ids"] for row in rows_of(tmp_path / "greedy")] != written[0]
 
 
-@pytest.mark.parametrize("batches", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["prompts", "self-talk"])
-@pytest.mark.parametrize("tail", ["whole", "torn"])
-def test_resume_is_an_unbroken_run(tmp_path: Path, batches: int, kind: str, tail: str) -> None:
-    """Cut off after any batch, or in the middle of a line, a resumed run ends with the same bytes."""
-    base = chat_base()
-    seeds = questions(tmp_path) if kind == "prompts" else SelfTalk(5, turns=2, opening_tokens=4)
-    options = {"temperature": 1.2, "seed": 3}
-    whole = run(base, seeds, tmp_path / "whole.jsonl", **options)
-    out, partial = tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
-    cut_off(base, seeds, out, batches, **options)
-    assert not out.exists()
-    if tail == "torn":
-        partial.write_bytes(partial.read_bytes()[:-40])
-    done = run(base, seeds, out, resume=True, **options)
-    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert not partial.exists()
-    assert (done.rows, done.tokens) == (whole.rows, whole.tokens)
-    assert done.new_rows < whole.rows or batches == 1
-
-
-def test_resume_keeps_whole_batches(tmp_path: Path) -> None:
-    """What stands in whole batches is not made again: a mark in it survives."""
-    base, seeds = chat_base(), questions(tmp_path)
-    out, partial = tmp_path / "out.jsonl", tmp_path / "out.jsonl.partial"
-    cut_off(base, seeds, out, 2)
-    partial.write_text(partial.read_text().replace("w28", "w29", 1))  # in the first batch
-    done = run(base, seeds, out, resume=True)
-    assert out.read_text().count("w29") == 1
-    assert done.new_rows == 3
-
-
-def test_resume_reads_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The unfinished file may be of any size, a line of it may not; a folder in its place is named."""
-    base, seeds, out = chat_base(), questions(tmp_path), tmp_path / "out.jsonl"
-    run(base, seeds, out)
-    partial = out.rename(tmp_path / "out.jsonl.partial")
-    monkeypatch.setattr("treeopt.train.distill._LONGEST", max(map(len, partial.read_bytes().splitlines())))
-    with pytest.raises(TreeoptError, match="has a line of more than") as caught:
-        run(base, seeds, out, resume=True)
-    assert caught.value.code is Code.RESUME_INVALID
-    monkeypatch.setattr("treeopt.train.distill._LONGEST", max(map(len, partial.read_bytes().splitlines())) + 1)
-    assert run(base, seeds, out, resume=True).new_rows == 1  # the last batch is smaller, and not known to be whole
-
-
-def test_resume_of_an_empty_partial(tmp_path: Path) -> None:
-    """A run that was killed before its first batch was whole begins anew."""
-    base, seeds = chat_base(), questions(tmp_path)
-    (tmp_path / "out.jsonl.partial").write_bytes(b'{"id": "half')
-    assert run(base, seeds, tmp_path / "out.jsonl", resume=True).new_rows == 5
-    run(base, seeds, tmp_path / "whole.jsonl")
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "other", [{"seed": 1}, {"temperature": 0.5}, {"max_new_tokens": 7}, {"batch_size": 3}, {"chat_template": False}]
-)
-def test_resume_with_other_settings(tmp_path: Path, other: dict[str, Any]) -> None:
-    """A run does not go on with other settings, and what was begun stays."""
-    base, seeds, out = chat_base(), questions(tmp_path), tmp_path / "out.jsonl"
-    cut_off(base, seeds, out, 2)
-    before = (tmp_path / "out.jsonl.partial").read_bytes()
-    assert refusal(base, seeds, out, resume=True, **other).code is Code.RESUME_INVALID
-    assert (tmp_path / "out.jsonl.partial").read_bytes() == before
-
-
-@pytest.mark.parametrize("other", ["prompts", "self-talk"])
-def test_resume_with_other_seeds(tmp_path: Path, other: str) -> None:
-    """A run does not go on with other prompts, and what was begun stays."""
-    base, out = chat_base(), tmp_path / "out.jsonl"
-    cut_off(base, questions(tmp_path), out, 2)
-    before = (tmp_path / "out.jsonl.partial").read_bytes()
-    seeds = questions(tmp_path, 4, "others.jsonl") if other == "prompts" else SelfTalk(5)
-    assert refusal(base, seeds, out, resume=True).code is Code.RESUME_INVALID
-    assert (tmp_path / "out.jsonl.partial").read_bytes() == before
-
-
-def test_resume_with_another_model_of_the_same_name(tmp_path: Path) -> None:
-    """A file does not go on with a model whose weights are others, as all its rows name one model."""
-    seeds, out = questions(tmp_path), tmp_path / "out.jsonl"
-    cut_off(chat_base(), seeds, out, 2)
-    assert refusal(chat_base(disturbed=0.5), seeds, out, resume=True).code is Code.RESUME_INVALID
-
-
-def test_resume_of_nothing(tmp_path: Path) -> None:
-    """Where no unfinished file is there is nothing to resume."""
-    error = refusal(chat_base(), questions(tmp_path), tmp_path / "out.jsonl", resume=True)
-    assert error.code is Code.RESUME_INVALID
-    assert "out.jsonl.partial" in error.what
-
-
-def test_files_are_not_overwritten_unasked(tmp_path: Path) -> None:
-    """A finished file and an unfinished one are refused, and dropped on demand."""
-    base, seeds, out = chat_base(), questions(tmp_path), tmp_path / "out.jsonl"
-    cut_off(base, seeds, out, 1)
-    error = refusal(base, seeds, out)
-    assert error.code is Code.FILE_EXISTS
-    assert "--resume" in error.fix
-    assert run(base, seeds, out, overwrite=True).new_rows == 5
-    assert refusal(base, seeds, out).code is Code.FILE_EXISTS
-    assert refusal(base, seeds, out, resume=True).code is Code.FILE_EXISTS
-    assert run(base, seeds, out, overwrite=True, max_new_tokens=2).tokens == 10
-
-
 def test_too_long_prompts_are_skipped_and_named(tmp_path: Path) -> None:
     """Prompts that do not fit with the budget are left out, counted and named, wherever they stand."""
     base = chat_base()
@@ -340,8 +220,6 @@ def test_prompts_kept_for_judging(tmp_path: Path) -> None:
     assert [row["text"] for row in rows_of(tmp_path / "out.jsonl")] == ["w5", "w6"]
     assert [skip.prompt_id for skip in done.skipped] == [prompt.id for prompt in seeds.prompts[:3]]
     assert {skip.reason for skip in done.skipped} == {"an evaluation prompt"}
-    cut_off(chat_base(), seeds, tmp_path / "cut.jsonl", 2, exclude=exclude)
-    assert refusal(chat_base(), seeds, tmp_path / "cut.jsonl", resume=True).code is Code.RESUME_INVALID
 
 
 def test_prompts_that_all_are_too_long(tmp_path: Path) -> None:

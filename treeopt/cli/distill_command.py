@@ -8,7 +8,6 @@ import click
 
 from treeopt.cli.console import Console, command, skipped_text
 from treeopt.cli.early_checks import check_apart, check_belongs, check_suffix, warn_no_trees
-from treeopt.cli.following import follows
 from treeopt.cli.inputs import check_inputs
 from treeopt.cli.numbers import SEED, Temperature
 from treeopt.cli.options import (
@@ -21,7 +20,7 @@ from treeopt.cli.options import (
     say_prompts,
 )
 from treeopt.cli.processes import nproc_option
-from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_rows, resumable
+from treeopt.cli.work_options import batch_option, batch_settings, ending_work, open_work
 from treeopt.errors import counted
 from treeopt.files.configurations import write_note
 
@@ -65,16 +64,14 @@ def run(console: Console, **options: Any) -> None:
     check_apart("resume", "force")
     check_belongs(("turns", "opening_tokens"), "--self-talk", options["self_talk"] is not None)
     check_belongs(("skip", "limit"), "--prompts", options["prompts"] is not None)
-    target = check_outputs(options, options["output"])
+    check_outputs(options, options["output"])
     check_suffix(options["output"], ".jsonl")
     check_inputs()
     from treeopt.models.base import load_base
     from treeopt.texts.prompts import load_prompts
-    from treeopt.train.distill import check_unfinished, distill
+    from treeopt.train.distill import distill
 
-    if not follows():  # the first process may have begun the run already
-        check_unfinished(target, resume=options["resume"], overwrite=options["force"])
-    work = open_rows(options)
+    work = open_work(options)
     prompts = _prompts(console, options)
     exclude = load_prompts(options["exclude"]) if options["exclude"] else None
     base = load_base(options["model"], **loading_options(options, "adapter"))
@@ -82,9 +79,7 @@ def run(console: Console, **options: Any) -> None:
     warn_no_trees(console, base, "heads trained on its answers cannot draft for it here")
     names = ("max_new_tokens", "temperature", "seed", "chat_template", "resume")
     chosen = {**batch_settings(console, options), **{name: options[name] for name in names}}
-    partial = f"with {options['output']}.partial"
-    ending = resumable(console, partial) if work is None else ending_work(console, work)
-    with ending, console.progress("distill") as progress:
+    with ending_work(console, work), console.progress("distill") as progress:
         done = distill(
             base,
             prompts,
@@ -116,7 +111,7 @@ def _prompts(console: Console, options: dict[str, Any]) -> PromptSet | SelfTalk:
 
 def _report(console: Console, done: Distilled, output: str) -> None:
     """Print the numbers of answers and tokens."""
-    console.say(f"{counted(done.rows, 'answer')}, {done.tokens} tokens ({done.new_rows} answers in this run)")
+    console.say(f"{counted(done.rows, 'answer')}, {done.tokens} tokens")
     if done.ended_early:
         ended = counted(done.ended_early, "conversation")
         console.warn(f"ended before the last turn, as an answer reached --max-new-tokens: {ended}")
@@ -126,7 +121,6 @@ def _report(console: Console, done: Distilled, output: str) -> None:
         {
             "rows": done.rows,
             "tokens": done.tokens,
-            "new_rows": done.new_rows,
             "ended_early": done.ended_early,
             "skipped_prompts": [vars(one) for one in done.skipped],
             "output": output,

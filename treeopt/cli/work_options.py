@@ -113,20 +113,6 @@ def open_work(options: Mapping[str, Any]) -> Work:
     return Work(Path(options["output"]), **chosen, team=team_of(options))
 
 
-def open_rows(options: Mapping[str, Any]) -> Work | None:
-    """The folder of the rows that several processes of `treeopt distill` make; None for one, which appends its own."""
-    from treeopt.runs.work import Work
-    from treeopt.train.distill import rows_of
-
-    rows = rows_of(Path(options["output"]))
-    begun = rows.with_name(rows.name + ".partial").exists()
-    chosen = {"resume": options["resume"] and begun, "overwrite": options["force"]}
-    if known_team(click.get_current_context()) is None and (begun or options["nproc"] > 1):
-        Work(rows, **chosen)  # checked before other processes are started
-    team = team_of(options)
-    return Work(rows, **chosen, team=team) if begun or team is not None else None
-
-
 @contextmanager
 def resumable(console: Console, where: str) -> Iterator[None]:
     """Context of long work that --resume can continue: an interruption prints how, and is raised again."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from treeopt.errors import Code, TreeoptError, system_error
@@ -126,7 +126,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool = True) -> None:
+def write_bytes(path: str | os.PathLike[str], content: bytes | Iterable[bytes], *, overwrite: bool = True) -> None:
     """Write the whole file, or leave the previous one unchanged.
 
     Raises:
@@ -135,7 +135,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, overwrite: bool
     write_files({Path(path): content}, overwrite=overwrite)
 
 
-def write_files(contents: Mapping[Path, bytes], *, overwrite: bool = True) -> None:
+def write_files(contents: Mapping[Path, bytes | Iterable[bytes]], *, overwrite: bool = True) -> None:
     """Write several files that belong together: all of them, or none.
 
     Each is written to a temporary file beside it; then all are renamed. A rename that fails undoes those before it.
@@ -151,7 +151,7 @@ def write_files(contents: Mapping[Path, bytes], *, overwrite: bool = True) -> No
             target = targets[writing]
             handle, staged[target] = tempfile.mkstemp(dir=target.parent, prefix=_temporary_prefix(target))
             with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
+                stream.writelines([content] if isinstance(content, bytes) else content)
                 stream.flush()
                 os.fsync(stream.fileno())
             # A file that is replaced keeps its mode.
