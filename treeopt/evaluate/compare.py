@@ -304,7 +304,7 @@ def _fastest_plan(job: Material, name: str, run: CalibrationRun, drafter: Drafte
     plans = plans_of(run.calibration, job.options.sizes, with_draft=with_draft)
     decoders = [job.decoder(plan, drafter, AcceptDeepest()) for plan in plans]
     # One of several processes times the steps for all: each of them must decode the same trees.
-    [seconds] = job.options.division.each(1, lambda _: timed([decoders], run.texts, job.noted(name))[0][0])
+    [seconds] = job.options.division.each(1, lambda _: timed([decoders], run.texts, job.noted(name))[0])
     best = max(figures_of(plans, seconds, job.base)[1:], key=lambda one: one.speedup, default=None)
     return None if best is None else best.plan
 

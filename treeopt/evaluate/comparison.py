@@ -92,7 +92,6 @@ class CompareOptions:
 
     @property
     def decoding(self) -> ValidateOptions:
-        """The same for the functions that decode."""
         return ValidateOptions(
             self.max_new_tokens, self.repeats, chat_template=self.chat_template, judge=0, division=self.division
         )
@@ -116,7 +115,6 @@ class Figures:
 
     @classmethod
     def of(cls, metrics: Metrics, name: str) -> Figures:
-        """The figures of one method's runs."""
         return cls(
             len(metrics.trials),
             metrics.tokens_per_step(name),
@@ -182,7 +180,6 @@ class Comparison:
 
     @property
     def setting(self) -> str:
-        """The dtype, and `compiled` where forwards over trees were."""
         return setting_of(self.made_by["dtype"], compiled="compiled" in self.made_by)
 
     @property
@@ -198,17 +195,12 @@ class Comparison:
         return plain if chosen is None else timed[chosen][0]
 
     def row(self, method: str) -> Row:
-        """The row of a method; KeyError where there is none."""
         found = {row.method: row for row in self.rows}
         return found[method]
 
 
 def halves(prompts: PromptSet) -> tuple[PromptSet, PromptSet]:
-    """The first half of each category, rounded down, and the rest; prompts without categories are one category.
-
-    Raises:
-        TreeoptError: E303 where the first half is empty.
-    """
+    """The first half of each category, rounded down, and the rest; E303 where the first half is empty."""
     by_category: dict[str | None, list[Prompt]] = defaultdict(list)
     for prompt in prompts.prompts:
         by_category[prompt.category].append(prompt)
@@ -222,7 +214,7 @@ def halves(prompts: PromptSet) -> tuple[PromptSet, PromptSet]:
 
 
 def spread_evenly(given: Sequence[T], count: int) -> list[T]:
-    """At most `count` of the prompts or texts, at equal distances, the first included."""
+    """At most `count` of them at equal distances, the first included."""
     if len(given) <= count:
         return list(given)
     return [given[i * len(given) // count] for i in range(count)]

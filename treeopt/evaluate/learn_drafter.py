@@ -38,6 +38,7 @@ from treeopt.tree import Tree
 NONE = "none"  # the kind of the tree of the root alone: plain decoding
 _DEPTHS = (1, 2, 3, 4)  # of static trees of a draft model, beside those of any depth: each level costs it a forward
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 40  # of timed steps, beside the first, which is not counted
+_SAMPLED = 16  # answers by which the acceptance rate under sampling is estimated
 _SECONDS = 1.5  # of all timed steps together, where that takes a number of rounds in between
 
 
@@ -66,12 +67,10 @@ class PlanFigures:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per step over the seconds of a step."""
         return self.tokens_per_step / self.seconds
 
     @property
     def setting(self) -> str:
-        """The dtype, and `compiled` where the forward was."""
         return setting_of(self.dtype, compiled=self.compiled)
 
     @property
@@ -86,13 +85,9 @@ def setting_of(dtype: str, *, compiled: bool) -> str:
 
 
 def fastest_of(figures: Sequence[PlanFigures]) -> PlanFigures:
-    """The plan and setting with the most tokens per second by `fastest`.
+    """The plan and setting with the most tokens per second by `fastest`; of none where no plan of its setting pays.
 
-    Args:
-        figures: those of the first setting first; in each setting those of none first.
-
-    Returns:
-        The figures of none where no plan of its setting pays, and those of the first setting where no other pays.
+    The figures of the first setting are first, and in each setting those of none.
     """
     best: list[PlanFigures] = []
     for setting in dict.fromkeys(one.setting for one in figures):
@@ -107,12 +102,7 @@ def fastest_of(figures: Sequence[PlanFigures]) -> PlanFigures:
 def plans_of(calibration: Calibration, sizes: Sequence[int], *, with_draft: bool) -> list[Plan]:
     """None, and of each size the best tree and, where the calibration has traces for it, a policy; no tree twice.
 
-    A chain is the best tree of its size where chains accept most.
-
-    Args:
-        calibration: the traces of the drafter.
-        sizes: numbers of nodes, root counted. A tree is smaller where more nodes accept nothing more.
-        with_draft: whether a draft model drafts: then there are trees of limited depth too.
+    A tree is smaller where more nodes accept nothing more. With a draft model there are trees of limited depth too.
     """
     plans: list[Plan] = [build_tree(calibration, ONE_NODE)]
     limits = [*(depth for depth in _DEPTHS if with_draft and depth < calibration.num_heads), None]
@@ -135,29 +125,15 @@ def figures_of(plans: Sequence[Plan], seconds: Sequence[float], base: Base) -> t
     )
 
 
-def timed(
-    groups: Sequence[Sequence[TreeDecoder]],
-    texts: Sequence[Text],
-    progress: Progress,
-    alone: TreeDecoder | None = None,
-) -> tuple[list[list[float]], float]:
+def timed(groups: Sequence[Sequence[TreeDecoder]], texts: Sequence[Text], progress: Progress) -> list[list[float]]:
     """Seconds of a step of each decoder, which all take turns at the end of the text of median length.
 
-    Args:
-        groups: decoders with `AcceptDeepest` as their rule, those of one base together.
-        texts: of these bases, with their answers.
-        progress: called after each round.
-        alone: a decoder of one node of the draft model; None where there is none.
-
-    Returns:
-        The seconds of each group, and those of `alone`, or 0.
+    The decoders of a group have one base and `AcceptDeepest` as their rule.
     """
     text = sorted(([*text.prompt, *text.answer] for text in texts), key=len)[len(texts) // 2]
-    chosen = [*groups, *([] if alone is None else [[alone]])]
-    steps = [_steps_after(text, decoders) for decoders in chosen]
+    steps = [_steps_after(text, decoders) for decoders in groups]
     spent = iter(_shortest([step for group in steps for step in group], progress))
-    seconds = [[next(spent) for _ in group] for group in steps]
-    return seconds[: len(groups)], 0.0 if alone is None else seconds[-1][0]
+    return [[next(spent) for _ in group] for group in steps]
 
 
 def _steps_after(text: Sequence[int], decoders: Sequence[TreeDecoder]) -> list[TimedStep]:
@@ -172,10 +148,7 @@ def _steps_after(text: Sequence[int], decoders: Sequence[TreeDecoder]) -> list[T
 
 
 def _shortest(steps: Sequence[TimedStep], progress: Progress) -> list[float]:
-    """Seconds of each step, the shortest of several rounds.
-
-    All steps take turns. What else runs on the machine can only lengthen a step, and on a busy one it lengthens most.
-    """
+    """Seconds of each step, the shortest of several rounds: what else runs on the machine can only lengthen a step."""
     warm_up = sum(step.after_lead_in() for step in steps)
     rounds = min(max(_FEWEST_ROUNDS, int(_SECONDS / warm_up)), _MOST_ROUNDS)
     spent = np.empty((rounds, len(steps)))
@@ -191,9 +164,6 @@ def _tokens_per_step(plan: Plan) -> float:
     assert plan.expected is not None
     cross_validated = getattr(plan.expected, "cross_validated", None)
     return plan.expected.replay if cross_validated is None else cross_validated
-
-
-_SAMPLED = 16  # answers by which the acceptance rate under sampling is estimated
 
 
 @dataclass(frozen=True)
@@ -276,21 +246,20 @@ def learn_drafter(
     assert run.learned is not None
     used = None if loaded is None else heads_like(base, loaded.heads)
     plans = plans_of(run.calibration, sizes, with_draft=draft is not None)
-    plain = TreeDecoder(base, None, Tree(()), acceptance=AcceptDeepest())
-    alone = None if draft is None else TreeDecoder(draft, None, Tree(()), acceptance=AcceptDeepest())
+    plain, *alone = (TreeDecoder(one, None, Tree(()), acceptance=AcceptDeepest()) for one in (base, draft) if one)
     groups = [[plain, *_decoders(base, used, plans[1:], run.learned.drafter, draft)]]
     with memory_as_error("smaller sizes, or fewer dtypes"):
         copies = [copy for copy in (base.in_dtype(dtype) for dtype in dtypes) if copy is not base]
         if with_compiled:
             copies += [dataclasses.replace(one, compile=True) for one in (base, *copies)]
         groups += [_decoders(copy, used, plans, run.learned.drafter, draft) for copy in copies]
-        seconds, of_draft = timed(groups, run.texts, progress, alone)
+        seconds = timed([*groups, *([one] for one in alone)], run.texts, progress)
     figures = tuple(
         one
-        for decoders, spent in zip(groups, seconds, strict=True)
+        for decoders, spent in zip(groups, seconds, strict=False)
         for one in figures_of(plans, spent, decoders[0].base)
     )
-    chains = None if draft is None else predict_chains(run.calibration, of_draft / seconds[0][0])
+    chains = None if draft is None else predict_chains(run.calibration, seconds[-1][0] / seconds[0][0])
     alpha = None if draft is None else _sampled_alpha(base, draft, run.texts[:_SAMPLED])
     found = LearnedDrafter(run.learned.drafter, figures, run, chains, alpha)
     best = found.recommended
@@ -303,14 +272,12 @@ def learn_drafter(
 def _decoders(
     base: Base, heads: MedusaHeads | None, plans: Sequence[Plan], drafter: Drafter, draft: Base | None
 ) -> list[TreeDecoder]:
-    """A decoder of each plan on a model; heads in the dtype of the model."""
     used = None if heads is None else heads_like(base, heads)
     options: dict[str, Any] = {"drafter": drafter, "draft": draft, "acceptance": AcceptDeepest(), "probe": False}
     return [TreeDecoder(base, used, plan, **options) for plan in plans]
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:
-    """Raise ValueError unless there are sizes, and a policy may have each of them."""
     if not sizes:
         raise ValueError("sizes is empty")
     check_counts(**{f"sizes[{i}]": size for i, size in enumerate(sizes)})

@@ -1,13 +1,9 @@
 """Profile: seconds of one decode step by the size of the tree, measured on the machine that will run it.
 
-The timed code is `TreeDecoder.step`: draft, verify all nodes in one forward, accept, keep. All sizes take turns in
-every round, so that changes in the machine's load affect all alike. The first round is not counted, and of the others
-the half with the shortest steps counts. A size's seconds in a round are the shortest of three successive steps, after
-one that is not counted: right after the step of a large tree the processor's caches contain other data (the one-node
-step of a small model is then a quarter slower, and every overhead too small).
-
-Where the drafter reads the text, its time depends on it. Then each round is one token further in a text of the model
-(`treeopt.evaluate.timed_step`), and the last round has the context that is measured.
+All sizes take turns in every round of `TreeDecoder.step`, so that changes in the machine's load affect all alike. A
+size's seconds in a round are the shortest of three successive steps, after one that is not counted: right after the
+step of a large tree the processor's caches contain other data. Where the drafter reads the text, each round is one
+token further in a text of the model, and the last round has the context that is measured.
 """
 
 from __future__ import annotations
@@ -28,11 +24,7 @@ from treeopt.drafting.kernel.data import num_candidates
 from treeopt.drafting.ngram import check_drafter
 from treeopt.errors import Code, TreeoptError, check_choice, check_counts, counted, memory_as_error
 from treeopt.evaluate.timed_step import AcceptDeepest, TimedRounds
-from treeopt.latency import (
-    ONE_NODE,
-    LatencyPoint,
-    LatencyProfile,
-)
+from treeopt.latency import ONE_NODE, LatencyPoint, LatencyProfile
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads
@@ -126,10 +118,10 @@ def measure_profile(
     draft = as_draft(chosen.draft, base)
     if drafter is not None:
         check_drafter(drafter, base, used, draft)
-    drafted = _Drafted.of(base, used, drafter, chosen, draft)
-    _check_contexts(chosen.contexts, drafted.depth, base)
+    record, trees, depth = _generic(base, used, drafter, chosen)
+    _check_contexts(chosen.contexts, depth, base)
     check_trees(base)
-    decoders = drafted.decoders()
+    decoders = [_decoder(base, used, tree, record, chosen.kind, draft) for tree in trees]
     pairs = [(batch, context) for batch in chosen.batches for context in chosen.contexts]
     rounds = chosen.repeats + 1  # the first is the warm-up
     points: list[LatencyPoint] = []
@@ -141,7 +133,7 @@ def measure_profile(
                 timing.run(drafting=chosen.kind == KINDS[1])
                 progress(done + row + 1, len(pairs) * rounds, f"batch {pair[0]}, context {pair[1]}")
         points += timing.points()
-    return LatencyProfile.from_points(points, _provenance(base, loaded, chosen, drafted.record))
+    return LatencyProfile.from_points(points, _provenance(base, loaded, chosen, record))
 
 
 def largest_context(
@@ -151,94 +143,49 @@ def largest_context(
     drafter: Drafter | None = None,
     kind: str = KINDS[0],
 ) -> int:
-    """The largest context that leaves room for a step of each of these sizes; below 1 where there is none.
-
-    Raises:
-        TreeoptError: E230 where there is no tree of a size.
-    """
-    return _room(base, _Drafted.of(base, heads, drafter, ProfileOptions(nodes=nodes, kind=kind)).depth)
+    """The largest context that leaves room for a step of each of these sizes; below 1 where there is none."""
+    *_, depth = _generic(base, heads, drafter, ProfileOptions(nodes=nodes, kind=kind))
+    return _room(base, depth)
 
 
 def generic_growth(nodes: int, levels: int, ranks: int) -> Growth:
-    """Growth of a tree with the shape of measured ones: accuracies fall by depth and by rank.
-
-    Args:
-        nodes: the budget, root counted.
-        levels: the maximum depth.
-        ranks: ranks of each level.
-    """
+    """Growth of a tree with the shape of measured ones: accuracies fall by depth and by rank."""
     depth, rank = np.arange(levels)[:, None], np.arange(min(ranks, nodes))[None, :]
     return grow(IndependentValues(_FIRST * _BY_DEPTH**depth / (1.0 + rank) ** _BY_RANK), nodes)
 
 
-@dataclass(frozen=True)
-class _Drafted:
-    """The steps to be timed.
-
-    Args:
-        base: the base model.
-        heads: its heads, or None.
-        record: the drafter; None for static trees of the heads' guesses.
-        trees: the generic tree of each size, ascending, the one-node tree first; each contains the ones before it.
-        kind: of the trees.
-        draft: the draft model of the drafter, or None.
-    """
-
-    base: Base
-    heads: MedusaHeads | None
-    record: Drafter | None
-    trees: tuple[Tree, ...]
-    kind: str
-    draft: Base | None = None
-
-    @classmethod
-    def of(
-        cls,
-        base: Base,
-        heads: MedusaHeads | None,
-        drafter: Drafter | None,
-        options: ProfileOptions,
-        draft: Base | None = None,
-    ) -> _Drafted:
-        """The steps of a drafter, or of the one that measures by default."""
-        nodes, record = options.nodes, drafter
-        if record is None and heads is None:
-            record = Drafter.untrained(base.vocab_size)
-        elif record is None and heads is not None and options.kind == KINDS[1]:
-            record = Drafter.heads_only(heads.num_heads, min(UNTRAINED_TOP, base.vocab_size))
-        if options.kind == KINDS[1]:
-            nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
-        return cls(base, heads, record, tuple(_trees(base, heads, nodes, record)), options.kind, draft)
-
-    @property
-    def depth(self) -> int:
-        """The maximum depth of any tree; that of per-step trees is the number of the drafter's levels."""
-        if self.kind == KINDS[1] and self.record is not None and self.trees[-1].nodes > ONE_NODE:
-            return self.record.depth
-        return self.trees[-1].depth
-
-    def decoders(self) -> list[TreeDecoder]:
-        """A decoder of each size."""
-        return [self._decoder(tree) for tree in self.trees]
-
-    def _decoder(self, tree: Tree) -> TreeDecoder:
-        """The decoder of one size; that of one node needs neither heads nor drafter."""
-        rule, record = AcceptDeepest(), self.record
-        if tree.nodes == ONE_NODE:
-            return TreeDecoder(self.base, None, tree, acceptance=rule, probe=False)
-        plan: Plan = tree
-        if record is not None:
-            static = self.kind == KINDS[0]
-            plan = dataclasses.replace(tree, drafter=record.id) if static else _policy(tree.nodes, record)
-        return TreeDecoder(self.base, self.heads, plan, drafter=record, draft=self.draft, acceptance=rule, probe=False)
+def _generic(
+    base: Base, heads: MedusaHeads | None, drafter: Drafter | None, options: ProfileOptions
+) -> tuple[Drafter | None, list[Tree], int]:
+    """The drafter, or the one that measures by default, the generic tree of each size, and the greatest depth."""
+    nodes, record, dynamic = options.nodes, drafter, options.kind == KINDS[1]
+    if record is None and heads is None:
+        record = Drafter.untrained(base.vocab_size)
+    elif record is None and heads is not None and dynamic:
+        record = Drafter.heads_only(heads.num_heads, min(UNTRAINED_TOP, base.vocab_size))
+    if dynamic:
+        nodes = [min(size, STEP_SIZES[-1]) for size in nodes]
+    trees = _trees(base, heads, nodes, record)
+    per_step = dynamic and record is not None and trees[-1].nodes > ONE_NODE
+    return record, trees, record.depth if per_step and record is not None else trees[-1].depth
 
 
-def _policy(nodes: int, record: Drafter) -> TreePolicy:
-    return TreePolicy(nodes, record.depth, record.id)
+def _decoder(
+    base: Base, heads: MedusaHeads | None, tree: Tree, record: Drafter | None, kind: str, draft: Base | None
+) -> TreeDecoder:
+    """The decoder of one size; that of one node needs neither heads nor drafter."""
+    rule = AcceptDeepest()
+    plan: Plan = tree
+    if tree.nodes == ONE_NODE:
+        return TreeDecoder(base, None, tree, acceptance=rule, probe=False)
+    if record is not None:
+        policy = TreePolicy(tree.nodes, record.depth, record.id)
+        plan = dataclasses.replace(tree, drafter=record.id) if kind == KINDS[0] else policy
+    return TreeDecoder(base, heads, plan, drafter=record, draft=draft, acceptance=rule, probe=False)
 
 
 def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Sequence[int], repeats: int) -> None:
-    """Raise ValueError where a list is empty or a number is no whole number from 1; E403 above `MOST_BATCH`."""
+    """Raise ValueError for an empty list or a number that is not whole or below 1; E403 above `MOST_BATCH`."""
     for name, numbers in (("nodes", nodes), ("contexts", contexts), ("batches", batches)):
         if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
             raise ValueError(f"{name} {numbers!r}: it is a list of at least one number")
@@ -271,7 +218,6 @@ def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: 
 
 
 def _room(base: Base, depth: int) -> int:
-    """Maximum number of cached tokens that leaves a position for the root and for each level below it."""
     return base.context - depth - 1
 
 

@@ -29,11 +29,10 @@ def random_prompts(base: Base, batch: int, context: int) -> Tensor:
 
 
 def model_texts(base: Base, batch: int, context: int) -> Tensor:
-    """Text of the model as int64 [B, T], the same at every call.
+    """Text of the model as int64 [B, T], the same at every call, for drafters whose time depends on the text.
 
     A row is a sequence of sampled texts that ends at the end of one, and each row of up to `_MOST_SAMPLES` ends with
-    another one. The samples begin with a random token, after the token that begins a text where the model has one;
-    tokens that end a text are tokens like others.
+    another one. The samples begin with a random token, after the token that begins a text where the model has one.
     """
     check_memory(base, batch, context)
     length = min(_SAMPLE_TOKENS, context, base.context - 2)
@@ -77,7 +76,7 @@ _TIMED = 3  # successive steps of one size, after one that fills the processor's
 
 @dataclass(frozen=True)
 class AcceptDeepest(Greedy):
-    """Greedy acceptance at its full cost, whose result is replaced: the last node, a deepest one, is accepted.
+    """Greedy acceptance at its full cost, whose result is replaced by the last node, a deepest one.
 
     Random text accepts nothing, but keeping a deep path means moving cache entries, which a timed step must include.
     """
@@ -90,11 +89,8 @@ class AcceptDeepest(Greedy):
 class TimedStep:
     """A step of a decoder after cached texts, which can be run again and again.
 
-    Args:
-        decoder: with `AcceptDeepest` as its rule.
-        cached: the texts in the cache of a decoder of the same base, whose trees are at least as large and as deep; all
-            sizes share the one cache.
-        prompts: int64 [B, T], the same texts, or as many of their last tokens as the decoder reads.
+    The texts, prompts int64 [B, T] or as many of their last tokens as the decoder reads, are `cached` by a decoder of
+    the same base whose trees are at least as large and as deep: all sizes share the one cache.
     """
 
     def __init__(self, decoder: TreeDecoder, cached: Rows, prompts: Tensor) -> None:
@@ -114,7 +110,7 @@ class TimedStep:
 
     @torch.inference_mode()
     def drafting_seconds(self) -> float:
-        """Choose the tree of the step and its tokens again, without verifying it; the shortest of several times."""
+        """Seconds of choosing the tree and its tokens again, without verifying it; the shortest of several."""
         spent = []
         for _ in range(_TIMED):
             begin = now(self.decoder.base)
@@ -127,18 +123,15 @@ class TimedStep:
         self.decoder.step(self.rows)
 
     def after_lead_in(self) -> float:
-        """Seconds of a step that follows a step of the same size: the shortest of several.
-
-        What else runs on the machine can only lengthen a step, and lengthens few of several successive ones.
-        """
+        """Seconds of a step that follows a step of the same size: the shortest of several."""
         self.seconds()
         return min(self.seconds() for _ in range(_TIMED))
 
 
 def prefilled(decoders: Sequence[TreeDecoder], prompts: Tensor, max_new_tokens: int) -> list[Rows]:
-    """The texts [B, T] in the cache of the largest decoder, for all; of compiled ones, each in its own.
+    """The texts [B, T] in the cache of the largest decoder, for all.
 
-    A compiled forward runs trees of one size, to which a session pads all trees.
+    A compiled forward runs trees of one size, so each compiled decoder has a cache of its own.
     """
     largest = max(decoders, key=lambda one: (one.trees.nodes, one.trees.depth))
     if largest.base.compile:
@@ -149,11 +142,8 @@ def prefilled(decoders: Sequence[TreeDecoder], prompts: Tensor, max_new_tokens: 
 class TimedRounds:
     """Steps of several decoders after the same texts, timed in turn.
 
-    Args:
-        decoders: with `AcceptDeepest` as their rule, that of one node first, the largest and deepest last.
-        batch: B, texts decoded together.
-        context: tokens in the cache, at the last round where a decoder reads the text.
-        rounds: the number of calls of `run`.
+    The decoder of one node is first, the largest and deepest last. The cache has `context` tokens, at the last round
+    where a decoder reads the text.
     """
 
     def __init__(self, decoders: Sequence[TreeDecoder], batch: int, context: int, rounds: int) -> None:
@@ -169,10 +159,7 @@ class TimedRounds:
         self._drafting: list[list[float]] = []
 
     def run(self, *, drafting: bool) -> None:
-        """Time a step of each decoder, and with `drafting` its drafting alone; then go one token further in the text.
-
-        The text ends at the context, and the rounds that remain are all there.
-        """
+        """Time a step of each decoder, and with `drafting` its drafting alone; then go one token on in the text."""
         steps = [
             TimedStep(decoder, cached, _read(decoder, self._texts))
             for decoder, cached in zip(self._decoders, self._cached, strict=True)
@@ -191,9 +178,8 @@ class TimedRounds:
     def points(self) -> list[LatencyPoint]:
         """Medians and quartiles of the quieter half of the rounds, the first left out; of drafting the median.
 
-        A round is quieter than another where its steps take less time in all. Other load lasts for whole rounds, and
-        lengthens long steps most, so that the median over all rounds can be that of a quiet machine for small trees and
-        that of a busy one for large ones.
+        A round is quieter than another where its steps take less time in all: other load lasts for whole rounds, and
+        lengthens long steps most.
         """
         spent, drafting = np.array(self._spent[1:]), np.array(self._drafting[1:])
         quiet = spent.sum(1).argsort(kind="stable")[: -(-len(spent) // 2)]
