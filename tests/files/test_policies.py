@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from treeopt.decode.plans import as_plan_for
 from treeopt.drafter import Drafter
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.drafters import save_drafter
-from treeopt.files.policies import as_plan_for, load_plan, load_plan_for, plan_id, policy_yaml, save_policy
+from treeopt.files.policies import load_plan, load_plan_for, plan_id, policy_yaml, save_policy
 from treeopt.files.trees import load_tree, save_tree
 from treeopt.policy import PolicyExpected, TreePolicy
 from treeopt.tree import Tree

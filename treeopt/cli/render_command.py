@@ -97,7 +97,7 @@ def _static(options: Mapping[str, Any]) -> Tree:
     Raises:
         TreeoptError: E203 for a policy; as `as_plan_for`.
     """
-    from treeopt.files.policies import as_plan_for
+    from treeopt.decode.plans import as_plan_for
     from treeopt.policy import TreePolicy
 
     plan, _ = as_plan_for(options["tree"], options["drafter"])

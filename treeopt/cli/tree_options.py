@@ -50,7 +50,7 @@ def chosen_plan(options: Mapping[str, Any]) -> ChosenPlan:
         click.UsageError: where --heads is given without them.
         TreeoptError: as `as_plan_for` and `check_plan`.
     """
-    from treeopt.files.policies import as_plan_for
+    from treeopt.decode.plans import as_plan_for
 
     tree, drafter = options["tree"], options["drafter"]
     if tree is None and drafter is None:

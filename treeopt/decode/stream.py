@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.decode.decoder import TreeDecoder
 from treeopt.decode.draft_metrics import Step
+from treeopt.decode.plans import GivenPlan
 from treeopt.decode.rejection import DrawnChain
 from treeopt.decode.rules import Greedy
 from treeopt.drafted_step import DraftedStep
@@ -24,7 +25,6 @@ from treeopt.drafting.model import DRAFT_MODEL_SOURCE
 from treeopt.drafting.plans import PerStepTrees, StaticTree
 from treeopt.drafting.trace import BASE, draft_sources
 from treeopt.errors import check_counts
-from treeopt.files.policies import GivenPlan
 from treeopt.models.base import Base
 from treeopt.models.given import GivenModel
 from treeopt.models.heads import MedusaHeads

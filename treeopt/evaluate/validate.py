@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from treeopt.calibration import MAX_RANKS
 from treeopt.decode.decoder import TreeDecoder
+from treeopt.decode.plans import GivenPlan, as_plan_for
 from treeopt.decode.rules import Sample, Typical
 from treeopt.drafter import Drafter
 from treeopt.errors import counted, memory_as_error
@@ -26,7 +27,6 @@ from treeopt.evaluate.metrics import Trial
 from treeopt.evaluate.runs import JUDGED, Inputs, Measured, Runs, ValidateOptions, decode_all
 from treeopt.evaluate.validate_sample import SampleValidation, validate_sample
 from treeopt.evaluate.validate_typical import TypicalValidation, validate_typical
-from treeopt.files.policies import GivenPlan, as_plan_for
 from treeopt.models.base import Base
 from treeopt.models.compatibility import heads_like
 from treeopt.models.given import GivenHeads, GivenModel, as_base, as_draft, as_heads

@@ -18,8 +18,6 @@ from treeopt.files.tensors import canonical_json
 from treeopt.files.trees import (
     POLICY,
     DrafterLine,
-    GivenTree,
-    as_tree,
     drafter_fields,
     drafter_line,
     figure_faults,
@@ -32,7 +30,6 @@ from treeopt.policy import Plan, PolicyExpected, TreePolicy
 from treeopt.tree import Tree
 
 SCHEMA = POLICY
-GivenPlan = GivenTree | TreePolicy
 
 
 class ExpectedLine(Schema):
@@ -88,17 +85,6 @@ def load_plan(name_or_path: str | os.PathLike[str]) -> Plan:
     return _policy_of(found) if schema_of(found) == POLICY else tree_of(found)
 
 
-def as_plan(tree: GivenPlan) -> Plan:
-    """The tree or policy: given as a record, as a name of a file or of `treeopt list`, or as a list of paths.
-
-    Raises:
-        TreeoptError: as `load_plan` and `treeopt.files.trees.as_tree`.
-    """
-    if isinstance(tree, (str, os.PathLike)):
-        return load_plan(tree)
-    return tree if isinstance(tree, TreePolicy) else as_tree(tree)
-
-
 def as_policy(policy: TreePolicy | str | os.PathLike[str]) -> TreePolicy:
     """A policy: given as a record, or as the name of a file.
 
@@ -110,52 +96,6 @@ def as_policy(policy: TreePolicy | str | os.PathLike[str]) -> TreePolicy:
     if not isinstance(found, TreePolicy):
         raise TypeError(f"a policy is a TreePolicy, or the name of its file; this is a {type(found).__name__}")
     return found
-
-
-def as_plan_for(
-    tree: GivenPlan | None, drafter: Drafter | str | os.PathLike[str] | None = None
-) -> tuple[Plan, Drafter | None]:
-    """`as_plan`, with the drafter that is given or, without one, that the tree's file names.
-
-    Without a tree, the plan is the one that the drafter recommends.
-
-    Raises:
-        TreeoptError: as `as_plan`, `load_plan_for` and `plan_of`.
-        ValueError: without tree and drafter.
-    """
-    if isinstance(tree, (str, os.PathLike)) and drafter is None:
-        return load_plan_for(tree)
-    record = load_drafter(drafter) if isinstance(drafter, (str, os.PathLike)) else drafter
-    if tree is not None:
-        return as_plan(tree), record
-    if record is None:
-        raise ValueError(
-            "give a tree, or a drafter with the tree that it recommends (treeopt learn); heads alone are not enough"
-        )
-    return plan_of(record, os.fspath(drafter) if isinstance(drafter, (str, os.PathLike)) else ""), record
-
-
-def plan_of(drafter: Drafter, file: str = "") -> Plan:
-    """The tree or policy that a drafter recommends.
-
-    Args:
-        drafter: the drafter.
-        file: of the drafter, for a message; empty where it was made in Python.
-
-    Raises:
-        TreeoptError: E223 where it has none.
-    """
-    if drafter.plan is None:
-        model = drafter.source.get("model")
-        named = f"drafter {drafter.id}" + (f" of {model}" if model else "")
-        what = f"{f'{file}, {named},' if file else named} recommends no tree, and none was given"
-        raise TreeoptError(
-            Code.DRAFTER_MISMATCH,
-            what,
-            why="treeopt learn stores one; calibrate does not",
-            fix="give a tree too: treeopt generate --tree FILE, treeopt render FILE",
-        )
-    return drafter.plan
 
 
 def _policy_of(document: Document) -> TreePolicy:
