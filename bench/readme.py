@@ -18,8 +18,8 @@ from typing import Any
 from timing import add_tiny, machine
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-COMPARE = ["compare", "--texts", "10"]  # as in the README
-TINY = ["--texts", "2", "--max-new-tokens", "8", "--repeats", "1", "--methods", "lookup"]
+COMPARE = ["compare", "--test-limit", "10"]  # as in the README
+TINY = ["--test-limit", "2", "--max-new-tokens", "8", "--repeats", "1", "--methods", "lookup"]
 # First cell of a row of the README, without emphasis -> name of the method in the result.
 ROWS = {
     "stock generate": "generate",

@@ -54,13 +54,13 @@ CHEAP = (
     Run("plan", ("plan", *_PLAN, "--chart", "o.svg", "-o", "o.yaml"), ("o.svg", "o.yaml")),
     Run("render svg", ("render", "tree.yaml", "-o", "o.svg"), ("o.svg",)),
     Run("render dot", ("render", "tree.yaml", "-o", "o.dot"), ("o.dot",)),
-    Run("export tree", ("export", "tree.yaml", "--to", "medusa", "-o", "o.py"), ("o.py",)),
-    Run("export growmap", ("export", "tree.yaml", "--to", "sequoia", "-o", "o.pt"), ("o.pt",)),
-    Run("export settings", ("export", "--to", "vllm", *_TRACES, "--drafts", "2", "-o", "o"), ("o",)),
+    Run("export tree", ("export", "tree.yaml", "--for", "medusa", "-o", "o.py"), ("o.py",)),
+    Run("export growmap", ("export", "tree.yaml", "--for", "sequoia", "-o", "o.pt"), ("o.pt",)),
+    Run("export settings", ("export", "--for", "vllm", *_TRACES, "--chain-length", "2", "-o", "o"), ("o",)),
     Run("import", ("import", "choices.txt", "-o", "o.yaml"), ("o.yaml",)),
     Run("merge", ("merge", "calibration.safetensors", "other.safetensors", "-o", "o.safetensors"), ("o.safetensors",)),
     Run("report", ("report", "--tree", "tree.yaml", "--validation", "validate.json", "-o", "o.html"), ("o.html",)),
-    Run("heads convert", ("heads", "convert", "heads", "--to", "vllm", "-o", "out"), ("out",)),
+    Run("heads convert", ("heads", "convert", "heads", "--for", "vllm", "-o", "out"), ("out",)),
 )
 DEAR = (
     Run("calibrate", ("calibrate", *_TEXTS, "--heads", "heads", "-o", "o.safetensors"), ("o.safetensors",), True),
@@ -119,7 +119,7 @@ def make_older(run: Run) -> None:
         if run.name == "heads convert":
             save_heads(older, "older", base="base")
             assert (
-                CliRunner().invoke(program, ["heads", "convert", "older", "--to", "vllm", "-o", "out"]).exit_code == 0
+                CliRunner().invoke(program, ["heads", "convert", "older", "--for", "vllm", "-o", "out"]).exit_code == 0
             )
         else:
             save_heads(older, "out", base="base")

@@ -1,6 +1,6 @@
 """The engines that take a fixed tree: what each reads, and the limits beyond which it fails or misreads the tree.
 
-The names are those of `treeopt export --to` and of `--for`. Sources are in docs/engines.md.
+The names are those of `--for` of `treeopt export`, `build` and `show`. Sources are in docs/engines.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Engine:
     """One engine, or one of its formats for trees.
 
     Args:
-        name: of `--to` and `--for`.
+        name: of `--for`.
         reader: the programs that read the format.
         versions: of these programs.
         drafts: what the ranks refer to in the engine: `heads` (rank r of head d), `model` (the r-th most likely
@@ -166,7 +166,7 @@ SETTINGS = {
     "chain": SettingsEngine("any engine with chains", (ANY_DRAFT,)),
 }
 
-# Layout of Medusa heads, of `treeopt heads convert --to` -> the programs and versions that read it.
+# Layout of Medusa heads, of `treeopt heads convert --for` -> the programs and versions that read it.
 HEAD_READERS = {
     "medusa": "FasterDecoding/Medusa to e2a5d20, Spec-Bench, TensorRT-LLM to 1.2 (its TensorRT backend)",
     "tgi": "text-generation-inference to db931fc, LoRAX to a7394ba",

@@ -17,7 +17,7 @@ from treeopt.defaults import ONE_NODE as ONE_NODE
 from treeopt.drafter import KINDS
 from treeopt.errors import Code, TreeoptError, counted
 
-_FIX = "measure it: treeopt profile --sizes ... --context ... --batch ..."
+_FIX = "measure it: treeopt profile --sizes ... --context ... --batch-size ..."
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def test_profiles_of_another_model_are_doubted() -> None:
         (*AUTO, *ALL, *PROFILES, "--robust"),
         (*AUTO, *ALL, *PROFILES, "--holdout", "2"),
         (*AUTO, *ALL, *PROFILES, "--refine", "1"),
-        (*AUTO, *ALL, *PROFILES, "--kind", "dynamic", "--top-k", "4"),
+        (*AUTO, *ALL, *PROFILES, "--kind", "dynamic", "--max-rank", "3"),
         ("build", "--calibration", "d1.safetensors", "--nodes", "auto", *PROFILES),
         ("build", "--drafter", "ngram", *ALL),
     ],

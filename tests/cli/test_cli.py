@@ -57,17 +57,17 @@ def test_build_prints_both_estimates_with_k() -> None:
 
 @pytest.mark.usefixtures("calibration_file")
 def test_build_respects_its_limits() -> None:
-    """--max-depth, --max-rank and --top-k cut the tree."""
+    """--max-depth and --max-rank cut the tree."""
     data = treeopt_json("build", "--nodes", "40", "--max-depth", "2", "--max-rank", "3", "-o", "t.yaml")
     assert max(map(len, data["paths"])) == 2
     assert max(max(path) for path in data["paths"]) == 3
-    assert treeopt_json("build", "--nodes", "40", "--top-k", "2", "-o", "t.yaml")["top_k"] == 2
+    assert treeopt_json("build", "--nodes", "40", "--max-rank", "1", "-o", "t.yaml")["top_k"] == 2
 
 
 @pytest.mark.usefixtures("calibration_file")
 def test_build_beyond_all_value_warns() -> None:
     """A budget larger than what has value gives the real size and a warning."""
-    result = treeopt("build", "--nodes", "1000000", "--top-k", "2", "--max-depth", "1", "-o", "t.yaml")
+    result = treeopt("build", "--nodes", "1000000", "--max-rank", "1", "--max-depth", "1", "-o", "t.yaml")
     assert "warning: 3 nodes, not 1000000" in result.stderr
 
 

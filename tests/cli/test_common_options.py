@@ -143,18 +143,17 @@ def test_colors_in_a_pipe(
 # Options whose values differ in kind between commands, with the reason.
 SEVERAL_KINDS = {
     "--nodes": "build takes auto; plan takes a list",
-    "--batch": "profile and plan take lists",
     "--context": "profile and plan take lists",
     "--drafter": "build takes auto alone",
     "--dtype": "profile, learn and compare take several",
-    "--batch-size": "commands that store their batches take auto",
+    "--batch-size": "profile and plan take lists; commands that store their batches take auto",
 }
 # Options that name the same kind of thing with another use in some commands, which their help describes.
 SEVERAL_TEXTS = {
     *SEVERAL_KINDS,
     *("--calibration", "--profile", "--output", "--kind", "--temperature", "--draft", "--heads", "--model"),
-    *("--acceptance", "--to", "--for", "--force", "--resume", "--holdout", "--largest", "--num-heads", "--repeats"),
-    *("--seed", "--levels", "--learn-tokens", "--shared-lm-head", "--top-k"),
+    *("--acceptance", "--for", "--force", "--resume", "--largest", "--num-heads", "--repeats"),
+    *("--seed", "--levels", "--learn-tokens", "--shared-lm-head"),
     *("--values", "--weights", "--tree", "--title"),
 }
 
@@ -190,7 +189,7 @@ def test_an_option_takes_one_kind_of_value() -> None:
         seen[name][kind(option)].append(command)
     assert differing(seen, SEVERAL_KINDS) == {}
     several = differing(seen, ())
-    lists = {"--batch", "--context", "--nodes", "--drafter"}  # texts here, since each is read from a list or a word
+    lists = {"--context", "--nodes", "--drafter"}  # texts here, since each is read from a list or a word
     assert set(several) | lists == set(SEVERAL_KINDS)
 
 

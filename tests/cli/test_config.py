@@ -36,7 +36,7 @@ from treeopt.provenance import Provenance, merged
 from treeopt.tree import Tree
 from treeopt.version import VERSION
 
-BUILT = {"build": {"nodes": 9, "top-k": 5}}
+BUILT = {"build": {"nodes": 9, "max-rank": 4}}
 
 
 def write(text: str) -> str:
@@ -133,7 +133,7 @@ def test_missing_file_is_an_error_in_json() -> None:
         [],
         ["--nodes", "9"],
         ["--values", "joint", "--weights", "visits"],  # the defaults, which mean more where both are given
-        ["--contiguous", "--max-depth", "2", "--top-k", "6"],
+        ["--contiguous", "--max-depth", "2", "--max-rank", "5"],
     ],
 )
 def test_stored_configuration_repeats_the_run(given: list[str]) -> None:
@@ -164,7 +164,7 @@ def test_command_of_a_stored_configuration_makes_the_file_again() -> None:
 @pytest.mark.usefixtures("calibration")
 def test_every_kind_of_file_stores_its_configuration() -> None:
     """Trees, pictures, compiled trees and results have the options of their command; outputs are not among them."""
-    found = treeopt_json("build", "--nodes", "9", "--top-k", "5")
+    found = treeopt_json("build", "--nodes", "9", "--max-rank", "4")
     assert found["configuration"]["build"] == BUILT["build"]
     assert found["configuration"]["defaults"]["values"] == "joint"
     assert not {"output", "force", "json", "quiet"} & found["configuration"]["defaults"].keys()
@@ -300,7 +300,7 @@ def test_tree_of_before_has_no_configuration(calibration: Calibration) -> None:
 
 def test_environment_of_subcommands_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """A subcommand has the names of its group in the variable; the version has none."""
-    monkeypatch.setenv("TREEOPT_HEADS_CONVERT_TO", "nothing")
+    monkeypatch.setenv("TREEOPT_HEADS_CONVERT_FOR", "nothing")
     assert "'nothing' is not one of" in treeopt("heads", "convert", "h", "-o", "o", status=2).stderr
     monkeypatch.setenv("TREEOPT_LIST_JSON", "1")
     monkeypatch.setenv("TREEOPT_VERSION", "1")
@@ -322,7 +322,7 @@ def test_variables_have_the_names_of_options(monkeypatch: pytest.MonkeyPatch) ->
 def test_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of Python, misspelled names and names without a command; not those of other commands and of the project."""
     unknown = ["TREEOPT_LIST_JSN", "TREEOPT_NODES", "TREEOPT_VERSION"]
-    for name in (*unknown, *sorted(PROJECT_VARIABLES), "TREEOPT_BUILD_NODES", "TREEOPT_HEADS_CONVERT_TO"):
+    for name in (*unknown, *sorted(PROJECT_VARIABLES), "TREEOPT_BUILD_NODES", "TREEOPT_HEADS_CONVERT_FOR"):
         monkeypatch.setenv(name, "1")
     warnings = json.loads(treeopt("list", "--json").stdout)["warnings"]
     assert [warning.split()[3] for warning in warnings] == unknown
@@ -406,3 +406,17 @@ def test_a_report_gives_its_configuration() -> None:
     assert treeopt_json("show", "report.html", "--options")["stored"]["report"] == {"tree": "tree.yaml", "title": text}
     treeopt("report", "--config", "report.html", "-o", "again.html")
     assert Path("again.html").read_bytes() == Path("report.html").read_bytes()
+
+
+@pytest.mark.usefixtures("calibration")
+def test_names_of_before_are_read() -> None:
+    """A stored configuration with the names of options in 0.1 builds the same tree; the default number of ranks too."""
+    treeopt("build", "--nodes", "9", "--max-rank", "4", "-o", "now.yaml")
+    text = Path("now.yaml").read_text()
+    Path("old.yaml").write_text(text.replace("max-rank: 4", "top-k: 5").replace("batch-size: 1", "batch: 1"))
+    treeopt("build", "--config", "old.yaml", "-o", "again.yaml")
+    assert Path("again.yaml").read_text() == text
+    write("build: {nodes: 9}\ndefaults: {top-k: 32}\n")
+    treeopt("build", "--config", "run.yaml", "-o", "default.yaml")
+    treeopt("build", "--nodes", "9", "-o", "plain.yaml")
+    assert load_tree("default.yaml") == load_tree("plain.yaml")

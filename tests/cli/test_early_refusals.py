@@ -151,7 +151,7 @@ def test_missing_inputs_cost_no_model() -> None:
         ("validate", "--tree", "t.yaml", "--prompts", OPENINGS, "--repeats", "0"),
         ("validate", "--tree", "t.yaml"),
         ("profile", "--sizes", "0"),
-        ("profile", "--batch", "0"),
+        ("profile", "--batch-size", "0"),
         ("profile", "--repeats", "0"),
     ],
 )
@@ -169,6 +169,6 @@ def test_sizes_that_no_machine_holds_are_refused() -> None:
     line = ("profile", "--heads", "lheads", "--device", "cpu", "--repeats", "1", "-q")
     assert error_number(treeopt(*line, "--sizes", str(10**9), status=3)) == "E230"
     assert error_number(treeopt(*line, "--sizes", "2", "--context", str(10**9), status=3)) == "E503"
-    huge = treeopt(*line, "--sizes", "2", "--context", "8", "--batch", str(10**14), "--json", status=4)
+    huge = treeopt(*line, "--sizes", "2", "--context", "8", "--batch-size", str(10**14), "--json", status=4)
     assert json.loads(huge.stderr)["error"] == "E403"
     assert not Path("profile.yaml").exists()

@@ -34,12 +34,12 @@ def _files() -> None:
 
 def test_export_prints_the_content_alone_and_names_the_engine_beside_it() -> None:
     """Standard output is the file; versions, setting and losses are notes."""
-    result = treeopt("export", "t.yaml", "--to", "triton")
+    result = treeopt("export", "t.yaml", "--for", "triton")
     assert result.stdout == "{0}, {1}, {0, 0}\n"
     assert "read by   Triton, tensorrtllm_backend: with TensorRT-LLM to 1.2.x" in result.stderr
     assert "medusa_choices" in result.stderr
     assert "lost      values" in result.stderr
-    data = treeopt_json("export", "t.yaml", "--to", "nxdi")
+    data = treeopt_json("export", "t.yaml", "--for", "nxdi")
     assert json.loads(data["content"]) == [[0], [1], [0, 0]]
     assert (data["nodes"], data["to"], data["output"]) == (4, "nxdi", None)
     assert "--medusa-speculation-length 4" in data["setting"]
@@ -49,7 +49,7 @@ def test_export_prints_the_content_alone_and_names_the_engine_beside_it() -> Non
 def test_export_and_import_are_inverse(engine: str) -> None:
     """What a command wrote, the other reads as the same paths."""
     name = "x.pt" if engine == "sequoia" else "x.txt"
-    assert f"wrote {name}" in treeopt("export", "t.yaml", "--to", engine, "-o", name).stderr
+    assert f"wrote {name}" in treeopt("export", "t.yaml", "--for", engine, "-o", name).stderr
     said = treeopt("import", name, "-o", "back.yaml").stdout
     assert f"{name} is a" in said
     assert "4 nodes, depth 2, 2 leaves" in said
@@ -59,23 +59,23 @@ def test_export_and_import_are_inverse(engine: str) -> None:
 
 def test_growmaps_are_known_by_their_suffix() -> None:
     """`.pt` is what the program loads, `.json` is text, and another suffix is refused."""
-    treeopt("export", "t.yaml", "--to", "sequoia", "-o", "g.pt")
+    treeopt("export", "t.yaml", "--for", "sequoia", "-o", "g.pt")
     assert readers.sequoia_pt(Path("g.pt").read_bytes()) == list(T.paths)
-    treeopt("export", "t.yaml", "--to", "sequoia", "-o", "g.json")
+    treeopt("export", "t.yaml", "--for", "sequoia", "-o", "g.json")
     assert readers.sequoia(json.loads(Path("g.json").read_text())) == list(T.paths)
-    assert error_number(treeopt("export", "t.yaml", "--to", "sequoia", "-o", "g.txt", status=3)) == "E204"
+    assert error_number(treeopt("export", "t.yaml", "--for", "sequoia", "-o", "g.txt", status=3)) == "E204"
 
 
 def test_existing_files_are_replaced_only_with_force() -> None:
     """An engine's file has no mark; an input is never replaced, and a refused tree leaves the file as it was."""
-    treeopt("export", "t.yaml", "--to", "medusa", "-o", "x.py")
-    assert error_number(treeopt("export", "t.yaml", "--to", "json", "-o", "x.py", status=3)) == "E202"
-    treeopt("export", "t.yaml", "--to", "eagle", "-o", "x.py", "--force")
+    treeopt("export", "t.yaml", "--for", "medusa", "-o", "x.py")
+    assert error_number(treeopt("export", "t.yaml", "--for", "json", "-o", "x.py", status=3)) == "E202"
+    treeopt("export", "t.yaml", "--for", "eagle", "-o", "x.py", "--force")
     assert Path("x.py").read_text() == "mc_sim_7b_63 = [[0], [1], [0, 0]]\n"
-    assert error_number(treeopt("export", "x.py", "--to", "json", "-o", "x.py", "--force", status=3)) == "E204"
+    assert error_number(treeopt("export", "x.py", "--for", "json", "-o", "x.py", "--force", status=3)) == "E204"
     assert error_number(treeopt("import", "x.py", "-o", "x.py", "--force", status=3)) == "E204"
     save_tree(Tree(((10,),)), "ten.yaml")
-    refused = treeopt("export", "ten.yaml", "--to", "medusa", "-o", "x.py", "--force", status=3)
+    refused = treeopt("export", "ten.yaml", "--for", "medusa", "-o", "x.py", "--force", status=3)
     assert error_number(refused) == "E105"
     assert "rank: 1 path ([10]) with a rank above 9" in refused.stderr
     assert "fix: treeopt build --for medusa" in refused.stderr
@@ -85,8 +85,8 @@ def test_existing_files_are_replaced_only_with_force() -> None:
 def test_a_policy_and_an_unknown_engine_are_refused() -> None:
     """There is no file of paths for trees that are chosen per step, and no engine of that name."""
     Path("p.yaml").write_text("schema: treeopt.policy/1\n")
-    assert error_number(treeopt("export", "p.yaml", "--to", "json", status=3)) == "E203"
-    treeopt("export", "t.yaml", "--to", "vllm-tree", status=2)
+    assert error_number(treeopt("export", "p.yaml", "--for", "json", status=3)) == "E203"
+    treeopt("export", "t.yaml", "--for", "vllm-tree", status=2)
     treeopt("export", "t.yaml", status=2)
 
 
@@ -94,7 +94,7 @@ def test_trees_of_a_learned_drafter_are_refused() -> None:
     """Their ranks mean nothing to an engine; without the drafter's file no format takes them."""
     save_tree(Tree(T.paths, drafter="abc"), "d.yaml")
     for engine in ENGINES:
-        refused = treeopt("export", "d.yaml", "--to", engine, status=3)
+        refused = treeopt("export", "d.yaml", "--for", engine, status=3)
         assert error_number(refused) == "E105"
         assert "the tree was made for drafter abc" in refused.stderr
 
@@ -153,16 +153,16 @@ def test_build_for_an_engine_can_be_exported_to_it(engine: str) -> None:
     said = treeopt("build", "--nodes", "20", *MEDUSA_METHOD, "--for", engine, "-o", "kept.yaml")
     assert f"limits of {engine}: " in said.stdout
     assert load_tree("kept.yaml").source["method"]["engine"] == engine
-    treeopt("export", "kept.yaml", "--to", engine)
+    treeopt("export", "kept.yaml", "--for", engine)
     if engine in ("sequoia", "nxdi-eagle", "eagle"):
-        treeopt("export", "free.yaml", "--to", engine, status=3)
+        treeopt("export", "free.yaml", "--for", engine, status=3)
 
 
 def test_build_for_eagle_drops_levels_until_it_is_read_rightly() -> None:
     """A tree of ranks to 9 that EAGLE-1 misreads is built again with fewer levels, until its drafts are the tree's."""
     save_calibration(random_calibration(0, heads=5, sequences=12), "calibration.safetensors")
     treeopt("build", "--nodes", "48", *MEDUSA_METHOD, "--max-rank", "9", "-o", "free.yaml")
-    assert "draft-rows" in treeopt("export", "free.yaml", "--to", "eagle", status=3).stderr
+    assert "draft-rows" in treeopt("export", "free.yaml", "--for", "eagle", status=3).stderr
     data = treeopt_json("build", "--nodes", "48", *MEDUSA_METHOD, "--for", "eagle", "-o", "kept.yaml")
     free, kept = load_tree("free.yaml"), load_tree("kept.yaml")
     assert 2 <= kept.depth < free.depth
@@ -256,7 +256,7 @@ def test_lint_warns_of_many_drafts() -> None:
     save_tree(closed_up(random_tree(1, nodes=66, depth=4, ranks=6)), "many.yaml")
     result = treeopt("show", "many.yaml", "--for", "trtllm")
     assert "warning: rows [trtllm]: 65 drafts; an engine that was built with default options holds 63" in result.stdout
-    assert "65 drafts" in treeopt("export", "many.yaml", "--to", "triton").stderr
+    assert "65 drafts" in treeopt("export", "many.yaml", "--for", "triton").stderr
     save_tree(closed_up(random_tree(1, nodes=64, depth=4, ranks=6)), "few.yaml")
     assert "rows" not in treeopt("show", "few.yaml", "--for", "trtllm").stdout
 
@@ -369,8 +369,8 @@ HOSTILE: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
     "lint an unknown name": ("", ("show", "b", "--for", "all"), "E104"),
     "import a cycle": ('{"0": ["1"], "2": ["3"], "3": ["2"]}', ("import", "a.txt"), "E206"),
     "import a missing file": ("", ("import", "b.json"), "E201"),
-    "export an orphan": ("[[1, 0]]", ("export", "a.txt", "--to", "json"), "E203"),
-    "export no draft": ("[]", ("export", "a.txt", "--to", "medusa"), "E105"),
+    "export an orphan": ("[[1, 0]]", ("export", "a.txt", "--for", "json"), "E203"),
+    "export no draft": ("[]", ("export", "a.txt", "--for", "medusa"), "E105"),
     "diff an orphan": ("[[1, 0]]", ("show", "t.yaml", "--against", "a.txt"), "E203"),
     "diff over no calibration": ("[[0]]", ("show", "t.yaml", "--against", "a.txt", "--calibration", "t.yaml"), "E203"),
     "explain without values": ("[[0]]", ("show", "a.txt", "--path", "0"), "E106"),

@@ -106,7 +106,7 @@ def heads_of_another_size(_patch: Patch) -> list[str]:
 def two_blocks(_patch: Patch) -> list[str]:
     """Heads that a layout cannot hold."""
     save_heads(random_heads(tiny_base("llama"), 2, blocks=2), "two", base="base")
-    return ["heads", "convert", "two", "--to", "nxdi", "-o", "out"]
+    return ["heads", "convert", "two", "--for", "nxdi", "-o", "out"]
 
 
 def another_tokenizer(_patch: Patch) -> list[str]:
@@ -280,7 +280,7 @@ CASES: dict[Code, Case] = {
     Code.DRAFTER_INVALID: drafter_without_levels,
     Code.DRAFTER_MISMATCH: traces_of_another_drafter,
     Code.SHARDS_INCOMPLETE: one_shard,
-    Code.PROFILE_INVALID: written("m.json", ENGINE_RESULT, "export", "--to", "vllm", *TRACES, "--compare", "m.json"),
+    Code.PROFILE_INVALID: written("m.json", ENGINE_RESULT, "export", "--for", "vllm", *TRACES, "--measured", "m.json"),
     Code.PLAN_INVALID: plain("plan", "--model", "vicuna-7b", "--device-preset", "abacus"),
     Code.HUB_UNREACHABLE: plain(*CALIBRATE, "--heads", "owner/name"),
     Code.PROMPTS_INVALID: prompt_of_a_wrong_type,

@@ -17,7 +17,7 @@ from treeopt.files.profiles import save_profile
 from treeopt.latency import LatencyPoint, LatencyProfile
 from treeopt.optimize.chains import replay_chain
 
-LINE = ("export", "--to", "vllm", "--calibration", "c.safetensors")
+LINE = ("export", "--for", "vllm", "--calibration", "c.safetensors")
 
 
 @pytest.fixture
@@ -48,10 +48,10 @@ def test_settings_go_to_standard_output(traces: Calibration) -> None:
 @pytest.mark.usefixtures("traces")
 def test_settings_go_to_a_file() -> None:
     """A file is replaced with --force alone, and an input never."""
-    treeopt(*LINE, "--drafts", "2", "-o", "s.json")
+    treeopt(*LINE, "--chain-length", "2", "-o", "s.json")
     assert json.loads(Path("s.json").read_text())["num_speculative_tokens"] == 2
-    assert error_number(treeopt(*LINE, "--drafts", "3", "-o", "s.json", status=3)) == "E202"
-    treeopt(*LINE, "--drafts", "3", "-o", "s.json", "--force")
+    assert error_number(treeopt(*LINE, "--chain-length", "3", "-o", "s.json", status=3)) == "E202"
+    treeopt(*LINE, "--chain-length", "3", "-o", "s.json", "--force")
     assert json.loads(Path("s.json").read_text())["num_speculative_tokens"] == 3
     assert error_number(treeopt(*LINE, "-o", "c.safetensors", "--force", status=3)) == "E204"
 
@@ -75,7 +75,7 @@ def test_length_is_not_guessed(traces: Calibration) -> None:
 @pytest.mark.usefixtures("traces")
 def test_another_drafter_is_a_warning() -> None:
     """llama.cpp has no Medusa heads: the promise of their traces is not called exact."""
-    line = ("export", "--to", "llamacpp", "--calibration", "c.safetensors", "--drafts", "2")
+    line = ("export", "--for", "llamacpp", "--calibration", "c.safetensors", "--chain-length", "2")
     said = treeopt(*line).stderr
     assert "warning: the calibration is of the drafter heads, and the engine drafts with a draft model" in said
     assert "(other drafter)" in said
@@ -85,37 +85,37 @@ def test_another_drafter_is_a_warning() -> None:
 def test_comparison(traces: Calibration) -> None:
     """The engine's mean is compared with a chain of its own length, and the verdict printed."""
     Path("m.json").write_text(json.dumps({"acceptance_histogram": [10, 10, 10]}))
-    result = treeopt(*LINE, "--compare", "m.json")
+    result = treeopt(*LINE, "--measured", "m.json")
     promised = replay_chain(traces, 2)
     assert "measured  2.0000" in result.stdout
-    found = treeopt_json(*LINE, "--compare", "m.json")["comparison"]
+    found = treeopt_json(*LINE, "--measured", "m.json")["comparison"]
     assert found["measured"] == 2.0
     assert found["promised"] == pytest.approx(promised.tokens_per_step, rel=0.05)
     assert found["measured_rates"] == pytest.approx([2 / 3, 1 / 3])
     assert found["as_promised"] == (found["interval"][0] <= 2.0 <= found["interval"][1])
     several = {"acceptance_histogram": [1, 2, 3], "acceptance_histogram_by_draft_length": {"1": [1, 1], "2": [0, 1, 3]}}
     Path("m.json").write_text(json.dumps(several))
-    assert "had 1, 2 drafts" in treeopt(*LINE, "--compare", "m.json").stderr
+    assert "had 1, 2 drafts" in treeopt(*LINE, "--measured", "m.json").stderr
     Path("m.json").write_text(json.dumps({"avg_spec_accept_length": 2.0}))
-    assert error_number(treeopt(*LINE, "--compare", "m.json", status=3)) == "E230"
-    assert treeopt_json(*LINE, "--drafts", "2", "--compare", "m.json")["comparison"]["measured_rates"] is None
+    assert error_number(treeopt(*LINE, "--measured", "m.json", status=3)) == "E230"
+    assert treeopt_json(*LINE, "--chain-length", "2", "--measured", "m.json")["comparison"]["measured_rates"] is None
 
 
 @pytest.mark.usefixtures("traces")
 @pytest.mark.parametrize(
     "line",
     [
-        ["export", "--to", "vllm"],
-        ["export", "--to", "medusa", "--calibration", "c.safetensors"],
-        ["export", "mc_sim_7b_63", "--to", "vllm"],
-        ["export", "mc_sim_7b_63", "--to", "medusa", "--calibration", "c.safetensors"],
-        ["export", "mc_sim_7b_63", "--to", "medusa", "--drafts", "2"],
-        [*LINE, "--drafts", "0"],
+        ["export", "--for", "vllm"],
+        ["export", "--for", "medusa", "--calibration", "c.safetensors"],
+        ["export", "mc_sim_7b_63", "--for", "vllm"],
+        ["export", "mc_sim_7b_63", "--for", "medusa", "--calibration", "c.safetensors"],
+        ["export", "mc_sim_7b_63", "--for", "medusa", "--chain-length", "2"],
+        [*LINE, "--chain-length", "0"],
         [*LINE, "--nodes", "4"],
-        ["export", "--to", "sglang", "--calibration", "c.safetensors", "--drafts", "2"],
-        ["export", "--to", "trtllm", "--calibration", "c.safetensors", "--drafts", "2", "--nodes", "4"],
+        ["export", "--for", "sglang", "--calibration", "c.safetensors", "--chain-length", "2"],
+        ["export", "--for", "trtllm", "--calibration", "c.safetensors", "--chain-length", "2", "--nodes", "4"],
         [*LINE, "--nodes", "1"],
-        [*LINE, "--compare="],
+        [*LINE, "--measured="],
     ],
 )
 def test_trees_and_settings_are_not_mixed(line: list[str]) -> None:
@@ -124,7 +124,7 @@ def test_trees_and_settings_are_not_mixed(line: list[str]) -> None:
 
 
 def test_formats_of_both_kinds_are_offered() -> None:
-    """`--to` has the formats of trees and the engines with settings."""
+    """`--for` has the formats of trees and the engines with settings."""
     option = next(one for one in command.params if one.name == "to")
     assert set(option.type.choices) == {*ENGINES, *SETTINGS}
-    assert treeopt("export", "mc_sim_7b_63", "--to", "trtllm").stdout.startswith("[[0]")
+    assert treeopt("export", "mc_sim_7b_63", "--for", "trtllm").stdout.startswith("[[0]")

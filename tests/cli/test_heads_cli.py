@@ -24,11 +24,11 @@ def test_show_describes_the_built_in_heads() -> None:
     assert set(found["converts"]) == set(TARGETS)
     text = treeopt("heads", "show", "pocket").stdout
     assert f"heads          {loaded.num_heads}\n" in text
-    assert "--to nxdi" in text
+    assert "--for nxdi" in text
 
 
 def test_targets_are_those_that_can_be_read_back() -> None:
-    """The choices of --to are the engines that the tests have readers of."""
+    """The choices of --for are the engines that the tests have readers of."""
     option = next(one for one in command.commands["convert"].params if one.name == "to")
     assert set(option.type.choices) == set(READERS)
 
@@ -37,7 +37,7 @@ def test_show_says_what_a_layout_cannot_hold() -> None:
     """The reason is printed beside the layout."""
     save_heads(random_heads(tiny_base("llama"), 2, blocks=2), "heads", base="owner/base")
     assert "1 block only" in treeopt_json("heads", "show", "heads")["converts"]["nxdi"]
-    assert "--to nxdi      no: " in treeopt("heads", "show", "heads").stdout
+    assert "--for nxdi      no: " in treeopt("heads", "show", "heads").stdout
 
 
 @pytest.mark.parametrize("to", ["medusa", "tgi", "vllm", "nxdi"])
@@ -46,14 +46,14 @@ def test_convert_writes_what_the_engine_reads(to: str) -> None:
     base = tiny_base("llama")
     base.model.save_pretrained("base")
     save_heads(random_heads(base, 2, shared=True), "heads", base="base")
-    found = treeopt_json("heads", "convert", "heads", "--to", to, "-o", "out")
+    found = treeopt_json("heads", "convert", "heads", "--for", to, "-o", "out")
     assert found["from"] == "Medusa v2, with the base's LM head"
     assert all(Path(file).is_file() for file in found["files"])
     read = READERS[to](Path("out"))
     assert len(read.blocks) == 2
     assert (read.lm_heads is not None) == (to in ("vllm", "nxdi"))
-    assert error_number(treeopt("heads", "convert", "heads", "--to", to, "-o", "out", status=3)) == "E202"
-    treeopt("heads", "convert", "heads", "--to", to, "-o", "out", "--force")
+    assert error_number(treeopt("heads", "convert", "heads", "--for", to, "-o", "out", status=3)) == "E202"
+    treeopt("heads", "convert", "heads", "--for", to, "-o", "out", "--force")
 
 
 def test_show_says_that_the_base_is_not_known() -> None:
@@ -68,11 +68,11 @@ def test_convert_refusals() -> None:
     """No base model, the source as output, a layout that cannot hold the heads: one error each."""
     heads = random_heads(tiny_base("llama"), 2, blocks=2)
     save_heads(heads, "heads", base="owner/base")
-    treeopt("heads", "convert", "heads", "--to", "vllm", "-o", "v")
+    treeopt("heads", "convert", "heads", "--for", "vllm", "-o", "v")
     Path("v/config.json").unlink()
-    assert error_number(treeopt("heads", "convert", "v", "--to", "tgi", "-o", "o", status=3)) == "E215"
-    assert error_number(treeopt("heads", "convert", "heads", "--to", "nxdi", "-o", "o", status=3)) == "E215"
-    same = treeopt("heads", "convert", "heads", "--to", "tgi", "-o", "heads", "--force", status=3)
+    assert error_number(treeopt("heads", "convert", "v", "--for", "tgi", "-o", "o", status=3)) == "E215"
+    assert error_number(treeopt("heads", "convert", "heads", "--for", "nxdi", "-o", "o", status=3)) == "E215"
+    same = treeopt("heads", "convert", "heads", "--for", "tgi", "-o", "heads", "--force", status=3)
     assert error_number(same) == "E204"
     assert not Path("o").exists()
 
@@ -80,5 +80,5 @@ def test_convert_refusals() -> None:
 def test_group_help_and_empty_names() -> None:
     """The group has its two commands; an empty name is a usage error."""
     assert "convert" in treeopt("heads", "--help").stdout
-    for line in (["--to", "tgi", "--output="], ["--to", "tgi", "-o", "x", "--model="]):
+    for line in (["--for", "tgi", "--output="], ["--for", "tgi", "-o", "x", "--model="]):
         assert "it is empty" in treeopt("heads", "convert", "h", *line, status=2).stderr

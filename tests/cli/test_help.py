@@ -78,7 +78,12 @@ def parse(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["treeopt build --nods 3", "treeopt build --nodes many", "treeopt heads show", "treeopt heads convert h --to what"],
+    [
+        "treeopt build --nods 3",
+        "treeopt build --nodes many",
+        "treeopt heads show",
+        "treeopt heads convert h --for it",
+    ],
 )
 def test_wrong_examples_are_noticed(line: str) -> None:
     """The check above refuses unknown options, invalid values and missing arguments."""

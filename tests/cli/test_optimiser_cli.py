@@ -197,7 +197,7 @@ def test_auto_below_64_has_no_figure_for_it() -> None:
     """A profile that ends before 64 nodes says nothing of them."""
     points = [LatencyPoint(n, 2, 64, 0.01, 0.01, 0.01) for n in (1, 20)]
     save_profile(LatencyProfile.from_points(points), "small.yaml")
-    options = ["--nodes", "auto", "--profile", "small.yaml", "--batch", "2", "--context", "64"]
+    options = ["--nodes", "auto", "--profile", "small.yaml", "--batch-size", "2", "--context", "64"]
     data = treeopt_json("build", *options)
     assert data["auto"]["at_64"] is None
     assert data["nodes"] == 20
@@ -338,7 +338,7 @@ def test_missing_profile_names_the_command(command: list[str]) -> None:
 @pytest.mark.parametrize("command", [["curve"], ["build", "--nodes", "auto"]])
 def test_profile_without_the_batch_is_one_error(command: list[str]) -> None:
     """A batch that was not measured: exit 3."""
-    result = treeopt(*command, "--profile", "profile.yaml", "--batch", "7", status=3)
+    result = treeopt(*command, "--profile", "profile.yaml", "--batch-size", "7", status=3)
     assert "error[E230]" in result.stderr
 
 

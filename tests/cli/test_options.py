@@ -32,7 +32,7 @@ def test_empty_names_are_usage_errors() -> None:
     tried = 0
     for name in COMMANDS:
         command: click.Command = importlib.import_module(f"treeopt.cli.{name}_command").command
-        needed = {"train": ["--data", "d", "-o", "o"], "distill": ["-o", "o"], "export": ["--to", "vllm"]}
+        needed = {"train": ["--data", "d", "-o", "o"], "distill": ["-o", "o"], "export": ["--for", "vllm"]}
         given = needed.get(name, [])
         for parameter in command.params:
             option = parameter.opts[-1]
@@ -90,7 +90,7 @@ def test_heartbeat_of_a_total_that_grows(clock: list[float], capsys: pytest.Capt
     assert "learn 22/120 18% 267 s left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--sizes", "--context", "--batch"])
+@pytest.mark.parametrize("option", ["--sizes", "--context", "--batch-size"])
 def test_numbers_of_thousands_of_digits_are_usage_errors(option: str) -> None:
     """Python refuses to read so many digits; it is the user's number, not our bug."""
     result = treeopt("profile", f"{option}={'9' * 5000}", status=2)

@@ -34,7 +34,7 @@ def as_json(*arguments: str) -> Any:
 
 def test_json_has_the_points_and_the_best_size() -> None:
     """One point a size, batch and context, with six figures; sizes rise to 64 or 128 and fall."""
-    found = as_json(*LLAMA, "--batch", "1", "--context", "1024", "--nodes", "1,2,4,8,16,32,64,128,256,512")
+    found = as_json(*LLAMA, "--batch-size", "1", "--context", "1024", "--nodes", "1,2,4,8,16,32,64,128,256,512")
     assert [point["nodes"] for point in found["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
     for point in found["points"]:
         assert set(point) == {"nodes", "batch", "context", "seconds", "overhead", "speedup"}
@@ -49,7 +49,7 @@ def test_json_has_the_points_and_the_best_size() -> None:
 
 def test_points_of_all_batches_and_contexts() -> None:
     """Every pair has its points and its best size, and the first pair is that of `best_nodes`."""
-    found = as_json(*LLAMA, "--batch", "32,1", "--context", "128,1024", "--nodes", "4,64")
+    found = as_json(*LLAMA, "--batch-size", "32,1", "--context", "128,1024", "--nodes", "4,64")
     assert len(found["points"]) == 2 * 2 * 3
     assert [(best["batch"], best["context"]) for best in found["best"]] == [(1, 128), (1, 1024), (32, 128), (32, 1024)]
     assert [best["nodes"] for best in found["best"]] == [64, 64, 4, 4]
@@ -191,7 +191,7 @@ def test_profile_that_cannot_be_fitted_is_refused(changed: dict[str, Any], says:
 
 def test_chart_is_replaced_while_it_is_unedited() -> None:
     """-o FILE.svg and --chart write the same picture, with every point in its description."""
-    treeopt(*LLAMA, "--nodes", "1,64", "--batch", "1,8", "-o", "a.svg", "--chart", "b.svg")
+    treeopt(*LLAMA, "--nodes", "1,64", "--batch-size", "1,8", "-o", "a.svg", "--chart", "b.svg")
     text = Path("a.svg").read_text()
     assert text == Path("b.svg").read_text()
     assert "batch 8, 64 nodes: overhead 2.804, speedup 1.064" in text
@@ -211,7 +211,7 @@ def test_wrong_suffix_names_the_option() -> None:
 
 def test_warnings_of_memory_and_context() -> None:
     """A cache that does not fit, and a context that the model does not have, are named."""
-    found = as_json(*LLAMA, "--batch", "64", "--context", "4096", "--nodes", "1")
+    found = as_json(*LLAMA, "--batch-size", "64", "--context", "4096", "--nodes", "1")
     assert len(found["warnings"]) == 2
     assert "exceed the 80 GB" in found["warnings"][0]
     assert "takes 2048 tokens" in found["warnings"][1]
@@ -246,7 +246,7 @@ def test_presets_are_listed() -> None:
         ([*LLAMA, "--nodes", "1.5"], 2, "--nodes"),
         ([*LLAMA, "--nodes", "nan"], 2, "--nodes"),
         ([*LLAMA, "--nodes", "999999999999"], 3, "E240"),
-        ([*LLAMA, "--batch", "999999999999999"], 3, "E240"),
+        ([*LLAMA, "--batch-size", "999999999999999"], 3, "E240"),
         ([*LLAMA, "--context", "999999999999999"], 3, "E240"),
         ([*LLAMA, "--host-seconds", "nan"], 2, "--host-seconds"),
         ([*LLAMA, "--host-seconds", "-1"], 2, "--host-seconds"),

@@ -165,7 +165,7 @@ TEXTS = ["--limit", "3", "--max-new-tokens", "5"]
     "command",
     [
         ["validate", *TEXTS, "--acceptance", "sample", "--repeats", "2", "--draws", "12"],
-        ["compare", "--texts", "3", "--max-new-tokens", "8", "--methods", "recycling", "--repeats", "1"],
+        ["compare", "--test-limit", "3", "--max-new-tokens", "8", "--methods", "recycling", "--repeats", "1"],
     ],
     ids=["validate", "compare"],
 )

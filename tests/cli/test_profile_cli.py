@@ -54,7 +54,7 @@ def test_json_is_the_file(heads_folder: Path) -> None:
         "8,16",
         "--context",
         "12",
-        "--batch",
+        "--batch-size",
         "1,2",
         "--json",
         "-o",
@@ -124,7 +124,7 @@ def test_too_long_context_is_one_error(heads_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "1,,2", "0", "-1", "1.5", "a", "1 2"])
-@pytest.mark.parametrize("option", ["--sizes", "--context", "--batch"])
+@pytest.mark.parametrize("option", ["--sizes", "--context", "--batch-size"])
 def test_what_is_no_list_of_numbers_exits_2(heads_folder: Path, option: str, wrong: str) -> None:
     """Lists hold whole numbers from 1, separated by commas."""
     assert "is not a list of whole numbers" in profile(heads_folder, option, wrong, status=2).stderr

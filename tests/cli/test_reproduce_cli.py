@@ -70,7 +70,7 @@ def test_files_without_a_model_are_identical() -> None:
         "tree.safetensors": "compile tree.yaml",
         "curve.svg": "curve --largest 6",
         "profile.yaml": "plan --model llama-7b --device-preset a100-80gb-pcie --nodes 4",
-        "medusa.json": "export tree.yaml --to medusa",
+        "medusa.json": "export tree.yaml --for medusa",
         "read.yaml": "import medusa.json",
         "merged.safetensors": "merge even.safetensors odd.safetensors",
         "report.html": "report --calibration calibration.safetensors --tree tree.yaml --largest 4",
@@ -159,7 +159,7 @@ def test_texts_and_heads_are_identical() -> None:
 def test_converted_heads_are_identical(to: str, made: str) -> None:
     """Heads for engines, by their config or, where they have none, by the note beside the file."""
     save_heads(random_heads(tiny_base("llama"), 2), Path("heads"), base="base")
-    treeopt("heads", "convert", "heads", "--to", to, "-o", "out")
+    treeopt("heads", "convert", "heads", "--for", to, "-o", "out")
     assert reproduced(made)["verdict"] == "identical"
     save_heads(random_heads(tiny_base("llama"), 2, seed=1), Path("heads"), base="base", overwrite=True)
     assert reproduced(made, status=6)["verdict"] == "differs"
@@ -256,7 +256,7 @@ def test_error_of_the_command_is_that_of_reproduce() -> None:
 @pytest.mark.usefixtures("calibration")
 def test_note_is_that_of_its_file_alone() -> None:
     """A note beside a file is not taken for that of a file with another content, nor is another file for a note."""
-    treeopt("export", "mc_sim_7b_63", "--to", "medusa", "-o", "medusa.json")
+    treeopt("export", "mc_sim_7b_63", "--for", "medusa", "-o", "medusa.json")
     assert stored_configuration("medusa.json")["export"] == {"tree": "mc_sim_7b_63", "to": "medusa"}
     assert stored_configuration("medusa.json.treeopt.yaml") == stored_configuration("medusa.json")
     Path("medusa.json").write_text("[[0]]")
@@ -269,7 +269,18 @@ def test_note_is_that_of_its_file_alone() -> None:
 
 def test_picture_of_seconds_is_refused() -> None:
     """The speeds in the bars of compare are never the same again; its CSV and its JSON are compared."""
-    options = ("--methods", "lookup", "--texts", "1", "--learn-limit", "1", "--max-new-tokens", "4", "--repeats", "1")
+    options = (
+        "--methods",
+        "lookup",
+        "--test-limit",
+        "1",
+        "--learn-limit",
+        "1",
+        "--max-new-tokens",
+        "4",
+        "--repeats",
+        "1",
+    )
     treeopt("compare", *options, "--device", "cpu", "--svg", "bars.svg", "--csv", "bars.csv")
     assert error_number(treeopt("reproduce", "bars.svg", status=3)) == "E203"
     found = reproduced("bars.csv")
@@ -322,7 +333,7 @@ def test_edited_records_are_refused() -> None:
 @pytest.mark.usefixtures("calibration")
 def test_note_of_an_earlier_file_is_ignored() -> None:
     """A file that stores its configuration itself needs no note; that of an earlier file of its name is stale."""
-    treeopt("export", "mc_sim_7b_63", "--to", "medusa", "-o", "t.json")
+    treeopt("export", "mc_sim_7b_63", "--for", "medusa", "-o", "t.json")
     treeopt("build", "--nodes", "5", "-o", "t.yaml")
     for name, like in (("t.yaml", "t.yaml"), ("t.safetensors", "compiled")):
         if like == "compiled":

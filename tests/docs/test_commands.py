@@ -43,7 +43,7 @@ SMALL = (
     ("validate", "--acceptance sample", "--limit 4 --max-new-tokens 12 --draws 60 --repeats 2"),
     ("generate", "", "--max-new-tokens 16"),
     ("profile", "", "--sizes 1,2,4,8,16,32 --context 32,64 --repeats 1"),
-    ("compare", "", "--texts 2 --max-new-tokens 12 --repeats 1 --learn-limit 4 --learn-tokens 200"),
+    ("compare", "", "--test-limit 2 --max-new-tokens 12 --repeats 1 --learn-limit 4 --learn-tokens 200"),
     ("compare", "--prompts|--json", "--methods lookup,recycling,medusa,ngram"),  # README.md runs all methods
     ("distill", "", "--self-talk 12 --max-new-tokens 24"),
     ("train", "", "--epochs 1 --batch-size 2 --holdout 2 --log-every 1"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _ONE_DRAFTER = ("holdout", "refine", "mix", "robust", "contiguous", "engine")
-_STATIC = ("values", "weights", "top_k", "max_rank", "max_depth")
+_STATIC = ("values", "weights", "max_rank", "max_depth")
 
 
 def run_auto(console: Console, options: dict[str, Any]) -> None:

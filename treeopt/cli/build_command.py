@@ -16,7 +16,15 @@ from treeopt.cli.early_checks import check_suffix, given
 from treeopt.cli.engine_report import limits_as_dict, report_limits, report_refusing
 from treeopt.cli.mismatch import warn_other_heads
 from treeopt.cli.numbers import FiniteRange
-from treeopt.cli.options import calibrations_option, check_outputs, force_option
+from treeopt.cli.options import (
+    HOLDOUT_HELP,
+    calibrations_option,
+    check_outputs,
+    force_option,
+    max_rank_option,
+    ranks_of,
+    step_options,
+)
 from treeopt.cli.sampling_options import check_temperature_of, temperature_option
 from treeopt.defaults import (
     DEFAULT_TOP_K,
@@ -72,8 +80,7 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
     multiple=True,
     help="Seconds per step, from `treeopt profile`, for --nodes auto; one for each drafter and kind of --drafter auto.",
 )
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Batch of the profile.")
-@click.option("--context", type=click.IntRange(min=1), help="Context of the profile [default: its longest].")
+@step_options
 @click.option(
     "--values",
     type=click.Choice(VALUES),
@@ -89,16 +96,13 @@ _ESTIMATE_HELP = "With --{} given too, exactly these; else the Medusa tree is a 
     help=_ESTIMATE_HELP.format("values"),
 )
 @click.option("--refine", type=FiniteRange(min=0), default=0.0, help="Seconds for exchanging nodes, in all.")
-@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
-@click.option("--max-rank", type=click.IntRange(min=0), help="Largest rank, e.g. 9 for engines that draft ten.")
+@max_rank_option
 @click.option("--contiguous", is_flag=True, help="Siblings have the ranks 0, 1, .. without a gap.")
 @click.option(
     "--for", "engine", type=click.Choice(list(ENGINES)), help="Keep the limits of an engine (treeopt show --for)."
 )
 @click.option("--max-depth", type=click.IntRange(min=0), help="Longest path [default: the number of levels].")
-@click.option(
-    "--holdout", type=click.IntRange(min=1), help="Hold out the last N texts, and judge the tree by them at the end."
-)
+@click.option("--holdout", type=click.IntRange(min=1), help=HOLDOUT_HELP)
 @click.option("--mix", help="Weights of the tasks, e.g. 3,1 [default: by their tokens].")
 @click.option("--robust", is_flag=True, help="Minimise the loss on the worst of several tasks.")
 @temperature_option
@@ -194,7 +198,7 @@ def _job(options: dict[str, Any], tasks: int) -> BuildJob:
         raise click.UsageError("--holdout, --refine and --nodes auto take one --calibration")
     if options["mix"] is not None and options["robust"]:
         raise click.UsageError("--mix and --robust exclude each other")
-    same = ("values", "weights", "top_k", "max_rank", "max_depth", "batch", "context", "robust")
+    same = ("values", "weights", "max_rank", "max_depth", "batch", "context", "robust")
     return BuildJob(
         nodes=None if auto else options["nodes"],
         refine_seconds=options["refine"],
@@ -204,6 +208,7 @@ def _job(options: dict[str, Any], tasks: int) -> BuildJob:
         exactly=given("values") and given("weights"),
         contiguous=ALL_LEVELS if options["contiguous"] else 0,
         engine=options["engine"] or "",
+        top_k=max(DEFAULT_TOP_K, ranks_of(options)),
         **{name: options[name] for name in same},
     )
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # as the number of nodes
 _STATIC_ONLY = (
-    *("values", "weights", "refine", "top_k", "max_rank", "max_depth", "holdout", "mix", "robust"),
+    *("values", "weights", "refine", "max_rank", "max_depth", "holdout", "mix", "robust"),
     *("contiguous", "engine"),
 )
 
@@ -102,7 +102,7 @@ def check_profile(options: dict[str, Any]) -> None:
     if auto != (options["profile"] is not None):
         raise click.UsageError("--nodes auto and --profile go together")
     if not auto and (options["batch"] != 1 or options["context"]):
-        raise click.UsageError("--batch and --context choose from a --profile")
+        raise click.UsageError("--batch-size and --context choose from a --profile")
 
 
 def texts_of(calibration: Calibration) -> str:

@@ -61,7 +61,8 @@ _METHODS_HELP = (
     "--nodes", type=click.IntRange(2, STEP_SIZES[-1]), default=16, show_default=True, help="Size of every tree."
 )
 @click.option(
-    "--texts",
+    "--test-limit",
+    "texts",
     type=click.IntRange(min=1),
     default=8,
     show_default=True,

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from treeopt.cli.help_text import COMMON, command_name
+from treeopt.defaults import DEFAULT_TOP_K
 from treeopt.errors import Code, TreeoptError
 from treeopt.files.configurations import DEFAULTS, NO_COMMANDS, command_lines
 
@@ -31,6 +32,11 @@ NOT_STORED = {
 PREFIX = "TREEOPT_"  # of environment variables
 # Variables of tests and the Makefile.
 PROJECT_VARIABLES = {f"{PREFIX}{name}" for name in ("SHARED", "CHAT_MODEL", "SITE", "SEEDS", "CASES")}
+# Options in files of 0.1 -> their present names; `top-k` of build and curve was a number of ranks.
+RENAMED = {
+    **{"batch": "batch-size", "texts": "test-limit", "to": "for", "drafts": "chain-length", "compare": "measured"},
+    **{"draft-heads": "num-heads", "draft-levels": "levels", "top-k": "max-rank"},
+}
 Faults = list[tuple[tuple[str | int, ...], str]]
 _DEFAULTED = "treeopt.defaulted"  # in a context's meta: parameters with a value under `defaults`
 R = TypeVar("R")
@@ -192,7 +198,7 @@ def _entries(
     known = {option_name(one): one for one in context.command.params if one.name not in (*COMMON, "help")}
     name = command_name(context) or str(context.command.name)
     common = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    sections = {key: value for key, value in data.items() if isinstance(value, dict)}
+    sections = {key: _present(value, known) for key, value in data.items() if isinstance(value, dict)}
     defaults = {one: sections.pop(one, {}) for one in NO_COMMANDS}[DEFAULTS]
     for key, value in defaults.items():
         if key in known and name in sections:  # else they are those of another command
@@ -211,6 +217,20 @@ def _entries(
             yield (*place, name, key), known[key], value
         else:
             faults.append(((*place, name, key), _unknown(key, known, f"treeopt {name} has no such option")))
+
+
+def _present(section: Mapping[Any, Any], known: Mapping[str, Any]) -> dict[Any, Any]:
+    """A section with the present names of options, where the command has them and not the old ones."""
+    found: dict[Any, Any] = {}
+    for key, value in section.items():
+        new = RENAMED.get(key, key) if key not in known else key
+        if new == key or new not in known:
+            found[key] = value
+        elif key != "top-k":
+            found[new] = value
+        elif isinstance(value, int) and value != DEFAULT_TOP_K:
+            found.setdefault(new, value - 1)
+    return found
 
 
 def _other_options(program: click.Context) -> dict[str, set[str]]:

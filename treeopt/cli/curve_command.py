@@ -10,11 +10,10 @@ from treeopt.cli.build_dynamic import by_one_growth, texts_of, warn_few_texts
 from treeopt.cli.console import Console, command
 from treeopt.cli.early_checks import check_static_only, check_suffix, given
 from treeopt.cli.mismatch import warn_other_heads
-from treeopt.cli.options import calibration_option, check_outputs, force_option
+from treeopt.cli.options import calibration_option, check_outputs, force_option, max_rank_option, ranks_of, step_options
 from treeopt.cli.sampling_options import check_temperature_of, temperature_option
 from treeopt.defaults import (
     CURVE_LARGEST,
-    DEFAULT_TOP_K,
     DEFAULT_VALUES,
     DEFAULT_WEIGHTS,
     KINDS,
@@ -38,8 +37,7 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
 @calibration_option
 @click.option("--kind", type=click.Choice(KINDS), default=KINDS[0], show_default=True, help="Kind of the trees.")
 @click.option("--profile", help="Seconds per step, from `treeopt profile`: adds overhead and speedup.")
-@click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Batch of the profile.")
-@click.option("--context", type=click.IntRange(min=1), help="Context of the profile [default: its longest].")
+@step_options
 @click.option("--largest", type=click.IntRange(min=1), help=_LARGEST_HELP)
 @click.option("--values", type=click.Choice(VALUES), default=DEFAULT_VALUES, show_default=True, help="As build.")
 @click.option(
@@ -49,7 +47,7 @@ _LARGEST_HELP = f"Largest tree, at most {MAX_NODES:,} nodes [default: the profil
     show_default=True,
     help="As build.",
 )
-@click.option("--top-k", type=click.IntRange(min=1), default=DEFAULT_TOP_K, show_default=True, help="Ranks per level.")
+@max_rank_option
 @temperature_option
 @force_option
 @click.option("-o", "--output", default="curve.svg", show_default=True, help="File to write.")
@@ -64,7 +62,7 @@ def run(console: Console, **options: Any) -> None:
     from treeopt.optimize.budget import check_priced
 
     if not options["profile"] and (options["batch"] != 1 or options["context"]):
-        raise click.UsageError("--batch and --context choose from a --profile")
+        raise click.UsageError("--batch-size and --context choose from a --profile")
     check_outputs(options, options["output"], kind=PICTURE)
     check_suffix(options["output"], ".svg")
     calibration = load_calibration(options["calibration"])
@@ -109,11 +107,11 @@ def _measure(console: Console, calibration: Calibration, timing: Timing | None, 
 
     methods = None
     if options["kind"] == KINDS[1]:
-        check_static_only(("values", "weights", "top_k"))
+        check_static_only(("values", "weights", "max_rank"))
     else:
         exactly = given("values") and given("weights")
         methods = candidates(options["values"], options["weights"], refined=False, exactly=exactly)
-    more = {name: options[name] for name in ("kind", "largest", "top_k")}
+    more = {"kind": options["kind"], "largest": options["largest"], "top_k": ranks_of(options)}
     return measured_curve(console, calibration, timing, methods=methods, **more)
 
 

@@ -67,7 +67,7 @@ EXAMPLES: dict[str, Examples] = {
         ),
         (
             "a device by its figures",
-            "treeopt plan --model llama-2-7b --device-spec flops=312e12,bandwidth=1935e9 --batch 1,8",
+            "treeopt plan --model llama-2-7b --device-spec flops=312e12,bandwidth=1935e9 --batch-size 1,8",
         ),
     ),
     "compile": (
@@ -79,10 +79,10 @@ EXAMPLES: dict[str, Examples] = {
         ("one decoding step, with its tokens", 'treeopt render tree.yaml --example "Once upon a time" -o step.svg'),
     ),
     "export": (
-        ("a tree for Medusa", "treeopt export tree.yaml --to medusa -o choices.py"),
+        ("a tree for Medusa", "treeopt export tree.yaml --for medusa -o choices.py"),
         (
             "settings of vLLM, from traces",
-            "treeopt export --to vllm --calibration calibration.safetensors --profile profile.yaml",
+            "treeopt export --for vllm --calibration calibration.safetensors --profile profile.yaml",
         ),
     ),
     "import": (
@@ -126,17 +126,17 @@ EXAMPLES: dict[str, Examples] = {
     ),
     "heads": (
         ("describe heads", "treeopt heads show FasterDecoding/medusa-vicuna-7b-v1.3"),
-        ("write them for vLLM", "treeopt heads convert heads --to vllm -o heads-vllm"),
+        ("write them for vLLM", "treeopt heads convert heads --for vllm -o heads-vllm"),
     ),
     "heads show": (
         ("heads of the hub", "treeopt heads show FasterDecoding/medusa-vicuna-7b-v1.3"),
         ("heads in a folder, for a program", "treeopt heads show heads --json"),
     ),
     "heads convert": (
-        ("for vLLM", "treeopt heads convert heads --to vllm -o heads-vllm"),
+        ("for vLLM", "treeopt heads convert heads --for vllm -o heads-vllm"),
         (
             "with the LM head of the base model",
-            "treeopt heads convert heads --to tgi --model Qwen/Qwen3-0.6B --with-lm-heads -o heads-tgi",
+            "treeopt heads convert heads --for tgi --model Qwen/Qwen3-0.6B --with-lm-heads -o heads-tgi",
         ),
     ),
     "list": (

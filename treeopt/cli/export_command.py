@@ -25,12 +25,16 @@ _SUFFIXES = {"sequoia": (".pt", ".json")}  # of formats that are more than one
 
 @command("export")
 @click.argument("tree", required=False)
-@click.option("--to", type=click.Choice(list(ENGINES | SETTINGS)), required=True, help="The engine, or the format.")
+@click.option(
+    "--for", "to", type=click.Choice(list(ENGINES | SETTINGS)), required=True, help="The engine, or the format."
+)
 @click.option("--calibration", help="Settings, not a tree: traces, from `treeopt calibrate`.")
 @click.option("--profile", help="Settings: times of steps, from `treeopt profile`.")
-@click.option("--drafts", type=click.IntRange(min=1), help="Settings: length of the chain [default: the fastest].")
+@click.option(
+    "--chain-length", "drafts", type=click.IntRange(min=1), help="Settings: length of the chain [default: the fastest]."
+)
 @click.option("--nodes", type=click.IntRange(min=2), help="Settings: size of the dynamic tree, root counted.")
-@click.option("--compare", help="Settings: acceptance that the engine measured, JSON or metrics.")
+@click.option("--measured", "compare", help="Settings: acceptance that the engine measured, JSON or metrics.")
 @click.option("-o", "--output", help="A file [default: standard output]; sequoia: .pt or .json.")
 @force_option
 def run(console: Console, tree: str | None, to: str, output: str | None, force: bool, **options: Any) -> None:
@@ -54,7 +58,7 @@ def run(console: Console, tree: str | None, to: str, output: str | None, force: 
     """
     if tree is None and options["calibration"] is not None:
         if to not in SETTINGS:
-            raise click.UsageError(f"--to {to} writes a tree: give TREE in place of --calibration.")
+            raise click.UsageError(f"--for {to} writes a tree: give TREE in place of --calibration.")
         _check_taken(to, options)
         export_settings(console, to, output, {**options, "force": force})
         return
@@ -64,7 +68,7 @@ def run(console: Console, tree: str | None, to: str, output: str | None, force: 
     if given:
         raise click.UsageError(f"{given[0]} is for settings, which need no TREE.")
     if to not in ENGINES:
-        raise click.UsageError(f"--to {to} takes no fixed tree: give --calibration in place of TREE.")
+        raise click.UsageError(f"--for {to} takes no fixed tree: give --calibration in place of TREE.")
     _export_tree(console, tree, to, output, force)
 
 
@@ -75,11 +79,11 @@ def _check_taken(to: str, options: Mapping[str, Any]) -> None:
     """Refuse a length or a size that the engine does not take."""
     known = SETTINGS[to]
     if options["drafts"] is not None and known.chains is None:
-        raise click.UsageError(f"--to {to} takes a tree, no length: --nodes in place of --drafts.")
+        raise click.UsageError(f"--for {to} takes a tree, no length: --nodes in place of --chain-length.")
     if options["nodes"] is not None and known.trees is None:
-        raise click.UsageError(f"--to {to} takes a length, no tree: --drafts in place of --nodes.")
+        raise click.UsageError(f"--for {to} takes a length, no tree: --chain-length in place of --nodes.")
     if options["drafts"] is not None and options["nodes"] is not None:
-        raise click.UsageError("--drafts is of a chain and --nodes of a tree: give one of them.")
+        raise click.UsageError("--chain-length is of a chain and --nodes of a tree: give one of them.")
 
 
 def _export_tree(console: Console, tree: str, to: str, output: str | None, force: bool) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def export_settings(console: Console, to: str, output: str | None, options: Mapping[str, Any]) -> None:
-    """Print or write the settings of an engine, with what replay promises and, with --compare, what it measured."""
+    """Print or write the settings of an engine, with what replay promises and, with --measured, what it measured."""
     from treeopt.files.calibrations import load_calibration
     from treeopt.files.profiles import load_profile
 

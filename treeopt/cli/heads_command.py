@@ -49,14 +49,18 @@ def show(console: Console, heads: str) -> None:
         if name != "converts":
             console.say(f"{name:14} {'not known (--model)' if value is None else value}")
     for name, why in described["converts"].items():
-        console.say(f"--to {name:9} {'no: ' + why if why else 'yes'}")
+        console.say(f"--for {name:9} {'no: ' + why if why else 'yes'}")
     console.result(described)
 
 
 @make_command("convert")
 @click.argument("heads")
 @click.option(
-    "--to", type=click.Choice(list(HEAD_READERS)), required=True, help="The layout; docs/engines.md lists its readers."
+    "--for",
+    "to",
+    type=click.Choice(list(HEAD_READERS)),
+    required=True,
+    help="The layout; docs/engines.md lists its readers.",
 )
 @click.option("--model", help="Base model: folder or hub name [default: the one in the heads' config].")
 @click.option("--with-lm-heads", is_flag=True, help="Write the base's LM head for each head, where they share it.")

@@ -13,7 +13,7 @@ from treeopt.cli.console import Console
 from treeopt.cli.early_checks import check_apart
 from treeopt.cli.following import NO_PROCESSES, is_one_of_several
 from treeopt.cli.inputs import INPUT_OPTIONS, several
-from treeopt.defaults import CALIBRATION_FILE
+from treeopt.defaults import CALIBRATION_FILE, DEFAULT_TOP_K
 from treeopt.files.bundled import POCKET
 
 if TYPE_CHECKING:
@@ -199,6 +199,30 @@ def say_prompts(console: Console, prompts: PromptSet) -> None:
     """Print the number of prompts, their name and their sha256."""
     console.note(f"prompts  {len(prompts.prompts)} of {prompts.name}  (sha256 {prompts.sha256[:12]})")
 
+
+def step_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The batch and the context at which steps are priced by a profile."""
+    count = click.IntRange(min=1)
+    for option in (
+        click.option("--context", type=count, help="Context of the profile [default: its longest]."),
+        click.option("--batch-size", "batch", type=count, default=1, show_default=True, help="Batch of the profile."),
+    ):
+        function = option(function)
+    return function
+
+
+def max_rank_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--max-rank R` of commands that build trees, for `ranks_of`."""
+    text = f"Largest rank of a level [default: {DEFAULT_TOP_K - 1}]; 9 for engines that draft ten."
+    return click.option("--max-rank", type=click.IntRange(min=0), help=text)(function)
+
+
+def ranks_of(options: Mapping[str, Any]) -> int:
+    """K, the ranks of a level that trees are built from."""
+    return DEFAULT_TOP_K if options["max_rank"] is None else int(options["max_rank"]) + 1
+
+
+HOLDOUT_HELP = "Texts held out of the fit, by which the result is judged."  # of build and train
 
 calibration_option = click.option(
     "--calibration", default=CALIBRATION_FILE, show_default=True, help="Traces, from `treeopt calibrate`."

@@ -49,7 +49,7 @@ _POINT = ("nodes", "batch", "context", "seconds", "overhead", "speedup")
     help="eager moves the scores through memory, as in the paper; flash does not.",
 )
 @numbers_option("--nodes", default=[_POWERS], show_default=True, help="Sizes, root counted; 1 is always included.")
-@numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
+@numbers_option("--batch-size", "batch", default=["1"], show_default=True, help="Texts decoded together.")
 @numbers_option("--context", default=["1024"], show_default=True, help="Tokens in the cache of each text.")
 @click.option("--heads", help="Medusa heads whose sizes count: folder, weights file or hub name.")
 @click.option("--num-heads", type=click.IntRange(min=1), help="Or the number of Medusa heads [default: none].")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     show_default=True,
 )
 @numbers_option("--context", help=f"Tokens in the cache [default: {PROFILE_CONTEXT}, or the maximum of the model].")
-@numbers_option("--batch", default=["1"], show_default=True, help="Texts decoded together.")
+@numbers_option("--batch-size", "batch", default=["1"], show_default=True, help="Texts decoded together.")
 @drafter_file_option("Time the trees of this drafter file [default: the guesses of the heads].")
 @draft_option
 @click.option(

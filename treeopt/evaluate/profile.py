@@ -196,7 +196,7 @@ def _check_numbers(nodes: Sequence[int], contexts: Sequence[int], batches: Seque
             check_counts(**{name: number})
     if max(batches) > MOST_BATCH:
         what = f"a batch of {max(batches)} texts does not fit into any memory"
-        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch")
+        raise TreeoptError(Code.OUT_OF_MEMORY, what, fix="a smaller --batch-size")
 
 
 def _trees(base: Base, heads: MedusaHeads | None, nodes: Sequence[int], record: Drafter | None) -> list[Tree]:

@@ -119,7 +119,7 @@ def convert_heads(
     """
     why = refusal(heads, to, with_lm_heads=with_lm_heads)
     if why:
-        fix = "--with-lm-heads" if to == "tgi" and heads.lm_head is None else "another --to"
+        fix = "--with-lm-heads" if to == "tgi" and heads.lm_head is None else "another engine in --for"
         raise TreeoptError(Code.HEADS_NOT_EXPORTABLE, f"these heads cannot be written for {to}", why=why, fix=fix)
     if to in ("medusa", "tgi") and base_name is None:
         what = f"the config for {to} names the base model, which the heads' own config does not"

@@ -31,7 +31,7 @@ from treeopt.optimize.chains import (
 from treeopt.optimize.replay import Replay
 
 EXACT, ESTIMATE, OTHER_DRAFTER = "exact", "estimate", "other drafter"
-_NO_LENGTH = "the fastest length needs seconds per step: --profile, or give the length with --drafts"
+_NO_LENGTH = "the fastest length needs seconds per step: --profile, or give the length with --chain-length"
 _NO_SIZE = "the fastest size needs seconds per step: --profile, or give the size with --nodes"
 _NO_GAIN = "no length is faster than decoding without drafts on this machine"
 _SCHEDULE = "draft_len_schedule begins with its greatest length, so none is above that of the smallest batch"
@@ -136,7 +136,7 @@ def engine_settings(
     if drafts is not None and drafts >= len(chains):
         what = f"a chain of {drafts} drafts cannot be replayed"
         why = f"the calibration has {calibration.num_heads} levels, and chains have 16 drafts at most"
-        raise TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--drafts {drafts}", why=why)
+        raise TreeoptError(Code.TREE_TOO_DEEP, what, at=f"--chain-length {drafts}", why=why)
     found = SETTINGS_OF[engine](_EngineInput(calibration, profile, drafts, nodes))
     drafters = known.trees if nodes is not None or known.chains is None else known.chains
     assert drafters is not None
@@ -163,7 +163,7 @@ def promised(found: EngineSettings, calibration: Calibration, drafts: int | None
     if not found.chain or drafts is None:
         if found.replay is None:
             what = "there is no promise to compare with: the engine's file and the options give no length"
-            raise TreeoptError(Code.PROFILE_INVALID, what, fix="--profile, --drafts or --nodes")
+            raise TreeoptError(Code.PROFILE_INVALID, what, fix="--profile, --chain-length or --nodes")
         return found.replay
     if not 1 <= drafts < len(found.chains):
         what = f"the engine made {drafts} drafts a step, and chains are replayed to {len(found.chains) - 1}"
@@ -222,7 +222,7 @@ def _vllm(given: _EngineInput) -> EngineSettings:
         return found
     if "method" not in found.settings:
         found.underived["method"] = "the calibration is of a drafter that vLLM does not have"
-    found.underived["model"] = "the folder of the heads (`treeopt heads convert --to vllm`), or the draft model"
+    found.underived["model"] = "the folder of the heads (`treeopt heads convert --for vllm`), or the draft model"
     if not by_batch:
         found.underived[table] = "vLLM drafts one length for all batches with Medusa heads (0.32)"
     elif not given.several:

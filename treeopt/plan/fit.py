@@ -86,7 +86,7 @@ def fit_efficiency(sources: Sequence[MeasuredSteps]) -> EfficiencyFit:
     steps = _Steps.of(sources)
     if len(steps.seconds) < FEWEST_POINTS:
         what = f"{len(steps.seconds)} measured steps are too few to fit {len(vars(Efficiency()))} numbers"
-        raise shape_error(what, fix="treeopt profile with more --sizes, --batch or --context")
+        raise shape_error(what, fix="treeopt profile with more --sizes, --batch-size or --context")
     efficiency = _fit(steps)
     points = [(source.model.shape.name, point) for source in sources for point in source.profile.points]
     folds: dict[str, list[str | None]] = {
